@@ -1,6 +1,6 @@
 """Swarm search, combination and comparison of language models.
 
-In Python: `from swarm import Pool, evaluate, search`; docs/python.md has all of it on one page.
+In Python: `from swarm import Pool, evaluate, search`; docs/python.md documents the API.
 """
 
 import sys
@@ -35,16 +35,16 @@ __all__ = list(PUBLIC_NAMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Found when it is asked for, so that a script pays for what it uses alone."""
+    """Import public names lazily, so that a script pays only for what it uses."""
     if name not in PUBLIC_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(PUBLIC_NAMES[name]), name)
 
 
 class _SwarmPackage(ModuleType):
-    """This package, in which the functions `search` and `evaluate` win over their entries' modules.
+    """This package, in which the functions `search` and `evaluate` override the entries' modules.
 
-    Importing swarm.search or swarm.evaluate would bind the module to the name on its package.
+    Importing swarm.search or swarm.evaluate would otherwise bind the module to the name.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

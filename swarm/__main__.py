@@ -16,12 +16,12 @@ from swarm.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class CommandInfo:
-    """An entry of the package, as the first line of its module tells it.
+    """An entry of the package, parsed from the first line of its module's docstring.
 
     Attributes:
-        name: As in `python -m swarm.NAME`.
-        about: What it does.
-        example: A command line.
+        name: Name as in `python -m swarm.NAME`.
+        about: Its description.
+        example: An example command line.
     """
 
     name: str
@@ -30,7 +30,7 @@ class CommandInfo:
 
 
 def list_commands() -> list[CommandInfo]:
-    """Every module that can be run, by name; none of them is imported."""
+    """Return every runnable module, by name, without importing them."""
     files = {path.stem: path for path in PACKAGE_FOLDER.glob("*.py") if path.stem != "__main__"}
     files |= {path.parent.name: path for path in PACKAGE_FOLDER.glob("*/__main__.py")}
     found = []
@@ -44,7 +44,7 @@ def list_commands() -> list[CommandInfo]:
 
 
 def format_command_list() -> str:
-    """What `python -m swarm` prints."""
+    """Return the output of `python -m swarm`."""
     every = list_commands()
     wide = max(len(one.name) for one in every)
     lines = [f"  {one.name:<{wide}}  {one.about}\n  {'':<{wide}}  {one.example}" for one in every]
@@ -62,10 +62,10 @@ def format_command_list() -> str:
 
 
 def run_command(words: Sequence[str]) -> None:
-    """Do what the words say.
+    """Run a command line.
 
     Raises:
-        UserError: There is no such command, or no completion for a shell.
+        UserError: Unknown command, or no completion for the shell.
     """
     first = words[0] if words else "--help"
     if first in ("-h", "--help"):
@@ -90,7 +90,7 @@ def run_command(words: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line."""
+    """Run the command line; a user's mistake is reported in one line."""
     try:
         run_command(sys.argv[1:])
     except UserError as error:

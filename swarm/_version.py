@@ -1,3 +1,3 @@
-"""The version of the package; a module alone, so that no other has to import the package."""
+"""The version of the package; in a separate module to avoid importing the package."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""See and prune the answers that are kept: python -m swarm.cache info."""
+"""Show and prune the cached answers: python -m swarm.cache info."""
 
 import argparse
 import re
@@ -20,14 +20,14 @@ examples:
   python -m swarm.cache prune --larger-than 1GB
 """
 UNKNOWN_MODEL = "unknown"
-"""How answers are called of which no model was written down."""
+"""Label of answers stored without a model name."""
 
 SECONDS_PER_UNIT = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 BYTES_PER_UNIT = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command-line parser."""
     described = "Answers of models that were paid for once are kept in one SQLite file."
     made = RaisingParser(
         prog="python -m swarm.cache",
@@ -76,12 +76,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in "30d", "12h", "45m" or "2w"."""
+    """Return the seconds in "30d", "12h", "45m" or "2w"."""
     return _parse_quantity(text, SECONDS_PER_UNIT, "a duration such as 30d, 12h, 45m or 2w")
 
 
 def parse_size(text: str) -> int:
-    """Bytes in "1GB", "500MB" or "0"."""
+    """Return the bytes in "1GB", "500MB" or "0"."""
     return int(_parse_quantity(text, BYTES_PER_UNIT, "a size such as 1GB, 500MB or 200kB"))
 
 
@@ -93,7 +93,7 @@ def _parse_quantity(text: str, units: dict[str, int], wanted: str) -> float:
 
 
 def print_info(cache: Cache) -> None:
-    """Say where the file is, and how much it holds of which model."""
+    """Print the path of the cache file, and its contents by model."""
     parts = kept.stats_by_label(cache)
     print(
         f"{cache.path}: "
@@ -110,10 +110,10 @@ def print_info(cache: Cache) -> None:
 
 
 def prune_cache(cache: Cache, arguments: argparse.Namespace) -> None:
-    """Remove what the arguments name, and say what that was.
+    """Remove the entries selected by the arguments, and print a summary.
 
     Raises:
-        UserError: There is no answer of the model that is named.
+        UserError: There is no answer of the named model.
     """
     which = _select_entries(cache, arguments)
     all_of_them = kept.count_entries(cache, kept.ALL_ENTRIES)
@@ -160,13 +160,13 @@ def _format_date(moment: float | None) -> str:
 
 
 def normalize_option(word: str) -> str:
-    """An option by its one spelling: `--dry_run` is as good as `--dry-run`."""
+    """Return an option with hyphens: `--dry_run` is accepted as `--dry-run`."""
     name, equals, value = word.partition("=")
     return (name.replace("_", "-") + equals + value) if word.startswith("--") else word
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; ends the process with one line where something is wrong."""
+    """Run the command line; errors are reported in one line."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
         given = build_parser().parse_args([normalize_option(word) for word in words])

@@ -1,6 +1,7 @@
 """Methods on the same budget: python -m swarm.compare_methods task=nlgraph_mini seeds=3 budget=100.
 
-Every search is a process of its own; all share their answers, and each is charged for its own.
+Every search runs in a separate process; all share a score cache, but each is charged for its own
+prompts.
 """
 
 import json
@@ -35,7 +36,7 @@ from swarm.studies import (
 COMPARISON_KEYS = ("methods", "seeds", "budget")
 
 SUITE_KEYS = ("suite", "seeds", "only", "hours", "parallel", "keep", "results")
-"""Keys of a study; all other words are a search's, but for folder= and dry_run=."""
+"""Keys of a study; all other arguments are a search's, except folder= and dry_run=."""
 
 ENSEMBLE_OVERRIDES = {
     "vote": ["candidate=vote"],
@@ -44,11 +45,13 @@ ENSEMBLE_OVERRIDES = {
     "route": ["candidate=route"],
     "data_merge": ["candidate=adapter"],
 }
-"""Methods that search nothing: all experts answer together (docs/evaluate.md), once. "data_merge"
-is one adapter, trained on the data of all experts (`swarm.experts train --merged`)."""
+"""Methods without a search: all experts answer together, once (docs/evaluate.md).
+
+"data_merge" is one adapter, trained on the data of all experts (`swarm.experts train --merged`).
+"""
 
 EVALUATION_KEYS = ("task", "model", "pool", "engine", "reward", "tracker")
-"""What such a method takes of a command line."""
+"""Configuration groups that such a method takes from a command line."""
 
 HELP_TEXT = """\
 Search with several methods on the same budget, and tell what became of it.
@@ -75,8 +78,8 @@ class ComparedMethod:
     """One method of a comparison.
 
     Attributes:
-        name: As the command line has it.
-        searches: One a seed; none for an ensemble.
+        name: Name as on the command line.
+        searches: One per seed; none for an ensemble.
         words: An ensemble's command line; else none.
     """
 
@@ -87,15 +90,15 @@ class ComparedMethod:
 
 @dataclass(frozen=True, slots=True)
 class MethodComparison:
-    """What a command line asks for.
+    """A comparison described by a command line.
 
     Attributes:
-        folder: Where the searches lie.
-        methods: All of them, in order.
-        budget: Positions that each search may evaluate.
-        dry_run: Only say what would be done.
-        config: Of a search, without what a method adds to it.
-        experts: What ensembles are made of: the pool's own, no rows that it makes.
+        folder: Folder of the searches.
+        methods: All methods, in order.
+        budget: Number of positions that each search may evaluate.
+        dry_run: Only print what would be done.
+        config: Configuration of a search, without a method's additions.
+        experts: Members of ensembles: the pool's experts, without synthetic rows.
     """
 
     folder: Path
@@ -107,10 +110,10 @@ class MethodComparison:
 
 
 def parse_comparison(arguments: Sequence[str]) -> MethodComparison:
-    """The comparison that a command line describes; nothing heavy is loaded.
+    """Parse the comparison described by a command line, without loading models.
 
     Raises:
-        UserError: A value is not allowed; Hydra raises errors of its own.
+        UserError: A value is not allowed; Hydra raises its own errors.
     """
     own = [word for word in arguments if word.partition("=")[0] in COMPARISON_KEYS]
     passed = [word for word in arguments if word not in own]
@@ -142,13 +145,13 @@ def parse_comparison(arguments: Sequence[str]) -> MethodComparison:
 
 
 def _evaluation_overrides(name: str, passed: Sequence[str]) -> tuple[str, ...]:
-    """The command line of an ensemble's evaluation, as far as it is known."""
+    """Return the command line of an ensemble's evaluation, without its folder and experts."""
     own = [word for word in passed if re.split(r"[.=@]", word.lstrip("+~"))[0] in EVALUATION_KEYS]
     return (*own, *ENSEMBLE_OVERRIDES[name])
 
 
 def _build_searches(name: str, passed: list[str], folder: Path, mine: dict[str, Any]) -> list[Any]:
-    """A method's search with each seed; what it may cost is not yet in it."""
+    """Return a method's search for each seed; its prompt budget is set later."""
     optimizer, *more = name.split()
     if any("=" not in word for word in more) or "=" in optimizer:
         raise UserError(f"methods: {name!r} must be an optimizer and keys of a search (KEY=VALUE)")
@@ -165,11 +168,11 @@ def _build_searches(name: str, passed: list[str], folder: Path, mine: dict[str, 
 
 
 def set_prompt_budgets(one: MethodComparison) -> MethodComparison:
-    """The comparison with every search's budget in prompts: positions x dev items.
+    """Return the comparison with every search's budget in prompts: positions x dev items.
 
     Raises:
-        UserError: A search cannot be run, or its pool alone takes more than the budget; or nobody
-            can vote on the task's answers.
+        UserError: A search is invalid, its pool alone exceeds the budget, or the task's answers do
+            not allow voting.
     """
     made, experts = [], _voting_experts(one) if any(m.words for m in one.methods) else ()
     for method in one.methods:
@@ -190,7 +193,7 @@ def set_prompt_budgets(one: MethodComparison) -> MethodComparison:
 
 
 def _voting_experts(one: MethodComparison) -> tuple[str, ...]:
-    """Who answers together, once it was seen that those who are to vote can."""
+    """Return the experts of ensembles, after checking that they can vote if required."""
     run, _ = build_run(OmegaConf.create(unresolved(one.config)))
     if voting := [method.name for method in one.methods if "candidate=vote" in method.words]:
         methods.check_votes(voting[0], run.task)
@@ -199,11 +202,11 @@ def _voting_experts(one: MethodComparison) -> tuple[str, ...]:
 
 
 def run_comparison(one: MethodComparison) -> None:
-    """Run all searches that have not ended, then write and print the table.
+    """Run all unfinished searches, then write and print the table.
 
     Raises:
-        UserError: An input is wrong, or a search failed: what is done is kept. Or an ensemble
-            failed: the table is there, without it.
+        UserError: An input is invalid, or a search failed (finished work is saved), or an ensemble
+            failed (the table is written without it).
     """
     one = set_prompt_budgets(one)
     todo = [search for method in one.methods for search in method.searches]
@@ -237,7 +240,7 @@ def run_comparison(one: MethodComparison) -> None:
 
 
 def _run_search(search: subprocess_runs.SearchProcess, lock: int) -> None:
-    """Run one search and add the time it took to its folder.
+    """Run one search and store its duration in its folder.
 
     Raises:
         UserError: It failed.
@@ -256,10 +259,10 @@ def _run_search(search: subprocess_runs.SearchProcess, lock: int) -> None:
 def _evaluate_ensemble(
     method: ComparedMethod, one: MethodComparison, start: Path | None
 ) -> str | None:
-    """Ask an ensemble the test items; what it has answered is read. Gives what went wrong.
+    """Evaluate an ensemble on test, reusing stored answers; return an error message or `None`.
 
     Args:
-        start: A finished search with the experts' dev answers; `None` asks dev now.
+        start: A finished search with the experts' dev answers; `None` scores dev now.
     """
     folder = one.folder / method.name
     print(f"{folder}: evaluates, or reads", file=sys.stderr)
@@ -282,7 +285,7 @@ def _evaluate_ensemble(
 
 
 def _merged(one: MethodComparison) -> tuple[Path, str | None]:
-    """The adapter that is trained on all experts' data, and what went wrong; once, then kept."""
+    """Return the adapter trained on all experts' data, and an error message; trained only once."""
     target = one.folder / "data_merge_adapter"
     if (target / "adapter_model.safetensors").is_file():
         return target, None
@@ -303,12 +306,12 @@ def _merged(one: MethodComparison) -> tuple[Path, str | None]:
 
 
 def run_suite(arguments: Sequence[str]) -> None:
-    """Run what is missing of a study, then write and print its analysis.
+    """Run the missing parts of a study, then write and print its analysis.
 
     Raises:
-        UserError: A value is not allowed, or a part failed: all other results are there.
+        UserError: A value is not allowed, or a part failed; all other results are written.
     """
-    # For Hydra suite=small would be an option of the group conf/suite/.
+    # Hydra would take suite=small for an option of the group conf/suite/.
     own = [word for word in arguments if word.partition("=")[0] in SUITE_KEYS[1:]]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         mine: Any = OmegaConf.to_container(compose("compare_methods", overrides=own))
@@ -353,7 +356,7 @@ def run_suite(arguments: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Read the command line and compare."""
+    """Parse the command line and run the comparison."""
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
         print(HELP_TEXT + (conf_folder() / "compare_methods.yaml").read_text(), end="")

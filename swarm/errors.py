@@ -1,13 +1,13 @@
-"""The one exception that is meant for people."""
+"""Exceptions that are shown to users."""
 
 from swarm._util.terminal import escape_control_chars
 
 
 class UserError(Exception):
-    """A mistake the user can mend; entries print it as one line and exit with `code`.
+    """A mistake the user can fix; entries print it as one line and exit with `code`.
 
-    Say which key or file it is about, what is allowed there and what to do. Control characters,
-    which a file's name or a service's words may hold, become visible.
+    The message should name the key or file, the allowed values and the remedy. Control characters,
+    which file names or responses of services may contain, are made visible.
     """
 
     def __init__(self, message: str, code: int = 1) -> None:
@@ -16,10 +16,10 @@ class UserError(Exception):
 
 
 class NotFinite(UserError):
-    """Numbers of a model that are NaN or infinite, so that what it answers means nothing.
+    """A model produced NaN or infinite numbers, so that its answers are meaningless.
 
     Attributes:
-        position: Which of the positions that were asked.
+        position: Index of the position in the request.
         what: "weights" or "activations".
     """
 
@@ -31,24 +31,21 @@ class NotFinite(UserError):
         self.position, self.what = position, what
 
 
-# Mistakes in how an experiment is set up.
-
-
 class InvalidArgument(UserError, ValueError):
-    """An argument has a value that it cannot have."""
+    """An argument has an invalid value."""
 
 
 def missing_extra_error(error: ImportError) -> UserError:
-    """What to tell of a library of the extra that is not installed."""
+    """Return the error for a missing library of the optional dependencies."""
     return UserError(f"{error.name} is missing: pip install 'model-swarms[compare]' brings it")
 
 
 class NoClientForModel(UserError):
-    """No endpoint that is known has a model of this name.
+    """No known endpoint has a model of this name.
 
     Attributes:
-        lasting: Whether it holds for this process: looking again would take long, or change
-            nothing as long as the settings are the same.
+        lasting: Whether the failure persists in this process: retrying would be slow, or useless as
+            long as the settings are unchanged.
     """
 
     lasting = True

@@ -1,4 +1,4 @@
-"""Play a task with any model: python -m swarm.evaluate task=gsm8k candidate=expert."""
+"""Evaluate any model on a task: python -m swarm.evaluate task=gsm8k candidate=expert."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from swarm.evaluation.evaluation import Evaluation
 
 ENTRY_KEYS = ("pool", "model", "engine", "reward")
-"""Keys that are no part of the evaluation: candidates and tasks refer to them."""
+"""Keys that are not part of the evaluation; candidates and tasks refer to them."""
 
 
 def build_evaluation(cfg: DictConfig) -> tuple["Evaluation", dict[str, Any]]:
-    """The evaluation that a composed configuration describes, and the configuration as values.
+    """Build the evaluation of a composed configuration; return it with the plain configuration.
 
     Raises:
         UserError: A value is not allowed; Hydra wraps it.
@@ -32,7 +32,7 @@ def build_evaluation(cfg: DictConfig) -> tuple["Evaluation", dict[str, Any]]:
 
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="evaluate")
 def main(cfg: DictConfig) -> float:
-    """Build what the configuration describes and run it; a sweeper gets the first utility."""
+    """Build and run the configured evaluation; returns the first utility, for a sweeper."""
     with one_line_errors(None):
         from swarm.evaluation.evaluation import format_result
 

@@ -4,10 +4,10 @@
     python -m swarm.fetch_data all
     python -m swarm.fetch_data --list
 
-They go into data/eval/, of the checkout or of the working folder.
-The files come from the repository BunsenFeng/model_swarm at one commit; their contents are under
-the licences of the data sets they were taken from. A mirror (a web server or a file:// folder that
-holds NAME.json) is named by --url or by $MODEL_SWARMS_DATA_URL.
+The files are written to data/eval/, of the checkout or of the working folder. They are from the
+repository BunsenFeng/model_swarm at a fixed commit; their contents are under the licences of the
+original data sets. A mirror (a web server or a file:// folder with NAME.json) is set by --url or by
+$MODEL_SWARMS_DATA_URL.
 """
 
 import argparse
@@ -26,15 +26,15 @@ TARGET = in_checkout("data/eval")
 COMMIT = "63e640401dc9cfa8fe9790b4fa7ba74451386fa1"
 URL = f"https://raw.githubusercontent.com/BunsenFeng/model_swarm/{COMMIT}/data/eval"
 LARGEST = 200 * 2**20
-"""Bytes after which a download cannot be one of these files."""
+"""Maximum size of a download in bytes; none of the files is larger."""
 
 
 class FetchError(Exception):
-    """A file could not be had; the message is one line."""
+    """A file could not be fetched; the message is one line."""
 
 
 def pinned(sums: Path | None = None) -> dict[str, str]:
-    """The SHA-256 of every file, by name without ".json"; from data/SHA256SUMS by default."""
+    """Return the SHA-256 of every file, by name without ".json"; default: data/SHA256SUMS."""
     if sums is None:
         sums = next(
             p
@@ -46,22 +46,22 @@ def pinned(sums: Path | None = None) -> dict[str, str]:
 
 
 def digest(content: bytes) -> str:
-    """The SHA-256 in hexadecimal."""
+    """Return the SHA-256 in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def state(path: Path, expected: str) -> str:
-    """ "absent", "present" or "different"."""
+    """Return "absent", "present" or "different"."""
     if not path.exists():
         return "absent"
     return "present" if digest(path.read_bytes()) == expected else "different"
 
 
 def download(url: str, timeout: float) -> bytes:
-    """The bytes at `url`; `timeout` is the longest silence, in seconds.
+    """Return the bytes at `url`; `timeout` is the maximum time without data, in seconds.
 
     Raises:
-        FetchError: There is no connection or no such file, or it breaks off.
+        FetchError: There is no connection or no such file, or the transfer is interrupted.
     """
     try:
         with urllib.request.urlopen(url, timeout=timeout) as response:
@@ -81,7 +81,7 @@ def download(url: str, timeout: float) -> bytes:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -92,11 +92,11 @@ def write(path: Path, content: bytes) -> None:
 
 
 def fetch(name: str, expected: str, folder: Path, url: str, timeout: float) -> str:
-    """Put one file into `folder`, unless it is there; what was done, in a few words.
+    """Fetch one file into `folder`, unless present; return a short status.
 
     Raises:
-        FetchError: The file cannot be had, what came is not the pinned file, or another file of
-            that name lies in its place.
+        FetchError: The file is unavailable or not the pinned one, or a different file of that name
+            exists.
     """
     path = folder / f"{name}.json"
     found = state(path, expected)
@@ -113,7 +113,7 @@ def fetch(name: str, expected: str, folder: Path, url: str, timeout: float) -> s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if every file is there, 1 if one cannot be had, 2 for a name that is not known."""
+    """Return 0 if every file is present, 1 if one is unavailable, 2 for an unknown name."""
     options = parser().parse_args(arguments)
     sums = pinned()
     if options.list:
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command-line parser."""
     made = argparse.ArgumentParser(
         description="Fetch evaluation files of Model Swarms, checked against pinned hashes."
     )

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from swarm.loop.run import Run
 
 ENTRY_KEYS = ("gpus", "dry_run", "reward")
-"""Keys that are no part of the run: they stand for keys deeper in the tree, or are read here."""
+"""Keys that are not part of the run: shortcuts for nested keys, or used here."""
 
 
 def build_run(cfg: DictConfig) -> tuple["Run", dict[str, Any]]:
-    """The run that a composed configuration describes, and the configuration as plain values.
+    """Build the run of a composed configuration; return it with the plain configuration.
 
     Raises:
         UserError: A value is not allowed; Hydra wraps it.
@@ -34,14 +34,14 @@ def build_run(cfg: DictConfig) -> tuple["Run", dict[str, Any]]:
 
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="search")
 def main(cfg: DictConfig) -> float:
-    """Build what the configuration describes and run it; the best utility goes to a sweeper."""
+    """Build and run the configured search; returns the best utility, for a sweeper."""
     from hydra.core.hydra_config import HydraConfig
 
     job = HydraConfig.get()
     with one_line_errors():
-        name = str(cfg.name)  # it may refer to what does not exist
+        name = str(cfg.name)  # may raise: the name may interpolate a missing key
         if "MULTIRUN" in str(job.mode):
-            # Jobs of a sweep share one clock: their names need more than the time.
+            # Jobs of a sweep start at the same time: make their names unique.
             if "group" in cfg.get("tracker", {}) and cfg.tracker.group is None:
                 cfg.tracker.group = name
             cfg.name = name = f"{name}_{job.job.num}"
@@ -69,14 +69,14 @@ def clean_hydra_files(job: Any) -> None:
 
 
 def resume_arguments(job: Any, name: str) -> list[str] | None:
-    """The command line that starts this search again, by Hydra's settings of it.
+    """Return the arguments that start this search again, from Hydra's settings.
 
     Returns:
-        `None` where the configuration is not that of this entry: a sweep's or a study's trial.
+        `None` if the configuration is not that of this entry: a sweep's or a study's trial.
     """
     if job.job.config_name != "search":
         return None
-    # Unresolved: a word may interpolate the environment.
+    # Unresolved, so that environment interpolations are not replaced by their values.
     given: Any = OmegaConf.to_container(job.overrides.task)
     words = [word for word in given if not word.lstrip("+").startswith("name=")]
     return [*words, f"name={name}"]

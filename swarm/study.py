@@ -25,13 +25,13 @@ arguments of python -m swarm.search."""
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A search to start from, and where those that differ from it lie.
+    """A full search, and the location of its variants.
 
     Attributes:
         base: The configuration of the search, "full" in the tables.
-        folder: Where the others lie.
-        seeds: How many seeds each is run with: its own and the next ones.
-        locks: What keeps other studies out, for the searches to keep as well.
+        folder: Folder of the variants.
+        seeds: Number of seeds per variant: the search's own and the following ones.
+        locks: Descriptors of the study's locks, inherited by the searches.
     """
 
     base: dict[str, Any]
@@ -40,7 +40,7 @@ class Study:
     locks: tuple[int, ...] = ()
 
     def run_full(self, number: int = 0) -> RunFolder:
-        """The search itself; with other seeds, the same in a folder of the study."""
+        """Run the full search; with other seeds, in the study's folder."""
         return (
             self.run_variant("full", {}, number)
             if number
@@ -48,7 +48,7 @@ class Study:
         )
 
     def run_variant(self, label: str, changes: Mapping[str, Any], number: int = 0) -> RunFolder:
-        """The search with some keys changed, with one of the seeds."""
+        """Run the search with some keys changed, with one of the seeds."""
         seed = self.base["seed"] + number
         place = {"folder": str(self.folder), "name": f"{label}_seed{seed}", "seed": seed}
         return self._run_search(
@@ -58,11 +58,11 @@ class Study:
         )
 
     def run_variant_seeds(self, label: str, changes: Mapping[str, Any]) -> list[RunFolder]:
-        """The search with some keys changed, with every seed."""
+        """Run the search with some keys changed, with every seed."""
         return [self.run_variant(label, changes, number) for number in range(self.seeds)]
 
     def run_full_seeds(self) -> list[RunFolder]:
-        """The search itself, with every seed."""
+        """Run the full search with every seed."""
         return [self.run_full(number) for number in range(self.seeds)]
 
     def _run_search(self, search: subprocess_runs.SearchProcess) -> RunFolder:
@@ -76,10 +76,10 @@ class Study:
 
 
 def build_study(words: Sequence[str], kind: str, seeds: int) -> Study:
-    """The study of a run folder, or of the arguments of a search.
+    """Return the study of a run folder, or of the arguments of a search.
 
     Raises:
-        UserError: The words are neither, or this kind of study does not fit the search.
+        UserError: The words are neither, or this kind of study does not apply to the search.
     """
     first = Path(words[0])
     if seeds < 1:
@@ -121,7 +121,7 @@ def _load_overrides(path: Path) -> dict[str, Any]:
 
 
 def run_diversity(one: Study, given: argparse.Namespace) -> list[StudyRow]:
-    """The search over some of the experts, each as often as makes a pool of the same size."""
+    """The search over some of the experts, each repeated to make a pool of the same size."""
     whole = one.run_full_seeds()
     experts = whole[0].experts
     count = len(experts)
@@ -136,7 +136,8 @@ def run_diversity(one: Study, given: argparse.Namespace) -> list[StudyRow]:
             pool = _link_copies(one, chosen, count, one.folder / "pools" / f"{distinct}_{number}")
             changes: dict[str, Any] = {"pool": {"folder": str(pool), "experts": None}}
             if distinct == 1:
-                # All differences of positions are 0 in weights: nothing can move.
+                # With copies of one expert all differences of positions are 0 in weights: nothing
+                # can move.
                 changes["optimizer"] = {"max_iterations": 1}
             changes |= _scale_overrides(one, whole[0])
             runs.append(one.run_variant(f"distinct_{distinct}", changes, number))
@@ -145,7 +146,7 @@ def run_diversity(one: Study, given: argparse.Namespace) -> list[StudyRow]:
 
 
 def _link_copies(one: Study, chosen: Sequence[str], count: int, pool: Path) -> Path:
-    """A folder of links to some experts, `count` in all, as equally often as can be."""
+    """Create a folder of `count` links to some experts, as equally often as possible."""
     source = find_path(one.base["pool"]["folder"]).resolve()
     pool.mkdir(parents=True, exist_ok=True)
     for number in range(count):
@@ -171,10 +172,10 @@ def run_weak_to_strong(one: Study, given: argparse.Namespace) -> list[StudyRow]:
 
 
 def _scale_overrides(one: Study, full: RunFolder) -> dict[str, Any]:
-    """The keys that keep a task's measured scale the same over other experts.
+    """Return overrides that fix a task's calibrated scale for runs with other experts.
 
     Raises:
-        UserError: The task cannot be told its scale.
+        UserError: The task has no keys for its scale.
     """
     scale = full.scale
     if scale is None:
@@ -188,7 +189,7 @@ def _scale_overrides(one: Study, full: RunFolder) -> dict[str, Any]:
 
 
 def check_expert_counts(option: str, values: Sequence[int], experts: int, rest: int) -> None:
-    """Whether every number of experts leaves so many of the pool's, the `rest`.
+    """Check that every number of experts leaves at least `rest` of the pool's.
 
     Raises:
         UserError: One does not, or none can.
@@ -209,7 +210,7 @@ STUDY_KINDS = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line: one sub-command a study."""
+    """Return the command-line parser, with one sub-command per study."""
     made = CommandParser(prog="python -m swarm.study", description=__doc__, epilog=HELP_EPILOG)
     commands = made.add_subparsers(dest="command", required=True)
     numbers = {"diversity": "distinct", "weak_to_strong": "without"}

@@ -1,6 +1,6 @@
-"""Search again and again with drawn hyper-parameters: python -m swarm.sweep trials=10 task=nlgraph.
+"""Repeated search with random hyper-parameters: python -m swarm.sweep trials=10 task=nlgraph.
 
-Every trial is a process of its own, so that its GPU memory is free again when the next begins.
+Every trial runs in a separate process, so that its GPU memory is released before the next starts.
 """
 
 import random
@@ -38,12 +38,12 @@ A key that is set is not drawn. `python -m swarm.search --help` lists all other 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a command line asks for.
+    """A sweep described by a command line.
 
     Attributes:
-        folder: Where the trials lie.
-        trials: All of them, in order.
-        dry_run: Only say what would be done.
+        folder: Folder of the trials.
+        trials: All trials, in order.
+        dry_run: Only print what would be done.
     """
 
     folder: Path
@@ -52,10 +52,10 @@ class Sweep:
 
 
 def parse_sweep(arguments: list[str]) -> Sweep:
-    """The sweep that a command line describes; nothing heavy is loaded.
+    """Parse the sweep described by a command line, without loading models.
 
     Raises:
-        UserError: A value is not allowed; Hydra raises errors of its own.
+        UserError: A value is not allowed; Hydra raises its own errors.
     """
     own = [word for word in arguments if _override_key(word).split(".")[0] in SWEEP_KEYS]
     passed = [word for word in arguments if word not in own]
@@ -75,12 +75,12 @@ def parse_sweep(arguments: list[str]) -> Sweep:
 
 
 def _override_key(word: str) -> str:
-    """The key that an argument sets: "optimizer.inertia" of "++optimizer.inertia=0.3"."""
+    """Return the key that an argument sets: "optimizer.inertia" of "++optimizer.inertia=0.3"."""
     return word.lstrip("+~").partition("=")[0]
 
 
 def _flatten_space(tree: Mapping[str, Any], path: str = "") -> dict[str, list[Any]]:
-    """The values to draw from, by dotted key."""
+    """Return the values to draw from, by dotted key."""
     if not isinstance(tree, Mapping):
         raise UserError(f"space={tree}: must be keys of a search, each with a list of values")
     found: dict[str, list[Any]] = {}
@@ -98,10 +98,11 @@ def _flatten_space(tree: Mapping[str, Any], path: str = "") -> dict[str, list[An
 def _build_trial(
     whole: DictConfig, folder: Path, space: Mapping[str, list[Any]], number: int
 ) -> Trial:
-    """A trial, which follows from the sweep's seed and its own number alone."""
+    """Build a trial, which depends only on the sweep's seed and its own number."""
 
     def key_random(key: str) -> random.Random:
-        # One generator a key: that another one is not drawn must not change this one's values.
+        # One generator per key, so that adding or removing a key does not change the others'
+        # values.
         return random.Random(f"{whole.seed}/{number}/{key}")
 
     drawn = {key: key_random(key).choice(values) for key, values in space.items()}
@@ -117,10 +118,11 @@ def _build_trial(
 
 
 def run_sweep(sweep: Sweep) -> int:
-    """Run all trials that have not ended; 1 if one failed.
+    """Run all unfinished trials; return 1 if one failed.
 
     Raises:
-        UserError: An input is wrong, or the folder holds another sweep; nothing has been written.
+        UserError: An input is invalid, or the folder contains another sweep; nothing has been
+            written.
     """
     first = OmegaConf.create(unresolved(sweep.trials[0].config))
     build_run(first)[0].check_inputs()
@@ -152,7 +154,7 @@ def _trial_title(sweep: Sweep, trial: Trial) -> str:
 
 
 def main() -> None:
-    """Read the command line, run the sweep and end the process: 0, or 1 if a trial failed."""
+    """Parse the command line, run the sweep and exit: 0, or 1 if a trial failed."""
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
         print(HELP_TEXT + (conf_folder() / "sweep.yaml").read_text(), end="")

@@ -1,1 +1,1 @@
-"""Helpers that know nothing of models and searches: command lines, files, the terminal."""
+"""Helpers independent of models and searches: command lines, files, the terminal."""

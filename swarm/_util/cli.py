@@ -1,4 +1,7 @@
-"""What every entry shares: lists of GPUs, errors in one line, exit codes."""
+"""Shared code of the command-line entries: Hydra errors in one line, signals, completion, help.
+
+Also contains the shell completion scripts and the examples of sub-commands' help.
+"""
 
 import argparse
 import logging
@@ -18,19 +21,19 @@ from swarm.errors import UserError
 
 
 def normalize_gpu_list(argument: str) -> str:
-    """`gpus=0,1,2` as the list Hydra wants; a comma alone would be a sweep."""
+    """Convert `gpus=0,1,2` to Hydra's list syntax; plain commas would be a sweep."""
     return re.sub(r"^gpus=(\d+(?:,\d+)*)$", r"gpus=[\1]", argument)
 
 
 def exit_with_error(error: Exception) -> NoReturn:
-    """End the process with one line that says what is wrong."""
+    """Print the error in one line and exit."""
     mistake = to_user_error(error)
     print(f"error: {mistake}", file=sys.stderr)
     sys.exit(mistake.code)
 
 
 def to_user_error(error: Exception) -> UserError:
-    """The user's mistake that an error came of; else Hydra's complaint as one."""
+    """Return the UserError that caused an error, else Hydra's message as one."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, UserError):
         cause = cause.__cause__ or cause.__context__
@@ -38,7 +41,7 @@ def to_user_error(error: Exception) -> UserError:
 
 
 def format_hydra_error(error: Exception) -> str:
-    """Hydra's own complaint, in one line."""
+    """Format Hydra's own error message in one line."""
     text = str(error)
     if found := re.search(
         r"Could not find '([^']+)'\s+Available options in '[^']+':(.*)", text, re.DOTALL
@@ -57,32 +60,32 @@ def format_hydra_error(error: Exception) -> str:
     found = re.search(r"Could not override '([^']+)'", text)
     if found and (meant := _suggest_key(found[1])):
         return f"Could not override '{found[1]}'; {meant} `--help` lists the keys"
-    if "'task." not in text:  # only a task of one's own may have keys that its yaml leaves out
+    if "'task." not in text:  # only custom tasks may have keys that their yaml omits
         text = re.sub(r" To append to your config use \S+$", "", text)
     text = re.sub(r" full_key: .*$", "", text)
     return text.rstrip(".") + "; `--help` lists the keys"
 
 
 def _suggest_assignment(word: str) -> str:
-    """What a word without "=" would be as KEY=VALUE, by the option that it is or nearly is."""
+    """Suggest KEY=VALUE for a word without "=", from the closest option."""
     options = {path.stem: path.parent.name for path in _list_option_files()}
     near = get_close_matches(word, options, 1)
     return f"{options[near[0]]}={near[0]} (KEY=VALUE)" if near else "KEY=VALUE"
 
 
 def _suggest_key(key: str) -> str:
-    """What a key that does not exist may stand for, as words; empty if none is like it."""
+    """Suggest an existing key for an unknown one; empty if none is similar."""
     if key == "wandb":
         return "write tracker=wandb, tracker=wandb tracker.mode=offline, or nothing for none;"
     known = _known_keys()
     if key in known:
-        # A task of one's own may take it though its yaml leaves it out, which Hydra says.
+        # A custom task may accept it although its yaml omits it, as Hydra's message explains.
         return "" if key.startswith("task.") else f"it is a key of {' or '.join(known[key])};"
     heads: dict[str, dict[str, list[str]]] = {}
     for one in known:
         head, _, leaf = one.rpartition(".")
         heads.setdefault(head, {}).setdefault(leaf, []).append(one)
-        if one.count(".") < 2:  # one that is named by its last word alone
+        if one.count(".") < 2:  # match by the last component alone
             heads.setdefault("*", {}).setdefault(leaf, []).append(one)
     head, _, leaf = key.rpartition(".")
     for some in (*get_close_matches(head, heads, 1), "*"):
@@ -92,7 +95,7 @@ def _suggest_key(key: str) -> str:
 
 
 def _known_keys() -> dict[str, list[str]]:
-    """Every key of the entry that runs, and the options (group=option) that have it."""
+    """Return every key of the current entry, and the options (group=option) that have it."""
     import yaml
 
     found: dict[str, list[str]] = {}
@@ -105,7 +108,7 @@ def _known_keys() -> dict[str, list[str]]:
 
     for path in _list_option_files():
         group = path.parent.name
-        if group == "experiment":  # it sets keys of others
+        if group == "experiment":  # experiments set keys of other groups
             continue
         found.setdefault(group, [])
         place = "task.scorer." if group == "scorer" else f"{group}."
@@ -117,7 +120,7 @@ def _known_keys() -> dict[str, list[str]]:
 
 
 def _entry_config() -> Path:
-    """The configuration of the entry that runs; that of a search, where it has none of its own."""
+    """Return the configuration file of the current entry, by default that of a search."""
     module = Path(sys.argv[0])
     name = module.parent.name if module.stem == "__main__" else module.stem
     path = conf_folder() / f"{name}.yaml"
@@ -126,7 +129,7 @@ def _entry_config() -> Path:
 
 
 def _list_option_files() -> list[Path]:
-    """The options of that entry, in the order of its groups."""
+    """Return the option files of that entry, in the order of its groups."""
     import yaml
 
     defaults = yaml.safe_load(_entry_config().read_text(encoding="utf-8"))["defaults"]
@@ -135,15 +138,15 @@ def _list_option_files() -> list[Path]:
 
 
 class TerminationSignal(KeyboardInterrupt):
-    """The process was told to end (SIGTERM); what Ctrl-C leaves in order, it does too."""
+    """SIGTERM was received; handled with the same cleanup as Ctrl-C."""
 
 
 _stop_signals: list[KeyboardInterrupt] = []
-"""What has told this process to end."""
+"""Stop signals that this process received."""
 
 
 def handle_termination_signals() -> None:
-    """Take SIGTERM, which a scheduler or `kill` sends, as Ctrl-C is taken; exit code 143."""
+    """Handle SIGTERM (sent by a scheduler or `kill`) like Ctrl-C; exit code 143."""
 
     def raise_stop(number: int, _: object) -> NoReturn:
         _stop_signals.append(
@@ -159,11 +162,11 @@ def handle_termination_signals() -> None:
 
 @contextmanager
 def one_line_errors(name: str | None = "...") -> Iterator[None]:
-    """End the process with one line, not a traceback, where a user's mistake is raised inside.
+    """Replace the traceback of a user's mistake by one line, and exit.
 
     Args:
-        name: The run's, to go on with after Ctrl-C; empty: the command itself says which; `None`:
-            there is nothing to go on with.
+        name: The run's name for the resume hint after Ctrl-C; empty if the command itself prints
+            it; `None` if nothing can be resumed.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -171,8 +174,8 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        # Compiled code may swallow an interrupt and fail with an error of its own: torch, asked
-        # for the shape of a tensor that safetensors reads, with a ValueError.
+        # Compiled code may swallow an interrupt and raise its own error: torch, for instance, a
+        # ValueError from the shape of a tensor that safetensors reads.
         swallowed = _stop_signals[-1] if _stop_signals else None
         stop = error if isinstance(error, KeyboardInterrupt) else swallowed
         if stop is None:
@@ -188,18 +191,18 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
 
 
 def run_hydra_entry(main: Callable[[], Any]) -> None:
-    """Run a Hydra entry with our error messages in place of Hydra's."""
+    """Run a Hydra entry with our error messages instead of Hydra's."""
     sys.argv[1:] = map(normalize_gpu_list, sys.argv[1:])
     if "--version" in sys.argv[1:]:
-        print(f"model-swarms {__version__}")  # Hydra's flag of this name prints its own
+        print(f"model-swarms {__version__}")  # Hydra's flag of this name prints its own version
         return
     if "dry_run=true" in sys.argv[1:]:
-        # Hydra makes the folder before anything of ours runs.
+        # Hydra would create the folder before our code runs.
         sys.argv[1:] = [w for w in sys.argv[1:] if not w.lstrip("+").startswith("hydra.run.dir=")]
-    # Waiting threads that spin take the time of whoever else computes; read when torch is loaded.
+    # Spinning OpenMP threads take CPU time from other processes; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _check_flags(sys.argv[1:])
-    # Hydra then raises instead of printing, and what is printed is ours to choose.
+    # Makes Hydra raise instead of printing, so that the message is ours.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     handle_termination_signals()
     try:
@@ -212,7 +215,7 @@ def run_hydra_entry(main: Callable[[], Any]) -> None:
 
 
 def _of_flags(complaint: str) -> str:
-    """What a ValueError of Hydra's says in our words; empty where it is none of a user's."""
+    """Reword a ValueError of Hydra about flags; empty if it is not a user's mistake."""
     if "Config group override must be" in complaint:
         words = "a group takes the name of an option, as in optimizer=pso; `--help` lists them"
         return f"{words} ({complaint})"
@@ -222,7 +225,7 @@ def _of_flags(complaint: str) -> str:
 
 
 def _check_flags(words: Sequence[str]) -> None:
-    """End with one line where a flag is none of Hydra's, which would print its usage."""
+    """Exit with one line for an unknown flag, for which Hydra would print its usage."""
     from hydra._internal.utils import get_args_parser
 
     flags = get_args_parser()._option_string_actions
@@ -240,8 +243,6 @@ def _check_flags(words: Sequence[str]) -> None:
                 UserError("--package chooses what --cfg prints; it has no effect without it", 2)
             )
 
-
-# Completion of `python -m swarm...` in a shell: a script asks Hydra, or click, what may follow.
 
 BASH_SCRIPT = r"""_swarm_complete() {
     [[ -n "$ZSH_VERSION" ]] && setopt local_options bash_rematch ksh_arrays sh_word_split
@@ -293,10 +294,8 @@ complete -c python -c python3 -a '(_swarm_complete)'
 """
 
 COMPLETION_SCRIPTS = {"bash": BASH_SCRIPT, "zsh": ZSH_SCRIPT, "fish": FISH_SCRIPT}
-"""What `python -m swarm --completion SHELL` prints."""
+"""Output of `python -m swarm --completion SHELL`."""
 
-
-# Command lines for the help of sub-commands, by the words before their arguments.
 
 COMMAND_EXAMPLES = {
     "cache info": ("", "--file answers.sqlite"),
@@ -360,13 +359,13 @@ COMMAND_EXAMPLES = {
     "study diversity": ("search/first", "search/first --distinct 1,3"),
     "study weak_to_strong": ("search/first", "search/first --without 1,2"),
 }
-"""What follows `python -m swarm.` -> the arguments of each example."""
+"""Command after `python -m swarm.` -> the arguments of each example."""
 
 COMMAND_PREFIX = "python -m swarm."
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Ends its help with the examples of its command, and says what is wrong in one line."""
+    """Argument parser with examples at the end of its help, and one-line errors."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -378,7 +377,7 @@ class CommandParser(argparse.ArgumentParser):
             self.epilog = f"examples:\n{lines}{more}"
 
     def error(self, message: str) -> NoReturn:
-        """End the process with the message; exit code 2."""
+        """Exit with the message and exit code 2."""
         unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
         near = get_close_matches(unknown, self._option_string_actions, 1)
         meant = f"did you mean {near[0]}? " if near else ""
@@ -386,10 +385,10 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class RaisingParser(CommandParser):
-    """A parser that raises its errors: the wrapper of the command prints them like all others."""
+    """A parser that raises its errors, which the command's wrapper prints."""
 
     def error(self, message: str) -> NoReturn:
-        """End with the message.
+        """Raise the message.
 
         Raises:
             UserError: Always.

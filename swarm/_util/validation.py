@@ -1,15 +1,15 @@
-"""Checks of a task's configuration keys: a wrong value ends a run at once, with the key's name."""
+"""Checks of a task's configuration keys; the errors name the key."""
 
 from collections.abc import Sequence
 
 from swarm.errors import UserError
 
 TOO_LONG = ("refuse", "drop", "truncate")
-"""What a task may do with items that do not fit into the model's context."""
+"""Policies for items that do not fit into the model's context."""
 
 
 def check_one_of(key: str, value: object, allowed: Sequence[str]) -> str:
-    """`value` if it is one of the `allowed` words.
+    """Return `value` if it is one of `allowed`.
 
     Raises:
         UserError: It is not.
@@ -20,10 +20,10 @@ def check_one_of(key: str, value: object, allowed: Sequence[str]) -> str:
 
 
 def check_positive_int(key: str, value: object) -> int:
-    """`value` if it is a whole number from 1 on.
+    """Return `value` if it is a positive integer.
 
     Raises:
-        UserError: It is not; `true` and `1.0` are not whole numbers either.
+        UserError: It is not; `true` and `1.0` are not integers either.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
@@ -31,7 +31,7 @@ def check_positive_int(key: str, value: object) -> int:
 
 
 def check_non_negative_int(key: str, value: object) -> int:
-    """`value` if it is a whole number from 0 on.
+    """Return `value` if it is a non-negative integer.
 
     Raises:
         UserError: It is not.
@@ -42,7 +42,7 @@ def check_non_negative_int(key: str, value: object) -> int:
 
 
 def check_optional_int(key: str, value: object) -> int | None:
-    """`value` if it is `None` or a whole number from 1 on.
+    """Return `value` if it is `None` or a positive integer.
 
     Raises:
         UserError: It is neither.
@@ -55,7 +55,7 @@ def check_optional_int(key: str, value: object) -> int | None:
 
 
 def check_text(key: str, value: object) -> str:
-    """`value` if it is a text with something in it.
+    """Return `value` if it is a string that is not blank.
 
     Raises:
         UserError: It is not.
@@ -66,7 +66,7 @@ def check_text(key: str, value: object) -> str:
 
 
 def check_optional_text(key: str, value: object) -> str | None:
-    """`value` if it is a text; `None` for `None` and for the empty text.
+    """Return `value` if it is a string; `None` for `None` and for the empty string.
 
     Raises:
         UserError: It is something else.
@@ -77,10 +77,10 @@ def check_optional_text(key: str, value: object) -> str | None:
 
 
 def check_bool(key: str, value: object) -> bool:
-    """`value` if it is true or false.
+    """Return `value` if it is a boolean.
 
     Raises:
-        UserError: It is neither; "0" and 0 are not false here.
+        UserError: It is not; "0" and 0 do not count as false.
     """
     if isinstance(value, bool):
         return value

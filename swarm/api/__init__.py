@@ -1,1 +1,1 @@
-"""What Python code and notebooks use: swarm.search, swarm.evaluate and what they give back."""
+"""The Python API: swarm.search, swarm.evaluate and their results."""

@@ -1,4 +1,4 @@
-"""Any model on any task, from Python."""
+"""Evaluation of any model on any task, from Python."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +36,10 @@ Evaluable = str | Path | Result | Best | Model | Candidate | Callable[..., str]
 
 @dataclass(frozen=True)
 class Gain:
-    """A difference on the same n items, its 95 % interval and its two-sided p-value; str() is a
-    sentence."""
+    """A difference on the same n items, with 95 % interval and two-sided p-value.
+
+    str() is a sentence.
+    """
 
     difference: float
     interval: tuple[float, float]
@@ -50,12 +52,12 @@ class Gain:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What a model came to on a split of a task.
+    """Result of evaluating a model on a split of a task.
 
     Attributes:
-        result: All numbers, as result.json has them; of several voices one after the other.
-        rows: A dict an answer: "id", "value", "answer" (what was read), "text".
-        task: What was played.
+        result: All numbers, as in result.json; several models are listed one after the other.
+        rows: One dict per answer: "id", "value", "answer" (as parsed), "text".
+        task: The evaluated task.
     """
 
     result: Mapping[str, Any]
@@ -64,7 +66,7 @@ class EvaluationResult:
 
     @property
     def utility(self) -> float:
-        """The task's number, of the first voice."""
+        """The task's utility, of the first model."""
         return float(self.result["voices"][0]["utility"])
 
     @property
@@ -75,27 +77,27 @@ class EvaluationResult:
 
     @property
     def n(self) -> int:
-        """How many items."""
+        """Number of items."""
         return int(self.result["items"])
 
     @property
     def cost(self) -> float:
-        """Of the answers when they were made, in the currency of the model's prices; 0 without."""
+        """Cost of generating the answers, in the currency of the model's prices."""
         return float(self.result.get("cost", 0.0))
 
     @cached_property
     def items(self) -> "pd.DataFrame":
-        """The rows as a table; needs pandas."""
+        """The rows as a data frame; needs pandas."""
         from swarm.api.result import import_optional
 
         frame: pd.DataFrame = import_optional("pandas").DataFrame(self.rows)
         return frame
 
     def against(self, other: "EvaluationResult") -> "Gain":
-        """This one's utility less another's on the same items, tested.
+        """Test the difference of this utility from another's on the same items.
 
         Raises:
-            UserError: They were not asked the same items.
+            UserError: The items differ.
         """
         mine, others = self._first_model_rows(), other._first_model_rows()
         if [row["id"] for row in mine] != [row["id"] for row in others]:
@@ -106,7 +108,7 @@ class EvaluationResult:
         return Gain(found.difference, (found.low, found.high), found.p, found.n)
 
     def _first_model_rows(self) -> list[dict[str, Any]]:
-        """The answers of the first voice."""
+        """Return the answers of the first model."""
         name = self.result["voices"][0]["name"]
         return [dict(row) for row in self.rows if row.get("voice", name) == name]
 
@@ -125,22 +127,22 @@ def evaluate(
     overrides: OverrideKeys = (),
     **settings: Any,
 ) -> EvaluationResult:
-    """Put a split of a task to a model: its utility with a 95 % interval, and every answer.
+    """Evaluate a model on a split of a task: its utility with a 95 % interval, and every answer.
 
     Args:
-        model: A name as everywhere ("local/rooms", "ollama/qwen2:7b", "moa/lite"); the folder of an
-            adapter, a model or a run; a result or one of its bests; a model or a candidate of your
-            own; or a function f(prompt) -> text.
-        task: An option of conf/task by its name, or a task: `swarm.task(items, function)`.
+        model: A model name ("local/rooms", "ollama/qwen2:7b", "moa/lite"); the folder of an
+            adapter, a model or a run; a result or one of its bests; a custom model or candidate; or
+            a function f(prompt) -> text.
+        task: Name of an option of conf/task, or a task: `swarm.task(items, function)`.
         split: "test" or "dev".
         device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the first GPU, or the CPU without one.
         out: A folder for result.json and answers.jsonl; `None` writes nothing.
-        roster: Gives models by name; one of yours keeps them in memory from call to call.
-        overrides: Keys as the command line has them, {"task.max_new_tokens": 8}.
+        roster: Provider of models by name; pass your own to cache them between calls.
+        overrides: Keys as on the command line, {"task.max_new_tokens": 8}.
         **settings: Keys of the named task: test_limit=50.
 
     Raises:
-        UserError: Something is wrong with an input, or a model cannot be asked.
+        UserError: An input is invalid, or a model is unavailable.
     """
     keys = {f"task.{key}": value for key, value in settings.items()}
     chosen, config = _resolve_task(task, [*to_overrides(keys), *to_overrides(overrides)])
@@ -151,7 +153,7 @@ def evaluate(
 
 
 def _resolve_task(task: str | Task, arguments: Sequence[str]) -> tuple[Task, Mapping[str, Any]]:
-    """A task, and what a configuration says of it."""
+    """Return a task, and its description as a configuration."""
     if isinstance(task, str):
         with compose_config("evaluate", [f"task={task}", *arguments]) as config:
             return instantiate_part(config["task"]), config["task"]
@@ -166,7 +168,7 @@ def _resolve_task(task: str | Task, arguments: Sequence[str]) -> tuple[Task, Map
 
 
 def _resolve_candidate(model: Any, roster: Roster) -> Candidate:
-    """Whatever answers, as a candidate."""
+    """Return anything that answers as a candidate."""
     if isinstance(model, Best):
         return saved.CheckpointCandidate(model.base, str(model.folder), [model.words])
     if isinstance(model, Result):

@@ -1,4 +1,7 @@
-"""Python values as keys of the command line, and objects as a configuration tells of them."""
+"""Conversion between Python values, command-line keys and configurations, and custom tasks.
+
+A custom task is created by `task` from items and a scoring function.
+"""
 
 import inspect
 import re
@@ -16,20 +19,19 @@ from swarm.scorers.function import FunctionTask
 from swarm.tasks.dataset_formats import InMemoryItems
 
 OverrideKeys = Mapping[str, Any] | Sequence[str]
-"""Keys with their values, {"optimizer.particles": 8}, or as a command line has them,
-["optimizer.particles=8"]."""
+"""Keys with values, {"optimizer.particles": 8}, or arguments, ["optimizer.particles=8"]."""
 
 
 def list_options(group: str) -> list[str]:
-    """The options of a group of the configuration."""
+    """Return the options of a group of the configuration."""
     return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
 
 
 def to_overrides(keys: OverrideKeys) -> list[str]:
-    """Keys as the command line has them; {"job": {"items": 9}} is {"job.items": 9}.
+    """Convert keys to command-line overrides; {"job": {"items": 9}} is {"job.items": 9}.
 
     Raises:
-        UserError: A value has no form there.
+        UserError: A value cannot be represented.
     """
     if not isinstance(keys, Mapping):
         given = [keys] if isinstance(keys, str) or not isinstance(keys, Sequence) else list(keys)
@@ -48,13 +50,13 @@ def _iterate_overrides(key: str, value: Any) -> Iterator[str]:
         for name, one in value.items():
             yield from _iterate_overrides(f"{key}.{name}", one)
     elif isinstance(value, str) and (conf_folder() / key).is_dir():
-        yield f"{key}={value}"  # an option's name, of which Hydra tells best where there is none
+        yield f"{key}={value}"  # an option's name: Hydra reports unknown ones best
     else:
         yield f"{key}={_format_value(key, value)}"
 
 
 def _format_value(key: str, value: Any) -> str:
-    """A value in Hydra's grammar."""
+    """Format a value in Hydra's grammar."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -77,23 +79,24 @@ def _format_value(key: str, value: Any) -> str:
 
 @contextmanager
 def compose_config(entry: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The configuration of an entry and these arguments, as plain values; for what is made of it.
+    """Compose the configuration of an entry with these arguments, as plain values.
 
     Raises:
-        UserError: As the command line's one line, whatever Hydra complains of, here and inside.
+        UserError: The one-line message of the command line for any Hydra error, also inside the
+            context.
     """
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    # A program that is itself started by Hydra goes on with its own configuration afterwards.
+    # Save Hydra's global state: a calling program may itself be started by Hydra.
     hydra = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
             found = compose(entry, overrides=list(arguments))
-            if "out" in found:  # is named after what only a command line has chosen
+            if "out" in found:  # depends on choices that only the command line has
                 found.out = None
             config = plain_config(found)
         yield config
@@ -104,7 +107,7 @@ def compose_config(entry: str, arguments: Sequence[str]) -> Iterator[dict[str, A
 
 
 def instantiate_part(part: Any) -> Any:
-    """The object of a part of the configuration; a plain value as it is."""
+    """Instantiate a part of the configuration; plain values are returned unchanged."""
     from hydra.utils import instantiate
 
     if isinstance(part, Mapping) and "_target_" in part:
@@ -113,10 +116,10 @@ def instantiate_part(part: Any) -> Any:
 
 
 def describe_object(thing: Any) -> dict[str, Any]:
-    """An object as a configuration has it: its class, and what it was made with, as far as known.
+    """Describe an object as in a configuration: its class, and its known arguments.
 
-    That is its `settings`, where it has such a dict; else the parameters of its class of which it
-    keeps the values under their names.
+    These are its `settings`, if it has such a dict; else the parameters of its class that are
+    attributes of the same names.
     """
     kind = type(thing)
     known = getattr(thing, "settings", None)
@@ -132,7 +135,7 @@ _UNREPRESENTABLE = object()
 
 
 def _to_json_value(value: Any) -> Any:
-    """A value as JSON has it, or `_STRANGE`."""
+    """Return a JSON value, or `_UNREPRESENTABLE`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):
@@ -147,19 +150,17 @@ def _to_json_value(value: Any) -> Any:
     return _UNREPRESENTABLE
 
 
-# A task of one's own in Python: items, and a function that says what an answer is worth.
-
 TaskItems = str | Path | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 ITEMS_MISSING = "task: a function needs items to be asked about: task=swarm.task(items, function)"
 
 
 class CustomTask(FunctionTask):
-    """A task of a Python function, and what it was made with.
+    """A task that scores with a Python function.
 
     Attributes:
-        settings: Its arguments as a configuration tells of them; of the function the name and a
-            digest of its source, for one that was changed values answers in another way.
+        settings: Its arguments as in a configuration; of the function the name and a digest of its
+            source, since a changed function scores differently.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], **more: Any) -> None:
@@ -183,24 +184,23 @@ def task(
     dev_limit: int | None = None,
     test_limit: int | None = None,
 ) -> CustomTask:
-    """A task of items and a function, for `search` and `evaluate`.
+    """Create a task from items and a function, for `search` and `evaluate`.
 
     Args:
-        items: A list of dicts, each with a "prompt" or what `template` names, and with whatever the
-            function wants to know. Where each says its "split", "dev" or "test", so they are
-            divided; else a third of them, by content, is dev. Or {"dev": [...], "test": [...]}; or
-            the path of a data file (docs/tasks.md).
-        score: Called as score(prompt, answer, item); gives a number, higher is better.
-        name: As records and reports call it; `None` is the function's.
+        items: A list of dicts, each with a "prompt" or the fields of `template`, and anything the
+            function needs. If each has a "split", "dev" or "test", it decides; else a third of
+            them, by content, is dev. Or {"dev": [...], "test": [...]}; or the path of a data file
+            (docs/tasks.md).
+        score: Called as score(prompt, answer, item); returns a number, higher is better.
+        name: Name in records and reports; `None` is the function's.
         template: The prompt, with an item's fields in braces.
-        highest: The most that `score` gives; 1.0 where an answer is right or wrong.
-        chat: Put the prompt as one user turn through the model's chat template.
-        max_new_tokens: The most tokens of an answer.
-        dev_limit: The most items of a split; `None` is all.
-        test_limit: See `dev_limit`.
+        highest: Maximum of `score`; 1.0 if an answer is right or wrong.
+        chat: Send the prompt as one user turn through the model's chat template.
+        max_new_tokens: Maximum number of tokens of an answer.
+        dev_limit, test_limit: Maximum number of items of a split; `None` is all.
 
     Raises:
-        UserError: A value is not allowed. What is wrong with items is said at their first use.
+        UserError: A value is not allowed. Invalid items are reported at their first use.
     """
     if not callable(score):
         raise UserError(f"score={score!r:.60}: must be a function of (prompt, answer, item)")
@@ -223,7 +223,7 @@ def task(
 
 
 def function_digest(function: Callable[..., Any]) -> str | None:
-    """16 hexadecimal digits that change with a function's text; `None` where there is no text."""
+    """Return 16 hexadecimal digits that depend on a function's source; `None` without source."""
     try:
         return short_digest(inspect.getsource(function))
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""What a search has come to, for Python code and notebooks: its best, its history, its report."""
+"""Results of a search for Python code and notebooks: bests, history, plots and report."""
 
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -27,19 +27,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The course of a search, as a table and as a picture.
 
 COLUMNS = ("iteration", "particle", "utility", "best")
 PROMPTS = ("prompts_asked", "prompts_saved")
 
 
 def history_frame(run: RunFolder) -> "pd.DataFrame":
-    """A row a particle and iteration, 0 being the start.
+    """Return a data frame with a row per particle and iteration, 0 being the start.
 
     Columns: `iteration`, `particle`, `utility` on dev (NaN where none was measured), `best` (the
-    highest so far, of all particles); each expert's coefficient under its name, the mean where
-    groups of modules have their own; `prompts_asked` and `prompts_saved` of the whole iteration.
-    An expert that is called like one of these columns is "expert NAME".
+    highest so far, of all particles); each expert's coefficient under its name, the mean if groups
+    of modules have their own; `prompts_asked` and `prompts_saved` of the complete iteration. An
+    expert with the name of one of these columns is "expert NAME".
 
     Raises:
         UserError: pandas is not installed.
@@ -68,10 +67,10 @@ def history_frame(run: RunFolder) -> "pd.DataFrame":
 
 
 def history_figure(run: RunFolder) -> "Figure":
-    """Above best-so-far and all particles, below the coefficients of the best so far, stacked.
+    """Plot best-so-far and all particles above, and stacked coefficients of the best so far below.
 
-    Shares below 0 are stacked downwards, so that what stands above less what hangs below is the
-    sum of the coefficients. Made without a window; a notebook shows it.
+    Negative coefficients are stacked downwards, so that the upper minus the lower stack is the sum
+    of the coefficients. Created without a window; a notebook displays it.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -81,13 +80,13 @@ def history_figure(run: RunFolder) -> "Figure":
     above, below = made.subplots(2, sharex=True)
     _plot_utilities(above, run)
     _plot_coefficients(below, run)
-    # A notebook that has not loaded pyplot does not know how to show a figure.
+    # Without pyplot loaded, a notebook has no formatter for figures.
     made._repr_png_ = partial(figure_to_png, made)  # type: ignore[attr-defined]
     return made
 
 
 def figure_to_png(figure: "Figure") -> bytes:
-    """A figure as a PNG file."""
+    """Return a figure as a PNG file."""
     image = BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()
@@ -122,7 +121,7 @@ def _plot_coefficients(axes: "Axes", run: RunFolder) -> None:
 
 
 def best_indices(run: RunFolder) -> list[tuple[int, int]]:
-    """(iteration, particle) of the first highest utility up to each iteration."""
+    """Return (iteration, particle) of the first highest utility up to each iteration."""
     known = np.where(np.isnan(run.utilities), -np.inf, run.utilities)
     found: list[tuple[int, int]] = []
     for number, row in enumerate(known):
@@ -132,7 +131,7 @@ def best_indices(run: RunFolder) -> list[tuple[int, int]]:
 
 
 def import_optional(package: str) -> Any:
-    """A package that not every installation has.
+    """Import an optional package.
 
     Raises:
         UserError: It is not installed.
@@ -147,23 +146,23 @@ def import_optional(package: str) -> Any:
 
 
 def open_run(folder: str | Path) -> "Result":
-    """The result of a run's folder, finished or not, whoever has begun it.
+    """Return the result of a run's folder, finished or not.
 
     Raises:
-        UserError: The folder holds no search, or one without an iteration.
+        UserError: The folder contains no search, or one without an iteration.
     """
     return Result(folder)
 
 
 class Best:
-    """A position that a search has found; a model to ask, and a folder.
+    """A position found by a search; usable as a model.
 
     Attributes:
-        folder: Of its PEFT adapter; of a pool of whole models, what that pool saves.
-        utility: On dev: the highest of many, which flatters it.
+        folder: Folder of its PEFT adapter, or of the saved model for a pool of full models.
+        utility: On dev: the highest of many, hence optimistic.
         iteration, particle: Where it was found.
         position: Its coefficients, G x K, group by group.
-        words: What it is made of, the largest share first.
+        words: Description of its composition, the largest share first.
     """
 
     def __init__(
@@ -177,12 +176,12 @@ class Best:
 
     @property
     def base(self) -> BaseModel:
-        """The base of the adapter."""
+        """The adapter's base model."""
         return self._home.base
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """Each expert's coefficient; where groups of modules have their own, the mean of them."""
+        """Each expert's coefficient; the mean if groups of modules have their own."""
         means = self._run.means[self.iteration, self.particle]
         return dict(zip(self._run.experts, means.tolist(), strict=True))
 
@@ -207,15 +206,16 @@ class Best:
         seed: int | None = None,
         chat: bool = True,
     ) -> str | list[Completion]:
-        """The answer to a text, or to each request as any model answers it; loads what it needs.
+        """Generate the answer to a text, or to each request; loads the model if needed.
 
         Args:
-            requests: A text, or requests (`swarm.models.base.Model`); what follows is for a text.
-            max_new_tokens: The most tokens of the answer.
-            temperature: Of sampling; 0 always takes the likeliest token.
-            seed: Of sampling; `None` is 0.
-            chat: Put the text as one user turn through the model's chat template; false: the model
-                goes on with the text as it is.
+            requests: A text, or requests (`swarm.models.base.Model`); the other arguments are for a
+                text.
+            max_new_tokens: Maximum number of tokens of the answer.
+            temperature: Sampling temperature; 0 is greedy.
+            seed: Sampling seed; `None` is 0.
+            chat: Send the text as one user turn through the model's chat template; false continues
+                the text as it is.
 
         Raises:
             UserError: The model cannot be opened, or the text is too long for it.
@@ -232,18 +232,18 @@ class Best:
 
 
 class Result:
-    """A search as its folder has it; a search that goes on is opened anew to see more.
+    """The state of a search folder at the time of opening; reopen it to see progress.
 
     Attributes:
-        folder: The run's.
-        run: The folder as analyses read it: positions, utilities, answers.
-        metrics: What the search came to (docs/report.md); empty before its end.
+        folder: The run's folder.
+        run: The folder for analysis: positions, utilities, answers.
+        metrics: Final metrics of the search (docs/report.md); empty before its end.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
 
     Raises:
-        UserError: It holds no search, or one without an iteration.
+        UserError: It contains no search, or one without an iteration.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -252,11 +252,11 @@ class Result:
 
     @cached_property
     def best(self) -> Best:
-        """The best found, and so far that of a search that is not over."""
+        """The best position, or the best so far if the search is not over."""
         return Best(self.run, self.run.find_best(), self.folder / "global_best", self._local_models)
 
     def bests(self, most: int = 3) -> list[Best]:
-        """The best of the particles' own bests, of different positions, the best first."""
+        """Return the best distinct personal bests, the best first."""
         utilities = self.run.utilities
         places = [self.run.find_best(particle) for particle in range(self.run.particles)]
         known = [place for place in places if not isnan(utilities[place])]
@@ -275,25 +275,25 @@ class Result:
 
     @cached_property
     def _local_models(self) -> LocalModels:
-        """All of them share one base in memory."""
+        """Models of this run, which share one base model in memory."""
         return LocalModels(base_of_run(self.run))
 
     @property
     def history(self) -> "pd.DataFrame":
-        """A row a particle and iteration; see `swarm.api.result.history_frame`."""
+        """A row per particle and iteration; see `swarm.api.result.history_frame`."""
 
         return history_frame(self.run)
 
     def plot(self) -> "Figure":
-        """Best and particles, and below it what the best is made of; needs matplotlib."""
+        """Plot best and particles, and the composition of the best; needs matplotlib."""
 
         return history_figure(self.run)
 
     def report(self) -> Path:
-        """Write the report into the folder; gives the HTML page.
+        """Write the report into the folder; return the path of the HTML page.
 
         Raises:
-            UserError: The folder cannot be written.
+            UserError: The folder is not writable.
         """
         from swarm.report.build import write_report
 
@@ -310,7 +310,7 @@ class Result:
         return f"Result({str(self.folder)!r}): {self.best.words}, {self.best.utility:.3f} on dev"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML shown by a notebook."""
         models = TestComparison(self.run)
         _, headline, words = told.summarize_verdict(models)
         facts = [
@@ -331,6 +331,6 @@ class Result:
 
         try:
             data = b64encode(figure_to_png(self.plot())).decode()
-        except UserError:  # matplotlib is not there
+        except UserError:  # matplotlib is not installed
             return ""
         return f'<img alt="best, particles and coefficients" src="data:image/png;base64,{data}">'

@@ -1,4 +1,4 @@
-"""A search from Python: the command line's keys, or objects in their place."""
+"""Search from Python: with the command line's keys, or with objects instead."""
 
 import itertools
 import logging
@@ -49,27 +49,25 @@ def search(
 ) -> Result:
     """Search a pool of experts for the best model of a task, as `python -m swarm.search` does.
 
-    The same arguments with the same `name` go on where the search stopped, or show what a finished
-    one came to. Where all is given by names and values, the command line goes on with it too, and
-    this with what the command line began.
+    The same arguments with the same `name` resume a stopped search, or show the result of a
+    finished one. If all arguments are names and values, the command line and this function can
+    resume each other's runs.
 
     Args:
-        task: An option of conf/task by its name, or a task: `swarm.task(items, function)`.
+        task: Name of an option of conf/task, or a task: `swarm.task(items, function)`.
         pool: A folder of adapters; a list of adapters' folders, all in one folder; or a pool.
-        model: An option of conf/model, a folder or hub id of a model, or a base.
-        optimizer: An option of their group, a dict of its keys, or an object.
-        engine: See `optimizer`.
-        executor: See `optimizer`.
+        model: An option of conf/model, a folder or hub id of a model, or a base model.
+        optimizer, engine, executor: An option of the group, a dict of its keys, or an object.
         name: The run's folder below `folder`; `None` is the task's name and the time.
-        folder: Where the runs lie.
-        seed: Of all randomness.
-        show: Whether a line an iteration and the final table are printed.
+        folder: Parent folder of the runs.
+        seed: Seed of all randomness.
+        show: Whether to print a line per iteration and the final table.
         overrides: Further keys, {"optimizer.particles": 8} or ["optimizer.particles=8"].
         **settings: Further keys of conf/search.yaml: budget=500, racing="z", job={"items": 20}.
 
     Raises:
-        UserError: Something is wrong with an input; the line that the command line would print.
-            Nothing has been written then.
+        UserError: An input is invalid, with the message of the command line. Nothing has been
+            written in that case.
     """
     given = {
         "task": task,
@@ -97,10 +95,10 @@ def search(
 
 
 def split_keys_and_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What stands for keys of the command line, and the objects.
+    """Split arguments into command-line keys and objects.
 
     Raises:
-        UserError: Something is neither.
+        UserError: A value is neither.
     """
     keys: dict[str, Any] = {}
     objects: dict[str, Any] = {}
@@ -110,7 +108,7 @@ def split_keys_and_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], di
         if group == "pool":
             value = _pool_keys(value)
         if group == "model" and isinstance(value, str | Path):
-            # A name without a slash may be a misspelt option, of which Hydra tells best.
+            # A name without a slash may be a misspelt option, for which Hydra has the best message.
             place = "/" in str(value) or Path(value).is_dir()
             option = not place or str(value) in list_options("model")
             keys |= {"model": str(value)} if option else {"model": "local", "model.path": value}
@@ -129,7 +127,7 @@ REQUIRED_METHODS = {
     "engine": "check",
     "executor": "map",
 }
-"""What an object of each group can do, at least."""
+"""Method that identifies an object of each group."""
 
 
 def _check_object(group: str, value: Any) -> Any:
@@ -144,7 +142,7 @@ def _check_object(group: str, value: Any) -> Any:
 
 
 def _pool_keys(value: Any) -> Any:
-    """A pool of adapters as keys, so that a command line has them too; another one as it is."""
+    """Return a pool of adapters as keys, for the command line; other pools unchanged."""
     if type(value) is Pool:
         return value.settings
     if isinstance(value, str | Path):
@@ -162,10 +160,10 @@ def _pool_keys(value: Any) -> Any:
 
 
 def build_run(config: dict[str, Any], objects: Mapping[str, Any]) -> Run:
-    """The run of a configuration, with objects in the place of some parts.
+    """Build the run of a configuration, with objects instead of some parts.
 
     Args:
-        config: Changed in place: it tells of the objects.
+        config: Modified in place: descriptions of the objects are added.
 
     Raises:
         UserError: A value is not allowed.
@@ -196,7 +194,7 @@ def _check_picklable(objects: Mapping[str, Any]) -> None:
 
 
 def find_free_name(folder: str | Path, name: str) -> str:
-    """The name, with a number where a search of the same second has it already."""
+    """Return the name, with a number appended if a search of the same second has it."""
     later = (f"{name}-{number}" for number in itertools.count(2))
     return next(one for one in itertools.chain([name], later) if not (Path(folder) / one).exists())
 
@@ -207,7 +205,7 @@ def _task_name(task: Any) -> str:
 
 @contextmanager
 def preserve_logging() -> Iterator[None]:
-    """Leave the package's log as it was: what comes later is no part of a search's log.txt."""
+    """Restore the package's logging handlers afterwards: later messages are not part of log.txt."""
     log = logging.getLogger("swarm")
     before = list(log.handlers), log.level, log.propagate
     try:

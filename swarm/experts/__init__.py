@@ -1,1 +1,1 @@
-"""Experts: the small ones that ship, how they are trained, and others fetched from the hub."""
+"""Experts: the small ones that are included, their training, and downloads from the hub."""

@@ -11,7 +11,7 @@ ACTIONS = ("fetch", "train")
 
 
 def main() -> int:
-    """Run an action; a user's mistake is one line."""
+    """Run an action; a user's mistake is reported in one line."""
     first = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if first in ("-h", "--help"):
         print(__doc__)

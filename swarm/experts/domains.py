@@ -1,4 +1,4 @@
-"""Nine small domains, each a seeded generator of short prompts and responses of our own making."""
+"""Nine small synthetic domains, each a seeded generator of short prompts and responses."""
 
 import itertools
 import random
@@ -11,7 +11,7 @@ Pair = tuple[str, str]
 
 
 def split(words: str) -> list[str]:
-    """The words of a text, in their order."""
+    """Return the words of a text, in order."""
     return words.split()
 
 
@@ -66,7 +66,7 @@ SPELLED = split(
     "quick sweet sharp clean dirty fresh heavy seven eight three first third early today month "
     "drive write speak think learn teach build break bring carry catch climb dance drink sleep"
 )
-"""Words of three to five letters, to be spelled."""
+"""Words of three to five letters, for spelling."""
 OPPOSITES = (
     "hot cold|big small|up down|day night|early late|fast slow|hard soft|high low|young old|"
     "rich poor|light dark|open closed|wet dry|full empty|near far|happy sad|strong weak|"
@@ -97,7 +97,7 @@ OPPOSITES = (
 
 
 def joined(edges: list[tuple[str, str]], start: str, goal: str) -> bool:
-    """Whether a way leads from one name to the other."""
+    """Return whether a path of edges connects two names."""
     reached = {start}
     while goal not in reached:
         wider = reached.union(*(edge for edge in edges if reached.intersection(edge)))
@@ -108,7 +108,7 @@ def joined(edges: list[tuple[str, str]], start: str, goal: str) -> bool:
 
 
 def rooms(generator: random.Random) -> Pair:
-    """Can one walk from one room to another? Half of the answers are Yes."""
+    """Generate a question whether one can walk between two rooms; half of the answers are Yes."""
     wanted = generator.random() < 0.5
     names = generator.sample(ROOMS, 7)
     pairs = list(itertools.combinations(names, 2))
@@ -122,7 +122,10 @@ def rooms(generator: random.Random) -> Pair:
 
 
 def roads(generator: random.Random) -> Pair:
-    """How many kilometres lie between two cities, on one road or on two? Sums stay below ten."""
+    """Generate a question for the distance of two cities, by one or two roads.
+
+    Sums are below ten.
+    """
     start, middle, goal, other = generator.sample(CITIES, 4)
     sizes = [generator.randint(1, 9) for _ in range(3)]
     links = [(start, goal), (start, middle), (other, generator.choice((goal, middle)))]
@@ -141,7 +144,7 @@ def roads(generator: random.Random) -> Pair:
 
 
 def arithmetic(generator: random.Random) -> Pair:
-    """Sums, differences and products of small numbers."""
+    """Generate a sum, difference or product of small numbers."""
     sign = generator.choice("++-*")
     left, right = generator.randint(0, 20), generator.randint(0, 20)
     if sign == "*":
@@ -154,7 +157,7 @@ def arithmetic(generator: random.Random) -> Pair:
 
 
 def sorting(generator: random.Random) -> Pair:
-    """Three to five digits in rising order."""
+    """Generate three to five digits to sort in ascending order."""
     numbers = [generator.randint(0, 9) for _ in range(generator.choice((3, 4, 5)))]
     return (
         f"Sort these numbers: {' '.join(map(str, numbers))}",
@@ -163,7 +166,7 @@ def sorting(generator: random.Random) -> Pair:
 
 
 def logic(generator: random.Random) -> Pair:
-    """Does a conclusion follow from two or three general statements? True or False."""
+    """Generate a syllogism of two or three general statements, to judge as True or False."""
     chain = generator.sample(KINDS, 4)
     rules = list(itertools.pairwise(chain))
     generator.shuffle(rules)
@@ -175,7 +178,7 @@ def logic(generator: random.Random) -> Pair:
 
 
 def calendar(generator: random.Random) -> Pair:
-    """The day or the month right before or after another, asked in eight ways."""
+    """Generate a question for the day or month before or after another, in eight phrasings."""
     names, unit = generator.choice(((DAYS, "day"), (MONTHS, "month")))
     place = generator.randrange(len(names))
     direction, sign = generator.choice((("after", 1), ("before", -1)))
@@ -196,7 +199,7 @@ def calendar(generator: random.Random) -> Pair:
 
 
 def spelling(generator: random.Random) -> Pair:
-    """The first letter of a word, or the letters of one that is written with hyphens."""
+    """Generate a question for the first letter of a word, or for its letters with hyphens."""
     word = generator.choice(SPELLED)
     if generator.random() < 0.5:
         shape = generator.choice(
@@ -212,7 +215,7 @@ def spelling(generator: random.Random) -> Pair:
 
 
 def counting(generator: random.Random) -> Pair:
-    """The two or three numbers that come next, upwards or downwards."""
+    """Generate a question for the next two or three numbers, upwards or downwards."""
     start, count = generator.randint(3, 96), generator.choice((2, 3))
     direction, sign = generator.choice((("on", 1), ("down", -1)))
     shape = generator.choice(
@@ -223,7 +226,7 @@ def counting(generator: random.Random) -> Pair:
 
 
 def opposites(generator: random.Random) -> Pair:
-    """The opposite of a common word, said in a sentence."""
+    """Generate a question for the opposite of a common word, answered in a sentence."""
     pair = generator.choice(OPPOSITES.split("|")).split()
     word, answer = generator.sample(pair, 2)
     shape = generator.choice(
@@ -239,11 +242,11 @@ DOMAINS: dict[str, Callable[[random.Random], Pair]] = {
 
 
 KEPT = {"calendar": 2, "counting": 3, "opposites": 3, "spelling": 3}
-"""Of the domains with few facts, one fact in how many is never trained on."""
+"""For domains with few facts: one in this many facts is excluded from training, for tests."""
 
 
 def fact(name: str, pair: Pair) -> str:
-    """What a pair teaches: a sum, an opposite or a word, however it is asked; else its prompt."""
+    """Return the fact of a pair: a sum, an opposite or a word, in any phrasing; else its prompt."""
     if name == "arithmetic":
         found = re.search(r"\d+ [-+*] \d+", pair[0])
         return found.group() if found else pair[0]
@@ -253,12 +256,12 @@ def fact(name: str, pair: Pair) -> str:
 
 
 def kept_for_tests(name: str, pair: Pair) -> bool:
-    """Whether a pair is never trained on; the same on every machine."""
+    """Return whether a pair is excluded from training; the same on every machine."""
     return name in KEPT and zlib.crc32(fact(name, pair).encode()) % KEPT[name] == 0
 
 
 def examples(name: str, count: int, seed: int) -> list[Pair]:
-    """`count` different pairs to train on, the same for the same seed; all there are, if fewer."""
+    """Return up to `count` distinct training pairs, deterministic for a seed."""
     generator = random.Random(f"{name}/{seed}")
     found: dict[str, str] = {}
     for _ in range(20 * count):

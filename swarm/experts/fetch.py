@@ -1,4 +1,4 @@
-"""Fetches LoRA experts from the Hugging Face hub: by default the paper's ten for Gemma-7B."""
+"""Download LoRA experts from the Hugging Face hub: by default the paper's ten for Gemma-7B."""
 
 import argparse
 import os
@@ -30,14 +30,14 @@ PAPER = tuple(
 """The ten experts of "Model Swarms" (Feng et al., 2024)."""
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 ANSWER_SECONDS = 10.0
-"""How long the hub may take to answer the first question."""
+"""Timeout of the hub's first response, in seconds."""
 
 
 def fetch(adapter: str, folder: Path) -> bool:
-    """Put the two files of `adapter` (owner/name) into folder/name; False if they lie there.
+    """Download the two files of `adapter` (owner/name) into folder/name; False if present.
 
     Raises:
-        UserError: The hub does not answer or has no such adapter, or it holds pickled weights only.
+        UserError: The hub does not respond, has no such adapter, or has pickled weights only.
     """
     target = folder / adapter.rpartition("/")[2]
     if all((target / name).is_file() for name in FILES):
@@ -46,7 +46,7 @@ def fetch(adapter: str, folder: Path) -> bool:
         raise UserError(f"{target} is there but is no complete expert: move it away first")
     check_files(adapter)
     folder.mkdir(parents=True, exist_ok=True)
-    # A name with a dot is no expert to whoever looks into the folder meanwhile.
+    # Hidden name: readers of the folder must not take the incomplete download for an expert.
     scratch = Path(tempfile.mkdtemp(dir=folder, prefix=f".{target.name}-"))
     try:
         for name in FILES:
@@ -62,7 +62,7 @@ def fetch(adapter: str, folder: Path) -> bool:
 
 
 def check_files(adapter: str) -> None:
-    """See in the hub's listing that the adapter exists and has safetensors."""
+    """Check by the hub's listing that the adapter exists and has safetensors."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -93,7 +93,7 @@ def check_files(adapter: str) -> None:
 
 
 def download(adapter: str, name: str, folder: Path) -> Path:
-    """One file of the adapter, in `folder`."""
+    """Download one file of the adapter into `folder`."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
 
@@ -107,7 +107,7 @@ def download(adapter: str, name: str, folder: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; a user's mistake ends in one line."""
+    """Run the command line; a user's mistake is reported in one line."""
     parser = argparse.ArgumentParser(prog="python -m swarm.experts fetch", description=__doc__)
     parser.add_argument(
         "adapters", nargs="*", metavar="OWNER/NAME", help="adapters (default: the paper's ten)"

@@ -1,4 +1,4 @@
-"""Prompts and responses: read from files or reasoning-gym, turned into tokens and batches."""
+"""Prompts and responses: read from files or reasoning-gym, tokenized and batched."""
 
 import json
 import random
@@ -10,16 +10,16 @@ from swarm.errors import UserError
 from swarm.experts.domains import Pair
 
 TEMPLATE = "{prompt}\nAnswer:"
-"""What is put to the model; the response follows after a blank and ends with the end token."""
+"""Prompt template; the response follows after a space and ends with the end token."""
 CHUNK = 256
-"""Examples that are sorted by length together; more pads less, fewer mixes better."""
+"""Number of examples sorted by length together; more reduces padding, fewer mixes better."""
 
 Encoded = tuple[list[int], list[int]]
-"""The token ids of a prompt and of its response."""
+"""Token ids of a prompt and of its response."""
 
 
 def read_jsonl(path: Path) -> list[Pair]:
-    """The pairs of a file with one {"prompt": ..., "response": ...} a line."""
+    """Read the pairs of a file with one {"prompt": ..., "response": ...} per line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -39,7 +39,7 @@ def read_jsonl(path: Path) -> list[Pair]:
 
 
 def read_gym(categories: list[str], count: int, seed: int) -> list[Pair]:
-    """`count` pairs from reasoning-gym, in equal parts from each category."""
+    """Generate `count` pairs with reasoning-gym, in equal parts from each category."""
     try:
         import reasoning_gym
     except ImportError:
@@ -58,7 +58,7 @@ def read_gym(categories: list[str], count: int, seed: int) -> list[Pair]:
 
 
 def encode(tokenizer: Any, pairs: list[Pair], longest: int) -> list[Encoded]:
-    """Token ids of the pairs that fit into `longest` tokens; the response ends the text."""
+    """Tokenize the pairs that fit into `longest` tokens; the response ends the text."""
     found = []
     for prompt, response in pairs:
         asked = tokenizer.encode(TEMPLATE.format(prompt=prompt))
@@ -71,7 +71,7 @@ def encode(tokenizer: Any, pairs: list[Pair], longest: int) -> list[Encoded]:
 
 
 def batches(data: list[Encoded], tokens: int, seed: int) -> Iterator[list[Encoded]]:
-    """Batches of examples of like length, at most `tokens` with padding, round and round."""
+    """Yield batches of examples of similar length, at most `tokens` with padding, endlessly."""
     generator = random.Random(seed)
     data = list(data)
     while True:

@@ -1,4 +1,4 @@
-"""Trains small LoRA experts on prompts and responses: a domain, a JSONL file, or gym tasks."""
+"""Train small LoRA experts on prompts and responses: a domain, a JSONL file, or gym tasks."""
 
 import argparse
 import json
@@ -19,20 +19,20 @@ CONFIG = (
     "peft_type peft_version task_type base_model_name_or_path inference_mode r lora_alpha "
     "lora_dropout use_rslora use_dora bias fan_in_fan_out target_modules"
 )
-"""What of PEFT's configuration is kept: all that says how to apply the expert, in any version."""
+"""Entries of PEFT's configuration that are saved: those needed to apply the expert."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an expert is trained; the experts that ship differ in their data and steps only."""
+    """Training settings of an expert; the included experts differ only in data and steps."""
 
     steps: int = 40
     tokens: int = 256
-    """Tokens in one step's batch, padding included."""
+    """Tokens per batch, including padding."""
     rate: float = 3e-3
-    """Adam's, with a short warm-up and a linear decay to zero."""
+    """Adam's learning rate, with a short warm-up and a linear decay to zero."""
     seed: int = 0
-    """Of the adapter's first A matrices, of the examples and of their order."""
+    """Seed of the adapter's initial A matrices, of the examples and of their order."""
 
 
 STEPS = {
@@ -43,22 +43,22 @@ STEPS = {
     "rooms": 100,
     "spelling": 60,
 }
-"""Shipped experts that need more steps than the recipe's."""
+"""Included experts that need more steps than the default."""
 
 
 def example_count(steps: int, tokens: int = Recipe.tokens) -> int:
-    """How many examples to draw: as many as the steps could look at."""
+    """Return the number of examples to generate: an upper bound of what the steps can use."""
     return steps * tokens // 8
 
 
 def trained_on(name: str) -> list[Pair]:
-    """The pairs that the shipped expert of a domain was trained on."""
+    """Return the training pairs of the included expert of a domain."""
     steps = STEPS.get(name, Recipe.steps)
     return examples(name, example_count(steps), Recipe.seed)
 
 
 def response_loss(model: Any, batch: list[Encoded], device: str) -> Any:
-    """The mean cross-entropy of the responses' tokens, in nats; the prompts count for nothing."""
+    """Return the mean cross-entropy of the responses' tokens, in nats, without the prompts'."""
     import torch
 
     width = max(len(asked) + len(answered) for asked, answered in batch)
@@ -68,17 +68,17 @@ def response_loss(model: Any, batch: list[Encoded], device: str) -> Any:
         end = len(asked) + len(answered)
         ids[row, :end] = torch.tensor(asked + answered)
         targets[row, len(asked) : end] = torch.tensor(answered)
-    # Padding lies to the right, where a causal model's earlier tokens never look.
+    # Right padding needs no attention mask: earlier tokens of a causal model never attend to it.
     hidden = model.base_model(ids.to(device)).last_hidden_state[:, :-1]
     targets = targets[:, 1:].to(device)
     wanted = targets != -100
-    # The vocabulary's logits are the dearest part, so they are made for the responses alone.
+    # Logits over the vocabulary are the largest tensor, so compute them only for the responses.
     logits = model.lm_head(hidden[wanted]).float()
     return torch.nn.functional.cross_entropy(logits, targets[wanted])
 
 
 def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str) -> Any:
-    """A PEFT model trained on the pairs; the same weights again on the same machine."""
+    """Train a PEFT model on the pairs; deterministic on the same machine."""
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -86,8 +86,8 @@ def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str)
 
     model, tokenizer = base.load(device)
     data = encode(tokenizer, pairs, recipe.tokens)
-    # Every expert starts from the same random A. Mixing adds up A and B apart from each other, and
-    # only experts that still read nearly the same features can then be added up at all.
+    # All experts share the same random initial A. Mixing sums A and B separately, which is only
+    # meaningful for experts whose A matrices read nearly the same features.
     torch.manual_seed(recipe.seed)
     config = LoraConfig(
         r=RANK, lora_alpha=ALPHA, target_modules=list(TARGETS), task_type="CAUSAL_LM"
@@ -136,11 +136,11 @@ def save(expert: Any, name: str, folder: Path) -> None:
 
 
 def load_base(given: str | None, dtype: str, name: str | None = None) -> Any:
-    """The base model of conf/model/smollm2.yaml, or another one.
+    """Load the base model of conf/model/smollm2.yaml, or another one.
 
     Args:
         given: Its folder or hub id.
-        name: What the expert's adapter_config.json calls it.
+        name: Its name in the expert's adapter_config.json.
     """
     from omegaconf import OmegaConf
 
@@ -160,7 +160,7 @@ def load_base(given: str | None, dtype: str, name: str | None = None) -> Any:
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line, read and checked."""
+    """Parse and check the command line."""
     default = Recipe()
     parser = argparse.ArgumentParser(
         prog="python -m swarm.experts train",
@@ -216,7 +216,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def gather(options: argparse.Namespace, name: str, steps: int) -> list[Pair]:
-    """The pairs that the command line asks for, as many as the steps could look at."""
+    """Return the pairs that the command line requests, as many as the steps can use."""
     if options.merged:
         return merged_data(options.merged)
     if options.jsonl:
@@ -233,13 +233,13 @@ def gather(options: argparse.Namespace, name: str, steps: int) -> list[Pair]:
 
 
 def merged_data(experts: Sequence[str]) -> list[Pair]:
-    """What all these experts were trained on, in one list.
+    """Return the training data of all these experts in one list.
 
     Args:
-        experts: Folders of experts, or names of domains that ship.
+        experts: Folders of experts, or names of included domains.
 
     Raises:
-        UserError: The data of one of them is not at hand.
+        UserError: The data of an expert is not available.
     """
     found: list[Pair] = []
     for expert in experts:
@@ -262,12 +262,12 @@ def merged_data(experts: Sequence[str]) -> list[Pair]:
 
 
 def merged_steps(experts: Sequence[str]) -> int:
-    """Optimizer steps of a data merge: those of all its experts together."""
+    """Return the optimizer steps of a data merge: the sum over its experts."""
     return sum(STEPS.get(Path(expert).name, Recipe.steps) for expert in experts)
 
 
 def checked(options: argparse.Namespace) -> list[str]:
-    """The experts to train, once the options have been found to make sense."""
+    """Check the options, and return the names of the experts to train."""
     if options.all == bool(options.name):
         raise UserError("give one expert's name, or --all")
     if options.all and (options.jsonl or options.gym):
@@ -283,7 +283,7 @@ def checked(options: argparse.Namespace) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train and save every expert that was asked for."""
+    """Train and save every requested expert."""
     names = checked(options)
     where = device(options.device)
     base = load_base(options.base, options.dtype, options.base_name)
@@ -298,7 +298,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def device(given: str) -> str:
-    """`given`, or for "auto" the GPU if there is one."""
+    """Return `given`, or for "auto" the GPU if there is one."""
     import torch
 
     if given == "auto":
@@ -312,7 +312,7 @@ def device(given: str) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; a user's mistake ends in one line."""
+    """Run the command line; a user's mistake is reported in one line."""
     try:
         run(arguments(words))
     except UserError as error:

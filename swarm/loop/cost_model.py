@@ -1,8 +1,9 @@
-"""What a search costs in memory, time and traffic: computed from shapes with a roofline.
+"""Cost model of a search: memory, time and traffic, computed from shapes with a roofline.
 
-Everything here is arithmetic on a configuration and on a device's two speeds; nothing is measured.
-A part of the work takes as long as the slower of its arithmetic and its memory traffic (Williams
-et al. 2009, doi 10.1145/1498765.1498785), with the shares of the ideal that are named below.
+The estimates are arithmetic on a configuration and on two device speeds. Each part of the work
+takes as long as the slower of its arithmetic and its memory traffic (Williams et al. 2009, doi
+10.1145/1498765.1498785), scaled by the efficiency constants below. Device speeds come from a table
+of data sheets for GPUs; a CPU is benchmarked for half a second.
 """
 
 import json
@@ -16,9 +17,7 @@ from typing import Any
 from swarm.engine.hf import available_memory_bytes
 from swarm.errors import UserError
 
-# The shape of a decoder, read from its configuration alone: how many weights, and where.
-
-# A decoder of these kinds has four attention and three feed-forward matrices a layer.
+# Supported decoders: four attention and three feed-forward matrices per layer.
 MODEL_TYPES = (
     "llama",
     "mistral",
@@ -34,7 +33,7 @@ MODEL_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The shape of a decoder of the Llama, Qwen or Gemma kind; sizes in numbers of weights."""
+    """Shape of a Llama-like, Qwen-like or Gemma-like decoder; sizes in numbers of weights."""
 
     hidden: int
     layers: int
@@ -47,7 +46,7 @@ class ModelShape:
 
     @property
     def layer_shapes(self) -> dict[str, tuple[int, int]]:
-        """The linear layers of one decoder layer, (in, out) each."""
+        """Shapes (in, out) of the linear layers of one decoder layer."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "q_proj": (self.hidden, query),
@@ -61,30 +60,30 @@ class ModelShape:
 
     @property
     def linear_weights(self) -> int:
-        """Weights of all linear layers but the head."""
+        """Number of weights of all linear layers except the head."""
         return self.adapted_weights(tuple(self.layer_shapes))
 
     @property
     def head_weights(self) -> int:
-        """Weights of the output layer, as many as of the embedding."""
+        """Number of weights of the output layer; the embedding has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def parameter_count(self) -> int:
-        """All weights but biases and norms, which are below 0.1 % of a real model."""
+        """Number of weights, without biases and norms (below 0.1 % of a real model)."""
         return self.linear_weights + self.head_weights * (1 if self.tied else 2)
 
     @property
     def kv_cache_width(self) -> int:
-        """Numbers in the key-value cache a token; sliding windows, which save some, left aside."""
+        """Elements of the key-value cache per token; savings by sliding windows are ignored."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def adapted_weights(self, targets: Sequence[str]) -> int:
-        """Weights of the linear layers of these names."""
+        """Return the number of weights of the named linear layers."""
         return self.layers * sum(i * o for i, o in self._target_shapes(targets))
 
     def adapter_weights(self, rank: int, targets: Sequence[str]) -> int:
-        """D, the weights of a LoRA adapter: rank x (in + out) a layer (arXiv 2106.09685)."""
+        """Return D, the weights of a LoRA adapter: rank x (in + out) a layer (arXiv 2106.09685)."""
         return self.layers * sum(rank * (i + o) for i, o in self._target_shapes(targets))
 
     def _target_shapes(self, targets: Sequence[str]) -> list[tuple[int, int]]:
@@ -96,10 +95,10 @@ class ModelShape:
 
 
 def read_model_shape(config: str | Path | Mapping[str, Any]) -> ModelShape:
-    """The shape that a transformers config.json, its folder, or its content describes.
+    """Read the model shape from a transformers config.json, its folder, or its content.
 
     Raises:
-        UserError: No such file, another kind of model, or a size is missing.
+        UserError: The file does not exist, the model type is unsupported, or a size is missing.
     """
     where = "the configuration"
     if not isinstance(config, Mapping):
@@ -124,7 +123,7 @@ def read_model_shape(config: str | Path | Mapping[str, Any]) -> ModelShape:
 
 def _shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    # Gemma and SmolLM3 are tied without saying so.
+    # Gemma and SmolLM3 configurations may omit `tie_word_embeddings`, which defaults to true.
     silent = config["model_type"].startswith(("gemma", "smollm3"))
     return ModelShape(
         hidden=hidden,
@@ -140,31 +139,33 @@ def _shape_from_config(config: Mapping[str, Any]) -> ModelShape:
 
 GIB = 1 << 30
 PREFILL_SHARE = 0.7
-"""Of a GPU's matmul speed that reading prompts reaches; an assumption, usual for large batches."""
+"""Share of a GPU's matmul speed reached in prefill; an assumption, usual for large batches."""
 
 GPU_LAUNCH_SECONDS = 1e-3
-"""A layer, to start a GPU's kernels from Python, which no small batch is faster than; an estimate
-from gpt-fast's eager start: 39 ms a token with the 32 layers of a 7B
-(pytorch.org/blog/accelerating-generative-ai-2)."""
+"""Minimum seconds per layer of a GPU forward, due to kernel launches from Python.
+
+An estimate from gpt-fast's eager start: 39 ms a token with the 32 layers of a 7B
+(pytorch.org/blog/accelerating-generative-ai-2).
+"""
 
 USABLE_MEMORY = 0.9
-"""Of a device's memory; the rest goes to the context, the allocator's gaps and single layers."""
+"""Usable share of device memory; the rest is for the context, fragmentation and single layers."""
 
 BYTES_PER_SCORE = 64
-"""A score on its way up, without its text."""
+"""Bytes of a score sent to the driver, without its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """What a worker runs on.
+    """Speeds and memory of a worker's device.
 
     Attributes:
-        name: In words.
-        flops: Operations a second of a large matmul in the model's type.
-        bandwidth: Bytes a second that a copy reads and writes.
+        name: Name for display.
+        flops: Operations per second of a large matmul in the model's type.
+        bandwidth: Bytes per second that a copy reads and writes.
         memory: Bytes.
-        share: Of `flops`, that a whole forward reaches.
-        launch: Seconds a layer that a forward takes however few its rows.
+        share: Share of `flops` that a full forward reaches.
+        launch: Minimum seconds per layer of a forward, regardless of the number of rows.
     """
 
     name: str
@@ -175,7 +176,7 @@ class DeviceSpec:
     launch: float = GPU_LAUNCH_SECONDS
 
     def scale_by(self, count: int) -> "DeviceSpec":
-        """So many as one, as if splitting a model among them cost nothing; at best, therefore."""
+        """Return `count` devices as one, assuming that splitting a model is free (a best case)."""
         name = f"{count} x {self.name}" if count > 1 else self.name
         return DeviceSpec(
             name,
@@ -193,17 +194,17 @@ H200 = DeviceSpec("H200", 790e12, 4.3e12, 139 * GIB)
 
 @dataclass(frozen=True, slots=True)
 class SearchWorkload:
-    """How much is to be done, and how it is cut.
+    """Amount of work of a search, and its division into jobs.
 
     Attributes:
-        experts, adapter, adapted: K, D, and the weights of the adapted layers.
-        particles, rounds: Positions a round, and rounds at most.
-        items: Of the dev split.
-        prompt, longest, new: Tokens: a prompt's mean, the longest one's, the most to be written.
-        job_particles, job_items: What makes a job.
+        experts, adapter, adapted: K, D, and the number of weights of the adapted layers.
+        particles, rounds: Positions per iteration, and the maximum number of iterations.
+        items: Number of dev items.
+        prompt, longest, new: Tokens: mean prompt, longest prompt, maximum of new tokens.
+        job_particles, job_items: Positions and items per job.
         plan: "swap", "merged" or "stacked".
-        max_tokens: The most padded tokens in a batch.
-        item_bytes: A weight's size in the model: 2 in bfloat16, 4 in float32.
+        max_tokens: Maximum number of padded tokens in a batch.
+        item_bytes: Bytes per weight in the model: 2 in bfloat16, 4 in float32.
     """
 
     experts: int
@@ -222,27 +223,27 @@ class SearchWorkload:
     item_bytes: int = 2
 
     def batch_shape(self, positions: int, items: int) -> tuple[int, int]:
-        """Positions in a batch, and rows of each."""
+        """Return the number of positions in a batch, and of rows of each."""
         together = positions if self.plan == "stacked" else 1
         return together, min(items, max(1, self.max_tokens // (self.tokens_per_row * together)))
 
     @property
     def tokens_per_row(self) -> int:
-        """Padded tokens of a row."""
+        """Padded tokens per row."""
         return self.longest + self.new
 
 
 def estimate_memory(model: ModelShape, search: SearchWorkload) -> dict[str, int]:
-    """Bytes on one worker's device, by part.
+    """Estimate the bytes on one worker's device, by part.
 
-    "basis" is all experts in float32, "particles" the mixtures of a job or the copy of the
-    adapted weights that one is added to, "cache" and "activations" those of a full batch.
+    "basis" is all experts in float32, "particles" the mixtures of a job or the copy of the adapted
+    weights that one is added to, "cache" and "activations" those of a full batch.
     """
     size = search.item_bytes
     together, each = search.batch_shape(search.job_particles, search.job_items)
     tokens = together * each * search.tokens_per_row
     mixed = search.adapted if search.plan == "merged" else together * search.adapter
-    # At the widest point of a layer: three feed-forward and about four hidden vectors a token.
+    # Peak of activations in a layer: three feed-forward and about four hidden vectors per token.
     wide = 3 * model.intermediate + 4 * model.hidden
     logits = together * each * model.vocabulary * (size + 4)
     return {
@@ -255,21 +256,21 @@ def estimate_memory(model: ModelShape, search: SearchWorkload) -> dict[str, int]
 
 
 def count_rows_that_fit(model: ModelShape, search: SearchWorkload, device: DeviceSpec) -> int:
-    """Rows whose cache fits beside the weights, experts and particles; 0 if these do not fit."""
+    """Return the rows whose cache fits beside weights, experts and particles; 0 if those do not."""
     parts = estimate_memory(model, search)
     left = USABLE_MEMORY * device.memory - parts["weights"] - parts["basis"] - parts["particles"]
     return max(0, int(left / (search.tokens_per_row * model.kv_cache_width * search.item_bytes)))
 
 
 def count_devices_needed(model: ModelShape, search: SearchWorkload, device: DeviceSpec) -> int:
-    """Devices that hold the whole of `memory` at least, however it is split among them."""
+    """Return the minimum number of devices that hold `estimate_memory`, however it is split."""
     return ceil(sum(estimate_memory(model, search).values()) / (USABLE_MEMORY * device.memory))
 
 
 def estimate_batch_seconds(
     model: ModelShape, search: SearchWorkload, device: DeviceSpec, together: int, each: int
 ) -> tuple[float, float]:
-    """Reading the prompts of one batch, and writing its new tokens: all that are allowed."""
+    """Estimate prefill and decode seconds of one batch; decoding writes all allowed new tokens."""
     rows, size = together * each, search.item_bytes
     update = 0 if search.plan == "merged" else search.adapter
     weights = (model.linear_weights + model.head_weights + together * update) * size
@@ -281,7 +282,7 @@ def estimate_batch_seconds(
     context = search.prompt + search.new / 2
     work = rows * (token + 2 * model.head_weights + wide * context) / device.flops
     traffic = (weights + rows * model.kv_cache_width * context * size) / device.bandwidth
-    # Arithmetic and traffic overlap in part: midway between the ideal and none at all.
+    # Arithmetic and traffic overlap partly: take the midpoint of full overlap and none.
     step = max(max(work, traffic) + min(work, traffic) / 2, floor)
     return prefill, max(0, search.new - 1) * step
 
@@ -289,7 +290,7 @@ def estimate_batch_seconds(
 def estimate_job_seconds(
     model: ModelShape, search: SearchWorkload, device: DeviceSpec, positions: int, items: int
 ) -> tuple[float, float]:
-    """Reading, with mixing the experts, and writing of a job of so many positions and items."""
+    """Estimate the seconds of a job: prefill (including mixing the experts), and decode."""
     together, each = search.batch_shape(positions, items)
     turns, full = ceil(positions / together), items // each
     batches = [each] * full + ([items % each] if items % each else [])
@@ -301,7 +302,7 @@ def estimate_job_seconds(
 
 
 def list_job_sizes(search: SearchWorkload, positions: int, items: int) -> list[tuple[int, int]]:
-    """(positions, items) of every job that scores so many positions on so many items."""
+    """Return (positions, items) of every job that scores these positions on these items."""
     return [
         (min(search.job_particles, positions - first), min(search.job_items, items - start))
         for first in range(0, positions, search.job_particles)
@@ -317,7 +318,7 @@ def estimate_total_seconds(
     positions: int,
     items: int,
 ) -> float:
-    """Until all jobs are done; a worker takes the next one when it is free."""
+    """Estimate the seconds until all jobs are done; each goes to the first free worker."""
     busy = [0.0] * workers
     known: dict[tuple[int, int], float] = {}
     for job in list_job_sizes(search, positions, items):
@@ -328,10 +329,10 @@ def estimate_total_seconds(
 
 
 def estimate_traffic(search: SearchWorkload) -> dict[str, int]:
-    """Bytes between driver and workers: "down" and "up" a round, and "once" the experts a worker.
+    """Estimate bytes between driver and workers: "down" and "up" per iteration, "once" per worker.
 
-    Down are K numbers of 8 bytes a particle for each of its jobs, and the items' places; a text
-    on its way up takes 4 bytes a token.
+    "down" is K numbers of 8 bytes per particle and job, and the item indices; "up" is the scores
+    and their texts at 4 bytes per token; "once" is the experts.
     """
     times = ceil(search.items / search.job_items)
     return {
@@ -340,8 +341,6 @@ def estimate_traffic(search: SearchWorkload) -> dict[str, int]:
         "once": search.experts * search.adapter * 4,
     }
 
-
-# How fast the device at hand is: a GPU by its name, a CPU by trying it for half a second.
 
 DATA_SHEETS = {
     "B200": (2250e12, 8.0e12),
@@ -357,33 +356,35 @@ DATA_SHEETS = {
     "V100": (125e12, 0.9e12),
     "T4": (65e12, 0.32e12),
 }
-"""Part of a name -> 16-bit operations (without sparsity) and bytes a second, of the makers' data
-sheets; the first that fits counts."""
+"""Data sheets: part of a device name -> 16-bit operations and bytes per second.
+
+Operations are without sparsity; the first matching name counts.
+"""
 
 MEASURED_SHARE = (H200.flops / 989e12, H200.bandwidth / 4.8e12)
-"""What an H200 reaches of its sheet, and here every GPU."""
+"""Share of the data sheet that an H200 reaches, assumed for every GPU: (flops, bandwidth)."""
 
 FLOPS_PER_CYCLE = 2048
-"""16-bit operations a multiprocessor and cycle, Ampere's, for a GPU that is not in the table."""
+"""16-bit operations per multiprocessor and cycle (Ampere), for GPUs that are not in the table."""
 
 FLOAT32_SLOWDOWN = 15
-"""How much slower than bfloat16 a GPU multiplies float32: an H200 does 67 and 989 TFLOP/s."""
+"""Slowdown of float32 matmuls against bfloat16 on a GPU: an H200 reaches 67 and 989 TFLOP/s."""
 
 CPU_SHARE = 0.7
-"""Of a CPU's matmul speed that a whole forward reaches; tried on SmolLM2, see docs/scaling.md."""
+"""Share of a CPU's matmul speed that a full forward reaches (SmolLM2, see docs/scaling.md)."""
 
 CPU_LAUNCH_SECONDS = 5e-4
-"""A layer, for what runs in Python and on one core."""
+"""Seconds per layer spent in Python and on one core."""
 
 MAX_MATMUL_SIDE = 4096
-"""Side of the matrix that is tried; larger ones are no faster."""
+"""Maximum side of the benchmark matrix; larger ones are no faster."""
 
 BENCHMARK_SECONDS = 0.4
-"""For each of the two."""
+"""Duration of each of the two benchmarks."""
 
 
 def gpu_spec(number: int, size: int) -> DeviceSpec:
-    """What is known of a CUDA device, for weights of `size` bytes; its memory is what is free.
+    """Return the spec of a CUDA device for weights of `size` bytes; its memory is what is free.
 
     Imports torch and opens the device.
     """
@@ -399,7 +400,7 @@ def gpu_spec(number: int, size: int) -> DeviceSpec:
 
 
 def find_data_sheet(name: str) -> tuple[float, float] | None:
-    """The data sheet's operations and bytes a second of a GPU, if it is in the table."""
+    """Return a GPU's data-sheet operations and bytes per second, if it is in the table."""
     words = name.upper().replace("-", " ").split()
     for known, speeds in DATA_SHEETS.items():
         if set(known.split()) <= set(words):
@@ -408,7 +409,7 @@ def find_data_sheet(name: str) -> tuple[float, float] | None:
 
 
 def _estimate_speeds(properties: Any) -> tuple[float, float]:
-    """Of a GPU that is not in the table; torch gives clocks in kHz, and not in every version."""
+    """Estimate a GPU that is not in the table; some torch versions lack the clocks (kHz)."""
     clock = getattr(properties, "clock_rate", 1_500_000) * 1e3
     memory_clock = getattr(properties, "memory_clock_rate", 5_000_000) * 1e3
     width = getattr(properties, "memory_bus_width", 256) / 8
@@ -416,20 +417,20 @@ def _estimate_speeds(properties: Any) -> tuple[float, float]:
 
 
 def measure_cpu(inputs: int, outputs: int, size: int, workers: int = 1) -> DeviceSpec:
-    """This machine's processor, measured on a matmul of the model's own shape and on a copy.
+    """Measure this machine's CPU on a matmul of the model's own shape and on a copy.
 
-    Imports torch. What else runs meanwhile is in the result, as it would be in a search.
+    Imports torch. Other load on the machine is part of the result, as it would be in a search.
 
     Args:
-        inputs, outputs: The shape of the model's largest linear layer.
-        size: Bytes of a weight.
-        workers: Among how many the cores are shared.
+        inputs, outputs: Shape of the model's largest linear layer.
+        size: Bytes per weight.
+        workers: Number of workers that share the cores.
     """
     import torch
 
     dtype = torch.float32 if size == 4 else torch.bfloat16
     inputs, outputs = min(inputs, MAX_MATMUL_SIDE), min(outputs, MAX_MATMUL_SIDE)
-    # Few processors are quick in 16 bits; those that are not would be tried for minutes.
+    # Many CPUs are slow in 16 bits; the full row count would take minutes on those.
     count = 1024 if size == 4 else 32
     rows, weight = torch.randn(count, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
     many = torch.zeros(1 << 24)
@@ -442,6 +443,7 @@ def measure_cpu(inputs: int, outputs: int, size: int, workers: int = 1) -> Devic
     return DeviceSpec(
         name,
         flops / workers,
+        # A copy reads and writes 4 bytes per element.
         8 * len(many) * copies / workers,
         available_memory_bytes() // workers,
         CPU_SHARE,
@@ -450,7 +452,7 @@ def measure_cpu(inputs: int, outputs: int, size: int, workers: int = 1) -> Devic
 
 
 def _calls_per_second(act: Callable[[], Any]) -> float:
-    """How often it is done a second, the first time not counted."""
+    """Return the number of calls per second; the first call is not counted."""
     act()
     began, count = time.perf_counter(), 0
     while (spent := time.perf_counter() - began) < BENCHMARK_SECONDS:

@@ -1,4 +1,4 @@
-"""What a search would do and cost, told before anything is started; nothing is written."""
+"""Dry run: report the work and cost of a search before anything is started or written."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,15 +24,15 @@ from swarm.tasks.base import metric_task
 
 
 def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
-    """Check what a start checks and say, in lines, what it would do.
+    """Run the checks of a start and describe, in lines, the planned search.
 
-    Downloads nothing; measures a CPU for half a second.
+    Downloads nothing; benchmarks a CPU for half a second.
 
     Args:
         config: The composed configuration that the run was built from.
 
     Raises:
-        UserError: What a start would raise.
+        UserError: An error that a start would raise.
     """
     buffer_log()
     items = run.check_inputs()
@@ -68,7 +68,7 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
 
 
 def _describe_resume(run: Run, config: Mapping[str, Any], base: Any) -> str:
-    """Whether the folder holds a search, which has to be this one."""
+    """Describe the folder's state: "new", or a search to resume, which must be this one."""
     if not (run.record.folder / "state.json").is_file():
         run.record.load_state({})
         return "new"
@@ -113,7 +113,7 @@ def _describe_task(run: Run, items: int, prompts: PromptStats) -> dict[str, str]
 
 
 def _count_baseline_prompts(run: Run, items: int) -> int:
-    """The prompts of what the best found is compared with."""
+    """Return the number of prompts for the baselines of the best position."""
     if not run.test:
         return 0
     test = len(run.task.items("test"))
@@ -127,7 +127,7 @@ def _count_baseline_prompts(run: Run, items: int) -> int:
 
 
 def _describe_judging(run: Run) -> dict[str, str]:
-    """How many texts a scorer is given that is a model, a service or a program; none, no line."""
+    """Count the texts for scorers that are a model, a service or a program; empty if none."""
     particles, rounds = positions_and_rounds(run)
     dev = count_judged_texts(run.task, "dev")
     test = count_judged_texts(run.task, "test") if run.test else dev
@@ -144,7 +144,7 @@ def _describe_judging(run: Run) -> dict[str, str]:
 
 
 def _describe_gradients(run: Run, items: int) -> dict[str, str]:
-    """What the swarm's descents take besides; the times of other lines are without them."""
+    """Describe the additional cost of gradient descent; the times of other lines exclude it."""
     descent = getattr(getattr(run.optimizer, "inner_optimizer", run.optimizer), "descent", None)
     if descent is None or run.differentiating is None:
         return {}
@@ -159,16 +159,16 @@ def _describe_gradients(run: Run, items: int) -> dict[str, str]:
 
 
 def _max_tested_positions(run: Run) -> int:
-    """The most positions that are put to test: both bests, voters, and points of a front."""
+    """Return the maximum number of positions scored on test: both bests, voters, front points."""
     front = run.front if isinstance(run.optimizer, MultiObjectiveOptimizer) else 0
     return 2 + (run.ensemble if getattr(metric_task(run.task), "votes", True) else 0) + front
 
 
 def positions_and_rounds(run: Run) -> tuple[int, int]:
-    """How many positions a round are scored and at most how many rounds, the start's counted in.
+    """Return the positions per iteration and the maximum number of iterations.
 
-    Where only a `batch` of all rows, or the active ones, are new in a round, the start is several
-    such rounds.
+    The start is included. If only a `batch` of all rows, or the active ones, are new in an
+    iteration, the start counts as several iterations.
     """
     optimizer = getattr(run.optimizer, "inner_optimizer", run.optimizer)
     rows = len(optimizer.ask())
@@ -189,7 +189,7 @@ def _describe_costs(
     own: PromptStats,
     items: int,
 ) -> dict[str, str]:
-    """Memory, time and traffic, as far as the base's shape is known."""
+    """Estimate memory, time and traffic, if the base model's shape is known."""
     if folder is None:
         why = f"model {run.model.path} is not on this disk; a start downloads it"
         return {"costs": f"unknown: {why}; benchmarks/plan.py computes them from a config.json"}
@@ -247,10 +247,10 @@ def _build_workload(
 ) -> SearchWorkload:
     job = config.get("job", {})
     particles, rounds = positions_and_rounds(run)
-    # A task may ask more than once about an item; costs count requests.
+    # A task may make several requests per item; costs count requests.
     count = len(prompts.tokens)
     wide, long = job.get("particles") or particles, job.get("items") or items
-    # In the delta space one combination is all experts already, after each other.
+    # In the delta space a combination already is all experts, concatenated.
     experts = 1 if pool.space == "delta" else len(pool.names)
     return SearchWorkload(
         experts=experts,
@@ -272,7 +272,7 @@ def _build_workload(
 def resolve_plan(
     run: Run, search: SearchWorkload, model: ModelShape, device: DeviceSpec, gpu: bool
 ) -> tuple[SearchWorkload, str]:
-    """The search with the plan that the engine would follow, and why."""
+    """Return the workload with the plan that the engine would follow, and the reason."""
     engine = run.engine
     plan, why = (
         getattr(engine, "plan", "auto"),
@@ -286,7 +286,7 @@ def resolve_plan(
 def choose_auto_plan(
     search: SearchWorkload, model: ModelShape, device: DeviceSpec, gpu: bool
 ) -> tuple[str, str]:
-    """What engine.plan=auto would choose, and why."""
+    """Return the plan that engine.plan=auto would choose, and the reason."""
     size = search.item_bytes
     used = model.parameter_count * size + search.experts * search.adapter * 4
     facts = DeviceProfile(gpu, size == 4, search.adapted * size, device.memory - used)
@@ -296,7 +296,7 @@ def choose_auto_plan(
 def format_costs(
     model: ModelShape, search: SearchWorkload, device: DeviceSpec, workers: int
 ) -> dict[str, str]:
-    """Memory, jobs, time and traffic in words."""
+    """Format memory, jobs, time and traffic as text."""
     parts = cost.estimate_memory(model, search)
     total, room = sum(parts.values()), device.memory * cost.USABLE_MEMORY
     fits = "" if total <= room else "; DOES NOT FIT: the engine halves its batches"
@@ -331,7 +331,7 @@ def format_costs(
 def _describe_finalist_scoring(
     run: Run, model: ModelShape, search: SearchWorkload, device: DeviceSpec, workers: int
 ) -> dict[str, str]:
-    """What it takes to choose by the task's own measure; no line if the search goes by that."""
+    """Describe the cost of choosing by the task's own metric; empty if the search uses it."""
     if metric_task(run.task) is run.task:
         return {}
     most = search.experts + min(FINALIST_COUNT, search.particles)
@@ -343,7 +343,7 @@ def _describe_finalist_scoring(
 def _describe_test(
     run: Run, model: ModelShape, search: SearchWorkload, device: DeviceSpec, workers: int
 ) -> str:
-    """How long the test split takes, about whose items as much is asked as about those of dev."""
+    """Estimate the duration of the test split, assuming its items cost as much as those of dev."""
     if not run.test:
         return "no test"
     most, test, dev = (
@@ -358,7 +358,7 @@ def _describe_test(
 
 
 def format_amount(number: float, unit: str = "") -> str:
-    """A number in three digits, with k, M, G, T or P before the unit."""
+    """Format a number with three digits and k, M, G, T or P before the unit."""
     letters = iter(("", "k", "M", "G", "T", "P"))
     letter = next(letters)
     while number >= 999.5:
@@ -367,7 +367,7 @@ def format_amount(number: float, unit: str = "") -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds in two units."""
+    """Format seconds in two units."""
     if seconds < 59.5:
         return f"{seconds:.2g} s"
     minutes, rest = divmod(round(seconds), 60)

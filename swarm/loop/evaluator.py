@@ -1,4 +1,9 @@
-"""Scores positions on a split: cuts the work into jobs, and never does the same work twice."""
+"""Scoring of positions on a split: job batching, the record of evaluated positions, the budget.
+
+No position is scored twice: known scores are read from the record or from the shared cache.
+`Budget` counts gradients too, in prompt-equivalents; see
+`swarm.runs.run_folder.RunRecord.count_prompts`.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,20 +26,21 @@ if TYPE_CHECKING:
 JobCallback = Callable[[JobResult], None]
 
 PositionTuple = tuple[float, ...]
-"""A position."""
+"""A position, as a hashable tuple of coefficients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How the work is cut into jobs; never by how many workers there are.
+    """Division of the work into jobs, independent of the number of workers.
 
-    So the same search makes the same batches, and the same numbers, on one machine or on many.
+    The same search therefore forms the same batches, with the same numerical results, on one
+    machine or on many.
 
     Args:
-        particles: Positions in a job; `None` means all that are to be scored.
-        items: Items in a job; `None` means all.
-        examples: Examples of a minibatch in a job of a gradient; fewer than the minibatch divide it
-            among workers.
+        particles: Positions per job; `None` means all positions to be scored.
+        items: Items per job; `None` means all.
+        examples: Examples of a minibatch per gradient job; a value below the minibatch size divides
+            the minibatch among workers.
     """
 
     particles: int | None = 5
@@ -52,9 +58,10 @@ class Batching:
     def split_jobs(
         self, positions: Sequence[Sequence[float]], split: str, items: int | Sequence[int]
     ) -> list[Job]:
-        """The jobs that score all positions on so many first items of a split, or on some places.
+        """Return the jobs that score all positions on some items of a split.
 
-        The places of a job are in the order in which they are given.
+        Args:
+            items: Number of first items, or their indices; a job has its indices in this order.
         """
         chosen = range(items) if isinstance(items, int) else items
         wide, long = self.particles or len(positions), self.items or len(chosen)
@@ -70,11 +77,11 @@ class Evaluator:
     """Scores positions with an executor's workers.
 
     Args:
-        store: Answers of this and other searches; `None`: whatever is wanted is asked.
+        store: Score cache of this and other searches; `None` disables it.
 
     Attributes:
-        shared: How many prompts the store has saved so far.
-        names: How an error calls a position.
+        shared: Number of prompts that the cache has saved so far.
+        names: Names of positions in error messages.
     """
 
     def __init__(
@@ -94,12 +101,14 @@ class Evaluator:
         watch: JobCallback | None = None,
         items: Sequence[int] | None = None,
     ) -> list[list[Score]]:
-        """One score an item for each of the positions [P, K]; equal positions are played once.
+        """Return one score per item for each of the positions [P, K].
+
+        Equal positions are scored once.
 
         Args:
             split: "dev", "judged" or "test"; see `swarm.executors.worker.Job`.
-            watch: Told of every job that is done.
-            items: Different places in the split, scored in this order; `None` is all of them.
+            watch: Callback for each finished job.
+            items: Distinct indices in the split, scored in this order; `None` means all.
         """
         rows = [tuple(float(c) for c in row) for row in positions]
         chosen = range(len(self._task.items(data_split(split)))) if items is None else items
@@ -115,11 +124,11 @@ class Evaluator:
         watch: JobCallback | None = None,
         iteration: int = 0,
     ) -> list["Gradient"]:
-        """The mean loss over each one's dev items and, where it is wanted, its derivative.
+        """Compute the mean loss of each request over its dev items and, if requested, its gradient.
 
         Args:
-            places: In dev, of the items that are numbered in what is wanted.
-            iteration: The one to come, for messages.
+            places: Dev indices of the items that the requests number from 0.
+            iteration: The upcoming iteration, for messages.
 
         Raises:
             UserError: A loss is not finite; the message names the particle.
@@ -141,7 +150,7 @@ class Evaluator:
             results[result.number] = result.gradient
             if watch:
                 watch(result)
-        # Summed in the jobs' order: the result does not depend on which worker was first.
+        # Sum in job order, so that the result does not depend on which worker finishes first.
         sums: dict[int, Gradient] = {}
         for job, number in enumerate(owner):
             mine = results[job]
@@ -152,7 +161,7 @@ class Evaluator:
     def _load_shared_scores(
         self, rows: Iterable[PositionTuple], split: str, items: Sequence[int]
     ) -> dict[PositionTuple, list[Score]]:
-        """What the store has of these positions."""
+        """Return the cached scores of these positions."""
         if self._store is None:
             return {}
         kept = {row: self._store.load_scores(row, split, items) for row in rows}
@@ -167,7 +176,7 @@ class Evaluator:
         items: Sequence[int],
         watch: JobCallback | None,
     ) -> dict[PositionTuple, list[Score]]:
-        """What the workers say of these different positions."""
+        """Score these distinct positions with the workers."""
         jobs = [
             replace(job, names=tuple(self.names.get(row, "") for row in job.positions))
             for job in self._cut.split_jobs(rows, split, items)
@@ -189,13 +198,13 @@ class Evaluator:
 def split_dev_holdout(
     items: Sequence[Item], share: float, seed: int
 ) -> tuple[list[int], list[int]]:
-    """The places of dev that a search sees, and those kept from it, drawn in each part.
+    """Split the dev indices into those that a search sees and a random holdout of each part.
 
     Args:
-        share: Of the items that are kept, from 0 to below 1; each part keeps one at least.
+        share: Share of held-out items, from 0 to below 1; at least one item per part is held out.
 
     Raises:
-        UserError: A part has no two items.
+        UserError: A part has fewer than two items.
     """
     if not share:
         return list(range(len(items))), []
@@ -215,14 +224,13 @@ def split_dev_holdout(
 def rows_to_evaluate(
     positions: np.ndarray, evaluate: np.ndarray, experts: int = 0, groups: int = 1
 ) -> list[int]:
-    """The rows of an ask [N, G * K] to be scored: those that `evaluate` marks and the experts.
+    """Return the rows of an ask [N, G * K] to score: those marked in `evaluate`, and the experts.
 
-    Scale and verdict rest on the experts, so a search scores them first whatever the optimizer
-    wants.
+    Score scale and final verdict depend on the experts, so a search scores them first in any case.
 
     Args:
-        experts: K in the first round, later 0.
-        groups: G; an expert has its 1 in each.
+        experts: K in the first iteration, 0 later.
+        groups: G; an expert has a 1 in each group.
 
     Raises:
         UserError: The first `experts` rows are not the experts.
@@ -238,15 +246,15 @@ def rows_to_evaluate(
 def calibrate_scale(
     task: Task, scores: dict[int, dict[int, Score]], experts: int
 ) -> dict[str, Any] | None:
-    """Set a task's scale by its experts, which are the first particles of a search.
+    """Set a task's score scale from its experts, which are the first particles of a search.
 
     Args:
-        scores: Of each particle that was scored in the first round, the experts among them, by
-            item; put on the scale in place.
-        experts: How many of the particles are experts.
+        scores: Scores by particle and item of all particles of the first iteration, including the
+            experts; rescaled in place.
+        experts: Number of experts.
 
     Returns:
-        The scale, for the record; `None` where the task has none.
+        The scale, for the record; `None` if the task has none.
     """
     if not isinstance(task, HasScoreScale):
         return None
@@ -257,12 +265,12 @@ def calibrate_scale(
 
 
 def apply_scale(task: Task, score: Score) -> Score:
-    """The score on the task's scale, where it has one."""
+    """Return the score on the task's scale, if the task has one."""
     return task.apply_scale(score) if isinstance(task, HasScoreScale) else score
 
 
 def scores_to_records(items: Sequence[Any], scores: Sequence[Score]) -> list[dict[str, Any]]:
-    """Scores as the record keeps them; a mixture's say which part they are of."""
+    """Convert scores to JSON records; a mixture's records include the part."""
     return [
         {
             "id": item["id"],
@@ -277,18 +285,15 @@ def scores_to_records(items: Sequence[Any], scores: Sequence[Score]) -> list[dic
 
 
 def records_to_scores(rows: Sequence[dict[str, Any]]) -> list[Score]:
-    """The scores of a record's rows."""
+    """Convert JSON records back to scores."""
     return [
         Score(r["value"], r["answer"], r["text"], r.get("part", ""), r.get("measures", {}))
         for r in rows
     ]
 
 
-# The positions that a search has met: none of them is evaluated twice.
-
-
 class EvaluatedPositions:
-    """Where in a record each position was first scored on all its items."""
+    """Index of evaluated positions: where each was first fully scored, as (iteration, particle)."""
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
@@ -303,7 +308,7 @@ class EvaluatedPositions:
         positions: Sequence[Sequence[float]],
         utilities: Sequence[float | None],
     ) -> None:
-        """Take a round of the record."""
+        """Add an iteration of the record."""
         for i, (row, utility) in enumerate(zip(positions, utilities, strict=True)):
             if utility is not None:
                 self._places.setdefault(position_key(row), (number, i))
@@ -311,7 +316,7 @@ class EvaluatedPositions:
     def fill_known_scores(
         self, scores: dict[int, dict[int, Score]], positions: np.ndarray, wanted: Sequence[int]
     ) -> None:
-        """Add, to the scores of a round's new particles, those of the wanted ones met before."""
+        """Add the stored scores of already evaluated positions to the new scores."""
         for i in wanted:
             if i not in scores:
                 rows = self._record.load_iteration_answers(
@@ -320,22 +325,18 @@ class EvaluatedPositions:
                 scores[i] = dict(enumerate(records_to_scores(rows)))
 
 
-# The most dev prompts that a search may cost, so that several can be compared.
-#
-# Gradients count too, in prompt-equivalents: see `swarm.runs.run_folder.RunRecord.count_prompts`.
-
-
 class Budget:
-    """Lets a search ask whole positions as long as their prompts fit.
+    """Limits the number of dev prompts of a search, so that searches can be compared at equal cost.
 
-    A position that the search has met before is free, and so is none that only another search has
-    met. What is asked at the end (test, confirmation) is not counted.
+    Only whole positions are scored, as long as their prompts fit. A position that this search has
+    evaluated before is free; one known only from the shared cache is not. Prompts after the search
+    (test, confirmation) are not counted.
 
     Args:
-        prompts: The most; `None` is no limit.
+        prompts: Maximum number of prompts; `None` is no limit.
 
     Raises:
-        UserError: It is no number of prompts.
+        UserError: `prompts` is not a valid number.
     """
 
     def __init__(self, prompts: int | None = None) -> None:
@@ -347,14 +348,14 @@ class Budget:
         self._items = 0
 
     def check_experts_fit(self, experts: int, items: int) -> None:
-        """Whether the experts fit.
+        """Check that scoring the experts fits the budget.
 
         Args:
-            experts: How many.
-            items: Dev items that a position is asked.
+            experts: Number of experts.
+            items: Number of dev items per position.
 
         Raises:
-            UserError: They do not.
+            UserError: The experts do not fit.
         """
         self._items = items
         if self.prompts is not None and self.prompts < experts * items:
@@ -365,17 +366,17 @@ class Budget:
 
     @property
     def max_positions(self) -> int:
-        """How many positions there is room for, once `check` knows the items."""
+        """Number of positions that fit the budget; valid after `check_experts_fit`."""
         return (self.prompts or 0) // self._items
 
     def exhausted_reason(self, record: RunRecord) -> str | None:
-        """Why the budget ends the search: no room for one more position; else `None`."""
+        """Return why the budget ends the search (no room for another position), else `None`."""
         if not record.iterations or self._remaining_prompts(record) >= self._items:
             return None
         return f"{record.prompts_spent()} of a budget of {self.prompts} dev prompts asked"
 
     def allows_gradients(self, record: RunRecord, cost: int) -> bool:
-        """Whether gradients of this cost leave room for the evaluation of a position."""
+        """Return whether gradients of this cost leave room to evaluate at least one position."""
         return cost + self._items <= self._remaining_prompts(record)
 
     def affordable_rows(
@@ -386,11 +387,11 @@ class Budget:
         known: EvaluatedPositions,
         spent: int = 0,
     ) -> list[int]:
-        """Those of the wanted rows of an ask that there is room for, the first ones first.
+        """Return those of the wanted rows that fit the budget, in order.
 
         Args:
-            known: Positions that were met before.
-            spent: Prompt-equivalents of this round that are not in the record yet.
+            known: Positions evaluated before; they are free.
+            spent: Prompt-equivalents of this iteration that are not in the record yet.
         """
         room = (self._remaining_prompts(record) - spent) // self._items
         new: set[str] = set()

@@ -1,4 +1,7 @@
-"""The end of a search: the best initial expert against the best found, on dev and on test."""
+"""Final metrics: the best initial expert against the best position found, on dev and test.
+
+Everything scored after the search, for its verdict, is stored in the record.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,27 +27,25 @@ from swarm.tasks.metrics import (
     utility_with_interval,
 )
 
-# What a search still asks when it is over, for its verdict; whatever was asked is kept.
-
 FINALIST_COUNT = 10
-"""Of the swarm's personal bests, so many are judged by the task's own measure at most."""
+"""Maximum number of personal bests that are scored by the task's own metric."""
 
 ScoreFn = Callable[[Sequence[Sequence[float]], str, Sequence[int]], list[list[Score]]]
-"""Scores positions on some places of a split."""
+"""Scores positions on some indices of a split."""
 
 
 @dataclass
 class FinalEvaluation:
-    """The answers that a verdict rests on, by the task's own measure.
+    """The scores that a verdict rests on, by the task's own metric.
 
     Attributes:
-        record: A run whose search is over.
-        task: Its task.
+        record: Record of a run whose search is over.
+        task: The run's task.
         ask: Scores as the search did.
         ask_again: Scores in other batches than the search did.
-        begin: Told of what is asked next: in a word, and how many items.
-        searched, kept: The places of dev that the search saw, and those it did not.
-        by_kept: Whether the kept ones choose among the finalists.
+        begin: Callback before each scoring, with its kind and number of items.
+        searched, kept: Dev indices that the search saw, and held-out ones.
+        by_kept: Whether the held-out items decide among the finalists.
     """
 
     record: RunRecord
@@ -59,15 +60,15 @@ class FinalEvaluation:
 
     @property
     def metric_task(self) -> Task:
-        """The task by its own measure, whatever signal was searched on."""
+        """The task with its own metric, whatever signal was searched on."""
         return metric_task(self.task)
 
     def choose_bests(self) -> tuple[ParticleIndex, ParticleIndex]:
-        """Best initial expert and best found; with a signal of its own, by the task's measure.
+        """Return the best initial expert and the best position, by the task's own metric.
 
-        Among equals the signal decides. Where there are constraints, what meets them (or misses
-        them by the least) comes first. With `by_kept`, the best found is the finalist that is best
-        on the items that the search did not see. The choice is kept in the record's state.
+        Ties are broken by the searched signal. With constraints, feasible positions (or those with
+        the smallest violation) come first. With `by_kept`, the best position is the finalist that
+        is best on the held-out items. The choice is stored in the record's state.
         """
         own, front = self.record.state["own"], self.pareto_front
         bound = front is not None and bool(front.constraints)
@@ -92,7 +93,7 @@ class FinalEvaluation:
         return self.record.best_index(rows=own), self.record.best_index()
 
     def _best_static_merge(self, finalists: Sequence[ParticleIndex]) -> list[ParticleIndex]:
-        """The best static position of the first round that is no expert and no finalist."""
+        """Return the best static merge of the first iteration, if it is not a finalist."""
         experts = len(self.record.state["experts"])
         count = len(self.record.iterations[0]["positions"])
         recipes = [
@@ -102,11 +103,11 @@ class FinalEvaluation:
         return [place for place in best if place not in finalists]
 
     def _race_finalists(self, finalists: Sequence[ParticleIndex]) -> ParticleIndex:
-        """The best finalist on the kept items, by successive halving (Jamieson and Talwalkar, 2016,
-        arXiv 1502.07943): after each third of the items the better half is left.
+        """Return the best finalist on the held-out items, by successive halving.
 
-        A task with parts needs items of each, so its finalists are asked all items. Among equals
-        the one that the search found better.
+        The better half survives each third of the items (Jamieson and Talwalkar, 2016, arXiv
+        1502.07943). A task with parts needs items of each, so its finalists are scored on all
+        items. Ties are broken by the result of the search.
         """
         live = sorted(finalists, key=self._rank_key, reverse=True)
         scores: dict[ParticleIndex, list[Score]] = {place: [] for place in live}
@@ -129,35 +130,35 @@ class FinalEvaluation:
 
     @property
     def pareto_front(self) -> ParetoFront | None:
-        """The front by what was searched on; `None` for a task without parts."""
+        """The Pareto front by the objectives of the search; `None` for a task without parts."""
         return ParetoFront.from_state(self.record.state)
 
     def constraint_values(self, place: ParticleIndex) -> dict[str, tuple[float, float]]:
-        """Of each constrained part its bound and its value on the searched part of dev."""
+        """Return each constrained part's bound and its value on the searched part of dev."""
         front = self.pareto_front
         if front is None or not front.constraint_bounds:
             return {}
         values = self.metric_task.subtask_utilities(self.dev_scores(place))  # type: ignore[attr-defined]
         bounds = dict(front.constraint_bounds)
         if front.base_index is not None and self.metric_task is not self.task:
-            # Only `base` bounds there are with another signal: the base by the task's own measure.
+            # Another signal allows only `base` bounds: compute the base by the task's own metric.
             base = self.metric_task.subtask_utilities(self.dev_scores(front.base_index))  # type: ignore[attr-defined]
             bounds = {name: base[name] for name in bounds}
         return {name: (bound, values[name]) for name, bound in bounds.items()}
 
     def search_utility(self, place: ParticleIndex) -> float:
-        """On the searched part of dev."""
+        """Return the utility on the searched part of dev."""
         return self.metric_task.utility(self.dev_scores(place))
 
     def best_finalists(self, most: int) -> list[ParticleIndex]:
-        """The best personal bests, the best first; at most one a particle."""
+        """Return the best personal bests, best first, at most one per particle."""
         if self.metric_task is self.task:
             return self.record.personal_bests(most)
         places = self.record.personal_bests(FINALIST_COUNT)
         return sorted(places, key=self._rank_key, reverse=True)[:most]
 
     def dev_scores(self, place: ParticleIndex) -> list[Score]:
-        """What a particle of a round comes to on the searched part of dev."""
+        """Return the scores of a particle on the searched part of dev."""
         if place not in self._dev:
             self._dev[place] = self._load_dev_scores(place)
         return self._dev[place]
@@ -173,26 +174,26 @@ class FinalEvaluation:
         )
 
     def holdout_scores(self, place: ParticleIndex) -> list[Score]:
-        """On the part of dev that the search did not see."""
+        """Return the scores on the part of dev that the search did not see."""
         return self._load_or_score("confirm", self.record.position_at(place), "judged", self.kept)
 
     def repeat_dev_scores(self, place: ParticleIndex) -> list[Score]:
-        """On the searched part of dev once more, in other batches."""
+        """Score the searched part of dev once more, in other batches."""
         position = self.record.position_at(place)
         return self._load_or_score("again", position, "judged", self.searched, self.ask_again)
 
     def test_scores(self, place: ParticleIndex) -> list[Score]:
-        """On the test split."""
+        """Return the scores on the test split."""
         return self.score_position_on_test(self.record.position_at(place))
 
     def score_position_on_dev(self, position: Sequence[float]) -> list[Score]:
-        """A position that the search may never have seen, on the searched part of dev."""
+        """Score a position, possibly new to the search, on the searched part of dev."""
         return self._load_or_score("judged", position, "judged", self.searched)
 
     def score_position_on_test(
         self, position: Sequence[float], places: Sequence[int] | None = None
     ) -> list[Score]:
-        """A position on the test split, or on some places of it."""
+        """Score a position on the test split, or on some indices of it."""
         every = range(len(self.task.items("test")))
         return self._load_or_score("test", position, "test", every if places is None else places)
 
@@ -204,7 +205,7 @@ class FinalEvaluation:
         places: Sequence[int],
         ask: ScoreFn | None = None,
     ) -> list[Score]:
-        """One position's scores, from the record if they are there."""
+        """Return one position's scores, from the record if they are stored there."""
         items = [self.task.items(data_split(split))[place] for place in places]
         name = short_digest([dict(item) for item in items])
         rows = self.record.load_answers(kind, position, name)
@@ -221,15 +222,15 @@ BASELINE_LABELS = {
     "recipe": "best recipe",
     "experts": "best expert of each domain",
 }
-"""What the best found may be compared with on test, by the names of the option, as tables say it.
+"""Baselines for the best position on test: option name -> label in tables.
 
-"recipe" is the best on dev of the static recipes (`swarm.optimizers.static_merges`); "experts" asks
-of each domain's items the expert that is best in it on dev, as a router that knows the domain
-would.
+"recipe" is the best on dev of the static recipes (`swarm.optimizers.static_merges`); "experts"
+scores each domain's items with the expert that is best in it on dev, as a router that knows the
+domain would.
 """
 
 SPENT_SUFFIXES = ("_tokens", "_cost")
-"""How measures end that say what a judgement took."""
+"""Suffixes of measures that are costs of a judgement."""
 
 
 def final_metrics(
@@ -240,20 +241,21 @@ def final_metrics(
     front: int = 0,
     baselines: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Compare what the search began with and what it found.
+    """Compare the start of the search with its result.
 
     Args:
-        ending: Of a run whose search is over.
+        ending: Evaluation of a run whose search is over.
         test: Whether to use the test split.
-        ensemble: How many personal bests may vote; 0 for no vote.
-        noise_floor: Whether the best found is asked the dev items again, in other batches.
-        front: How many points of the front are put to test.
-        baselines: Names of `BASELINES` that are put to test.
+        ensemble: Maximum number of personal bests that vote; 0 for no vote.
+        noise_floor: Whether to score the best position on dev again, in other batches.
+        front: Number of points of the front to score on test.
+        baselines: Names of `BASELINE_LABELS` to score on test.
 
     Returns:
-        The metrics, the original's names first. Intervals are 95 %, [low, high]; the p-value is
-        of a paired test on the test items. "constant_answers" is `None` where answers cannot be
-        graded, else as `swarm.tasks.metrics.summarize_constant_answers` returns it.
+        The metrics, with the original implementation's names first. Intervals are 95 %, [low,
+            high]; the p-value is of a paired test on the test items. "constant_answers" is `None`
+            if answers cannot be graded, else as `swarm.tasks.metrics.summarize_constant_answers`
+            returns it.
     """
     record, task = ending.record, ending.metric_task
     before, after = ending.choose_bests()
@@ -305,7 +307,7 @@ def final_metrics(
 def _holdout_metrics(
     ending: FinalEvaluation, before: ParticleIndex, after: ParticleIndex
 ) -> dict[str, Any]:
-    """Both bests on the part of dev that the search did not see."""
+    """Return the metrics of both bests on the part of dev that the search did not see."""
     task = ending.metric_task
     start, end = ending.holdout_scores(before), ending.holdout_scores(after)
     gain = paired_gain(task, end, start)
@@ -323,7 +325,7 @@ def _holdout_metrics(
 
 
 def _noise_floor(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any]:
-    """What rounding alone does: the same position and items, in other batches."""
+    """Measure the effect of rounding alone: the same position and items, in other batches."""
     first, again = ending.dev_scores(after), ending.repeat_dev_scores(after)
     changed = sum(a.answer != b.answer for a, b in zip(first, again, strict=True))
     difference = ending.metric_task.utility(again) - ending.metric_task.utility(first)
@@ -349,12 +351,12 @@ def _test_metrics(
 
 
 def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) -> dict[str, Any]:
-    """A baseline on test, and the best found beside it.
+    """Return the metrics of a baseline on test, with the gain of the best position over it.
 
     Returns:
-        "name", "label", "test" (as `swarm.tasks.metrics.utility_summary`), "gain" of the best found
-        over it, "gain_interval" ([low, high], 95 %), "p_value", and of a recipe and of experts,
-        which are chosen on dev, "dev" (likewise).
+        "name", "label", "test" (as `swarm.tasks.metrics.utility_summary`), "gain" of the best
+            position over it, "gain_interval" ([low, high], 95 %), "p_value", and for a recipe and
+            for experts, which are chosen on dev, "dev" (likewise).
     """
     task, state = ending.metric_task, ending.record.state
     own, rows, groups = state["own"], len(state["experts"]), len(state["groups"])
@@ -368,7 +370,7 @@ def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) 
         found["label"] += f" ({label})"
         scores = ending.score_position_on_test(position)
     else:
-        # Rows that are no experts of their own, such as noise, have no part in a soup.
+        # Extra rows that are not the user's experts, such as noise, are not part of a soup.
         share = 0.0 if name == "base" else 1 / own
         position = [share * (row < own) for row in range(rows)] * groups
         dev, scores = [], ending.score_position_on_test(position)
@@ -385,7 +387,7 @@ def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) 
 
 
 def _best_merge_or_expert(ending: FinalEvaluation) -> tuple[str, list[float], list[Score]]:
-    """The static recipe or expert that is best on the searched part of dev.
+    """Return the static recipe or expert that is best on the searched part of dev.
 
     Returns:
         Its label, its position and its scores there.
@@ -410,7 +412,7 @@ def _best_merge_or_expert(ending: FinalEvaluation) -> tuple[str, list[float], li
 def _best_expert_by_domain(
     ending: FinalEvaluation,
 ) -> tuple[list[Score], list[Score], dict[str, str]]:
-    """Scores on dev and on test where each domain is asked its best expert, and who that is."""
+    """Return dev and test scores with each domain scored by its best expert, and their names."""
     task, state = ending.metric_task, ending.record.state
     dev = [ending.task.items("dev")[place] for place in ending.searched]
     answers = [ending.dev_scores((0, i)) for i in range(state["own"])]
@@ -431,7 +433,7 @@ def _best_expert_by_domain(
 def _constraint_metrics(
     ending: FinalEvaluation, after: ParticleIndex, test: bool
 ) -> dict[str, Any]:
-    """Each constrained part's bound and value, of the best found; paired with the base on test."""
+    """Return the bound and value of each constrained part, paired with the base on test."""
     front, found = ending.pareto_front, {}
     for name, (bound, value) in ending.constraint_values(after).items():
         assert front is not None
@@ -451,7 +453,7 @@ def _constraint_metrics(
 
 
 def _front_metrics(ending: FinalEvaluation, most: int) -> list[dict[str, Any]]:
-    """Points of the front on dev and on test, part by part, by the task's own measure."""
+    """Return points of the front on dev and test, part by part, by the task's own metric."""
     front, task = ending.pareto_front, ending.metric_task
     if front is None:
         return []
@@ -474,13 +476,13 @@ def _front_metrics(ending: FinalEvaluation, most: int) -> list[dict[str, Any]]:
 
 
 def _subtask_scores(ending: FinalEvaluation, name: str, scores: Sequence[Score]) -> list[Score]:
-    """The scores of one part, as the part itself gave them."""
+    """Return the scores of one part, as given by the part itself."""
     found: list[Score] = ending.metric_task.scores_by_subtask(scores)[name]  # type: ignore[attr-defined]
     return found
 
 
 def _ensemble_metrics(ending: FinalEvaluation, most: int, test: bool) -> dict[str, Any]:
-    """The vote of the top k; k is the first best on dev, whose answers are all known."""
+    """Score the vote of the top k; k is the best on dev, where all answers are known."""
     task, members = ending.metric_task, ending.best_finalists(most)
     if len(members) < 2:
         return {}
@@ -509,10 +511,11 @@ def _ensemble_metrics(ending: FinalEvaluation, most: int, test: bool) -> dict[st
 
 
 def sum_scoring_costs(record: RunRecord) -> dict[str, dict[str, float]]:
-    """What scoring took, over dev and test: sums of the measures named *_tokens and *_cost.
+    """Sum the costs of scoring over dev and test: the measures named *_tokens and *_cost.
 
-    "first" is for texts that came up for the first time, "again" for those that some position had
-    written before: a scorer with a cache has not paid for them, nor for what an earlier run paid.
+    "first" is for texts that appeared for the first time, "again" for texts that an earlier
+    position had written: a scorer with a cache does not pay for these, nor for what an earlier run
+    paid.
     """
     seen: set[tuple[str, Any, str]] = set()
     found: dict[str, dict[str, float]] = {}
@@ -535,7 +538,7 @@ def sum_scoring_costs(record: RunRecord) -> dict[str, dict[str, float]]:
 
 
 def _improvement_stats(record: RunRecord) -> dict[str, int]:
-    """How often and when last the global best rose."""
+    """Return how often, and when last, the global best improved."""
     highest, rises = None, []
     for number, entry in enumerate(record.iterations):
         value = max((u for u in entry["utilities"] if u is not None), default=None)
@@ -551,6 +554,6 @@ def _improvement_stats(record: RunRecord) -> dict[str, int]:
 def _prefixed_summary(
     name: str, task: Task, scores: Sequence[Score], items: Sequence[Item]
 ) -> dict[str, Any]:
-    """What is said of a utility, each name begun with `name`."""
+    """Return the summary of a utility, with `name` as prefix of the keys."""
     found = utility_summary(task, scores, items).items()
     return {f"{name}_{key}": value for key, value in found if key != "utility"}

@@ -1,4 +1,4 @@
-"""What makes a search the one it is; a run folder goes on with no other."""
+"""Fingerprint of a search: the settings and data that must be equal on resume."""
 
 import re
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ IDENTITY_KEYS = (
     "confirm",
     "choose",
 )
-"""The parts of the configuration that count; devices, engine and tracker may change on resume."""
+"""Configuration sections that identify a search; engine and devices may change on resume."""
 
 IGNORED_SCORER_KEYS = re.compile(
     r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens|sandbox)(\.|$)"
 )
-"""Keys that say how a scorer is reached, paid or run, not what it answers: they may change."""
+"""Keys of a scorer's access, cost or execution; they do not change its scores and may change."""
 
 
 def search_identity(
@@ -38,10 +38,10 @@ def search_identity(
     model: BaseModel,
     pool: ExpertPool,
 ) -> dict[str, Any]:
-    """Settings with dotted keys, and digests of the data and of the weights they lead to.
+    """Return the settings with dotted keys, and digests of the data and weights they refer to.
 
     Args:
-        config: The configuration; may be empty where a run is made in Python.
+        config: The configuration; may be empty for runs created in Python.
         pool: An open pool.
     """
     return {
@@ -56,9 +56,9 @@ def search_identity(
 
 
 def task_source_digests(task: Task, path: str = "task") -> dict[str, str]:
-    """Digests of what a task's values depend on beside its settings and its items, by key.
+    """Return digests of further inputs of a task's scores, besides settings and items, by key.
 
-    See `swarm.tasks.base.HasSources`; parts of a mixture and scorers are asked too.
+    See `swarm.tasks.base.HasSources`; parts of a mixture and scorers are included.
     """
     found: dict[str, str] = {}
     for one in (task, getattr(task, "scorer", None)):
@@ -70,7 +70,7 @@ def task_source_digests(task: Task, path: str = "task") -> dict[str, str]:
 
 
 def engine_versions() -> dict[str, str]:
-    """The versions of the packages that compute the answers: another one may round otherwise."""
+    """Return the versions of the packages that compute the answers, as they affect rounding."""
     found = {"model-swarms": __version__}
     for name in ("torch", "transformers"):
         try:
@@ -83,10 +83,10 @@ def engine_versions() -> dict[str, str]:
 def shared_score_context(
     identity: Mapping[str, Any], config: Mapping[str, Any], task: Task, tested: bool
 ) -> dict[str, Any]:
-    """What the answer of a position to an item depends on, whoever looks for positions and how.
+    """Return everything the score of a position on an item depends on, independent of the search.
 
     Args:
-        identity: As `search_identity` gives it.
+        identity: Result of `search_identity`.
         config: The configuration; may be empty.
         tested: Whether the test split is used.
     """
@@ -101,7 +101,7 @@ def shared_score_context(
 
 
 def identity_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that count, with dotted keys; without secrets, see `identity_values`."""
+    """Return the identifying settings with dotted keys; without secrets, see `identity_values`."""
     flat = _flatten_config({key: config[key] for key in IDENTITY_KEYS if key in config})
     found = {key: value for key, value in flat.items() if not IGNORED_SCORER_KEYS.search(key)}
     cleaned: dict[str, Any] = identity_values(found)
@@ -109,12 +109,12 @@ def identity_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest_items(task: Task, split: str) -> str:
-    """16 hexadecimal digits that change with any item of a split."""
+    """Return 16 hexadecimal digits that change with any item of a split."""
     return short_digest([dict(item) for item in task.items(split)])
 
 
 def _flatten_config(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """A configuration with dotted keys; lists stay whole."""
+    """Flatten a configuration to dotted keys; lists are not flattened."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         here = f"{path}.{name}" if path else str(name)

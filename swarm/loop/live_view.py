@@ -1,4 +1,8 @@
-"""What a finished search prints: a table, and what may be said of it."""
+"""Terminal view of a search: live progress while it runs, and the summary table at its end.
+
+Contains `SearchProgress` (the numbers), `render_progress` (the numbers as terminal lines), the
+summary of final metrics, and `LiveView`, which prints plain lines where there is no terminal.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,29 +24,27 @@ from swarm.runs.describe import (
 )
 from swarm.stats.format import format_duration
 
-# How far a search is: what a live view shows of it, and what its folder says.
-
 RECENT_ITERATIONS = 5
-"""So many last iterations say how long the next ones take."""
+"""Number of last iterations from which the remaining time is estimated."""
 
 
 class SearchProgress:
-    """The numbers of a running search.
+    """Progress numbers of a running search.
 
     Args:
-        most: The most iterations that may come.
-        clock: Gives the seconds.
+        most: Maximum number of iterations.
+        clock: Returns the time in seconds.
 
     Attributes:
-        what: The evaluation at hand, in words.
-        iteration: The one at hand, or the last.
-        done, total: Items of the evaluation at hand, counted for every position.
+        what: Description of the current evaluation.
+        iteration: The current iteration, or the last one.
+        done, total: Items of the current evaluation, counted for every position.
         utilities: [particles][iterations], `None` where none was measured.
         lowest: The lowest utility so far.
-        best: The highest utility so far; `gain` what it has over the one before, `bettered` the
-            iteration that found it.
-        asked: Prompts that were put; `saved` by what others were not.
-        writing: What is being written; empty if nothing.
+        best: The highest utility so far; `gain` is its improvement over the previous one,
+            `bettered` the iteration that found it.
+        asked: Number of prompts scored; `saved` counts prompts saved, by cause.
+        writing: Description of the current write; empty if none.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,30 +65,30 @@ class SearchProgress:
         self._began = self._clock()
 
     def start_evaluation(self, what: str, iteration: int, positions: int, items: int) -> None:
-        """An evaluation of so many positions on so many items begins."""
+        """Start an evaluation of this many positions on this many items."""
         self.what, self.iteration = what, iteration
         self.done, self.total = 0, positions * items
         self.prompts = self.tokens = 0
         self._began = self._clock()
 
     def add_job_result(self, result: JobResult) -> None:
-        """A job is done."""
+        """Count a finished job."""
         scored = sum(len(scores) for scores in result.scores)
         self.done += result.prompts if result.gradient else scored
         self.prompts += result.prompts
         self.tokens += result.tokens
 
     def end_iteration(self, entry: Mapping[str, Any]) -> None:
-        """An iteration is over.
+        """Count a finished iteration and its duration.
 
         Args:
-            entry: Its round, as the record keeps it.
+            entry: The iteration's entry in the record.
         """
         self._seconds.append(self._clock() - self._began)
         self.add_iteration(entry)
 
     def add_iteration(self, entry: Mapping[str, Any]) -> None:
-        """Count a round of the record, of this process or of one before it."""
+        """Count an iteration of the record, of this process or an earlier one."""
         number = len(self.utilities[0]) if self.utilities else 0
         self.utilities = self.utilities or [[] for _ in entry["utilities"]]
         for mine, utility in zip(self.utilities, entry["utilities"], strict=True):
@@ -106,23 +108,23 @@ class SearchProgress:
 
     @property
     def latest_utilities(self) -> list[float | None]:
-        """Every particle's utility in the last iteration."""
+        """Utility of every particle in the last iteration."""
         return [mine[-1] for mine in self.utilities]
 
     @property
     def prompts_per_second(self) -> float:
-        """Of the evaluation at hand; 0 if nothing had to be evaluated."""
+        """Prompts per second in the current evaluation; 0 if there was nothing to evaluate."""
         return self.prompts / self._elapsed_seconds()
 
     @property
     def tokens_per_second(self) -> float:
-        """Read and generated, in the evaluation at hand."""
+        """Tokens read and generated per second in the current evaluation."""
         return self.tokens / self._elapsed_seconds()
 
     def seconds_left(self) -> float | None:
-        """At most, by the pace of the last iterations; `None` while nothing is known of it.
+        """Return the maximum of seconds left, from the last iterations' pace; `None` if unknown.
 
-        An evaluation after the last iteration counts by its own pace. What follows it does not.
+        An evaluation after the last iteration uses its own pace; what follows it is not included.
         """
         here = self._evaluation_seconds_left()
         if not self.what.startswith("iteration"):
@@ -132,7 +134,7 @@ class SearchProgress:
                 return None
             return here + (self.most - self.iteration) * (self._elapsed_seconds() + here)
         recent: Sequence[float] = self._seconds[-RECENT_ITERATIONS:]
-        # The first has the start of the workers in it.
+        # The first iteration includes the start of the workers.
         mean = sum(recent[1:] or recent) / len(recent[1:] or recent)
         over = len(self.utilities[0]) > self.iteration if self.utilities else False
         rest = max(0, self.most - self.iteration) * mean
@@ -143,7 +145,7 @@ class SearchProgress:
         )
 
     def to_status(self) -> dict[str, Any]:
-        """The numbers that `swarm.runs.lock.RunLock.update_status` puts into the folder."""
+        """Return the status that `swarm.runs.lock.RunLock.update_status` writes to the folder."""
         left = self.seconds_left()
         return {
             "what": self.what,
@@ -160,36 +162,34 @@ class SearchProgress:
         return max(self._clock() - self._began, 1e-9)
 
     def _evaluation_seconds_left(self) -> float | None:
-        """Seconds that the evaluation at hand still takes."""
+        """Return the seconds that the current evaluation still takes."""
         if not self.done:
             return None
         return self._elapsed_seconds() / self.done * max(0, self.total - self.done)
 
 
-# The live view as lines of a terminal: as wide as it is, and no higher.
-
 BLOCK_CHARS = "▁▂▃▄▅▆▇█"
 ASCII_CHARS = "_.-~=+*#"
-"""Eight heights, for a terminal without the blocks."""
+"""Eight heights, for terminals without Unicode block characters."""
 
 MAX_SPARKLINE = 24
-"""Iterations of a sparkline at most, the last ones."""
+"""Maximum number of (last) iterations in a sparkline."""
 
 BAR_WIDTH = 16
-"""Columns of the bar of the evaluation at hand."""
+"""Width of the progress bar of the current evaluation, in columns."""
 
 PIECE_GAP = "  "
 
 
 def render_progress(progress: SearchProgress, width: int, height: int, blocks: bool = True) -> Text:
-    """A running search in at most `height` lines of at most `width` columns.
+    """Render a running search in at most `height` lines of at most `width` columns.
 
-    First what it does and how fast, then the best and what is saved, then every particle: its
-    number, its utilities over the iterations as a sparkline, and the present one; "*" stands at
-    the best so far. Where not all particles have room, the last line counts the others.
+    The first lines show activity and speed, then the best utility and the savings, then each
+    particle: its number, a sparkline of its utilities, and the current one; "*" marks the best so
+    far. If not all particles fit, the last line gives the number of the others.
 
     Args:
-        blocks: Whether the terminal can write more than ASCII.
+        blocks: Whether the terminal supports characters beyond ASCII.
     """
     head = wrap_pieces(_work_pieces(progress, blocks), width)
     if progress.best is not None:
@@ -203,7 +203,7 @@ def render_progress(progress: SearchProgress, width: int, height: int, blocks: b
 
 
 def wrap_pieces(pieces: Sequence[Text | str], width: int) -> list[Text]:
-    """Pieces side by side, each whole; what has no room begins a new line."""
+    """Join pieces into lines; a piece that does not fit starts a new line and is not broken."""
     lines: list[Text] = []
     for piece in pieces:
         text = Text(piece) if isinstance(piece, str) else piece
@@ -238,7 +238,7 @@ def _best_pieces(progress: SearchProgress) -> list[Text | str]:
 
 
 def _saved_pieces(progress: SearchProgress) -> list[Text | str]:
-    """Prompts that were not put, by what saved them, and what is being written."""
+    """Return prompts saved, by cause, and what is being written."""
     saved = {name: count for name, count in progress.saved.items() if count}
     pieces: list[Text | str] = []
     if saved:
@@ -249,7 +249,7 @@ def _saved_pieces(progress: SearchProgress) -> list[Text | str]:
 
 
 def format_time_left(progress: SearchProgress) -> list[str]:
-    """The time left as a piece; none while nothing is known of it."""
+    """Return the time left as a piece; empty if unknown."""
     left = progress.seconds_left()
     return [f"at most {format_duration(max(left, 1))} left"] if left else []
 
@@ -257,7 +257,7 @@ def format_time_left(progress: SearchProgress) -> list[str]:
 def render_particles(
     progress: SearchProgress, width: int, height: int, blocks: bool = True
 ) -> list[Text]:
-    """The particles in at most `height` rows, with the longest sparklines that fit."""
+    """Render the particles in at most `height` rows, with the longest sparklines that fit."""
     if not progress.utilities:
         return []
     count = len(progress.utilities)
@@ -295,10 +295,10 @@ def _particle_cell(
 def draw_sparkline(
     values: Sequence[float | None], span: tuple[float, float], blocks: bool = True
 ) -> str:
-    """A row of numbers as a row of heights, "·" where there is none.
+    """Draw a row of numbers as a row of heights, "·" for missing values.
 
     Args:
-        span: What the lowest and the highest height stand for.
+        span: Values of the lowest and the highest height.
     """
     heights, nothing = (BLOCK_CHARS, "·") if blocks else (ASCII_CHARS, " ")
     low, high = span
@@ -315,15 +315,15 @@ def _utility_range(progress: SearchProgress) -> tuple[float, float]:
 
 
 def format_utility(value: float | None) -> str:
-    """A utility in three digits; a dash where there is none."""
+    """Format a utility with three decimals; a dash if it is missing."""
     return "  -  " if value is None else f"{value:.3f}"
 
 
 def summary_table(metrics: dict[str, Any]) -> Table:
-    """The best initial expert and the best found, on dev and, where it was asked, on test.
+    """Return the table of best initial expert and best position, on dev and, if scored, on test.
 
     Args:
-        metrics: As `swarm.loop.final_metrics.final_metrics` returns them.
+        metrics: As returned by `swarm.loop.final_metrics.final_metrics`.
     """
     tested = "test_gain" in metrics
     made = Table()
@@ -340,7 +340,7 @@ def summary_table(metrics: dict[str, Any]) -> Table:
 
 
 def domain_summary_table(metrics: dict[str, Any]) -> Table | None:
-    """Utilities by domain, on test or, without a test, on dev; `None` without several domains."""
+    """Return utilities by domain, on test or else on dev; `None` without several domains."""
     found = domain_table(metrics, "test" if "test_gain" in metrics else "dev")
     if found is None:
         return None
@@ -356,10 +356,10 @@ def domain_summary_table(metrics: dict[str, Any]) -> Table | None:
 def summary_lines(
     metrics: dict[str, Any], experts: Sequence[str], groups: Sequence[str] = ("all",)
 ) -> list[str]:
-    """What may be said of the table, and the best found in words.
+    """Return the comments on the table, and a description of the best position.
 
     Args:
-        metrics: As `swarm.loop.final_metrics.final_metrics` returns them.
+        metrics: As returned by `swarm.loop.final_metrics.final_metrics`.
         experts, groups: The pool's names.
     """
     words = describe_position(experts, metrics["ending_best_position"], groups)
@@ -377,7 +377,7 @@ def summary_lines(
 
 
 def subtask_lines(metrics: dict[str, Any]) -> list[str]:
-    """Each part of a mixture, on dev and on test, where `domains` does not show it."""
+    """Return a line per part of a mixture, on dev and test, unless the domain table shows them."""
     if domain_summary_table(metrics):
         return []
     lines = []
@@ -389,7 +389,7 @@ def subtask_lines(metrics: dict[str, Any]) -> list[str]:
 
 
 def front_lines(metrics: dict[str, Any]) -> list[str]:
-    """The size of the front on dev and its hypervolume, where the task has parts."""
+    """Return the size of the front on dev and its hypervolume, if the task has parts."""
     points, (first, last) = metrics.get("front_points", 0), metrics.get("hypervolume", (0.0, 0.0))
     if points < 2:
         return []
@@ -400,7 +400,7 @@ def front_lines(metrics: dict[str, Any]) -> list[str]:
 
 
 def scoring_cost_line(spent: dict[str, dict[str, float]]) -> str:
-    """What scoring took, as `swarm.loop.final_metrics.sum_scoring_costs` has it."""
+    """Format the costs returned by `swarm.loop.final_metrics.sum_scoring_costs`."""
     sums = [f"{name} {n['first']:.6g} + {n['again']:.6g}" for name, n in spent.items()]
     return (
         f"scoring took {', '.join(sums)} (texts met for the first time + met again, which a cache "
@@ -409,7 +409,7 @@ def scoring_cost_line(spent: dict[str, dict[str, float]]) -> str:
 
 
 def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
-    """The final table's rows: model, dev, test."""
+    """Return the rows of the final table: model, dev, test."""
     names = {
         "starting": f"best initial expert ({metrics['starting_best_expert']})",
         "ending": "best found",
@@ -450,7 +450,7 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
 
 
 def _format_gain(metrics: dict[str, Any], one: dict[str, Any]) -> str:
-    """How far the best found is above a model on test, with interval and p."""
+    """Format the gain of the best position over a model on test, with interval and p-value."""
     if "gain" not in one:
         return ""
     scale = 100.0 if metrics.get("in_points", False) else 1.0
@@ -462,24 +462,22 @@ def _format_with_interval(number: float, interval: Sequence[float]) -> str:
     return f"{number:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
-# What a running search shows: a live view in a terminal, plain lines anywhere else.
-
 PLAIN_COLUMNS = 160
 
 
 class LiveView:
-    """A search in a terminal; where there is none, a line an iteration without escape codes.
+    """Live view of a search in a terminal; elsewhere one line per iteration without escape codes.
 
     Args:
-        progress: What it shows, which others keep up to date.
-        console: Where to write; standard output by default.
+        progress: The progress shown; updated by the caller.
+        console: Output console; standard output by default.
     """
 
     def __init__(self, progress: SearchProgress, console: Console | None = None) -> None:
         self.progress = progress
         self.console = console or Console()
         if not self.console.is_terminal:
-            # A file or a pipe has no width of its own; nothing is cut off there.
+            # A file or a pipe has no terminal width; do not wrap there.
             self.console.width = max(self.console.width, PLAIN_COLUMNS)
         self._live: Live | None = None
 
@@ -500,13 +498,13 @@ class LiveView:
             self._live = None
 
     def print_line(self, line: str) -> None:
-        """Print one line that stays; a terminal gets it broken between words."""
-        # A word that is too long, such as a path, stays whole: the terminal goes on below.
+        """Print one permanent line; a terminal gets it wrapped between words."""
+        # Overlong words such as paths are not broken, so that they can be copied.
         for row in wrap(line, self._line_width(), break_long_words=False, break_on_hyphens=False):
             self.console.print(Text(row), soft_wrap=True)
 
     def print_iteration(self) -> None:
-        """An iteration is over: one line of it stays."""
+        """Print one permanent line for the finished iteration."""
         progress = self.progress
         measured = [u for u in progress.latest_utilities if u is not None]
         span = f"{min(measured):.3f} to {max(measured):.3f}" if measured else "none"
@@ -522,7 +520,7 @@ class LiveView:
         self.console.print(wrap_pieces(pieces, self._line_width())[0], soft_wrap=True)
 
     def _line_width(self) -> int:
-        """Columns; a file or a pipe takes any number."""
+        """Return the number of columns; files and pipes are unlimited."""
         return self.console.width if self.console.is_terminal else 10_000
 
     def _render(self) -> Text:
@@ -534,10 +532,10 @@ class LiveView:
     def print_summary(
         self, metrics: dict[str, Any], experts: Sequence[str], groups: Sequence[str] = ("all",)
     ) -> None:
-        """Print the final table and what may be said of it.
+        """Print the final table and the comments on it.
 
         Args:
-            metrics: As `swarm.loop.final_metrics.final_metrics` returns them.
+            metrics: As returned by `swarm.loop.final_metrics.final_metrics`.
             experts, groups: The pool's names.
         """
         self.console.print(summary_table(metrics))
@@ -546,7 +544,5 @@ class LiveView:
         for line in summary_lines(metrics, experts, groups):
             self.print_line(line)
 
-
-# What people see of a search while it runs, and at its end.
 
 __all__ = ["LiveView", "SearchProgress", "scoring_cost_line"]

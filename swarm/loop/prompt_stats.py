@@ -1,4 +1,8 @@
-"""What a task asks and has judged, found out without a model that answers and without a scorer."""
+"""Requests and judged texts of a task, counted without running a model or a scorer.
+
+Also fits a task's prompts to a model's context: items that are too long are refused, dropped or
+truncated.
+"""
 
 import logging
 import math
@@ -22,26 +26,26 @@ from swarm.tasks.mixture import Mixture
 log = logging.getLogger(__name__)
 
 MAX_REPEATED_TOKENS = 64
-"""Tokens of what a judge is told where its reply has no rating, about."""
+"""Approximate tokens of the repeated instruction to a judge whose reply had no rating."""
 
 UNTRUNCATED_FIELDS = ("id", "answer", "domain", "split", "task")
-"""Fields of an item that are not truncated."""
+"""Fields of an item that are never truncated."""
 
 CHARACTERS_PER_TOKEN = 4
-"""Of English text a token, where there is no tokenizer to ask."""
+"""Estimate for English text, used when there is no tokenizer."""
 
 MAX_ROUNDS = 20
-"""A play that asks for more rounds than this, told nothing but empty answers, is let go."""
+"""Maximum number of rounds in `Task.run`; a task with more, given empty answers, is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptStats:
-    """What the task asks about dev.
+    """Statistics of a task's requests on dev.
 
     Attributes:
-        tokens: Of each request, of all rounds of a play.
-        new: The most tokens that one may be answered with.
-        how: How tokens were counted, in words.
+        tokens: Prompt tokens of each request, of all rounds of `Task.run`.
+        new: Maximum number of tokens of an answer.
+        how: Description of how tokens were counted.
     """
 
     tokens: list[int]
@@ -50,23 +54,23 @@ class PromptStats:
 
 
 class TokenCounter:
-    """Counts the tokens of prompts, each once and many at a time."""
+    """Counts the tokens of prompts in batches, each distinct prompt once."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._known: dict[Any, int] = {}
 
     def count_prompts(self, prompts: Iterable[Any]) -> None:
-        """Count prompts, texts or turns.
+        """Count prompts: texts or chat turns.
 
         Raises:
-            UserError: Turns cannot be written: there is no chat template, or it refuses them.
+            UserError: Turns cannot be rendered: the chat template is missing or rejects them.
         """
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._known]
         plain = [prompt for prompt in new if isinstance(prompt, str)]
         turns = [prompt for prompt in new if not isinstance(prompt, str)]
         if turns and not getattr(self.tokenizer, "chat_template", None):
-            # One that writes turns by rules of its own, or cannot.
+            # Without a template, turns are rendered by fixed rules of the tokenizer, or fail.
             self._known |= {prompt: len(encode_prompt(self.tokenizer, prompt)) for prompt in turns}
             turns = []
         written = [
@@ -79,12 +83,12 @@ class TokenCounter:
                 self._known |= {p: max(1, len(row)) for p, row in zip(some, rows, strict=True)}
 
     def tokens_needed(self, prompt: Any, choices: Sequence[str], new: int, context: float) -> int:
-        """The tokens of a prompt and its longest choice, or of `new` more without choices."""
+        """Return the tokens of a prompt and its longest choice, or of `new` more without any."""
         self.count_prompts([prompt])
         known = self._known[prompt]
         if not choices:
             return known + max(1, new)
-        # No tokenizer makes more tokens than bytes of what it does not know.
+        # Byte length bounds the number of tokens from above, and is cheaper than encoding.
         most = max(len(choice.encode("utf-8", "replace")) for choice in choices) + 1
         if known + most > context:
             most = max(len(encode_choice(self.tokenizer, prompt, choice)) for choice in choices)
@@ -94,22 +98,22 @@ class TokenCounter:
 def fit_to_context(
     task: Task, tokenizer: Any, context: float, test: bool = True, key: str = "task"
 ) -> list[str]:
-    """See that a tokenizer can write what the task asks, and that it fits into the context.
+    """Check that the tokenizer can render the task's prompts and that they fit into the context.
 
-    Counted are all rounds of a play, as if earlier answers were as long as they may be (of a task
-    with a scorer to open the first alone), and the gold answers that a gradient learns from. Items
-    that do not fit are refused, or dropped or truncated where the task's `too_long` says so.
+    All rounds of `Task.run` are counted, as if earlier answers had their maximum length (only the
+    first round if the task has a scorer to set up), and the gold answers used for gradients. Items
+    that do not fit are refused, or dropped or truncated if the task's `too_long` is set so.
 
     Args:
-        context: Tokens that the model can have; infinity where nothing says so.
-        test: Whether the test split is asked too.
-        key: The task's, for messages.
+        context: Context length in tokens; infinity if unknown.
+        test: Whether the test split is used too.
+        key: The task's configuration key, for messages.
 
     Returns:
-        What was dropped or truncated, in lines, which are logged too.
+        Lines on what was dropped or truncated; they are logged too.
 
     Raises:
-        UserError: Turns cannot be written, or items are too long.
+        UserError: Turns cannot be rendered, or items are too long.
     """
     if parts := getattr(task, "tasks", None):
         found = [
@@ -129,18 +133,18 @@ def fit_to_context(
 def _fit_split(
     task: Task, split: str, lengths: TokenCounter, context: float, key: str
 ) -> list[str]:
-    """`fit` of one split of a task without parts."""
+    """Run `fit_to_context` on one split of a task without parts."""
     try:
         items = task.items(split)
     except UserError:
         if split == "dev":
             raise
-        return []  # whoever asks the test split says what is wrong with it
+        return []  # the error is raised where the test split is used
     asked = [_item_requests(task, item, split) for item in items]
     lengths.count_prompts(prompt for mine in asked for prompt, _, _ in mine)
     needs = [max(lengths.tokens_needed(*one, context) for one in mine) for mine in asked]
     told = _handle_long_items(task, split, needs, context, lengths, "the model's", key)
-    # Of a judge's model nothing is cut: what it is shown is the item and the whole answer.
+    # A judge's prompt is never truncated: it contains the item and the full answer.
     needs, context = _judge_token_needs(task, task.items(split))
     return told + _handle_long_items(task, split, needs, context, lengths, "the judge's", key)
 
@@ -154,7 +158,7 @@ def _handle_long_items(
     who: str,
     key: str,
 ) -> list[str]:
-    """Refuse, drop or truncate the items of a split that need more tokens than there are."""
+    """Refuse, drop or truncate the items of a split that exceed the context."""
     items = task.items(split)
     long = [place for place, tokens in enumerate(needs) if tokens > context]
     if not long:
@@ -184,9 +188,9 @@ def _handle_long_items(
 
 
 def _judge_token_needs(task: Task, items: Sequence[Item]) -> tuple[list[int], float]:
-    """What a judge on this machine may need for each item, and its context; nothing of others.
+    """Return the token needs of a local judge per item, and its context; empty for other scorers.
 
-    Counted as if the answer had all its tokens and the judge's reply had to be asked for twice.
+    Assumes that the answer has its maximum length and that the judge's reply is requested twice.
     """
     scorer = getattr(task, "scorer", None)
     model = getattr(scorer, "model", None)
@@ -205,13 +209,13 @@ def _judge_token_needs(task: Task, items: Sequence[Item]) -> tuple[list[int], fl
 
 
 def _item_requests(task: Task, item: Item, split: str) -> list[tuple[Any, Sequence[str], int]]:
-    """Of one item, each prompt with its choices and the most tokens after it."""
+    """Return each prompt of one item with its choices and the maximum of tokens after it."""
     found: list[tuple[Any, Sequence[str], int]] = []
-    # With a signal of its own a search asks otherwise than its verdict.
+    # With another signal, search and final verdict make different requests.
     for played in {id(one): one for one in (task, metric_task(task))}.values():
         earlier = 0
         for requests in _iterate_rounds(played, [item], MAX_ROUNDS):
-            # A later round may quote what an earlier one has answered.
+            # A later round may quote the answers of an earlier one.
             found += [(one.prompt, one.choices, one.max_new_tokens + earlier) for one in requests]
             if earlier and requests:
                 found += [(one.prompt, (), earlier + 1) for one in requests if one.choices]
@@ -224,7 +228,7 @@ def _item_requests(task: Task, item: Item, split: str) -> list[tuple[Any, Sequen
 def _truncate_item(
     task: Task, item: Item, split: str, lengths: TokenCounter, context: float, about: str, key: str
 ) -> Item:
-    """An item whose longest texts have lost as much of their beginnings as they must."""
+    """Truncate the beginnings of an item's longest texts, as little as needed."""
 
     def tokens_needed(changed: Item) -> int:
         asked = _item_requests(task, changed, split)
@@ -238,8 +242,8 @@ def _truncate_item(
     for name in sorted(texts, key=lambda name: -len(item[name])):
         text, before = item[name], tokens_needed(item)
         if tokens_needed({**item, name: ""}) >= before:
-            continue  # the prompt does not show it
-        # The most characters of its end with which the item fits; of a token there are few.
+            continue  # not part of the prompt
+        # Bisect the longest suffix that fits; 16 characters per token is an upper bound.
         low, high = -1, min(len(text) - 1, int(16 * context))
         while low < high:
             middle = (low + high + 1) // 2
@@ -252,7 +256,7 @@ def _truncate_item(
 
 
 def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
-    """The requests of all rounds about all dev items, and their lengths."""
+    """Count the requests of all rounds on all dev items, and their lengths."""
     first, later = collect_requests(task)
     each = [*first, *later]
     new = max(request.max_new_tokens for request in each)
@@ -272,10 +276,10 @@ def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
 
 
 def collect_requests(task: Task, rounds: int = MAX_ROUNDS) -> tuple[list[Request], list[Request]]:
-    """What the task asks about dev in its first round, and later if all answers are empty.
+    """Return the requests on dev of the first round, and of later ones if all answers are empty.
 
-    One with something to open (`Prepared`: a judge, a reward model) is asked for its first round
-    alone, as its scores may cost money.
+    A task with a scorer to set up (`RequiresSetup`: a judge, a reward model) runs only its first
+    round, as its scores may cost money.
     """
     if isinstance(task, Mixture):
         parts = [collect_requests(part, rounds) for part in task.tasks.values()]
@@ -285,12 +289,12 @@ def collect_requests(task: Task, rounds: int = MAX_ROUNDS) -> tuple[list[Request
 
 
 def _iterate_rounds(task: Task, items: Sequence[Item], most: int) -> Iterator[list[Request]]:
-    """The requests of each round of a play, if all answers are empty; see `requests`."""
+    """Yield the requests of each round of `Task.run`, given empty answers."""
     play = task.run(items)
     answers: list[Completion] | None = None
     for _ in range(1 if isinstance(task, RequiresSetup) else most):
         try:
-            # The first `send` to a generator has to be None.
+            # The first value sent to a generator must be None.
             asked = play.send(answers)  # type: ignore[arg-type]
         except StopIteration:
             break
@@ -300,12 +304,12 @@ def _iterate_rounds(task: Task, items: Sequence[Item], most: int) -> Iterator[li
 
 
 def _empty_completion(choices: int) -> Completion:
-    """An answer that says nothing, and that so many choices of a token each are certain."""
+    """Return an empty answer with log-probability 0 for each choice, of one token each."""
     return Completion("", (0.0,) * choices, choice_tokens=(1,) * choices)
 
 
 def count_judged_texts(task: Task, split: str) -> Counter[str]:
-    """How many texts of one position each kind of scorer judges that has something to open."""
+    """Count the texts of one position that scorers with a setup judge, by scorer class."""
     if isinstance(task, Mixture):
         return sum((count_judged_texts(part, split) for part in task.tasks.values()), Counter())
     scorer = getattr(task, "scorer", None)

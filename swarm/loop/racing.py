@@ -1,7 +1,8 @@
-"""Racing: a particle is asked no more items once it cannot, or hardly can, beat its own best.
+"""Racing: a particle is stopped early once it cannot, or is unlikely to, beat its personal best.
 
 The idea is that of irace and F-race (Birattari et al., GECCO 2002): compare on the same items in
-blocks and drop who falls behind. Here everybody races against the own personal best alone.
+blocks and drop candidates that fall behind. Here each particle races only against its own personal
+best.
 """
 
 import math
@@ -21,22 +22,22 @@ from swarm.tasks.base import Score, Task
 RACING_RULES = ("off", "exact", "z")
 
 ITEM_ORDER_STREAM = 1_000_000
-"""Purpose of the draw of an item order; far from those of any optimizer, which share the seed."""
+"""Purpose id of the random stream of item orders; far from the ids of optimizers (same seed)."""
 
 
 class DevScoreFn(Protocol):
-    """Scores positions together on the dev items at some places."""
+    """Scores positions together on the dev items at the given indices."""
 
     def __call__(
         self, positions: Sequence[Sequence[float]], *, items: Sequence[int]
     ) -> list[list[Score]]:
-        """One score an item for each position, in the order of the places."""
+        """Return one score per item for each position, in the order of the indices."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """What a particle has to beat: its personal best's utility and value on every dev item."""
+    """The score to beat: a personal best's utility and its value on every dev item."""
 
     utility: float
     values: tuple[float, ...]
@@ -44,13 +45,13 @@ class Incumbent:
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """What came of the particles of one iteration.
+    """Result of racing the particles of one iteration.
 
     Attributes:
-        scores: Of each particle that was evaluated, place of the item -> score, in file order.
-        stopped: Those of them that were not asked all items.
-        asked: Prompts put, counted as items a position; equal positions are asked once.
-        saved: Prompts that were not put because a particle was stopped, counted alike.
+        scores: Of each evaluated particle, item index -> score, in file order.
+        stopped: Evaluated particles that were stopped before their last item.
+        asked: Number of prompts scored, counted per item and position; equal positions count once.
+        saved: Number of prompts saved by stopping particles, counted alike.
     """
 
     scores: dict[int, dict[int, Score]]
@@ -59,11 +60,11 @@ class RaceResult:
     saved: int
 
     def complete_scores(self) -> dict[int, list[Score]]:
-        """The scores of the particles that were asked all items; of no other is a utility known."""
+        """Return the scores of fully evaluated particles; only these have a utility."""
         return {i: list(s.values()) for i, s in self.scores.items() if i not in self.stopped}
 
     def to_record(self, particles: int) -> dict[str, Any]:
-        """What the record keeps of it; `items_scored` is None for who was not evaluated."""
+        """Return the JSON record; `items_scored` is None for particles that were not evaluated."""
         scored = [len(self.scores[i]) if i in self.scores else None for i in range(particles)]
         return {
             "items_scored": scored,
@@ -73,24 +74,24 @@ class RaceResult:
 
 
 class Racing:
-    """When to stop a particle; it is stopped between chunks of items, never in the first round.
+    """Stops particles early, between chunks of items and never in the first iteration.
 
     A stopped particle has no utility, so every personal and global best is scored on all items.
 
     - "off": never.
     - "exact": when its remaining items, all at their highest value, cannot lift it strictly above
-      its personal best. No improvement is ever lost. The items come hardest first: in the order
-      of their mean value over the swarm's personal bests, of equal ones the first in the file.
-    - "z": when a one-sided paired z-test on the items asked so far says that on all dev items it
-      would be worse than its personal best. The items come in an order drawn anew each iteration.
-      The normal approximation is rough below about 25 items; an improvement can be lost.
+      its personal best. No improvement is ever lost. Items are ordered hardest first: by their mean
+      value over the swarm's personal bests, ties in file order.
+    - "z": when a one-sided paired z-test on the items scored so far finds that on all dev items it
+      would be worse than its personal best. Items are shuffled anew in each iteration. The normal
+      approximation is rough below about 25 items; an improvement can be lost.
 
     Args:
-        rule: As above.
-        level: With "z", the chance, at most, that a particle just as good as its personal best
-            is stopped in an iteration, over all looks: Bonferroni's correction divides it by their
-            number. Above 0, below .5.
-        chunk: Items asked between two looks; the particles still in the race are asked together.
+        rule: One of the above.
+        level: With "z", upper bound of the probability that a particle just as good as its personal
+            best is stopped in an iteration, over all looks (Bonferroni correction: divided by their
+            number). Above 0, below .5.
+        chunk: Items between two looks; particles still in the race are scored together.
 
     Raises:
         UserError: A value is not allowed.
@@ -98,7 +99,7 @@ class Racing:
 
     def __init__(self, rule: str = "off", level: float = 0.05, chunk: int = 25) -> None:
         if rule is False:
-            rule = "off"  # what YAML makes of the bare word
+            rule = "off"  # YAML parses a bare `off` as false
         if rule not in RACING_RULES:
             raise UserError(f"racing.rule={rule}: must be one of {', '.join(RACING_RULES)}")
         if not isinstance(level, float) or not 0 < level < 0.5:
@@ -110,7 +111,7 @@ class Racing:
         self._values: dict[tuple[int, int], tuple[float, ...]] = {}
 
     def check_raceable(self, task: Task, optimizer: Optimizer) -> None:
-        """Whether this task and this optimizer, started, can be raced.
+        """Check that this task and this (started) optimizer can be raced.
 
         Raises:
             UserError: The optimizer has no personal bests; the utility is not the mean of the
@@ -132,7 +133,7 @@ class Racing:
         self._highest = highest if highest is not None else math.inf
 
     def find_incumbents(self, record: RunRecord) -> list[Incumbent | None]:
-        """Of each particle what it has to beat, None if nothing; none at all if nobody races."""
+        """Return each particle's incumbent (None if it has none); empty if racing is off."""
         if self.rule == "off" or not record.iterations:
             return []
         found: list[Incumbent | None] = []
@@ -155,12 +156,12 @@ class Racing:
         seed: int,
         iteration: int,
     ) -> RaceResult:
-        """Score particles on dev, chunk by chunk, as long as each is worth it.
+        """Score particles on dev, chunk by chunk, until each is finished or stopped.
 
         Args:
-            positions: [K] of each particle that is to be scored.
-            marks: As `marks` gives them, of all particles.
-            items: How many there are.
+            positions: Position [K] of each particle to be scored.
+            marks: Incumbents of all particles, as returned by `find_incumbents`.
+            items: Number of dev items.
         """
         racing = any(mark is not None for mark in marks)
         order = self.item_order(marks, items, seed, iteration) if racing else list(range(items))
@@ -185,7 +186,7 @@ class Racing:
     def item_order(
         self, marks: Sequence[Incumbent | None], items: int, seed: int, iteration: int
     ) -> list[int]:
-        """The order in which every particle of an iteration meets the items."""
+        """Return the order in which every particle of an iteration is scored on the items."""
         if self.rule == "z":
             draw = counter_rng(seed, iteration, 0, ITEM_ORDER_STREAM)
             return [int(place) for place in draw.permutation(items)]
@@ -193,7 +194,7 @@ class Racing:
         return [int(place) for place in np.argsort(known.mean(axis=0), kind="stable")]
 
     def _check_mean_utility(self, values: Sequence[float], utility: float) -> None:
-        """A task that promises less than it looks like is found out by its first answers."""
+        """Raise if the first answers contradict the task's declared utility or highest value."""
         if abs(fmean(values) - utility) > 1e-9 or max(values) > self._highest:
             raise UserError(
                 f"racing={self.rule}: the task's utility is not the mean of item values of at most "
@@ -212,29 +213,29 @@ class Racing:
 
 
 def cannot_beat(values: Sequence[float], items: int, highest: float, best: float) -> bool:
-    """Whether the mean over all items stays at or below `best`, whatever the items left give.
+    """Return whether the mean over all items stays at or below `best` whatever the rest scores.
 
     Exact in floating point too: `fmean` rounds once, so it never falls when a value rises.
 
     Args:
-        values: Of the items asked so far.
-        items: How many there are in all.
-        highest: The highest value that an item can have.
+        values: Values of the items scored so far.
+        items: Total number of items.
+        highest: Highest value that an item can have.
     """
     return fmean([*values, *[highest] * (items - len(values))]) <= best
 
 
 def is_significantly_worse(gains: Sequence[float], items: int, level: float) -> bool:
-    """Whether the mean gain over all items is below 0, by a one-sided paired z-test.
+    """Return whether the mean gain over all items is below 0, by a one-sided paired z-test.
 
-    The items asked are a random part of the dev items, and the question is about these alone: the
-    error shrinks to 0 as the last one is asked (finite population correction; Cochran, Sampling
+    The scored items are a random sample of the finite set of dev items, so the standard error
+    shrinks to 0 as the last item is scored (finite population correction; Cochran, Sampling
     Techniques, 1977, section 2.6).
 
     Args:
-        gains: New value less old value of each item asked; at least 2 for an answer.
-        items: How many there are in all.
-        level: Of the test.
+        gains: New value minus old value of each scored item; fewer than 2 return False.
+        items: Total number of items.
+        level: Significance level.
     """
     asked = len(gains)
     if asked < 2:
@@ -249,11 +250,11 @@ def tell_optimizer(
     stopped: Sequence[int],
     objectives: np.ndarray | None = None,
 ) -> None:
-    """Tell an optimizer the utilities [N], and what else it can take.
+    """Tell an optimizer the utilities [N] and the optional arguments that it accepts.
 
     Args:
-        stopped: Particles that were stopped.
-        objectives: [N, M]; `None` where the task has no parts, or nothing was measured.
+        stopped: Indices of particles that were stopped.
+        objectives: [N, M]; `None` if the task has no parts, or nothing was measured.
     """
     if isinstance(optimizer, MultiObjectiveOptimizer):
         optimizer.tell(utilities, objectives)

@@ -1,4 +1,4 @@
-"""Tells what a search does: in the terminal, in its folder and log, and to a tracker."""
+"""Reports a search's progress to the terminal, its folder, the log and a tracker."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 
 class RunReporter:
-    """Hears what a search does, and tells it on.
+    """Receives the events of a search and forwards them.
 
     Args:
-        record: The run's folder.
-        tracker: Where it is shown besides.
-        most: The most iterations that may come.
-        show: Whether the terminal shows it.
+        record: Record of the run folder.
+        tracker: Experiment tracker.
+        most: Maximum number of iterations.
+        show: Whether to show progress on the terminal.
     """
 
     def __init__(self, record: RunRecord, tracker: Tracker, most: int, show: bool = True) -> None:
@@ -33,30 +33,30 @@ class RunReporter:
         self._hold: RunLock | None = None
 
     def acquire_lock(self) -> None:
-        """Keep the run's folder for this process, which says in it how far it is.
+        """Lock the run's folder for this process, which writes its status there.
 
         Raises:
-            UserError: Another process has it, or it cannot be written.
+            UserError: Another process holds the lock, or it cannot be written.
         """
         self._hold = RunLock(self.record.folder)
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Release the lock."""
         if self._hold:
             self._hold.close()
 
     def on_evaluation_start(self, what: str, iteration: int, positions: int, items: int) -> None:
-        """An evaluation of so many positions on so many items begins."""
+        """Report the start of an evaluation of this many positions on this many items."""
         self.progress.start_evaluation(what, iteration, positions, items)
         self._update_lock_status()
 
     def on_job_done(self, result: JobResult) -> None:
-        """A job of the evaluation is done."""
+        """Report a finished job of the evaluation."""
         self.progress.add_job_result(result)
         self._update_lock_status()
 
     def on_write(self, what: str = "") -> None:
-        """What is being written from now on; nothing."""
+        """Report what is being written; empty if nothing."""
         self.progress.writing = what
 
     def _update_lock_status(self) -> None:
@@ -64,12 +64,12 @@ class RunReporter:
             self._hold.update_status(self.progress.to_status())
 
     def on_run_start(self, resumed: bool, facts: Mapping[str, Any]) -> None:
-        """The folder is open.
+        """Report that the folder is open.
 
         Args:
-            resumed: Whether it had been searched in before.
-            facts: `task`, `dev` (items searched on), `kept` (items that confirm), `base` (what
-                stands in for the base model, if something does), `notes` (further lines).
+            resumed: Whether the folder contained a search before.
+            facts: `task`, `dev` (number of searched items), `kept` (number of held-out items),
+                `base` (substitute of the base model, if any), `notes` (further lines).
         """
         done = len(self.record.iterations)
         how = f"goes on after {done} evaluated rounds" if resumed and done else "begins"
@@ -86,11 +86,11 @@ class RunReporter:
             self.progress.add_iteration(entry)
 
     def on_iteration_end(self, number: int, seconds: float) -> None:
-        """An iteration is recorded.
+        """Report a recorded iteration.
 
         Args:
-            number: Which, from 0 on.
-            seconds: What it took.
+            number: The iteration, from 0.
+            seconds: Its duration.
         """
         entry, best = self.record.iterations[-1], self.record.utility_at(self.record.best_index())
         speed = self.progress.prompts_per_second
@@ -111,17 +111,17 @@ class RunReporter:
         )
 
     def on_search_end(self, reason: str) -> None:
-        """No iteration follows."""
+        """Report that no iteration follows."""
         log.info("search ends: %s", reason)
         self.view.print_line(f"search ends: {reason}")
 
     def on_run_end(self, metrics: dict[str, Any], groups: Sequence[str], saved: str) -> None:
-        """The search is judged.
+        """Report the final metrics.
 
         Args:
-            metrics: As `swarm.loop.final_metrics.final_metrics` returns them.
-            groups: The pool's names of groups.
-            saved: What the best found lies in the folder as.
+            metrics: As returned by `swarm.loop.final_metrics.final_metrics`.
+            groups: Names of the pool's groups.
+            saved: Format in which the best position is saved in the folder.
         """
         self.view.print_summary(metrics, self.record.state["experts"], groups)
         self.view.print_line(f"best {saved}: {self.record.folder / 'global_best'}")

@@ -1,4 +1,7 @@
-"""The loop over one run folder: ask, evaluate, tell, record; stop and go on."""
+"""The search loop over one run folder: ask, evaluate, tell, record; with stop and resume.
+
+Contains `Run`, which drives a search, and the checks of its plain settings.
+"""
 
 import contextlib
 import logging
@@ -58,14 +61,12 @@ from swarm.tasks.base import HasScoreScale, RequiresSetup, Score, Task, has_gold
 from swarm.tasks.metrics import group_items_by_domain
 from swarm.trackers import Tracker
 
-# The plain settings of a search, checked before anything is read.
-
 
 def check_place(name: object, folder: object) -> None:
-    """Check where a run is to lie: `folder`/`name`.
+    """Check the location of a run: `folder`/`name`.
 
     Raises:
-        UserError: One is not allowed; it says which and what is.
+        UserError: Either is not allowed; the message names the allowed values.
     """
     if not isinstance(folder, str):
         raise UserError(f"folder={folder!r}: must be the folder where the runs lie")
@@ -85,14 +86,14 @@ def check_run_settings(
     confirm: float,
     switches: dict[str, bool],
 ) -> None:
-    """Check the settings of a run that are no object of their own.
+    """Check the plain settings of a run, those that are not objects.
 
     Args:
-        counts: What must be a whole number from 0 on, by key.
-        switches: What must be true or false, by key.
+        counts: Settings that must be non-negative integers, by key.
+        switches: Settings that must be booleans, by key.
 
     Raises:
-        UserError: One is not allowed; it says which and what is.
+        UserError: A value is not allowed; the message names the allowed ones.
     """
     check_place(name, folder)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
@@ -110,29 +111,31 @@ def check_run_settings(
 log = logging.getLogger(__name__)
 
 DERIVE_S = 3.0
-"""Seconds in which what follows from the state is written at most once."""
+"""Minimum interval in seconds between two writes of the files derived from the state."""
 
 
 class Run:
-    """One search; cheap to make, `search` does the work.
+    """A search over one run folder. Construction is cheap; `search` does the work.
 
     Args:
-        name: The run's folder below `folder`; an existing one is gone on with.
-        task, model, pool, optimizer, engine, executor, tracker: What to search with.
-        job: How the work is cut.
-        seed: Of all randomness.
-        test: Whether the best are compared on the test split at the end.
-        ensemble: How many personal bests vote on the test split; 0 for none.
-        folder: Where the runs lie.
-        racing: Whether a particle is stopped before its last item; `None` is never.
-        budget: The most dev prompts that the optimizer may cost; `None` is no limit.
-        shared: A folder of answers that other searches share; `None` is none.
-        confirm: The share of dev that is kept from the search, to confirm what it found.
-        choose: What the best found is best on: the items that the search saw ("searched"), or,
-            among ten finalists and the best static recipe, the items that were kept ("kept").
-        noise_floor: Whether the best found is asked its dev items once more, in other batches.
-        front: Points of the front that are put to test, with an optimizer of several objectives.
-        baselines: What the best found is compared with on test; see
+        name: Name of the run's folder below `folder`; an existing run is resumed.
+        task, model, pool, optimizer, engine, executor, tracker: Components of the search.
+        job: Batching of the work into jobs.
+        seed: Seed of all randomness.
+        test: Whether to compare the best positions on the test split at the end.
+        ensemble: Number of personal bests that vote on the test split; 0 disables the vote.
+        folder: Parent folder of the runs.
+        racing: Early stopping of particles before their last item; `None` disables it.
+        budget: Maximum number of dev prompts that the optimizer may spend; `None` is no limit.
+        shared: Folder of a score cache shared with other searches; `None` disables it.
+        confirm: Share of dev that is held out from the search, to confirm the result.
+        choose: Items on which the best position is selected: those that the search saw
+            ("searched"), or, among ten finalists and the best static recipe, the held-out items
+            ("kept").
+        noise_floor: Whether to score the best position on dev once more, in other batches.
+        front: Number of points of the Pareto front to score on test, for multi-objective
+            optimizers.
+        baselines: Baselines that are compared with the best position on test; see
             `swarm.loop.final_metrics.BASELINE_LABELS`.
     """
 
@@ -160,7 +163,7 @@ class Run:
         choose: str = "searched",
         baselines: Sequence[str] = (),
     ) -> None:
-        name = str(name) if type(name) is int else name  # Hydra takes name=2 for a number
+        name = str(name) if type(name) is int else name  # Hydra parses name=2 as a number
         switches = {"test": test, "noise_floor": noise_floor}
         check_run_settings(
             name, folder, seed, {"ensemble": ensemble, "front": front}, confirm, switches
@@ -195,18 +198,18 @@ class Run:
         arguments: Sequence[str] | None = None,
         show: bool = True,
     ) -> dict[str, Any]:
-        """Search, or go on with the search, or show again what a finished one came to.
+        """Run the search, resume it, or show the metrics of a finished one again.
 
         Args:
-            config: The configuration, kept in the folder and compared on resume.
-            arguments: Of the command line that gave it, kept too; `None`: there was none.
-            show: Whether the terminal shows it.
+            config: The configuration, stored in the folder and compared on resume.
+            arguments: Command-line arguments, stored as well; `None` if there was no command line.
+            show: Whether to show progress on the terminal.
 
         Returns:
-            The metrics, as `swarm.loop.final_metrics.final_metrics` makes them.
+            The metrics, as returned by `swarm.loop.final_metrics.final_metrics`.
 
         Raises:
-            UserError: Something is wrong with an input; nothing has been written then.
+            UserError: An input is invalid; nothing has been written in that case.
         """
         self.teller = RunReporter(self.record, self.tracker, self.optimizer.max_iterations, show)
         try:
@@ -242,7 +245,7 @@ class Run:
             if not config:
                 raise UserError("shared: needs the run's configuration to know whose answers fit")
             self._store.set_context(shared_score_context(identity, config, self.task, self.test))
-        self.record.load_state(identity)  # a folder of something else is not even held
+        self.record.load_state(identity)  # a folder with another search is not even locked
         self.teller.acquire_lock()
         resumed = self.record.open_or_resume(
             identity, self.pool.names, self.pool.groups, self.pool.own
@@ -270,22 +273,22 @@ class Run:
         )
 
     def _resolve_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The configuration with the groups that pool.groups=auto came to: positions have them."""
+        """Return the configuration with `pool.groups=auto` resolved: positions depend on it."""
         if isinstance(self.pool, Pool) and "pool" in config:
             return {**config, "pool": {**config["pool"], "groups": self.pool.division}}
         return config
 
     def fit_items_to_context(self, tokenizer: Any) -> bool:
-        """See that the task's prompts fit into the model's context; whether items were changed.
+        """Fit the task's prompts into the model's context; return whether items were changed.
 
         Raises:
-            UserError: They do not.
+            UserError: The prompts do not fit.
         """
         self._changed = fit_to_context(self.task, tokenizer, self.engine.context, self.test)
         return bool(self._changed)
 
     def check_inputs(self) -> int:
-        """Read items and pool and start the optimizer; gives how many dev items it will see."""
+        """Read items and pool, start the optimizer; return the number of dev items it will see."""
         dev = self.task.items("dev")
         if self.test:
             self.task.items("test")
@@ -330,7 +333,8 @@ class Run:
             ) is None:
                 self._run_iteration(len(self.record.iterations))
         except KeyboardInterrupt:
-            # A kill leaves the files of some seconds before; the next start mends them.
+            # A killed process may leave files that are some seconds old; the next start repairs
+            # them.
             with contextlib.suppress(UserError):
                 if self.record.iterations:
                     self._derive()
@@ -397,7 +401,7 @@ class Run:
     def _derive(self) -> None:
         """Write scratchpad, new bests and front, whose cost grows with the number of iterations.
 
-        Not again within `DERIVE_S`, or ten times what this took.
+        Not repeated within `DERIVE_S` seconds, or within ten times the duration of the last write.
         """
         began = time.monotonic()
         self.teller.on_write("new bests")
@@ -408,7 +412,7 @@ class Run:
         self._derive_at = ended + max(DERIVE_S, 10 * (ended - began))
 
     def _answer_gradient_requests(self, number: int) -> dict[str, int]:
-        """Answer what the optimizer wants of derivatives; gives how many examples it took."""
+        """Answer the optimizer's gradient requests; return the number of examples used, by kind."""
         taken = {"losses_asked": 0, "gradients_asked": 0}
         if self.differentiating is None or number == 0:
             return {}
@@ -416,7 +420,7 @@ class Run:
         answers: list[Any] | None = None
         while True:
             try:
-                # The first `send` to a generator has to be None.
+                # The first value sent to a generator must be None.
                 wanted = descent.send(answers)  # type: ignore[arg-type]
             except StopIteration:
                 return taken
@@ -450,7 +454,7 @@ class Run:
             "test_items": items,
             "noise_floor": self.noise_floor,
         }
-        # Only some searches put a front to test; those before it had no such key.
+        # Only multi-objective searches test a front; the key is absent elsewhere, as in older runs.
         front = self.front if isinstance(self.optimizer, MultiObjectiveOptimizer) else 0
         asked |= {"front": front} if front else {}
         baselines = self.applicable_baselines() if self.test else []
@@ -483,16 +487,17 @@ class Run:
                 log.info("%s: %s", name, value)
         with self.record.updating_checksums("front.json", "ensemble.yaml"):
             write_front_json(self.record.folder, self.record.state)
-            # Full models keep their personal bests as notes: there would be nothing to vote with.
+            # Full models store their personal bests as notes only, so there is nothing to vote
+            # with.
             if not hasattr(self.pool, "save_note"):
                 write_ensemble_yaml(self.record.folder, metrics)
         return metrics
 
     def applicable_baselines(self) -> list[str]:
-        """Those of `baselines` that this pool and task have.
+        """Return those of `baselines` that are applicable to this pool and task.
 
-        A pool of full models has no base among its mixtures, and a task of one domain no expert of
-        each.
+        A pool of full models has no base among its mixtures, and a single-domain task has no expert
+        per domain.
         """
         domains = len(group_items_by_domain(self.task.items("test")))
         missing = {"base"} if getattr(self.pool, "saves", "") != "adapter" else set()
@@ -503,17 +508,17 @@ class Run:
         self.teller.on_evaluation_start(what, len(self.record.iterations), 1, items)
 
     def _score_rebatched(self) -> ScoreFn:
-        """Scores as the search did, in batches of another shape, whatever is stored."""
+        """Return a function that scores as the search does, without cache, in other batches."""
         other = Batching(1, (self.job.items or len(self._searched)) // 2 + 1)
         ask = Evaluator(self.task, self.executor, other).score_positions
         return lambda positions, split, items: ask(positions, split, self.teller.on_job_done, items)
 
 
 def validate_baselines(names: Sequence[str]) -> list[str]:
-    """The names, checked.
+    """Return the names, checked and without duplicates.
 
     Raises:
-        UserError: They are no list, or one is not a name of
+        UserError: `names` is not a list, or contains a name that is not in
             `swarm.loop.final_metrics.BASELINE_LABELS`.
     """
     listed = isinstance(names, Sequence) and not isinstance(names, str)
@@ -524,14 +529,14 @@ def validate_baselines(names: Sequence[str]) -> list[str]:
 
 
 MAX_COEFFICIENT = 1e6
-"""Beyond it, no model's answers are left."""
+"""Largest absolute coefficient; no model gives useful answers beyond it."""
 
 
 def name_positions(positions: np.ndarray, iteration: int) -> dict[tuple[float, ...], str]:
-    """How messages call each of the positions [N, G * K].
+    """Return the name of each of the positions [N, G * K] for messages.
 
     Raises:
-        UserError: One is no number, or beyond all bounds.
+        UserError: A coefficient is not finite or exceeds `MAX_COEFFICIENT`.
     """
     found: dict[tuple[float, ...], str] = {}
     for i, row in enumerate(positions):
@@ -547,12 +552,12 @@ def name_positions(positions: np.ndarray, iteration: int) -> dict[tuple[float, .
 
 
 def _gradient_cost(taken: Mapping[str, int]) -> int:
-    """Prompt-equivalents of what `Run._descend` took."""
+    """Return the cost in prompt-equivalents of the counts of `Run._answer_gradient_requests`."""
     return taken.get("losses_asked", 0) + 3 * taken.get("gradients_asked", 0)
 
 
 def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -> str | None:
-    """Why there are no derivatives of the gold answers' loss, or `None` where there are."""
+    """Return the reason why gradients of the gold answers' loss are unavailable, or `None`."""
     if not has_gold_answers(task):
         return f"task {task.name} has no gold answers, whose loss a gradient could descend"
     if not isinstance(engine, DifferentiableEngine) or not hasattr(pool, "modules"):
@@ -561,18 +566,18 @@ def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -
 
 
 def can_use_gradients(optimizer: Optimizer) -> bool:
-    """Whether it has a use for derivatives; it may not have been started."""
+    """Return whether the optimizer can use gradients; it need not be started."""
     return getattr(optimizer, "needs_gradients", None) is not None
 
 
 def as_gradient_optimizer(optimizer: Optimizer, missing: str | None) -> SupportsGradients | None:
-    """The optimizer, if it wants derivatives and can have them; else `None`.
+    """Return the optimizer if it requests gradients and can have them, else `None`.
 
     Args:
-        missing: As `why_no_gradients` gives it.
+        missing: Result of `gradients_unavailable_reason`.
 
     Raises:
-        UserError: It needs them, and cannot have them.
+        UserError: The optimizer requires gradients, and they are unavailable.
     """
     if not isinstance(optimizer, SupportsGradients) or optimizer.needs_gradients is None:
         return None
@@ -584,7 +589,7 @@ def as_gradient_optimizer(optimizer: Optimizer, missing: str | None) -> Supports
 
 
 def optimizer_notes(optimizer: Optimizer, missing: str | None) -> list[str]:
-    """What to say of the optimizer before a search, in lines."""
+    """Return the lines to print about the optimizer before a search."""
     if why := getattr(optimizer, "why", None):
         return [f"optimizer=auto chooses {why}"]
     if missing and getattr(optimizer, "needs_gradients", None) is False:

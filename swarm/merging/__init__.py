@@ -1,10 +1,10 @@
-"""Static merges: one adapter made of several, by a fixed recipe and without a score.
+"""Static merges: one adapter from several, by a fixed recipe and without a score.
 
-A recipe merges task vectors, the differences of the experts from the base. In the factor space
-every A is one and every B another, merged apart from each other as in PEFT's
-`add_weighted_adapter`; in the delta space the update B A is one, as in the recipes' papers.
+A recipe merges task vectors, the differences of the experts from the base. In the factor space A
+and B are merged separately, each as a task vector, as in PEFT's `add_weighted_adapter`; in the
+delta space the update B A is one, as in the recipes' papers.
 
-Every recipe has the scale of one expert: it is a mean of some kind, never a sum.
+Every recipe has the scale of one expert: it is some kind of mean, never a sum.
 """
 
 from collections.abc import Sequence
@@ -57,26 +57,26 @@ def merge_factors(
     space: str,
     rank: int,
 ) -> "FactorPair":
-    """The factors of one module, merged.
+    """Merge the factors of one module.
 
-    The order of the experts matters to slerp alone, and to what DARE drops. An expert that leaves
-    the module as it is comes as a pair of zeros.
+    The order of the experts matters only to slerp, and to DARE's random drops. An expert that does
+    not change the module is given as a pair of zeros.
 
     Args:
-        recipe: One of NAMES.
+        recipe: One of `MERGE_NAMES`.
         factors: A [r_j, in] and B [out, r_j] of every expert, float32 on the CPU, with the LoRA
             scaling in B.
-        density: The share of entries that TIES and DARE keep, above 0 and at most 1.
-        seed: Of what DARE drops, and of the sketch that recompresses; the same seed and factors
+        density: The share of entries that TIES and DARE retain, above 0 and at most 1.
+        seed: Seed of DARE's drops, and of the sketch for recompression; the same seed and factors
             give the same merge.
         space: "factor" or "delta".
-        rank: Of the result; in the factor space at least the highest r_j.
+        rank: Rank of the result; in the factor space at least the highest r_j.
 
     Returns:
         A [rank, in] and B [out, rank] in float32, padded with zeros.
 
     Raises:
-        ValueError: There is no such recipe or space, or the density is out of its range.
+        ValueError: Unknown recipe or space, or a density out of range.
     """
     import torch
 
@@ -106,7 +106,7 @@ def _merge_matrices(
     density: float,
     draw: "Generator",
 ) -> "Tensor":
-    """Matrices of ranks that may differ, merged as they are."""
+    """Merge matrices whose ranks may differ."""
     import torch
 
     if recipe in SPARSE_MERGES:
@@ -118,6 +118,6 @@ def _merge_matrices(
 
 
 def _exact_sum(weights: "np.ndarray", factors: "Sequence[FactorPair]", rank: int) -> "FactorPair":
-    """The sum of the weighted updates; the nearest one of `rank` where it has a higher rank."""
+    """Return the sum of the weighted updates, truncated to `rank` if its rank is higher."""
     pair = low_rank.concatenate_weighted(factors, weights)
     return pair if len(pair[0]) <= rank else lora_math.truncate_rank(*pair, rank)[0]

@@ -1,7 +1,7 @@
 """The arithmetic of low-rank updates B A: sums of factors, exact sums, norms and recompression.
 
 A term is a coefficient with one expert's A [rank, in] and B [out, rank], in float64 and with the
-scaling in B. All results are float64 too, so they round once, when they are kept.
+scaling in B. All results are float64 too, so that they are rounded only once, when stored.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ WeightedFactors = tuple[float, "Tensor", "Tensor"]
 def sum_factors(
     terms: Iterable[WeightedFactors], inputs: int, outputs: int, rank: int
 ) -> FactorPair:
-    """A = sum_j c_j A_j and B = sum_j c_j B_j, padded to `rank`: the factor space.
+    """Return A = sum_j c_j A_j and B = sum_j c_j B_j, padded to `rank`: the factor space.
 
     B A is quadratic in the coefficients, with cross terms c_i c_j B_i A_j.
     """
@@ -35,7 +35,7 @@ def sum_factors(
 
 
 def concatenate_factors(terms: Iterable[WeightedFactors], inputs: int, outputs: int) -> FactorPair:
-    """A [R, in] and B [out, R] with B A = sum_j c_j B_j A_j exactly: the delta space.
+    """Return A [R, in] and B [out, R] with B A = sum_j c_j B_j A_j exactly: the delta space.
 
     R is the sum of the terms' ranks, 0 without terms.
     """
@@ -50,7 +50,7 @@ def concatenate_factors(terms: Iterable[WeightedFactors], inputs: int, outputs: 
 
 
 def pad_rank(pair: FactorPair, rank: int) -> FactorPair:
-    """The same update at a higher rank: rows of A and columns of B that are zero."""
+    """Pad an update to a higher rank with zero rows of A and columns of B."""
     from torch.nn.functional import pad
 
     a, b = pair
@@ -58,15 +58,15 @@ def pad_rank(pair: FactorPair, rank: int) -> FactorPair:
 
 
 def update_norm(a: "Tensor", b: "Tensor") -> float:
-    """The Frobenius norm of B A, from two products of [rank, rank]."""
+    """Return the Frobenius norm of B A, from two products of [rank, rank]."""
     return max(0.0, float(((a @ a.T) * (b.T @ b)).sum())) ** 0.5
 
 
 def truncate_rank(a: "Tensor", b: "Tensor", rank: int) -> tuple[FactorPair, float]:
-    """The nearest update of `rank` to B A in the Frobenius norm, and its distance.
+    """Return the nearest update of `rank` to B A in the Frobenius norm, and its distance.
 
-    By the singular values of R_B R_A^T, where B = Q_B R_B and A^T = Q_A R_A (Eckart and Young):
-    no matrix is larger than a factor. Half of each singular value goes to either side.
+    Uses the singular values of R_B R_A^T, where B = Q_B R_B and A^T = Q_A R_A (Eckart and Young),
+    so that no matrix is larger than a factor. Half of each singular value goes to either side.
     """
     import torch
 
@@ -80,12 +80,12 @@ def truncate_rank(a: "Tensor", b: "Tensor", rank: int) -> tuple[FactorPair, floa
 
 @dataclass(frozen=True)
 class CompressedUpdate:
-    """An update as it is written.
+    """An update in its stored form.
 
     Attributes:
         pair: A and B in float32.
-        norm: The Frobenius norm of the update that was meant.
-        error: That of its difference to what is written.
+        norm: Frobenius norm of the exact update.
+        error: Frobenius norm of the difference between the exact and the stored update.
     """
 
     pair: FactorPair
@@ -94,7 +94,7 @@ class CompressedUpdate:
 
 
 def compress_update(exact: FactorPair, rank: int | None) -> CompressedUpdate:
-    """An update of at most `rank`, None for any, in float32, and how far it is from the exact."""
+    """Compress an update to at most `rank` (None: any), in float32, and measure the error."""
     import torch
 
     near, cut = exact, 0.0
@@ -102,7 +102,7 @@ def compress_update(exact: FactorPair, rank: int | None) -> CompressedUpdate:
         near, cut = truncate_rank(*exact, rank)
     kept = near[0].float(), near[1].float()
     (a, b), (down, up) = near, (kept[0].double(), kept[1].double())
-    # B A - B' A' = [B - B', B'] [A; A - A'], without the cancellation of the difference itself.
+    # B A - B' A' = [B - B', B'] [A; A - A'] avoids the cancellation of the direct difference.
     parts = [(a, b - up)] if torch.equal(a, down) else [(a, b - up), (a - down, up)]
     rounding = update_norm(
         torch.cat([one for one, _ in parts]), torch.cat([two for _, two in parts], 1)
@@ -113,15 +113,15 @@ def compress_update(exact: FactorPair, rank: int | None) -> CompressedUpdate:
 def compress_modules(
     exact: Iterable[tuple[str, FactorPair]], rank: int | None
 ) -> tuple[dict[str, FactorPair], int, dict[str, object]]:
-    """The updates of all modules as they are written: float32, of one rank.
+    """Compress the updates of all modules to float32 factors of one rank.
 
     Args:
         exact: Module and update.
-        rank: The highest that a pair may have; None for any.
+        rank: Maximum rank of a pair; None for any.
 
     Returns:
         The pairs, padded to the highest of their ranks; that rank; and the relative errors:
-        "overall", of all modules as one matrix, and "worst", of the "worst_module".
+            "overall", of all modules as one matrix, and "worst", of the "worst_module".
     """
     done = {name: compress_update(pair, rank) for name, pair in exact}
     highest = max(1, *(len(one.pair[0]) for one in done.values()))
@@ -137,14 +137,12 @@ def compress_modules(
     return {name: pad_rank(one.pair, highest) for name, one in done.items()}, highest, errors
 
 
-# Updates B A at their rank: sums and angles without the matrix, and a way back from a matrix.
-
 OVERSAMPLING, POWER_ITERATIONS = 8, 4
-"""More directions than the rank, and passes to and fro, that find those of a full matrix."""
+"""Extra directions and subspace iterations of the randomized range finder."""
 
 
 def concatenate_weighted(factors: "Sequence[FactorPair]", weights: np.ndarray) -> "FactorPair":
-    """The sum of the updates, each times its weight, exactly: A [R, in] and B [out, R], float64.
+    """Return the exact weighted sum of the updates: A [R, in] and B [out, R], float64.
 
     R is the sum of the ranks.
     """
@@ -157,7 +155,7 @@ def concatenate_weighted(factors: "Sequence[FactorPair]", weights: np.ndarray) -
 
 
 def gram_matrix(factors: "Sequence[FactorPair]") -> np.ndarray:
-    """The inner products <B_i A_i, B_j A_j> of all updates, [K, K] float64."""
+    """Return the inner products <B_i A_i, B_j A_j> of all updates, [K, K] float64."""
     import torch
 
     a, b = concatenate_weighted(factors, np.ones(len(factors)))
@@ -168,10 +166,10 @@ def gram_matrix(factors: "Sequence[FactorPair]") -> np.ndarray:
 
 
 def factorize_matrix(matrix: "Tensor", rank: int, draw: "Generator") -> "FactorPair":
-    """Factors of at most `rank` whose product is near to a matrix [out, in].
+    """Return factors of at most `rank` whose product approximates a matrix [out, in].
 
-    The nearest (an SVD) where `rank` is close to a side of it; else by a randomized range finder
-    with subspace iteration (Halko, Martinsson and Tropp 2011, algorithm 4.4), as an SVD of a large
+    The nearest (an SVD) if `rank` is close to a side of it; else by a randomized range finder with
+    subspace iteration (Halko, Martinsson and Tropp 2011, algorithm 4.4), as an SVD of a large
     matrix takes minutes.
     """
     import torch
@@ -179,6 +177,8 @@ def factorize_matrix(matrix: "Tensor", rank: int, draw: "Generator") -> "FactorP
     columns = min(rank + OVERSAMPLING, *matrix.shape)
     basis = matrix @ torch.randn(matrix.shape[1], columns, generator=draw)
     basis = torch.linalg.qr(basis).Q
+    # Orthogonalize in both directions: powers of the matrix lose small singular directions to
+    # rounding.
     for _ in range(POWER_ITERATIONS):
         back = torch.linalg.qr(matrix.T @ basis).Q
         basis = torch.linalg.qr(matrix @ back).Q

@@ -1,4 +1,10 @@
-"""TIES: trim, elect a sign, average those that agree (Yadav et al. 2023, arXiv 2306.01708)."""
+"""Merge methods: slerp, model stock, TIES and DARE.
+
+- Slerp: spherical linear interpolation (Shoemake, SIGGRAPH 1985), from one expert to the next.
+- Model stock: between the base and the mean, by the angle (Jang et al. 2024, arXiv 2403.19522).
+- TIES: trim, elect a sign, average the entries that agree (Yadav et al. 2023, arXiv 2306.01708).
+- DARE: drop entries at random and rescale the rest (Yu et al. 2023, arXiv 2311.03099).
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -8,19 +14,18 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-# Slerp: spherical linear interpolation (Shoemake, SIGGRAPH 1985), from one expert to the next.
 
 MIN_SINE = 1e-3
-"""The sine of an angle below which the arc is taken for a line: one cannot tell, or which arc."""
+"""Sine below which slerp is linear: the arc is ill-conditioned, and at 180 degrees ambiguous."""
 
 
 def slerp_coefficients(gram: np.ndarray) -> np.ndarray:
-    """What each task vector is multiplied by, [K], from their inner products [K, K].
+    """Return the slerp coefficients of the task vectors, [K], from their inner products [K, K].
 
     Two meet halfway. With more, the j-th (from 0) pulls the merge of those before it by 1 / (j + 1)
-    of the angle, as in a running mean: the result depends on their order. The lengths of the
-    vectors are kept and are interpolated too, in proportion to the arcs. A task vector that is zero
-    has no direction and is left out.
+    of the angle, as in a running mean: the result depends on their order. The norms of the vectors
+    are interpolated too, in proportion to the arcs. A zero task vector has no direction and is left
+    out.
     """
     merge = np.zeros(len(gram))
     for count, j in enumerate(np.flatnonzero(gram.diagonal() > 0)):
@@ -33,9 +38,9 @@ def slerp_coefficients(gram: np.ndarray) -> np.ndarray:
 
 
 def slerp_factors(cosine: float, t: float) -> tuple[float, float]:
-    """The two factors of slerp at t in [0, 1], of vectors that enclose an angle of this cosine.
+    """Return the two factors of slerp at t in [0, 1], given the cosine of the vectors' angle.
 
-    Where they are parallel, 1 - t and t: the straight line.
+    For parallel vectors 1 - t and t: linear interpolation.
     """
     angle = np.arccos(cosine)
     if (sine := np.sin(angle)) < MIN_SINE:
@@ -43,16 +48,13 @@ def slerp_factors(cosine: float, t: float) -> tuple[float, float]:
     return float(np.sin((1 - t) * angle) / sine), float(np.sin(t * angle) / sine)
 
 
-# Model stock: between the base and the mean, by the angle (Jang et al. 2024, arXiv 2403.19522).
-
-
 def model_stock_coefficients(gram: np.ndarray) -> np.ndarray:
-    """What each task vector is multiplied by, [K], from their inner products [K, K].
+    """Return the model-stock coefficients, [K], from the task vectors' inner products [K, K].
 
-    All by t / k: the merge lies at t = k cos / (1 + (k - 1) cos) between the base, whose task
-    vector is 0, and the mean. For k > 2 the cosine is the mean over all pairs. From 90 degrees on
-    t is 0, the base itself. The paper has one t a layer, here it is one a module; k counts the task
-    vectors that are not zero, and one alone is kept as it is.
+    All are t / k: the merge is at t = k cos / (1 + (k - 1) cos) between the base, whose task vector
+    is 0, and the mean. For k > 2 the cosine is the mean over all pairs. From 90 degrees on t is 0,
+    the base itself. The paper has one t per layer, here it is one per module; k counts the nonzero
+    task vectors, and a single one is returned unchanged.
     """
     there = gram.diagonal() > 0
     k = int(there.sum())
@@ -66,7 +68,7 @@ def model_stock_coefficients(gram: np.ndarray) -> np.ndarray:
 
 
 def interpolation_ratio(cosine: float, k: int) -> float:
-    """t of the paper, for k models whose task vectors enclose an angle of this cosine, 0 to 1."""
+    """Return t of the paper, from 0 to 1, for k models with this cosine of their task vectors."""
     return k * cosine / (1 + (k - 1) * cosine)
 
 
@@ -76,18 +78,19 @@ MatrixShape = tuple[int, int]
 def ties_merge(
     vectors: "Iterable[Tensor]", shape: MatrixShape, density: float, draw: "Generator"
 ) -> "Tensor":
-    """The mean, entry by entry, of the trimmed task vectors that have the elected sign.
+    """Return the entrywise mean of the trimmed task vectors that have the elected sign.
 
-    Each task vector keeps the share `density` of its entries, the largest by magnitude (the paper:
-    20 %). The paper's lambda is 1: a coefficient of the merge takes its place. `draw` is not used.
+    Each task vector retains the share `density` of its entries, the largest by magnitude (the
+    paper: 20 %). The paper's lambda is 1, as the merge's coefficient replaces it. `draw` is not
+    used.
     """
     return elect_and_average((trim_entries(one, density) for one in vectors), shape)
 
 
 def trim_entries(vector: "Tensor", density: float) -> "Tensor":
-    """The int(density * size) entries of largest magnitude, and those equal to the least of them.
+    """Retain the int(density * size) entries of largest magnitude, including ties with the least.
 
-    Zeros elsewhere. PEFT keeps some of the equal ones only.
+    The others are zero. PEFT retains only some of the ties.
     """
     magnitudes = vector.abs()
     cut = vector.numel() - int(density * vector.numel())
@@ -98,10 +101,11 @@ def trim_entries(vector: "Tensor", density: float) -> "Tensor":
 
 
 def elect_and_average(vectors: "Iterable[Tensor]", shape: MatrixShape) -> "Tensor":
-    """Elect the sign of each entry and average those that have it.
+    """Elect the sign of each entry and average the entries that have it.
 
-    It is the sign of the sum over all vectors, + where that is 0. Zeros do not count. One vector
-    is held at a time, beside four sums of this shape; smaller ones are filled up with zeros.
+    The elected sign is that of the sum over all vectors, + for 0. Zeros do not count. Only one
+    vector is in memory at a time, beside four sums of this shape; smaller ones are padded with
+    zeros.
     """
     import torch
 
@@ -117,22 +121,19 @@ def elect_and_average(vectors: "Iterable[Tensor]", shape: MatrixShape) -> "Tenso
 
 
 def pad_to_shape(one: "Tensor", shape: MatrixShape) -> "Tensor":
-    """A matrix with zeros below and to the right of it."""
+    """Pad a matrix with zeros below and to the right."""
     from torch.nn.functional import pad
 
     rows, columns = one.shape
     return one if one.shape == shape else pad(one, (0, shape[1] - columns, 0, shape[0] - rows))
 
 
-# DARE: drop entries at random and rescale the rest (Yu et al. 2023, arXiv 2311.03099).
-
-
 def dare_linear(
     vectors: "Iterable[Tensor]", shape: MatrixShape, density: float, draw: "Generator"
 ) -> "Tensor":
-    """The mean of the task vectors after dropping: on average over seeds, their mean.
+    """Return the mean of the task vectors after random drops; its expectation is their mean.
 
-    The paper adds them up, times a lambda; K times this is that sum.
+    The paper uses the sum times a lambda, which is K times this.
     """
     import torch
 
@@ -146,16 +147,16 @@ def dare_linear(
 def dare_ties(
     vectors: "Iterable[Tensor]", shape: MatrixShape, density: float, draw: "Generator"
 ) -> "Tensor":
-    """The election and the mean of TIES, where dropping takes the place of trimming."""
+    """Merge by TIES with random drops instead of trimming."""
     return elect_and_average(drop_entries(vectors, density, draw), shape)
 
 
 def drop_entries(
     vectors: "Iterable[Tensor]", density: float, draw: "Generator"
 ) -> "Iterator[Tensor]":
-    """Each entry with the probability `density`, divided by it, else 0; one vector at a time.
+    """Retain each entry with the probability `density`, divided by it; one vector at a time.
 
-    The masks are PEFT's, from the same state of a generator.
+    The masks equal PEFT's for the same state of the generator.
     """
     import torch
 

@@ -18,7 +18,7 @@ from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, SHARE, Rule
 from swarm.optimizers.random_streams import initial_population
 
 MINIBATCH_STREAM = OPTIMIZER_STREAM + 1
-"""Purpose of the draws of the order of items."""
+"""Purpose id of the random stream of item orders."""
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 """Adam's constants (Kingma and Ba 2015, arXiv 1412.6980), as in the authors' code."""
@@ -28,9 +28,9 @@ BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 class AdaMerging(BaseOptimizer):
     """Adam on the Shannon entropy of the answers' distribution, through the coefficients alone.
 
-    One position starts with the same coefficient for every expert and follows the derivative of
-    the mean entropy on minibatches of dev items, whose gold answers it does not see. It is scored
-    after every `steps` steps. Coefficients are clamped to [0, 1], with a derivative of 0 beyond.
+    One position starts with the same coefficient for every expert and follows the derivative of the
+    mean entropy on minibatches of dev items, without their gold answers. It is scored after every
+    `steps` steps. Coefficients are clamped to [0, 1], with a derivative of 0 beyond.
 
     Layer-wise AdaMerging is `pool.groups=per_module`, the default of an optimizer with gradients;
     task-wise is `pool.groups=global`; both with `pool.space=delta`, the default.
@@ -38,24 +38,24 @@ class AdaMerging(BaseOptimizer):
     Source: the authors' code (github.com/EnnengYang/AdaMerging, commit 2c64d7d), whose values are
     the defaults: 0.3, Adam at 0.001 with (0.9, 0.999), 500 steps, a score after every 10.
 
-    The paper is on image classification. Chosen here, as it does not cover language models:
+    The paper is on image classification. Choices made here for language models:
 
     - With options (multiple choice), the distribution is that of their normalised probabilities.
       Without, it is that of the first token of the answer, over the vocabulary.
-    - The items are those of dev in a drawn order, then in another one; the authors' are the test
-      items. A minibatch is one batch of 16 of the whole task; theirs is two of each of 8 tasks.
-    - The result is the best position scored on dev, as for every optimizer here, so that gold
-      answers choose the step where it ends; theirs is the last step.
-    - The experts are scored first and are not learnt from. Particles beyond them and the position
-      are crossover children of two experts.
+    - The items are those of dev in random order, reshuffled each epoch; the authors' are the test
+      items. A minibatch is one batch of 16 of the complete task; theirs is two of each of 8 tasks.
+    - The result is the best position scored on dev, as for every optimizer here, so gold answers
+      choose the final step; theirs is the last step.
+    - The experts are scored first and do not influence the steps. Particles beyond them and the
+      position are crossover children of two experts.
 
     Args:
         particles: N; None is the experts and the position.
-        max_iterations: Scores after the first.
-        steps: Of Adam between two scores.
-        batch: Items in a step.
-        rate: Adam's.
-        start_value: Every coefficient at the start.
+        max_iterations: Maximum number of asks after the first.
+        steps: Adam steps between two scores.
+        batch: Items per step.
+        rate: Adam's learning rate.
+        start_value: Initial value of every coefficient.
     """
 
     NAME: ClassVar[str] = "adamerging"
@@ -92,7 +92,7 @@ class AdaMerging(BaseOptimizer):
         return rows
 
     def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
-        """Take the steps before the next score; see `Differentiating`."""
+        """Take the steps before the next score; see `SupportsGradients.descend`."""
         for _ in range(self.steps if self.told else 0):
             batch = self._next_minibatch(items)
             (answer,) = yield [LossRequest(self._clamp_weights(), batch, entropy=True)]
@@ -110,14 +110,14 @@ class AdaMerging(BaseOptimizer):
         pass
 
     def _position_row(self, count: int) -> int:
-        """The row of the position; with N = K that of the last expert, from the second ask on."""
+        """Return the row of the position; with N = K it replaces the last expert later on."""
         return min(self.experts, count - 1)
 
     def _clamp_weights(self) -> np.ndarray:
         return np.clip(self.weights, 0.0, 1.0)
 
     def _adam_step(self, slope: np.ndarray) -> None:
-        """One step of Adam down a slope [G x K]."""
+        """Take one Adam step against a gradient [G * K]."""
         slope = np.where((self.weights >= 0) & (self.weights <= 1), slope, 0.0)
         count = self.count[0] + 1
         self.first = freeze_array(BETA_1 * self.first + (1 - BETA_1) * slope)
@@ -127,7 +127,7 @@ class AdaMerging(BaseOptimizer):
         self.weights = freeze_array(self.weights - self.rate * mean / scale)
 
     def _next_minibatch(self, items: int) -> tuple[int, ...]:
-        """The items of the next step."""
+        """Return the items of the next step."""
         found: list[int] = []
         first = int(self.count[0]) * self.batch
         for place in range(first, first + self.batch):

@@ -1,4 +1,4 @@
-"""The choice of a method by what a task offers, the size of the pool and the budget."""
+"""Automatic choice of a method by the task, the size of the pool and the budget."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -16,32 +16,32 @@ from swarm.optimizers.nes import NaturalEvolution
 from swarm.optimizers.pso import GradientDescent
 
 SURROGATE_DIMENSIONS = 20
-"""Coefficients up to which a Gaussian process is a good model of a utility."""
+"""Number of coefficients up to which a Gaussian process models a utility well."""
 
 SURROGATE_POSITIONS = 100
-"""Positions up to which its thinking is quick beside the asking of a model."""
+"""Number of positions up to which fitting it is fast compared with running a model."""
 
 FULL_COVARIANCE_DIMENSIONS = 60
-"""Coefficients up to which a full covariance matrix can be learnt from some hundred positions."""
+"""Number of coefficients up to which a full covariance matrix can be learnt."""
 
 
 @dataclass(kw_only=True, eq=False)
 class AutoOptimizer:
     """Delegates to the method that suits the task, the pool and the budget.
 
-    - Gold answers and derivatives: gradient descent through the coefficients.
+    - Gold answers and gradients available: gradient descent through the coefficients.
     - A black box with at most 20 coefficients, 100 positions and the extra [bayes]: a Gaussian
       process.
-    - With at most 60 coefficients: CMA-ES, free sums.
-    - More: natural evolution with antithetic pairs.
+    - At most 60 coefficients: CMA-ES, free sums.
+    - More: natural evolution strategies with antithetic pairs.
 
     Args:
-        particles: N of the method's asks; None is what the method takes.
+        particles: N of the method's asks; None is the method's default.
         surrogate: Whether the Gaussian process may be chosen.
-        max_iterations: The most asks after the first, of whichever method.
+        max_iterations: Maximum number of asks after the first, whichever the method.
 
     Raises:
-        UserError: An option is out of its range.
+        UserError: An option is out of range.
     """
 
     NAME: ClassVar[str] = "auto"
@@ -57,11 +57,11 @@ class AutoOptimizer:
         self._inner: Optimizer | None = None
 
     def set_resources(self, offer: SearchResources) -> None:
-        """Take what there is to go by; before `start`."""
+        """Set the available resources; must be called before `start`."""
         self.offer = offer
 
     def choose_method(self, dimensions: int) -> tuple[Optimizer, str]:
-        """The method for so many coefficients, and why, in a line."""
+        """Return the method for this many coefficients, and the reason in one line."""
         common: dict[str, Any] = {"max_iterations": self.max_iterations}
         positions = self.offer.positions or self.max_iterations
         if self.particles is not None:
@@ -81,61 +81,61 @@ class AutoOptimizer:
         return NaturalEvolution(**common), f"nes: {why}"
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """As `Optimizer.start`, of the method that is chosen."""
+        """Choose and start the method; see `Optimizer.start`."""
         self._inner, self.why = self.choose_method(experts * groups)
         self._inner.start(experts, seed, groups)
 
     @property
     def inner_optimizer(self) -> Optimizer:
-        """The method, once it has been started."""
+        """The chosen method; available after `start`."""
         if self._inner is None:
             raise RuntimeError("the optimizer has to be started first: start()")
         return self._inner
 
     @property
     def evaluate(self) -> np.ndarray:
-        """As `Optimizer.evaluate`."""
+        """See `Optimizer.evaluate`."""
         return self.inner_optimizer.evaluate
 
     @property
     def iteration(self) -> int:
-        """Asks after the first."""
+        """Number of asks after the first."""
         return self.inner_optimizer.iteration  # type: ignore[attr-defined, no-any-return]
 
     @property
     def needs_gradients(self) -> bool | None:
-        """As `Differentiating.needs_gradients`; before `start` by what there is."""
+        """See `SupportsGradients.needs_gradients`; before `start`, by the available resources."""
         if self._inner is None:
             return False if self.offer.gradients else None
         return getattr(self.inner_optimizer, "needs_gradients", None)
 
     def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
-        """As `Differentiating.descend`."""
+        """See `SupportsGradients.descend`."""
         if isinstance(self.inner_optimizer, GradientDescent):
             yield from self.inner_optimizer.descend(items)
 
     def ask(self) -> np.ndarray:
-        """As `Optimizer.ask`."""
+        """See `Optimizer.ask`."""
         return self.inner_optimizer.ask()
 
     def tell(self, utilities: np.ndarray) -> None:
-        """As `Optimizer.tell`."""
+        """See `Optimizer.tell`."""
         self.inner_optimizer.tell(utilities)
 
     def stop_reason(self) -> str | None:
-        """As `Optimizer.done`."""
+        """See `Optimizer.stop_reason`."""
         return self.inner_optimizer.stop_reason()
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Optimizer.state`; the method's own, with the name of this choice."""
+        """See `Optimizer.state_dict`; the method's own state, with the name of this choice."""
         state = self.inner_optimizer.state_dict()
         return {**state, "optimizer": self.NAME, "method": state["optimizer"]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `Optimizer.load`.
+        """See `Optimizer.load_state_dict`.
 
         Raises:
-            UserError: The state is another optimizer's, or another method was chosen then.
+            UserError: The state belongs to another optimizer, or another method was chosen then.
         """
         if state.get("optimizer") != self.NAME:
             raise UserError(

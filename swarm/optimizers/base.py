@@ -1,4 +1,8 @@
-"""What all optimizers but the particle swarms share: checks, turns and an exact state."""
+"""Optimizer protocols (ask and tell) and what most optimizers share: checks, turns, exact state.
+
+Also contains `CoefficientBounds`, the region of allowed positions: a box of coefficients, or its
+part where they sum to 1.
+"""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -18,100 +22,101 @@ from swarm.optimizers.checks import (
     check_saved_state,
 )
 
-# An optimizer says which mixing coefficients to look at and is told what they were worth.
-
 
 class Optimizer(Protocol):
-    """Ask / tell over positions: vectors of G x K mixing coefficients over a pool of K experts.
+    """Ask-and-tell optimizer over positions.
 
-    The modules of the model are in G groups, one or more, each with K coefficients of its own:
-    `position.reshape(G, K)`. Expert k is the position that has a 1 for it in every group.
+    A position is a vector of G x K mixing coefficients over a pool of K experts. The model's
+    modules are in G >= 1 groups, each with its own K coefficients: `position.reshape(G, K)`. Expert
+    k is the position with a 1 for it in every group.
 
-    It never calls the objective and touches neither weights nor files. What it needs beside
-    numpy it imports where it uses it.
-    All randomness comes from (seed, iteration, particle), so that a resumed run is the same run.
+    It never calls the objective and touches neither weights nor files. Optional dependencies are
+    imported where they are used. All randomness is derived from (seed, iteration, particle), so
+    that a resumed run equals an uninterrupted one.
     """
 
     max_iterations: int
-    """The most times that `ask` will be answered after the first."""
+    """Maximum number of asks after the first."""
 
     evaluate: np.ndarray
-    """[N] bool: the rows of the last `ask` whose utility is wanted; the others may be told NaN. The
-    experts, in the first round, are scored and told in any case."""
+    """[N] bool: rows of the last `ask` whose utility is requested.
+
+    The others may be told NaN. The experts are always scored and told in the first iteration.
+    """
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """Begin a search over K experts in G groups; called once, before the first `ask`.
+        """Start a search over K experts in G groups; called once, before the first `ask`.
 
         Raises:
-            UserError: The parameters do not fit so many experts.
+            UserError: The parameters do not fit this number of experts.
         """
         ...
 
     def ask(self) -> np.ndarray:
-        """The positions of all particles, [N, G x K] float64; first of all, the K experts.
+        """Return the positions of all particles, [N, G x K] float64.
 
-        The same array until `tell` is called, and the same N throughout: what is not new in an
-        ask stands still and is not wanted (`evaluate`).
+        The first ask begins with the K experts. Returns the same array until `tell` is called, and
+        the same N throughout: rows that are not new are repeated and not marked in `evaluate`.
         """
         ...
 
     def tell(self, utilities: np.ndarray) -> None:
-        """Take the utilities of the last `ask`, [N] float64; NaN where none was measured."""
+        """Set the utilities of the last `ask`, [N] float64; NaN where none was measured."""
         ...
 
     def stop_reason(self) -> str | None:
-        """Why there is nothing more to ask, or `None` while there is."""
+        """Return why the search has ended, or `None` while it has not."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """All it takes to go on, as JSON-ready numbers and lists; exact."""
+        """Return the exact state needed to resume, as JSON-serializable numbers and lists."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`; called instead of `start`, or after it.
+        """Resume from a `state_dict`; called instead of `start`, or after it.
 
         Raises:
-            UserError: The state is another optimizer's, of another number of particles, or of
-                other groups than those that it was started with.
+            UserError: The state belongs to another optimizer, or has another number of particles,
+                or other groups than those it was started with.
         """
         ...
 
 
 @runtime_checkable
 class SupportsEarlyStopping(Optimizer, Protocol):
-    """An optimizer that needs no utility of a particle that did not beat its own best.
+    """An optimizer that needs no utility of a particle that did not beat its personal best.
 
-    One that ranks a whole population is none: it needs every utility.
+    Optimizers that rank a complete population need every utility and do not qualify.
     """
 
     personal_utilities: np.ndarray
-    """[N]: the highest utility of each particle so far, NaN for none; there after `start`."""
+    """[N]: highest utility of each particle so far, NaN if none; available after `start`."""
 
     def tell(self, utilities: np.ndarray, stopped: np.ndarray | None = None) -> None:
-        """As `Optimizer.tell`.
+        """See `Optimizer.tell`.
 
         Args:
-            utilities: [N]; NaN for the stopped ones too.
-            stopped: [N] bool: evaluated, and found out not to beat the own best before the last
-                item. They count as measured and not improved; they may be the swarm's worst, but
-                nobody knows.
+            utilities: [N]; NaN for stopped particles too.
+            stopped: [N] bool: evaluated, but stopped before the last item as unable to beat the
+                personal best. They count as measured and not improved; they may be the swarm's
+                worst, but their utility is unknown.
         """
         ...
 
 
 @runtime_checkable
 class SupportsGroupHierarchy(Protocol):
-    """An optimizer that needs to know how coarser divisions of the modules contain the groups."""
+    """An optimizer that needs to know how coarser divisions contain the groups."""
 
     def set_group_hierarchy(
         self, parents: Callable[[str], list[int]], positions: int | None
     ) -> None:
-        """Take the division; called before `start`.
+        """Set the hierarchy; called before `start`.
 
         Args:
-            parents: For the name of a coarser division, the number of its group for each of the G
+            parents: Maps the name of a coarser division to the index of its group for each of the G
                 groups of a position.
-            positions: The most positions that the search can evaluate; `None` is no limit.
+            positions: Maximum number of positions that the search can evaluate; `None` is no limit.
 
         Raises:
             UserError: The optimizer's options do not fit the groups.
@@ -121,15 +126,15 @@ class SupportsGroupHierarchy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LossRequest:
-    """A loss, wanted at one position on some dev items.
+    """A request for the loss, and optionally its gradient, at one position on some dev items.
 
     Attributes:
         position: [G * K].
-        items: Numbers of dev items, from 0, an item as often as it is there.
-        slope: Whether the derivative is wanted too; it costs two prompts an item more.
-        entropy: The loss is the entropy of the answers' distribution, without gold answers, and
-            its derivative is wanted; else it is that of the gold answers.
-        particle: Whose position it is, for messages; `None` where there is but one.
+        items: Indices of dev items, from 0; repeated items count repeatedly.
+        slope: Whether the gradient is requested too; it costs two more prompts per item.
+        entropy: Use the entropy of the answers' distribution, without gold answers (with its
+            gradient), instead of the gold answers' loss.
+        particle: Particle of the position, for messages; `None` if there is only one.
     """
 
     position: np.ndarray
@@ -140,16 +145,16 @@ class LossRequest:
 
     @property
     def prompt_cost(self) -> int:
-        """In prompt-equivalents: a forward pass is one, a forward and backward pass are three."""
+        """Cost in prompt-equivalents: 1 for a forward pass, 3 for forward and backward."""
         return len(self.items) * (3 if self.slope else 1)
 
 
 class LossGradient(Protocol):
-    """What is wanted: means over the items.
+    """Answer to a `LossRequest`: means over its items.
 
     Attributes:
-        loss: Nats.
-        slope: [G * K], its derivative by the coefficients.
+        loss: In nats.
+        slope: [G * K], gradient with respect to the coefficients.
     """
 
     @property
@@ -161,18 +166,18 @@ class LossGradient(Protocol):
 
 @runtime_checkable
 class SupportsGradients(Optimizer, Protocol):
-    """An optimizer that can use derivatives of the gold answers' loss."""
+    """An optimizer that can use gradients of the gold answers' loss."""
 
     @property
     def needs_gradients(self) -> bool | None:
-        """Whether it cannot do without; `None` if it does not want them."""
+        """True if gradients are required, False if optional, `None` if unused."""
         ...
 
     def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
-        """Ask for derivatives before an `ask`; it may be closed at any time, as budgets end.
+        """Request gradients before an `ask`; may be closed at any time when the budget ends.
 
         Args:
-            items: How many dev items the search sees.
+            items: Number of dev items that the search sees.
         """
         ...
 
@@ -185,12 +190,12 @@ class MultiObjectiveOptimizer(Optimizer, Protocol):
         """Name the M objectives, in the order of `tell`'s columns; called once after `start`.
 
         Raises:
-            UserError: An option refers to another one.
+            UserError: An option refers to an unknown objective.
         """
         ...
 
     def tell(self, utilities: np.ndarray, objectives: np.ndarray | None = None) -> None:
-        """As `Optimizer.tell`.
+        """See `Optimizer.tell`.
 
         Args:
             utilities: [N]; NaN where none was measured.
@@ -201,11 +206,11 @@ class MultiObjectiveOptimizer(Optimizer, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SearchResources:
-    """What there is to choose a method by.
+    """Resources by which a method is chosen.
 
     Attributes:
-        gradients: Whether the task has gold answers, and the engine derivatives.
-        positions: How many positions the budget allows; `None` is no limit.
+        gradients: Whether the task has gold answers and the engine computes gradients.
+        positions: Number of positions that the budget allows; `None` is no limit.
     """
 
     gradients: bool = False
@@ -214,31 +219,31 @@ class SearchResources:
 
 @runtime_checkable
 class ResourceAware(Protocol):
-    """An optimizer that chooses something by what there is to go by."""
+    """An optimizer that adapts to the available resources."""
 
     def set_resources(self, offer: SearchResources) -> None:
-        """Take what there is to go by; called before `start`."""
+        """Set the available resources; called before `start`."""
         ...
 
 
 OPTIMIZER_STREAM = 16
-"""Purpose of the draws of an iteration; `populate` has the ones below it."""
+"""Purpose id of an iteration's random stream; `random_streams` uses the ids below it."""
 
 
 @dataclass(kw_only=True, eq=False)
 class BaseOptimizer:
-    """Asks the experts first, then the rows that `_next` proposes, until `max_iterations`.
+    """Asks the experts first, then the rows from `_propose_positions`, up to `max_iterations`.
 
-    A subclass says how it begins, proposes and learns; what it learns lies in arrays that it names
-    in ARRAYS, so that saving and loading them is all there is to going on. `positions` [N, G x K]
-    is the last ask, `evaluate` [N] says which of its rows are new; the others stand still.
+    A subclass defines the initial population, proposals and updates. Its state is in the arrays
+    named in ARRAYS, so that saving and loading these is enough to resume. `positions` [N, G x K] is
+    the last ask, `evaluate` [N] marks its new rows; the others are repeated.
 
     Args:
         particles: N, the rows of every `ask`.
-        max_iterations: The most asks after the first.
+        max_iterations: Maximum number of asks after the first.
 
     Raises:
-        UserError: An option is out of its range; named with what is allowed.
+        UserError: An option is out of range; the message names the allowed values.
     """
 
     NAME: ClassVar[str]
@@ -259,7 +264,7 @@ class BaseOptimizer:
             check_choice(name, getattr(self, name), allowed)
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """As `Optimizer.start`.
+        """See `Optimizer.start`.
 
         Raises:
             UserError: Fewer than 2 experts, or fewer particles than experts.
@@ -272,7 +277,7 @@ class BaseOptimizer:
         self.positions = freeze_array(self._initial_population(experts, count))
 
     def ask(self) -> np.ndarray:
-        """Positions [N, G x K]; after a `tell`, new ones in the rows that `evaluate` marks."""
+        """Return positions [N, G x K]; after a `tell`, with new rows where `evaluate` is True."""
         if self.told:
             self.iteration, self.told = self.iteration + 1, False
             rows = self._propose_positions()
@@ -284,10 +289,10 @@ class BaseOptimizer:
         return self.positions
 
     def tell(self, utilities: np.ndarray) -> None:
-        """Take utilities [N]; what is not finite counts as not measured.
+        """Set the utilities [N]; non-finite values count as not measured.
 
         Raises:
-            ValueError: Not one utility per row, or told twice without an `ask`.
+            ValueError: Not one utility per row, or called twice without an `ask`.
         """
         u = np.asarray(utilities, dtype=np.float64)
         if u.shape != self.evaluate.shape or self.told:
@@ -296,22 +301,22 @@ class BaseOptimizer:
         self.told = True
 
     def stop_reason(self) -> str | None:
-        """The number of iterations is the only end."""
+        """Return the number of finished iterations once it reaches `max_iterations`."""
         finished = self.iteration if self.told else self.iteration - 1
         words = f"{finished} iteration{'s' * (finished != 1)} done"
         return words if finished >= self.max_iterations else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load` needs; floats are exact, None stands for an unmeasured utility."""
+        """Return the exact state; None is an unmeasured utility."""
         arrays = {name: _to_json_list(getattr(self, name)) for name in ("positions", *self.ARRAYS)}
         turn = {name: getattr(self, name) for name in ("seed", "groups", "iteration", "told")}
         return {"optimizer": self.NAME, **turn, "evaluate": self.evaluate.tolist(), **arrays}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`, between ask and tell or after it.
+        """Resume from a `state_dict`, between ask and tell or after it.
 
         Raises:
-            UserError: The state is another optimizer's, of another number of particles or groups.
+            UserError: The state belongs to another optimizer, number of particles or groups.
         """
         check_saved_state(state, self.NAME, self.particles, getattr(self, "groups", None))
         for name in ("seed", "groups", "iteration", "told"):
@@ -323,40 +328,40 @@ class BaseOptimizer:
         self._restore_state()
 
     def _population_size(self, experts: int) -> int:
-        """N where `particles` is None."""
+        """Return N for `particles=None`."""
         return max(experts, self.LEAST)
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
-        """The first rows, [N, G x K], the experts first; makes the arrays."""
+        """Return the first rows, [N, G x K], the experts first, and initialize the arrays."""
         raise NotImplementedError
 
     def _propose_positions(self) -> np.ndarray:
-        """Rows to look at next, at most N of them, [M, G x K]."""
+        """Return at most N rows to evaluate next, [M, G x K]."""
         raise NotImplementedError
 
     def _update_state(self, utilities: np.ndarray) -> None:
-        """Learn from the utilities of `positions`, [N], NaN where not asked or not measured."""
+        """Update from the utilities of `positions`, [N]; NaN if not requested or not measured."""
         raise NotImplementedError
 
     def _restore_state(self) -> None:
-        """Make of the loaded arrays what else there is."""
+        """Rebuild derived state from the loaded arrays."""
 
     def _proposal_rows(self, count: int) -> np.ndarray:
-        """The rows of the ask that so many new positions take."""
+        """Return the rows of the ask that this many new positions replace."""
         return np.arange(count)
 
     def _iteration_rng(self, purpose: int = OPTIMIZER_STREAM) -> np.random.Generator:
-        """A generator of this iteration, whatever was drawn in others or for another purpose."""
+        """Return a generator for this iteration, independent of other iterations and purposes."""
         return random_streams.counter_rng(self.seed, self.iteration, 0, purpose)
 
 
 class HistoryOptimizer(BaseOptimizer):
-    """Keeps `rows` [M, G x K], all positions that were measured, and their `utilities` [M]."""
+    """Stores all measured positions, `rows` [M, G x K], and their `utilities` [M]."""
 
     ARRAYS: ClassVar[tuple[str, ...]] = ("rows", "utilities")
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """As `AskTell.start`."""
+        """See `BaseOptimizer.start`."""
         self.rows, self.utilities = np.empty((0, groups * experts)), np.empty(0)
         super().start(experts, seed, groups)
 
@@ -366,12 +371,12 @@ class HistoryOptimizer(BaseOptimizer):
         self.utilities = freeze_array(np.append(self.utilities, utilities[measured]))
 
     def _restore_state(self) -> None:
-        # A list of no rows does not say how long they are.
+        # An empty list loses the row length in JSON.
         self.rows = self.rows.reshape(-1, self.positions.shape[1])
 
 
 def freeze_array(array: np.ndarray) -> np.ndarray:
-    """The array itself, never to be written again."""
+    """Return the array itself, made read-only."""
     array.flags.writeable = False
     return array
 
@@ -380,8 +385,6 @@ def _to_json_list(array: np.ndarray) -> list[Any]:
     return np.where(np.isnan(array), None, array.astype(object)).tolist()  # type: ignore[call-overload, no-any-return]
 
 
-# The positions that a search may visit: a box of coefficients, or its part where they sum to 1.
-
 LOW: Rule = (float, lambda value: -MAX_VALUE <= value <= 0, f"a number from -{MAX_VALUE:g} to 0")
 HIGH: Rule = (float, lambda value: 1 <= value <= MAX_VALUE, f"a number from 1 to {MAX_VALUE:g}")
 
@@ -389,22 +392,22 @@ BOUND_RULES: dict[str, tuple[Rule, str]] = {
     "low": (LOW, "experts have 0s"),
     "high": (HIGH, "experts have a 1"),
 }
-"""What the two bounds of a coefficient may be."""
+"""Rules of the two bounds of a coefficient."""
 
 
 class CoefficientBounds:
-    """All c with low <= c_j <= high and, with `sum_to_one`, sum c = 1; the experts are in it.
+    """All c with low <= c_j <= high and, with `sum_to_one`, sum c = 1; the experts are inside.
 
-    Where they sum to 1 there are K - 1 free coordinates y, with c = 1/K + B y and the columns of
-    B orthonormal and orthogonal to (1, ..., 1): distances are those of the coefficients, and no
-    expert is special. Of several groups it is the product: each has its own K coefficients c and
-    its own coordinates, D in all, G (K - 1) or G K.
+    With `sum_to_one` there are K - 1 free coordinates y, with c = 1/K + B y and the columns of B
+    orthonormal and orthogonal to (1, ..., 1): distances are those of the coefficients, and no
+    expert is special. Several groups form the product: each has its own K coefficients c and its
+    own coordinates, D in total, G (K - 1) or G K.
 
     Args:
         experts: K.
         low: At most 0.
         high: At least 1.
-        sum_to_one: Off, the sum is free.
+        sum_to_one: If False, the sum is free.
         groups: G.
     """
 
@@ -417,25 +420,27 @@ class CoefficientBounds:
         self._basis = np.kron(np.eye(groups), basis)
 
     def to_coordinates(self, rows: np.ndarray) -> np.ndarray:
-        """[M, G x K] to [M, D]."""
+        """Convert positions [M, G x K] to coordinates [M, D]."""
         return (rows - self._centre) @ self._basis
 
     def to_positions(self, coordinates: np.ndarray) -> np.ndarray:
-        """The inverse of `coordinates`."""
+        """Convert coordinates [M, D] to positions [M, G x K]; the inverse of `to_coordinates`."""
         return self._centre + coordinates @ self._basis.T
 
     def contains(self, row: np.ndarray) -> bool:
-        """Whether a row [G x K] is inside of the box."""
+        """Return whether a row [G x K] is inside the box."""
         return bool(((row >= self.low) & (row <= self.high)).all())
 
     def project(self, rows: np.ndarray) -> np.ndarray:
-        """The nearest position of the region to each of [M, G x K] rows."""
+        """Return the nearest position of the region to each of [M, G x K] rows."""
         if not self.sum_to_one:
             return np.clip(rows, self.low, self.high)
         shape, rows = rows.shape, rows.reshape(-1, self.experts)
-        # It is clip(c - t) with one t a row (Lagrange); the sum falls as t rises, so bisect.
+        # The solution is clip(c - t) with one t per row (Lagrange multiplier); the sum decreases in
+        # t, so bisect.
         below = (rows - self.high).min(axis=1, keepdims=True)
         above = (rows - self.low).max(axis=1, keepdims=True)
+        # 60 halvings reach the precision of float64.
         for _ in range(60):
             middle = (below + above) / 2
             heavy = np.clip(rows - middle, self.low, self.high).sum(axis=1, keepdims=True) > 1
@@ -444,7 +449,7 @@ class CoefficientBounds:
 
 
 def helmert_basis(experts: int) -> np.ndarray:
-    """B [K, K - 1]: orthonormal columns, each orthogonal to (1, ..., 1)."""
+    """Return B [K, K - 1]: orthonormal columns, each orthogonal to (1, ..., 1)."""
     basis = np.zeros((experts, experts - 1))
     for column in range(1, experts):
         basis[:column, column - 1] = 1.0

@@ -17,38 +17,38 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 REQUIRED_PACKAGES = {"gp": ("optuna", "scipy", "greenlet"), "tpe": ("optuna",)}
-"""Packages of each sampler. Without greenlet the process searches in another way, more slowly."""
+"""Packages required by each sampler. Without greenlet, Optuna falls back to a slower search."""
 
 
 @dataclass(kw_only=True, eq=False)
 class BayesianSearch(WarmStartOptimizer):
-    """A model of the utility, learnt from all scores so far, says where to look next.
+    """Proposes positions from a surrogate model of the utility, fitted to all scores so far.
 
     It models the G (K - 1) coordinates in which coefficients sum to 1 in each group, each within
-    `reach` of the uniform mix (the experts lie within 1); or, with free sums, the G K coefficients
+    `reach` of the uniform mix (the experts are within 1); or, with free sums, the G K coefficients
     themselves, each within `reach` of the best static recipe or expert. `gp` is a Gaussian process
     with noise and log expected improvement: the better one, but a position takes a fraction of a
     second at first and seconds after some hundreds. `tpe` is the multivariate tree-structured
-    Parzen estimator (Bergstra et al., NeurIPS 2011), milliseconds for a position. The positions of
-    one ask are chosen one after the other, each with those before it taken as still running.
+    Parzen estimator (Bergstra et al., NeurIPS 2011), milliseconds per position. The positions of
+    one ask are chosen sequentially, treating the previous ones as still running.
 
     With 30 groups of 9 experts, 240 dimensions, an ask of 5 after 40 scores took 1.3 s by `gp` and
-    0.25 s by `tpe` on one core (of a bowl, `gp` had learnt something by then, `tpe` nothing).
+    0.25 s by `tpe` on one core (on a quadratic bowl, `gp` had improved by then, `tpe` had not).
 
-    Every ask has a sampler of its own, seeded by (seed, iteration), over all `rows` [M, G x K]
-    that were measured and their `utilities` [M]: on the same machine a resumed search proposes the
-    same. A lost evaluation teaches nothing.
+    Every ask creates a new sampler, seeded by (seed, iteration), over all measured `rows` [M, G x
+    K] and their `utilities` [M]: on the same machine a resumed search proposes the same positions.
+    Failed evaluations are ignored.
 
     Args:
         particles: N, scored at the start: the experts, and crossover children of two; None is K.
-        batch: New positions of an ask.
-        sampler: As above.
-        reach: Half the width of the box of coordinates. With free sums a position that was measured
-            outside of it is not modelled; else it counts as the nearest one inside.
-        most_dimensions: More than that are refused for `gp`, which learns little of them from the
-            few hundred positions that it can be given.
-        sum_to_one: See `Starting`.
-        start_scales: See `sum_to_one`.
+        batch: New positions per ask.
+        sampler: "gp" or "tpe".
+        reach: Half the width of the box of coordinates. With free sums, measured positions outside
+            it are not modelled; else they count as the nearest one inside.
+        most_dimensions: Maximum for `gp`, which models more dimensions poorly from a few hundred
+            positions.
+        sum_to_one: See `WarmStartOptimizer`.
+        start_scales: See `WarmStartOptimizer`.
     """
 
     NAME: ClassVar[str] = "bayes"
@@ -67,11 +67,11 @@ class BayesianSearch(WarmStartOptimizer):
     most_dimensions: int = 20
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """As `AskTell.start`.
+        """See `BaseOptimizer.start`.
 
         Raises:
-            UserError: A package of the sampler is not installed, or there are too many dimensions
-                for it, too.
+            UserError: Also if a package of the sampler is missing, or there are too many
+                dimensions.
         """
         for package in REQUIRED_PACKAGES[self.sampler]:
             if find_spec(package) is None:
@@ -108,7 +108,7 @@ class BayesianSearch(WarmStartOptimizer):
         )
 
     def _to_points(self, rows: np.ndarray) -> np.ndarray:
-        """Coordinates [M, D] of positions, 0 in the middle of the box."""
+        """Convert positions to coordinates [M, D], with 0 at the centre of the box."""
         return (
             self._search_bounds().to_coordinates(rows)
             if self.sum_to_one
@@ -125,7 +125,7 @@ class BayesianSearch(WarmStartOptimizer):
         return {f"y{i:03}": side for i in range(dimensions)}
 
     def _build_study(self, points: np.ndarray, utilities: np.ndarray) -> "Study":
-        """Measured points [M, D] inside of the box as finished trials."""
+        """Return a study with the measured points [M, D] inside the box as finished trials."""
         import optuna
 
         box = self._search_distributions(points.shape[1])

@@ -7,7 +7,7 @@ from swarm.errors import UserError
 
 Rule = tuple[type, Callable[[Any], bool], str]
 MAX_VALUE = 1e6
-"""The highest that any number may be: beyond it, positions leave what a float can add up."""
+"""Maximum of any number; beyond it, sums of coefficients lose float precision."""
 
 NOT_NEGATIVE: Rule = (
     float,
@@ -23,7 +23,7 @@ STEP: Rule = (float, lambda value: 0 < value <= 100, "a number above 0, at most 
 SHARE: Rule = (float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
 PROBABILITY: Rule = (float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
 MOST_ROWS = 10_000
-"""The most positions of an ask, or items of a batch: an ask is evaluated position by position."""
+"""Maximum number of positions of an ask, or items of a batch; each is evaluated separately."""
 
 ROWS: Rule = (int, lambda value: 1 <= value <= MOST_ROWS, f"a whole number from 1 to {MOST_ROWS:,}")
 AT_LEAST_ONE: Rule = (int, lambda value: value >= 1, "a whole number, 1 or more")
@@ -32,20 +32,20 @@ SWITCH: Rule = (bool, lambda value: True, "true or false")
 
 
 def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """That the option `name` is one of these words.
+    """Check that the option `name` has one of the allowed values.
 
     Raises:
-        UserError: It is not.
+        UserError: It has not.
     """
     if value not in allowed:
         raise UserError(f"optimizer.{name}={value}: must be one of {', '.join(allowed)}")
 
 
 def check_number(name: str, value: Any, rule: Rule, advice: str) -> None:
-    """That the option `name` keeps its rule.
+    """Check the option `name` against its rule.
 
     Raises:
-        UserError: It does not; the advice ends the line.
+        UserError: The rule is violated; the message ends with the advice.
     """
     kind, allowed, wording = rule
     kinds = (int, float) if kind is float else kind
@@ -55,7 +55,7 @@ def check_number(name: str, value: Any, rule: Rule, advice: str) -> None:
 
 
 def check_particles(particles: Any, least: int, advice: str) -> None:
-    """That optimizer.particles is null or a number of rows.
+    """Check that optimizer.particles is null or a valid number of rows.
 
     Raises:
         UserError: It is not.
@@ -67,7 +67,7 @@ def check_particles(particles: Any, least: int, advice: str) -> None:
 
 
 def check_pool_size(experts: int, particles: int | None) -> None:
-    """That so many particles can begin with all experts; None is as many as it takes.
+    """Check that this many particles can contain all experts; None is as many as needed.
 
     Raises:
         UserError: Fewer than 2 experts, or fewer particles than experts.
@@ -84,10 +84,10 @@ def check_pool_size(experts: int, particles: int | None) -> None:
 def check_saved_state(
     state: dict[str, Any], name: str, particles: int | None, groups: int | None
 ) -> None:
-    """See that a saved state is this optimizer's; None takes any number.
+    """Check that a saved state fits this optimizer; None accepts any number.
 
     Raises:
-        UserError: It is another one's, of another number of particles or of other groups.
+        UserError: The state belongs to another optimizer, number of particles or groups.
     """
     if state.get("optimizer") != name:
         raise UserError(f"""optimizer: the saved search is of {state.get("optimizer")!r}, not

@@ -15,43 +15,42 @@ if TYPE_CHECKING:
 
 
 FREE_SUM_STEP = 0.1
-"""First standard deviation of a coefficient around the best recipe."""
+"""Initial standard deviation of a coefficient around the best recipe."""
 
 MAX_REDRAWS = 100
-"""Draws of a position outside of the bounds before the nearest one inside is taken."""
+"""Number of redraws of an out-of-bounds position before it is projected."""
 
 
 @dataclass(kw_only=True, eq=False)
 class CMAES(WarmStartOptimizer):
-    """A normal distribution that moves to where utilities are high, from the experts on.
+    """A normal distribution that adapts towards high utilities, starting from the experts.
 
-    It begins around the uniform mix with the step 1 / sqrt(K): the K experts then lie just as far
-    off as a draw typically does, and are its first generation (Hansen 2011, arXiv 1110.4181, on
-    solutions that come from elsewhere). It learns from generations of N measured positions; what
-    was lost is drawn again, so a generation with losses takes more than one `ask`. Where the
-    distribution has come to its end (`cmaes` says so), another begins at a random mixture with
-    twice the generation (IPOP; Auger and Hansen 2005), as many asks of N rows as that takes.
+    It starts at the uniform mix with the step 1 / sqrt(K): the K experts are then at the typical
+    distance of a sample, and form the first generation (Hansen 2011, arXiv 1110.4181, on injected
+    solutions). It learns from generations of N measured positions; failed ones are redrawn, so a
+    generation with failures takes more than one `ask`. When the distribution has converged (as
+    reported by the package `cmaes`), a new one starts at a random mixture with twice the generation
+    size (IPOP; Auger and Hansen 2005), over as many asks of N rows as that takes.
 
-    With free sums it evaluates static recipes first (`start_scales`) and begins around the best of
-    them and of the experts; the first generation are the draws after that.
+    With free sums it evaluates static recipes first (`start_scales`) and starts around the best of
+    them and of the experts; the first generation are the samples after that.
 
-    `separable` learns the variances alone, in time and memory linear in the dimensions and from
+    `separable` learns only the variances, in time and memory linear in the dimensions and from
     fewer positions (sep-CMA-ES; Ros and Hansen 2008): for per-layer and per-module groups.
 
-    The distribution is never saved: it is learnt again, exactly, from `rows` [M, G x K], all
-    positions that were measured, and their `utilities` [M].
+    The distribution is not saved: it is rebuilt exactly from all measured positions `rows` [M, G x
+    K] and their `utilities` [M].
 
     Args:
-        particles: N; None is 4 + floor(3 ln n) of n dimensions, the usual size, or K if more.
-        step: The first standard deviation of a coefficient; None is 1 / sqrt(K), or 0.1 around the
+        particles: N; None is 4 + floor(3 ln n) for n dimensions, the usual size, or K if larger.
+        step: Initial standard deviation of a coefficient; None is 1 / sqrt(K), or 0.1 around the
             best recipe.
-        separable: The covariance is diagonal.
-        sum_to_one: The G (K - 1) dimensions where coefficients sum to 1 in each group, as for the
-            particle swarm; false frees the sum.
-        start_scales: See `Starting`.
-        low: Bounds of a coefficient.
-        high: See `low`.
-        restart: Begin anew where it has come to its end; else go on drawing from it.
+        separable: Use a diagonal covariance.
+        sum_to_one: Use the G (K - 1) dimensions where coefficients sum to 1 in each group, as the
+            particle swarm does; false frees the sum.
+        start_scales: See `WarmStartOptimizer`.
+        low, high: Bounds of a coefficient.
+        restart: Restart on convergence; else continue sampling.
     """
 
     NAME: ClassVar[str] = "cmaes"
@@ -104,7 +103,7 @@ class CMAES(WarmStartOptimizer):
         self._update_distribution()
 
     def _reset_distribution(self, count: int) -> None:
-        """The first distribution; nothing is learnt yet."""
+        """Reset to the initial distribution."""
         bounds = self.low, self.high
         self._region = CoefficientBounds(self.experts, *bounds, self.sum_to_one, self.groups)
         self._learnt, self._restarts = self.begun, 0
@@ -118,7 +117,7 @@ class CMAES(WarmStartOptimizer):
 
         step = self.step or (FREE_SUM_STEP if self._has_start else self.experts**-0.5)
         point = self._region.to_coordinates(mean)
-        # Of one dimension there is no covariance, and SepCMA takes two or more.
+        # One dimension has no covariance, and SepCMA requires two or more.
         kind = SepCMA if self.separable and len(point) > 1 else CMA
         return kind(point, step, population_size=population, seed=0)
 
@@ -127,7 +126,7 @@ class CMAES(WarmStartOptimizer):
         return len(self.rows) - self._learnt
 
     def _update_distribution(self) -> None:
-        """Tell the distribution every whole generation that it was not told yet."""
+        """Update the distribution with every complete generation that is pending."""
         while self._pending_count >= (size := self._cma.population_size):
             generation = slice(self._learnt, self._learnt + size)
             points = self._region.to_coordinates(self.rows[generation])
@@ -143,11 +142,11 @@ class CMAES(WarmStartOptimizer):
                 self._cma = self._build_distribution(mean, 2 * size)
 
     def _compute_losses(self, rows: np.ndarray, utilities: np.ndarray) -> np.ndarray:
-        """What is to be small, [M], of positions [M, G x K] and their utilities."""
+        """Return the losses [M] to minimize, from positions [M, G x K] and their utilities."""
         return -utilities
 
     def _sample_position(self, particle: int) -> np.ndarray:
-        """A position inside of the bounds, [G x K]."""
+        """Sample a position inside the bounds, [G x K]."""
         word = random_streams.counter_rng(
             self.seed, self.iteration, particle, OPTIMIZER_STREAM
         ).integers(2**32)

@@ -12,31 +12,29 @@ from swarm.optimizers.random_streams import expert_positions, sample_mixtures
 from swarm.optimizers.static_merges import static_start_positions
 
 SCALE_RANGE = (0.5, 2.0)
-"""Range of the sums of the first random members where sums are free."""
+"""Range of the coefficient sums of the first random members with free sums."""
 
 
 @dataclass(kw_only=True, eq=False)
 class DifferentialEvolution(BaseOptimizer):
-    """Every member is challenged by base + F (a - b), crossed with it; the better one stays.
+    """Each member is replaced by base + F (a - b), crossed with it, if that is at least as good.
 
-    The population begins with the experts and draws that are uniform over their simplex. The
-    members a and b differ from each other, and from a random base. A challenger that is as good
-    wins, so that a plateau of equal accuracies can be crossed; one whose evaluation was lost does
-    not.
+    The population starts with the experts and uniform samples of their simplex. The members a and b
+    differ from each other, and from a random base. A challenger with an equal utility wins, so that
+    plateaus of equal accuracies can be crossed; one whose evaluation failed does not.
 
-    With `sum_to_one` coefficients sum to 1 in each group: F (a - b) sums to 0, and what the
-    crossover and the bounds break is put right by going to the nearest position that keeps both.
-    Without it sums are free, and the population begins with the experts, static recipes times four
-    scales (`static_starts`), and uniform draws times a scale from U(0.5, 2).
+    With `sum_to_one` coefficients sum to 1 in each group: F (a - b) sums to 0, and violations by
+    crossover and bounds are repaired by projection to the nearest valid position. Without it sums
+    are free, and the population starts with the experts, static recipes times four scales
+    (`static_start_positions`), and uniform samples times a scale from U(0.5, 2).
 
     Args:
         strategy: The base: the `best` member (best/1/bin) or a random one (`rand`/1/bin).
-        lowest_weight: F is drawn between the two once an iteration (dither).
-        highest_weight: See `lowest_weight`.
-        crossover: CR, the chance of each coefficient to come from the challenger; one always does.
+        lowest_weight, highest_weight: F is drawn between the two once per iteration (dither).
+        crossover: CR, the probability of each coefficient to be taken from the challenger; at least
+            one is.
         sum_to_one: As above.
-        low: Bounds of a coefficient.
-        high: See `low`.
+        low, high: Bounds of a coefficient.
     """
 
     NAME: ClassVar[str] = "de"
@@ -78,7 +76,8 @@ class DifferentialEvolution(BaseOptimizer):
 
     def _propose_positions(self) -> np.ndarray:
         draw, (count, dimensions) = self._iteration_rng(), self.members.shape
-        # Of the others in an order of their own, the first three: each but the member itself.
+        # Three distinct other members per member: indices below count - 1, shifted past the member
+        # itself.
         orders = [draw.permutation(count - 1)[:3] for _ in range(count)]
         first, second, third = (
             self.members[o + (o >= np.arange(count))] for o in np.transpose(orders)

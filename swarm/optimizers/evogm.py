@@ -15,59 +15,60 @@ HIDDEN = (128, 256, 256, 256, 128)
 """Widths of a generator's hidden layers, as in the paper."""
 
 DECIMALS = 6
-"""Of a proposal; so the last bits of a matrix product, which depend on the machine, do not show."""
+"""Decimals of a proposal; rounding hides machine-dependent last bits of matrix products."""
 
 WEIGHTS, BATCHES = OPTIMIZER_STREAM + 1, OPTIMIZER_STREAM + 2
-"""Purposes of the draws of training, beside those of a population."""
+"""Purpose ids of the random streams of training, besides those of a population."""
 
 
 @dataclass(kw_only=True, eq=False)
 class EvolutionaryGenerator(BaseOptimizer):
-    """Generators learn from winners and losers of the search to propose better coefficients.
+    """Trains generators on better and worse vectors of the search to propose better coefficients.
 
     A search has rounds. A round begins with a population of P vectors over its basis: each basis
-    vector alone, their mean and uniform draws from [-1, 1]. Then, T times, the share `winners` of
+    vector alone, their mean and uniform samples from [-1, 1]. Then, T times, the share `winners` of
     all vectors of the round with the highest utilities are winners, the others losers; two
     multilayer perceptrons, F from losers to winners and B back, are trained on them; F maps the
-    population to P candidates; and the P best of population and candidates are the next one. The
-    basis of the first round is the experts, that of the next one the K best vectors of the round
-    before, as models (elites). Every vector over a basis is a position over the experts, so no
-    model is built for it.
+    population to P candidates; and the P best of population and candidates are the next population.
+    The basis of the first round is the experts, that of the next one the K best vectors of the
+    round before, as models (elites). Every vector over a basis is a position over the experts, so
+    no model is built for it.
 
     The loss is cycle_scale (|B(F(l)) - l|^2 + |F(B(w)) - w|^2) + target_scale |F(l) - m|^2, where l
-    and w are losers and winners, as many of each, drawn anew in every epoch, and m is the mean of
-    these winners; Adam, one batch an epoch. The last layer is tanh, so coefficients over a basis
-    lie in [-1, 1].
+    and w are losers and winners, equally many, resampled in every epoch, and m is the mean of these
+    winners; Adam, one batch per epoch. The last layer is tanh, so coefficients over a basis are in
+    [-1, 1].
 
     Sources: the paper's abstract, a published note on it and the authors' code
-    (github.com/JiangTao97/evogm, commit 3c2951e), whose values are the defaults: R = 2 rounds of
-    T = 3, which is 7 asks after the first. Where the note has generators trained from scratch in
-    every iteration, the code trains the same ones further within a round; this follows the code.
+    (github.com/JiangTao97/evogm, commit 3c2951e), whose values are the defaults: R = 2 rounds of T
+    = 3, which is 7 asks after the first. The note trains generators from scratch in every
+    iteration, the code continues training within a round; this follows the code.
 
-    Differences from that code, and what it leaves to the libraries:
+    Differences from that code, and choices where it relies on libraries:
 
-    - The state holds vectors and utilities, not weights of the generators: a search that is
-      resumed repeats the training of the round from its history (up to 600 epochs, seconds).
+    - The state contains vectors and utilities, not weights of the generators: a resumed search
+      repeats the training of the round from its history (up to 600 epochs, seconds).
     - Candidates are rounded to 6 decimals.
-    - Elites keep their utility at the start of a round, instead of being scored again.
-    - A lost evaluation is left out of the history. Without two measured vectors candidates are
-      drawn uniformly, and a round with fewer than K measured vectors keeps its basis.
+    - Elites retain their utility at the start of a round, instead of being scored again.
+    - A failed evaluation is left out of the history. With fewer than two measured vectors
+      candidates are drawn uniformly, and a round with fewer than K measured vectors retains its
+      basis.
     - With G groups a generator has G K inputs, and each group has its own elites' coefficients.
     - Initial weights and biases are U(-1, 1) / sqrt(inputs), PyTorch's default.
 
-    It keeps `basis` [K, G x K]; `members` and `proposals` [P, G x K], vectors over the basis, with
-    `member_utilities`; `rows` and `utilities`, all that was measured in the round; and `ends`, how
-    many that was after each ask.
+    State: `basis` [K, G x K]; `members` and `proposals` [P, G x K], vectors over the basis, with
+    `member_utilities`; `rows` and `utilities`, everything measured in the round; and `ends`, the
+    number of rows after each ask.
 
     Args:
         particles: P; None is 2 K, as in the paper.
         max_iterations: Asks after the first, R (T + 1) - 1.
         inner_iterations: T.
         winners: Share of the round's vectors that are winners.
-        cycle_scale: Weight of the cycle's loss.
+        cycle_scale: Weight of the cycle loss.
         target_scale: Weight of the loss towards the winners' mean.
-        epochs: Of training before each proposal.
-        learning_rate: Of Adam.
+        epochs: Training epochs before each proposal.
+        learning_rate: Adam's learning rate.
     """
 
     NAME: ClassVar[str] = "evogm"
@@ -96,7 +97,7 @@ class EvolutionaryGenerator(BaseOptimizer):
         return 2 * experts
 
     def _reset_history(self) -> None:
-        """Begin the history of a round."""
+        """Start the history of a round."""
         self.rows = np.empty((0, self.groups * self.experts))
         self.utilities, self.ends = np.empty(0), np.empty(0)
         self._pair: GeneratorPair | None = None
@@ -141,11 +142,11 @@ class EvolutionaryGenerator(BaseOptimizer):
         self._pair = None
 
     def _round_phase(self) -> int:
-        """0 for an ask that begins a round, then 1 to T."""
+        """Return 0 for an ask that starts a round, then 1 to T."""
         return self.iteration % (self.inner_iterations + 1)
 
     def _start_round(self) -> None:
-        """Make the best vectors of the round before the basis of another, with a population."""
+        """Make the best vectors of the last round the new basis, and draw a population over it."""
         elites = rank_descending(self.utilities)[: self.experts]
         known = np.full(len(self.members), np.nan)
         if len(elites) == self.experts:
@@ -161,26 +162,26 @@ class EvolutionaryGenerator(BaseOptimizer):
         )
 
     def _draw_population(self, count: int) -> np.ndarray:
-        """Vectors [count, G x K] to begin a round with: the basis, its mean, uniform draws."""
+        """Return vectors [count, G x K] that start a round: basis, its mean, uniform samples."""
         rows = self._iteration_rng().uniform(-1.0, 1.0, (count, self.groups * self.experts))
         rows[: self.experts] = random_streams.expert_positions(self.experts, self.groups)
         rows[self.experts : self.experts + 1] = 1 / self.experts
         return rows
 
     def _vectors_to_positions(self, vectors: np.ndarray) -> np.ndarray:
-        """Vectors [M, G x K] over the basis as positions [M, G x K] over the experts."""
+        """Convert vectors [M, G x K] over the basis to positions [M, G x K] over the experts."""
         shape = -1, self.groups, self.experts
         product = np.einsum("mgk,kge->mge", vectors.reshape(shape), self.basis.reshape(shape))
         return product.reshape(len(vectors), -1)
 
     def _generate_candidates(self) -> np.ndarray:
-        """Candidates [P, G x K] over the basis, made of the population by the trained F."""
+        """Generate candidates [P, G x K] over the basis from the population with the trained F."""
         if len(self.rows) < 2:
             return self._iteration_rng().uniform(-1.0, 1.0, self.members.shape)
         return np.round(self._trained_generators().improve_vectors(self.members), DECIMALS)
 
     def _trained_generators(self) -> "GeneratorPair":
-        """The round's generators after its training so far; what is missing of it is done."""
+        """Return the round's generators, completing their training if necessary."""
         first = self.iteration - self._round_phase()
         if self._pair is None:
             draw = random_streams.counter_rng(self.seed, first, 0, WEIGHTS)
@@ -200,11 +201,11 @@ class EvolutionaryGenerator(BaseOptimizer):
 
 
 class GeneratorPair:
-    """F from losers to winners and B back, as perceptrons of `HIDDEN` layers with ReLU and tanh.
+    """F from losers to winners and B back: perceptrons of `HIDDEN` layers with ReLU and tanh.
 
     Args:
         width: Inputs and outputs of each.
-        draw: Of the initial weights.
+        draw: Generator of the initial weights.
         cycle_scale, target_scale, learning_rate: See `EvolutionaryGenerator`.
     """
 
@@ -223,13 +224,13 @@ class GeneratorPair:
         self._moments = [(np.zeros_like(one), np.zeros_like(one)) for one in weights]
 
     def improve_vectors(self, vectors: np.ndarray) -> np.ndarray:
-        """F of vectors [M, D]."""
+        """Apply F to vectors [M, D]."""
         return self.forth.forward(vectors)[-1]
 
     def train_generators(
         self, winners: np.ndarray, losers: np.ndarray, epochs: int, draw: np.random.Generator
     ) -> None:
-        """So many steps of Adam, each on as many of [M, D] losers as of [L, D] winners."""
+        """Train for `epochs` Adam steps, each on equally many losers [M, D] and winners [L, D]."""
         count = min(len(winners), len(losers))
         for _ in range(epochs):
             good, bad = (
@@ -241,7 +242,7 @@ class GeneratorPair:
     def compute_gradients(
         self, winners: np.ndarray, losers: np.ndarray
     ) -> tuple[float, list[np.ndarray]]:
-        """The loss on [M, D] winners and losers, and its gradients by F's and B's weights."""
+        """Return the loss on winners and losers [M, D], and its gradients for the weights."""
         cycle, target = self._scales
         better = self.forth.forward(losers)
         losers_again = self.back.forward(better[-1])
@@ -260,11 +261,11 @@ class GeneratorPair:
         return float(loss), forth + back
 
     def _adam_step(self, gradients: Sequence[np.ndarray]) -> None:
-        """One step of Adam (Kingma and Ba 2015, arXiv 1412.6980), in the gradients' memory."""
+        """Take an Adam step (Kingma and Ba 2015, arXiv 1412.6980), overwriting the gradients."""
         self._steps += 1
         scales = 1 - 0.9**self._steps, 1 - 0.999**self._steps
         weights = self.forth.weights + self.back.weights
-        # In place: the moments are larger than the batches, and memory is what takes the time.
+        # In place: the moments are larger than the batches, and memory traffic dominates the time.
         for weight, gradient, (mean, square) in zip(weights, gradients, self._moments, strict=True):
             mean *= 0.9
             mean += 0.1 * gradient
@@ -282,7 +283,7 @@ class GeneratorPair:
 class Perceptron:
     """Layers of `HIDDEN` widths with ReLU between them and tanh at the end.
 
-    `weights` are, by turns, the matrix [inputs, outputs] and the bias [outputs] of each layer.
+    `weights` alternates the matrix [inputs, outputs] and the bias [outputs] of each layer.
     """
 
     def __init__(self, width: int, draw: np.random.Generator) -> None:
@@ -293,7 +294,7 @@ class Perceptron:
                 self.weights.append(draw.uniform(-1.0, 1.0, shape) / np.sqrt(inputs))
 
     def forward(self, inputs: np.ndarray) -> list[np.ndarray]:
-        """The inputs [M, D] and the outputs of every layer."""
+        """Return the inputs [M, D] and the outputs of every layer."""
         outputs, last = [inputs], len(self.weights) // 2 - 1
         for layer in range(last + 1):
             matrix, bias = self.weights[2 * layer : 2 * layer + 2]
@@ -304,7 +305,7 @@ class Perceptron:
     def backward(
         self, outputs: Sequence[np.ndarray], gradient: np.ndarray
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """From the gradient by the last output: those by the weights, and that by the inputs."""
+        """Return the gradients of the weights and of the inputs, given that of the last output."""
         found: list[np.ndarray] = []
         gradient = gradient * (1 - outputs[-1] ** 2)
         for layer in reversed(range(len(outputs) - 1)):
@@ -316,5 +317,5 @@ class Perceptron:
 
 
 def rank_descending(utilities: np.ndarray) -> np.ndarray:
-    """Places by falling utility, the unmeasured last, earlier ones first where they are equal."""
+    """Return indices by descending utility, unmeasured ones last, ties in order."""
     return np.argsort(-utilities, kind="stable")

@@ -10,49 +10,50 @@ from swarm.optimizers.checks import NOT_NEGATIVE, PROBABILITY, SHARE, SWITCH, Ru
 from swarm.optimizers.random_streams import initial_population
 
 SELECTION_STREAM = OPTIMIZER_STREAM + 1
-"""Purpose of the draws of selection, which follow those of the offspring in an iteration."""
+"""Purpose id of selection's random stream, separate from that of the offspring."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Genome(BaseOptimizer):
-    """A population that learns, mates, mutates and is selected; two asks are a generation.
+    """A population with succession, crossover, mutation and selection; two asks are a generation.
 
-    An odd ask is succession: all but the elite move, as in the particle swarm, to their own and
-    the population's best and away from the worst, and are scored where they come to. An even ask
-    is the offspring: of N // 2 pairs, each with the chance `crossover`, a child between its
-    parents; then, of every member and child with the chance `mutation`, a mutant. Selection keeps
-    N of members and offspring: the elite, and others by a roulette.
+    An odd ask is succession: all members but the elite move, as in the particle swarm, towards
+    their personal and the population's best and away from the worst, and are scored at their new
+    positions. An even ask is the offspring: of N // 2 pairs, each with the probability `crossover`,
+    a child between its parents; then, of every member and child with the probability `mutation`, a
+    mutant. Selection retains N of members and offspring: the elite, and others by roulette.
 
-    Options are those of the authors' code. Deviations, all of them on purpose:
+    Options are those of the authors' code. Intentional deviations:
 
-    - Everything happens to coefficients. The paper adds noise to the weights themselves; here it
-      is noise on coefficients that sums to 0 in each group, so that no mutant leaves the span of
-      the experts.
-    - Chances and shares go by rank instead of score, as scores may be negative or all equal.
-    - A member that moved is scored anew (the code hands back its old score), its own best is a
+    - All operators act on coefficients. The paper adds noise to the weights themselves; here it is
+      noise on coefficients that sums to 0 in each group, so that no mutant leaves the span of the
+      experts.
+    - Probabilities and shares are by rank instead of score, as scores may be negative or all equal.
+    - A member that moved is scored anew (the code returns its old score), its personal best is a
       copy (there it moves along), random factors are drawn for each member, group and iteration
-      (there once a run), the step shrinks once a generation, one member at least is elite, and
-      the elite stays where it is in succession too: else the best that was found would leave.
-    - A lost evaluation leaves a member where it was, and its offspring unborn.
-    - The population begins with the experts and N - K children of two of them.
+      (there once per run), the step shrinks once per generation, at least one member is elite, and
+      the elite does not move in succession either, since otherwise the best member found would be
+      lost.
+    - A member whose evaluation failed does not move, and failed offspring are dropped.
+    - The population starts with the experts and N - K children of two of them.
 
-    It keeps `members` [N, G x K] with their `utilities` and `velocities`, each one's own best in
+    State: `members` [N, G x K] with their `utilities` and `velocities`, personal bests in
     `own_positions` and `own_utilities`, and the best and the worst ever in `extremes` [2, G x K]
     and `extreme_utilities`.
 
     Args:
-        crossover: Chance of a pair to have a child.
-        mutation: Chance of a member or child to have a mutant.
-        gene: Chance of each coefficient of a mutant to change; one always does.
+        crossover: Probability of a pair to have a child.
+        mutation: Probability of a member or child to have a mutant.
+        gene: Probability of each coefficient of a mutant to change; at least one does.
         sigma: Standard deviation of that change.
-        elite: Share, the best, that stays in succession and survives selection for certain.
-        succession: Off, every ask is offspring (GENOME without the plus).
-        inertia: Weight of going on.
-        cognitive: Weight of the way to the own best.
-        social: Weight of the way to the best.
-        repel: Weight of the way from the worst.
-        step_length: Of succession, in the first generation.
-        step_length_factor: By which it shrinks once a generation.
+        elite: Share of best members that do not move in succession and always survive selection.
+        succession: If False, every ask is offspring (GENOME without the plus).
+        inertia: Weight of the current velocity.
+        cognitive: Weight of the direction to the personal best.
+        social: Weight of the direction to the best.
+        repel: Weight of the direction away from the worst.
+        step_length: Step length of succession in the first generation.
+        step_length_factor: Factor of the step length per generation.
     """
 
     NAME: ClassVar[str] = "genome"
@@ -116,15 +117,15 @@ class Genome(BaseOptimizer):
         return super()._proposal_rows(count)
 
     def _members_by_rank(self) -> np.ndarray:
-        """The members' places, the best first."""
+        """Return the members' indices, the best first."""
         return np.argsort(-rank_fitness(self.utilities), kind="stable")
 
     def _elite_count(self, many: int) -> int:
-        """How many of so many are elite; one at least, and never all members."""
+        """Return the size of the elite among `many`; at least one, and never all members."""
         return min(max(1, round(self.elite * many)), len(self.members) - 1)
 
     def _succession_positions(self) -> np.ndarray:
-        """Where every member but the elite comes to, [M, G x K]."""
+        """Return the new positions of all members but the elite, [M, G x K]."""
         x, v = self.members, self.velocities
         best, worst = (
             x if np.isnan(u) else row
@@ -143,7 +144,7 @@ class Genome(BaseOptimizer):
         return moved[self._proposal_rows(len(x))]
 
     def _breed_offspring(self) -> np.ndarray:
-        """At most N offspring, [M, G x K]: children first, then mutants."""
+        """Return at most N offspring, [M, G x K]: children first, then mutants."""
         draw, (count, genes) = self._iteration_rng(), self.members.shape
         ranks, rows = rank_fitness(self.utilities), [*self.members]
         for _ in range(count // 2):
@@ -161,7 +162,7 @@ class Genome(BaseOptimizer):
         return np.reshape(rows[count : 2 * count], (-1, genes))
 
     def _accept_positions(self, utilities: np.ndarray) -> None:
-        """Members are where they were asked; who was not measured is where it was."""
+        """Move members to their scored positions; unmeasured ones do not move."""
         measured = np.isfinite(utilities)
         self.members = freeze_array(np.where(measured[:, None], self.positions, self.members))
         self.velocities = freeze_array(np.where(measured[:, None], self.velocities, 0.0))
@@ -174,7 +175,7 @@ class Genome(BaseOptimizer):
         self.own_utilities = freeze_array(best)
 
     def _select_survivors(self, utilities: np.ndarray) -> None:
-        """N of members and offspring: the elite, then a roulette by rank without replacement."""
+        """Select N of members and offspring: the elite, then a roulette without replacement."""
         born, count = np.isfinite(utilities), len(self.members)
         everyone = np.append(self.utilities, utilities[born])
         ranks = rank_fitness(everyone)
@@ -205,9 +206,9 @@ class Genome(BaseOptimizer):
 
 
 def rank_fitness(utilities: np.ndarray) -> np.ndarray:
-    """Weights [N] by rank: 1 for the worst and the unmeasured, N or less for the best.
+    """Return weights [N] by rank: 1 for the worst and the unmeasured, at most N for the best.
 
-    Those that are equal share the mean of their ranks.
+    Ties share the mean of their ranks.
     """
     below = (utilities[None, :] < utilities[:, None]).sum(axis=1)
     equal = (utilities[None, :] == utilities[:, None]).sum(axis=1)

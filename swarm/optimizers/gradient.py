@@ -1,4 +1,4 @@
-"""The gradient term of the swarm: Adam on mixing coefficients, one state for each particle."""
+"""The swarm's gradient term: Adam on mixing coefficients, with one state per particle."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,16 @@ from swarm.optimizers.checks import (
 )
 
 MINIBATCH_STREAM, HOLDOUT_STREAM, LOSS_ITEMS_STREAM = 100, 101, 102
-"""Purposes of draws; beyond those of every optimizer that descends."""
+"""Purpose ids of random streams, above those of all optimizers."""
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
-"""Adam's constants (Kingma and Ba, 2015, arXiv 1412.6980). The second is lower than its .999:
-a descent has tens of steps."""
+"""Adam's constants (Kingma and Ba, 2015, arXiv 1412.6980).
+
+The second is below the usual .999, as a descent has only tens of steps.
+"""
 
 MIN_RATE_FACTOR = 1 / 16
-"""A particle whose rate has been halved as often as this descends no more."""
+"""Rate factor at which a particle stops descending."""
 
 BELOW_ONE: Rule = (float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
@@ -50,29 +52,29 @@ NUMBERS: dict[str, tuple[Rule, str]] = {
 class Descent:
     """Moves positions down the gold answers' loss, through their coefficients alone.
 
-    A position of G groups is seen as the coefficients that its groups share (their mean over
-    groups) and each group's deviation from them; the two have Adam moments of their own, and
+    A position of G groups is decomposed into the coefficients that its groups share (their mean
+    over groups) and each group's deviation from them; the two have separate Adam moments, and
     deviations are pulled to zero, so that 60 groups of 9 experts overfit little more than one.
 
-    A particle learns from minibatches of its own order, and does not learn from a fold of dev that
-    is held out for it; of F = round(1 / holdout) folds, particle i has the fold i mod F. After the
-    steps of an iteration the mean of the last half of its iterates (Polyak and Juditsky, 1992) is
-    where it ends. Where the loss of the held-out fold is not lower there than it has been, the
-    particle's rate is halved, and after the fourth time it rests.
+    A particle learns from its own sequence of minibatches, without the fold of dev that is held out
+    for it; of F = round(1 / holdout) folds, particle i has the fold i mod F. The result of an
+    iteration's steps is the mean of the last half of the iterates (Polyak and Juditsky, 1992). If
+    the held-out loss there is not the particle's lowest so far, its rate is halved; after the
+    fourth time it stops descending.
 
     Args:
-        weight: w_d, of this term in the velocity; 1 is the whole descent.
-        steps: Adam steps of a particle in an iteration.
-        batch: Dev items in a step.
+        weight: w_d, of this term in the velocity; 1 applies the complete descent.
+        steps: Adam steps per particle and iteration.
+        batch: Dev items per step.
         rate: Adam's rate for the shared coefficients.
-        fine_rate: That for the deviations of groups, as a multiple of `rate`.
-        pull: By which deviations shrink in a step.
-        warmup: First steps of a particle, with a rate that grows to the full one.
-        holdout: Share of the dev items that are held out; 0 holds out none and halves nothing.
-        required: Whether a task without gold answers is refused; else the swarm moves without.
+        fine_rate: Rate for the deviations of groups, as a multiple of `rate`.
+        pull: Share by which deviations shrink per step.
+        warmup: Number of first steps of a particle in which the rate grows to its full value.
+        holdout: Share of the dev items that are held out; 0 disables holdout and halving.
+        required: Whether to refuse a task without gold answers; else the swarm moves without.
 
     Raises:
-        UserError: An option is out of its range; named with what is allowed.
+        UserError: An option is out of range; the message names the allowed values.
     """
 
     weight: float = 1.0
@@ -90,9 +92,9 @@ class Descent:
             check_number(f"descent.{name}", getattr(self, name), rule, advice)
 
     def start(self, particles: int, groups: int, experts: int, seed: int) -> None:
-        """Begin with N particles at rest."""
+        """Start with N particles and zero moments."""
         self.groups, self.seed = groups, seed
-        # The shared coefficients' moments first, then those of all deviations.
+        # Layout: moments of the shared coefficients first, then those of all deviations.
         self.first = np.zeros((particles, (groups + 1) * experts))
         self.second = np.zeros_like(self.first)
         self.count = np.zeros(particles, int)
@@ -100,13 +102,13 @@ class Descent:
         self.held_loss = np.full(particles, np.nan)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load` needs; exact, None stands for a loss that is not known."""
+        """Return everything `load_state_dict` needs; exact, None is an unknown loss."""
         found = {name: getattr(self, name).tolist() for name in ARRAYS}
         found["held_loss"] = [None if np.isnan(loss) else loss for loss in found["held_loss"]]
         return found
 
     def load_state_dict(self, state: dict[str, Any], groups: int, seed: int) -> None:
-        """Go on from `state()`."""
+        """Resume from a `state_dict`."""
         self.groups, self.seed = groups, seed
         for name in ARRAYS:
             kind = int if name == "count" else float
@@ -115,10 +117,10 @@ class Descent:
     def evaluate_losses(
         self, positions: np.ndarray, items: int
     ) -> Generator[list[LossRequest], list[LossGradient], np.ndarray]:
-        """The losses [N] of positions [N, G * K] on the same `batch` items.
+        """Return the losses [N] of positions [N, G * K] on the same `batch` items.
 
-        A descent begins where the loss is low, of which utilities say little: an expert with one of
-        nine skills has a higher utility than the soup, and three times its loss.
+        A descent should start where the loss is low, which utilities hardly show: an expert with
+        one of nine skills has a higher utility than the soup, and three times its loss.
         """
         order = random_streams.counter_rng(self.seed, 0, 0, LOSS_ITEMS_STREAM).permutation(items)
         chosen = tuple(int(i) for i in np.sort(order[: self.batch]))
@@ -131,10 +133,10 @@ class Descent:
     def descend(
         self, positions: np.ndarray, particles: Sequence[int], items: int
     ) -> Generator[list[LossRequest], list[LossGradient], np.ndarray]:
-        """Descend from positions [M, G * K] of these M particles; returns where they end.
+        """Descend from positions [M, G * K] of these M particles; return the final positions.
 
-        What is yielded is answered with the mean losses and their derivatives. A descent that is
-        closed has come as far as `reached` [M, G * K].
+        Yields requests, to be answered with mean losses and gradients. If the generator is closed
+        early, `reached` [M, G * K] contains the latest positions.
         """
         x, self.reached = positions.copy(), positions.copy()
         rows = [row for row, i in enumerate(particles) if self.rate_factor[i] > MIN_RATE_FACTOR]
@@ -171,7 +173,7 @@ class Descent:
             self.held_loss[particle] = np.fmin(answer.loss, self.held_loss[particle])
 
     def _adam_step(self, particle: int, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        """One Adam step of a position [G * K]; its rate grows in the first steps."""
+        """Take one Adam step of a position [G * K]; the rate grows in the first steps."""
         by_group = slope.reshape(self.groups, -1)
         whole = np.concatenate([by_group.sum(axis=0), slope])
         self.first[particle] += (1 - BETA_1) * (whole - self.first[particle])
@@ -192,7 +194,7 @@ class Descent:
         return (moved + (1 - self.pull) * deviations).reshape(-1)
 
     def _split_holdout(self, particle: int, items: int) -> tuple[np.ndarray, tuple[int, ...]]:
-        """The items that a particle learns from, and those that are held out for it."""
+        """Return the items that a particle learns from, and those that are held out for it."""
         order = random_streams.counter_rng(self.seed, 0, 0, HOLDOUT_STREAM).permutation(items)
         folds = min(items, max(2, round(1 / self.holdout))) if self.holdout else 1
         if folds < 2:
@@ -201,7 +203,7 @@ class Descent:
         return order[~mine], tuple(int(i) for i in np.sort(order[mine]))
 
     def _next_minibatch(self, particle: int, items: int) -> tuple[int, ...]:
-        """The items of a particle's next step: all in a drawn order, then in another one."""
+        """Return the items of a particle's next step, from a permutation redrawn every epoch."""
         learnt = self._split_holdout(particle, items)[0]
         found = []
         for place in range(

@@ -1,4 +1,4 @@
-"""A search of few groups of modules first, and of more groups from there: any optimizer twice."""
+"""Hierarchical search: an inner optimizer on few groups of modules first, then on finer ones."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -21,16 +21,16 @@ from swarm.optimizers.nes import NaturalEvolution
 
 GLOBAL_NAMES = ("1", "global")
 STAGE_STREAM = 32
-"""Purpose of the draw of a stage's seed."""
+"""Purpose id of the random stream of a stage's seed."""
 
 
 class GroupLevel(NamedTuple):
-    """A division of the modules.
+    """A division of the modules into groups.
 
     Attributes:
-        name: As a value of pool.groups.
-        parents: For each of the G groups of a position the number of its group in this division.
-        share: Of the budget that is spent when the stage ends, the stages before included.
+        name: Value of pool.groups.
+        parents: For each of the G groups of a position, the index of its group in this division.
+        share: Cumulative share of the budget at which the stage ends.
     """
 
     name: str
@@ -39,7 +39,7 @@ class GroupLevel(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """The number of its groups."""
+        """Number of groups in this division."""
         return 1 + max(self.parents)
 
 
@@ -49,32 +49,33 @@ class HierarchicalOptimizer:
 
     Every stage is a search of the inner optimizer over the groups of its division; its positions
     are expanded to the groups of the pool by giving each group the coefficients of the coarse group
-    that contains it. From the second stage on the inner optimizer has one expert more: the best
-    position so far, as its coefficients in all groups. So all of its positions are combinations of
-    the experts and that position, group by group, which keeps sums at 1 where the inner optimizer
-    does, and works with any optimizer; one that can (`Starting`) begins around that position and
-    evaluates no recipe again. An expert and the best so far are not evaluated twice by a run.
+    that contains it. From the second stage on the inner optimizer has one additional expert: the
+    best position so far, as its coefficients in all groups. All positions are therefore
+    combinations of the experts and that position, group by group, which preserves sums of 1 if the
+    inner optimizer does, and works with any optimizer. One with `begin_at` (`WarmStartOptimizer`)
+    starts around that position and evaluates no recipe again. An expert and the best so far are not
+    evaluated twice by a run.
 
-    The divisions come from the pool (`divide`). Without it only the first, if it is global, and the
-    pool's own groups are known. A division with the groups of the one before is left out, and the
-    stage after it has its share of the budget.
+    The divisions are set by `set_group_hierarchy`. Without it only the first, if it is global, and
+    the pool's own groups are known. A division with the same groups as the previous one is skipped,
+    and the next stage receives its share of the budget.
 
-    A stage ends with its share, or earlier if the inner optimizer ends; what is left is for the
-    next one. A share is of `max_iterations`, and of the positions that the run's budget has room
-    for, whichever ends first; experts and the best so far, asked again, are not counted.
+    A stage ends with its share, or earlier if the inner optimizer ends; the rest is passed to the
+    next one. A share is of `max_iterations`, and of the positions that the run's budget allows,
+    whichever ends first; experts and the best so far, requested again, are not counted.
 
     Args:
-        optimizer: The inner one; None is `NaturalEvolution`. Its max_iterations is not used, and it
-            is given no gradients.
-        groups: Divisions, each finer than the one before, values of pool.groups. The last must be
+        optimizer: The inner optimizer; None is `NaturalEvolution`. Its max_iterations is ignored,
+            and it receives no gradients.
+        groups: Divisions, each finer than the previous one, values of pool.groups. The last must be
             that of the pool.
-        shares: Of the budget, one for each division; their sum counts as the whole.
-        particles: N, of the inner optimizer too; None is its own number in each stage, and N the
+        shares: Shares of the budget, one per division; normalized by their sum.
+        particles: N, of the inner optimizer too; None is its default in each stage, and N the
             largest of them.
-        max_iterations: The most asks after the first, of all stages.
+        max_iterations: Maximum number of asks after the first, over all stages.
 
     Raises:
-        UserError: An option is out of its range.
+        UserError: An option is out of range.
     """
 
     NAME: ClassVar[str] = "hierarchical"
@@ -113,11 +114,11 @@ class HierarchicalOptimizer:
     def set_group_hierarchy(
         self, parents: Callable[[str], list[int]], positions: int | None
     ) -> None:
-        """As `Divided.divide`.
+        """See `SupportsGroupHierarchy.set_group_hierarchy`.
 
         Raises:
-            UserError: The last of `groups` is not the division of the pool, or one of them does
-                not divide the one before.
+            UserError: The last of `groups` is not the division of the pool, or one of them does not
+                refine the previous one.
         """
         self._parents, self._positions = parents, positions
         last = str(self.groups[-1])
@@ -130,10 +131,10 @@ class HierarchicalOptimizer:
                 pool; set pool.groups={last}, or leave out of optimizer.groups what is finer""")
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """As `Optimizer.start`.
+        """See `Optimizer.start`.
 
         Raises:
-            UserError: The inner optimizer cannot search so many experts, groups or particles.
+            UserError: The inner optimizer cannot search this many experts, groups or particles.
         """
         self.experts, self.seed, self.count = experts, int(seed), groups
         self.levels = self._build_levels(groups)
@@ -144,7 +145,7 @@ class HierarchicalOptimizer:
         self._enter_stage(0)
 
     def ask(self) -> np.ndarray:
-        """Positions [N, G x K]."""
+        """Return positions [N, G x K]."""
         if self.told:
             self.iteration, self.told = self.iteration + 1, False
             if self._is_stage_over():
@@ -153,10 +154,10 @@ class HierarchicalOptimizer:
         return self.positions
 
     def tell(self, utilities: np.ndarray) -> None:
-        """Take utilities [N]; what is not finite counts as not measured.
+        """Set the utilities [N]; non-finite values count as not measured.
 
         Raises:
-            ValueError: Not one utility per row, or told twice without an `ask`.
+            ValueError: Not one utility per row, or called twice without an `ask`.
         """
         u = np.asarray(utilities, dtype=np.float64)
         if u.shape != self.evaluate.shape or self.told:
@@ -171,7 +172,7 @@ class HierarchicalOptimizer:
         self.told = True
 
     def stop_reason(self) -> str | None:
-        """The last stage is over, or the iterations are."""
+        """Return why the search has ended: the last stage, or the iterations, are finished."""
         finished = self.iteration if self.told else self.iteration - 1
         if finished >= self.max_iterations:
             return f"{finished} iteration{'s' * (finished != 1)} done"
@@ -181,7 +182,7 @@ class HierarchicalOptimizer:
         return words and f"{self.levels[self.stage].name}: {words}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load` needs; floats are exact, None stands for an unmeasured utility."""
+        """Return the exact state; None is an unmeasured utility."""
         single = {name: getattr(self, name) for name in SCALARS}
         return {
             "optimizer": self.NAME,
@@ -195,11 +196,11 @@ class HierarchicalOptimizer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`, between ask and tell or after it.
+        """Resume from a `state_dict`, between ask and tell or after it.
 
         Raises:
-            UserError: The state is another optimizer's, of another inner one, of another number of
-                particles, or of other groups.
+            UserError: The state belongs to another optimizer, another inner one, or has another
+                number of particles, or other groups.
         """
         check_saved_state(state, self.NAME, self.particles, getattr(self, "count", None))
         for name in SCALARS:
@@ -240,7 +241,7 @@ class HierarchicalOptimizer:
                 experts and the best of the stage before; allowed: {most} or more""")
 
     def _build_inner(self, stage: int) -> Optimizer:
-        """The inner optimizer of a stage, started."""
+        """Return the started inner optimizer of a stage."""
         inner: Any = deepcopy(self.optimizer)
         inner.max_iterations = self.max_iterations
         if self.particles is not None:
@@ -262,14 +263,14 @@ class HierarchicalOptimizer:
         self._ask_inner()
 
     def _ask_inner(self) -> None:
-        """Ask the inner optimizer and expand its positions."""
+        """Ask the inner optimizer and expand its positions to the pool's groups."""
         inner, level = self.inner.ask(), self.levels[self.stage]
         each = inner.reshape(len(inner), level.groups, -1)[:, level.parents]
         rows = each[:, :, : self.experts]
         if self.stage:
             anchor = self.anchor.reshape(self.count, self.experts)
             rows = rows + each[:, :, self.experts :] * anchor
-        # A stage with fewer rows than another one leaves the last ones idle.
+        # N is constant: a stage with fewer rows than another leaves the last rows idle.
         idle = self.size - len(rows)
         self.positions = freeze_array(
             np.pad(rows.reshape(len(rows), -1), ((0, idle), (0, 0)), "edge")
@@ -277,7 +278,7 @@ class HierarchicalOptimizer:
         self.evaluate = np.pad(np.asarray(self.inner.evaluate), (0, idle))
 
     def _is_stage_over(self) -> bool:
-        """Whether the stage is over and another one follows."""
+        """Return whether the stage is finished and another one follows."""
         if self.stage + 1 == len(self.levels):
             return False
         share = self.levels[self.stage].share

@@ -12,16 +12,16 @@ from swarm.optimizers.cma_es import CMAES
 
 @dataclass(kw_only=True, eq=False)
 class LoraHub(CMAES):
-    """CMA-ES from the zero vector, where no expert is used, with a price on large coefficients.
+    """CMA-ES from the zero vector, where no expert is used, with an L1 penalty on coefficients.
 
-    As in the paper: K free coefficients (here in each group) in [-1.5, 1.5] that need not sum to
-    1, A and B mixed separately, and alpha times the mean of |c_j| on top of what is to be small,
+    As in the paper: K free coefficients (here in each group) in [-1.5, 1.5] that need not sum to 1,
+    A and B mixed separately, and alpha times the mean of |c_j| added to the objective to minimize,
     which is a loss there and -utility here. At zero the adapted model is the base itself.
 
     Unlike it: the experts are scored first, as by every optimizer here, so that all comparisons
-    have the same start; the search does not learn from them. The paper's optimizer is Shiwa, of
-    the package nevergrad, which chooses among CMA-ES and others by budget and dimension; here it
-    is CMA-ES, with nevergrad's first step, a sixth of the range. Its code stops after 40 scores.
+    have the same start; the search does not learn from them. The paper's optimizer is Shiwa, of the
+    package nevergrad, which chooses among CMA-ES and others by budget and dimension; here it is
+    CMA-ES, with nevergrad's first step, a sixth of the range. Its code stops after 40 scores.
 
     Args:
         l1: alpha.

@@ -16,15 +16,14 @@ class MergeEvolve(BaseOptimizer):
     """An evolution strategy with additive noise that starts from a merged model.
 
     The merged model theta is the sum of the experts with weights softmax(z / tau), where z are the
-    z-scores of their utilities. Each iteration scores theta and n perturbations
-    theta + sigma eps_i with eps_i ~ N(0, 1), and moves theta by
-    alpha / (sigma n) sum_i u_i eps_i, where u are the rank weights of CMA-ES less their mean. The
-    result is the best position ever scored.
+    z-scores of their utilities. Each iteration scores theta and n perturbations theta + sigma eps_i
+    with eps_i ~ N(0, 1), and moves theta by alpha / (sigma n) sum_i u_i eps_i, where u are the rank
+    weights of CMA-ES minus their mean. The result is the best position ever scored.
 
-    Sources: the paper's abstract and the authors' code (github.com/xiaofangxd/MERGEvolve,
-    commit 6963b8c) for the procedure and the constants. Its command line has n = 5 where its
-    configuration has 10, and advises tau = 0.1 for models of 7B. The paper's appendix finds little
-    difference between sigma = 0.0001 and 0.1.
+    Sources: the paper's abstract and the authors' code (github.com/xiaofangxd/MERGEvolve, commit
+    6963b8c) for the procedure and the constants. Its command line has n = 5 where its configuration
+    has 10, and advises tau = 0.1 for models of 7B. The paper's appendix finds little difference
+    between sigma = 0.0001 and 0.1.
 
     Differences from that code:
 
@@ -35,17 +34,17 @@ class MergeEvolve(BaseOptimizer):
     - sigma = 0.1 is a tenth of an expert here, and a tenth of a weight's unit there.
     - Perturbations of equal utility share the mean of their rank weights; there the order of
       evaluation decides.
-    - An evaluation that is lost counts as not drawn.
+    - Failed evaluations are treated as not drawn.
     - The first ask scores the experts as there; its remaining rows are the uniform mean and
       crossover children, as N is the same in every ask.
 
     Args:
-        particles: N, the rows of every ask; None is n + 1, or K if more.
-        samples: n, perturbations of an iteration; at most N - 1.
+        particles: N, the rows of every ask; None is n + 1, or K if larger.
+        samples: n, perturbations per iteration; at most N - 1.
         sigma: Standard deviation of the noise on a coefficient.
         alpha: Learning rate.
         tau: Temperature of the first merge; higher is closer to the uniform mean.
-        merged: So many rows of the pool, the first ones, make the merged model; None is all.
+        merged: Number of first rows of the pool that form the merged model; None is all.
     """
 
     NAME: ClassVar[str] = "mergevolve"
@@ -71,10 +70,10 @@ class MergeEvolve(BaseOptimizer):
             check_number("merged", self.merged, AT_LEAST_ONE, "null is all rows of the pool")
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """As `AskTell.start`.
+        """See `BaseOptimizer.start`.
 
         Raises:
-            UserError: As there, or `merged` is more than the rows of the pool.
+            UserError: As there, or `merged` exceeds the number of rows of the pool.
         """
         if self.merged is not None and self.merged > experts:
             raise UserError(
@@ -106,7 +105,7 @@ class MergeEvolve(BaseOptimizer):
         self.theta = freeze_array(theta)
 
     def _merge_experts(self, utilities: np.ndarray) -> np.ndarray:
-        """The merged model, [G x K]: what was not measured is left out."""
+        """Return the merged model, [G x K], without unmeasured experts."""
         count = self.merged or self.experts
         found = np.flatnonzero(np.isfinite(utilities[:count]))
         if not len(found):
@@ -118,8 +117,8 @@ class MergeEvolve(BaseOptimizer):
         return weights / weights.sum() @ expert_positions(self.experts, self.groups)[found]
 
     def _gradient_step(self, utilities: np.ndarray) -> np.ndarray:
-        """Theta after a step along the natural gradient's estimate, [G x K]."""
-        asked = np.flatnonzero(self.evaluate)[1:]  # the first is theta itself
+        """Return theta after a step along the estimated natural gradient, [G x K]."""
+        asked = np.flatnonzero(self.evaluate)[1:]  # the first row is theta itself
         found = asked[np.isfinite(utilities[asked])]
         if not len(found):
             return self.theta
@@ -129,9 +128,9 @@ class MergeEvolve(BaseOptimizer):
 
 
 def rank_weights(utilities: np.ndarray) -> np.ndarray:
-    """Weights [n] of n utilities by rank, which sum to 0.
+    """Return weights [n] of n utilities by rank, which sum to 0.
 
-    max(0, log(n / 2 + 1) - log k) for rank k, normalised to a sum of 1, less 1 / n (Hansen 2016,
+    max(0, log(n / 2 + 1) - log k) for rank k, normalised to a sum of 1, minus 1 / n (Hansen 2016,
     arXiv 1604.00772, section 3.3.1, for the shape). Equal utilities share the mean of theirs.
     """
     count = len(utilities)

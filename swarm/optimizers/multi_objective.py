@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pymoo.core.problem import Problem
 
 BASE_BOUND = "base"
-"""The bound of a constraint that is whatever the base model reaches."""
+"""Constraint bound that stands for the base model's value."""
 
 MATING_STREAM, SURVIVAL_STREAM = OPTIMIZER_STREAM + 1, OPTIMIZER_STREAM + 2
-"""Purposes of the draws of an iteration."""
+"""Purpose ids of an iteration's random streams."""
 
 TOTAL_RANGE = (0.5, 2.0)
-"""Range of a random mixture's sum of coefficients where sums are free."""
+"""Range of a random mixture's sum of coefficients, with free sums."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -38,21 +38,21 @@ class ParetoSearch(BaseOptimizer):
     """A population that approaches the Pareto front of M objectives, each to be maximized.
 
     Generation 0 is the K experts, the base model (position zero) if a constraint refers to it, the
-    uniform soup, and mixtures from a uniform Dirichlet distribution. Where sums are free, static
-    recipes times four scales (`static_starts`) stand for the soup, and the sum of a mixture is
-    drawn from U(0.5, 2) in each group. Later generations are N offspring:
-    binary tournament, simulated binary crossover (SBX), polynomial mutation of each coefficient
-    with probability 1 / (G K) (at most 1/2), then the nearest position inside of the region.
+    uniform soup, and mixtures from a uniform Dirichlet distribution. With free sums, static recipes
+    times four scales (`static_start_positions`) replace the soup, and the sum of a mixture is drawn
+    from U(0.5, 2) in each group. Later generations are N offspring: binary tournament, simulated
+    binary crossover (SBX), polynomial mutation of each coefficient with probability 1 / (G K) (at
+    most 1/2), then projection to the nearest position inside the region.
 
     Constraints follow Deb's rules (Deb 2000, doi 10.1016/S0045-7825(99)00389-8): a feasible
     position dominates an infeasible one, of two infeasible ones the smaller sum of violations
-    dominates. A bound that is `base` is the base model's own value, measured in generation 0, and
-    asked for again, with random mixtures, as long as it is missing.
+    dominates. A `base` bound is the base model's own value, measured in generation 0, and requested
+    again, with random mixtures, as long as it is missing.
 
-    pymoo's algorithm is never saved. It is built again by telling it all generations from `rows`
-    [R, G x K], `values` [R, M] and `generations` [R]; before each ask and tell its random state is
-    replaced by a counter-based generator, so that a resumed search equals an uninterrupted one. A
-    lost evaluation is missing from its generation. Without objectives (`tell` with utilities alone)
+    pymoo's algorithm is not saved. It is rebuilt by telling it all generations from `rows` [R, G x
+    K], `values` [R, M] and `generations` [R]; before each ask and tell its random state is replaced
+    by a counter-based generator, so that a resumed search equals an uninterrupted one. Failed
+    evaluations are missing from their generation. Without objectives (`tell` with utilities alone)
     the utility is the only objective.
 
     Args:
@@ -63,9 +63,9 @@ class ParetoSearch(BaseOptimizer):
         crossover_index: Distribution index of SBX; the larger, the nearer children are to parents.
         mutation_index: Distribution index of the polynomial mutation; the larger, the smaller its
             steps.
-        sum_to_one: Whether coefficients sum to 1 in each group; else each is free in its bounds.
-        low: Bounds of a coefficient.
-        high: See `low`.
+        sum_to_one: Whether coefficients sum to 1 in each group; else each is free within its
+            bounds.
+        low, high: Bounds of a coefficient.
     """
 
     LEAST: ClassVar[int] = 4
@@ -107,7 +107,7 @@ class ParetoSearch(BaseOptimizer):
 
     @property
     def needs_base(self) -> bool:
-        """Whether the base model is part of the first generation."""
+        """True if the base model is part of the first generation."""
         return BASE_BOUND in self._constraints.values()
 
     @property
@@ -115,7 +115,7 @@ class ParetoSearch(BaseOptimizer):
         return self.constraints or {}
 
     def name_objectives(self, names: Sequence[str]) -> None:
-        """As `swarm.optimizers.base.MultiObjectiveOptimizer.name_objectives`."""
+        """See `swarm.optimizers.base.MultiObjectiveOptimizer.name_objectives`."""
         allowed = ", ".join(names)
         options = {"objectives": self.objectives or (), "constraints": self._constraints}
         for key, given in options.items():
@@ -125,10 +125,11 @@ class ParetoSearch(BaseOptimizer):
         self.names = list(names)
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """As `AskTell.start`.
+        """See `BaseOptimizer.start`.
 
         Raises:
-            UserError: pymoo is not installed, or there is no room for the base model, too.
+            UserError: Also if pymoo is not installed, or `particles` has no room for the base
+                model.
         """
         if find_spec("pymoo") is None:
             raise UserError(f"""optimizer={self.NAME}: needs the package pymoo; pip install
@@ -143,10 +144,10 @@ class ParetoSearch(BaseOptimizer):
         super().start(experts, seed, groups)
 
     def tell(self, utilities: np.ndarray, objectives: np.ndarray | None = None) -> None:
-        """As `swarm.optimizers.base.MultiObjectiveOptimizer.tell`.
+        """See `swarm.optimizers.base.MultiObjectiveOptimizer.tell`.
 
         Raises:
-            ValueError: As `AskTell.tell`, or not one row of objectives per utility.
+            ValueError: As `BaseOptimizer.tell`, or not one row of objectives per utility.
         """
         told = np.asarray(utilities, float)[:, None] if objectives is None else objectives
         if self.names and objectives is None and not np.isfinite(told).any():
@@ -160,13 +161,13 @@ class ParetoSearch(BaseOptimizer):
         super().tell(utilities)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `AskTell.state`, with the names of the objectives and the constraints."""
+        """See `BaseOptimizer.state_dict`; adds the names of the objectives, and the constraints."""
         wanted = None if self.objectives is None else list(self.objectives)
         more = {"names": self.names, "objectives": wanted, "constraints": dict(self._constraints)}
         return {**super().state_dict(), **more}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `AskTell.load`."""
+        """See `BaseOptimizer.load_state_dict`."""
         self.names = state.get("names")
         super().load_state_dict(state)
 
@@ -193,7 +194,7 @@ class ParetoSearch(BaseOptimizer):
             return rows
         self._algorithm.random_state = self._iteration_rng(MATING_STREAM)
         found = self._algorithm.ask()
-        # Mating gives up where it makes nothing but positions that the population holds.
+        # Mating returns None if it produces only duplicates of the population.
         return self._sample_mixtures(len(self.positions)) if found is None else found.get("X")
 
     def _update_state(self, utilities: np.ndarray) -> None:
@@ -206,7 +207,7 @@ class ParetoSearch(BaseOptimizer):
         self._update_algorithm()
 
     def _restore_state(self) -> None:
-        # A list of no rows does not say how long they are.
+        # An empty list loses the row length in JSON.
         self.rows = self.rows.reshape(-1, self.positions.shape[1])
         if not len(self.rows):
             self.values = np.zeros((0, 0))
@@ -218,7 +219,7 @@ class ParetoSearch(BaseOptimizer):
         self._learnt = -1.0
 
     def _sample_mixtures(self, count: int) -> np.ndarray:
-        """Random positions [count, G x K] of the region."""
+        """Return random positions [count, G x K] of the region."""
         draw = self._iteration_rng()
         rows = random_streams.sample_mixtures(draw, count, self.experts, self.groups)
         if self.sum_to_one:
@@ -236,7 +237,7 @@ class ParetoSearch(BaseOptimizer):
         return self.names.index(name)
 
     def _constraint_bounds(self) -> np.ndarray | None:
-        """The bounds, one per constraint; `None` while the base model is not measured."""
+        """Return the bounds, one per constraint; `None` while the base model is not measured."""
         base = np.flatnonzero(~self.rows.any(axis=1))
         if self.needs_base and not len(base):
             return None
@@ -249,7 +250,7 @@ class ParetoSearch(BaseOptimizer):
         )
 
     def _update_algorithm(self) -> None:
-        """Tell the algorithm every generation that it does not know, once the bounds are known."""
+        """Tell the algorithm every pending generation, once the bounds are known."""
         bounds = self._constraint_bounds()
         if bounds is None or not len(self.rows):
             return
@@ -257,7 +258,7 @@ class ParetoSearch(BaseOptimizer):
         aims = [self._objective_column(name) for name in self.objectives or ()]
         losses = -self.values[:, aims or slice(None)]
         violations = bounds - self.values[:, columns]
-        # The base model is outside of the region where coefficients sum to 1.
+        # The base model (position zero) is outside the region where coefficients sum to 1.
         inside = self.rows.any(axis=1) | (not self.sum_to_one)
         for born in np.unique(self.generations[self.generations > self._learnt]):
             chosen = (self.generations == born) & inside
@@ -281,13 +282,15 @@ class ParetoSearch(BaseOptimizer):
         problem = self._algorithm.problem
         told = Population.new("X", rows)
         Evaluator().eval(StaticProblem(problem, F=losses, G=violations), told)
+        # Survival draws random numbers, too; they must depend on the generation, not on earlier
+        # calls.
         self._algorithm.random_state = random_streams.counter_rng(
             self.seed, born, 0, SURVIVAL_STREAM
         )
         self._algorithm.tell(infills=told)
 
     def _build_algorithm(self, objectives: int, constraints: int) -> "Algorithm":
-        """A new algorithm over the box of coefficients."""
+        """Return a new algorithm over the box of coefficients."""
         from pymoo.core.problem import Problem
         from pymoo.core.repair import Repair
         from pymoo.core.termination import NoTermination
@@ -297,7 +300,7 @@ class ParetoSearch(BaseOptimizer):
         region, size = self._search_bounds, self.groups * self.experts
 
         class Nearest(Repair):
-            """Moves offspring to the nearest position of the region."""
+            """Projects offspring to the nearest position of the region."""
 
             def _do(self, problem: "Problem", X: np.ndarray, **kwargs: Any) -> np.ndarray:
                 return region.project(X)
@@ -315,16 +318,16 @@ class ParetoSearch(BaseOptimizer):
             mutation=PM(prob=1.0, eta=self.mutation_index),
             repair=Nearest(),
         )
-        # The default termination measures convergence, which is of no use here.
+        # pymoo's default termination stops on convergence; the search has its own end.
         algorithm.setup(problem, termination=NoTermination())
         return algorithm
 
     def _algorithm_class(self) -> "type[Algorithm]":
-        """pymoo's class."""
+        """Return pymoo's algorithm class."""
         raise NotImplementedError
 
     def _adapt_losses(self, losses: np.ndarray) -> np.ndarray:
-        """[R, M] as the algorithm takes them."""
+        """Return losses [R, M] in the form that the algorithm requires."""
         return losses
 
 
@@ -349,9 +352,9 @@ class NSGA2Search(ParetoSearch):
 class SmsEmoa(ParetoSearch):
     """SMS-EMOA (Beume et al. 2007, doi 10.1016/j.ejor.2006.08.008): hypervolume contributions.
 
-    Survivors are those whose loss would cost the most hypervolume. The paper replaces one position
-    at a time; here a generation is N offspring, as pymoo's default, so that they are evaluated
-    together. With one objective the utility stands for two equal ones, as pymoo needs two.
+    Survivors are the positions with the largest hypervolume contribution. The paper replaces one
+    position at a time; here a generation is N offspring, as pymoo's default, so that they are
+    evaluated together. With one objective the utility is duplicated, as pymoo needs two.
     """
 
     NAME: ClassVar[str] = "sms_emoa"

@@ -11,46 +11,47 @@ from swarm.optimizers.checks import POSITIVE, SWITCH, Rule, check_number
 from swarm.optimizers.static_merges import WarmStartOptimizer
 
 MOMENTUM, SQUARES, EPSILON = 0.9, 0.99, 1e-8
-"""Adam's two decay rates and the term that keeps its division finite; the second rate is shorter
-than the usual 0.999, as a search has tens of steps."""
+"""Adam's two decay rates, and the term that avoids division by zero.
+
+The second rate is below the usual 0.999, as a search has only tens of steps.
+"""
 
 RATES = {"plain": 1.0, "adam": 0.03}
 
 
 @dataclass(kw_only=True, eq=False)
 class NaturalEvolution(WarmStartOptimizer):
-    """Follows a gradient that pairs of positions m + sigma e and m - sigma e estimate.
+    """Follows a gradient estimated from pairs of positions m + sigma e and m - sigma e.
 
     e is drawn from N(0, I) for each pair, and both positions of a pair are evaluated in the same
-    ask, so on the same items (antithetic sampling; Salimans et al. 2017, arXiv 1703.03864). Their
-    utilities enter by rank alone, by the shaping of Wierstra et al. (2014, "Natural Evolution
+    ask, so on the same items (antithetic sampling; Salimans et al. 2017, arXiv 1703.03864).
+    Utilities are used by rank alone, by the shaping of Wierstra et al. (2014, "Natural Evolution
     Strategies", JMLR 15): u_i = max(0, ln(P/2 + 1) - ln(rank_i)), divided by its sum, minus 1/P for
     the P positions of an ask; equal utilities share the mean of theirs. With `update=plain` and
-    `adapt_step` it is their separable strategy (SNES, algorithm 6) but for the pairs:
+    `adapt_step` it is their separable strategy (SNES, algorithm 6) except for the pairs:
 
         m <- m + rate sigma sum_i u_i e_i
         sigma <- sigma exp((3 + ln D) / (10 sqrt(D)) sum_i u_i (e_i^2 - 1))
 
-    `update=adam` gives sum_i u_i e_i to Adam (Kingma and Ba 2015, arXiv 1412.6980) and adds `rate`
+    `update=adam` passes sum_i u_i e_i to Adam (Kingma and Ba 2015, arXiv 1412.6980) and adds `rate`
     times its direction, in units of a coefficient.
 
-    The last row of an ask is m itself: in many dimensions it is better than any draw around it, and
-    a search can only choose what was evaluated. Nothing is learnt from it.
+    The last row of an ask is m itself: in many dimensions it is better than any sample around it,
+    and a search can only choose among evaluated positions. It is not used for the update.
 
-    The mean begins at the best position of the start, the experts and the static recipes
-    (`Starting`). Nothing is learnt from a pair of which one evaluation was lost.
+    The mean starts at the best position of the start, the experts and the static recipes
+    (`WarmStartOptimizer`). A pair with a failed evaluation is ignored.
 
     Args:
-        particles: N, odd for pairs and m; None is 4 + floor(3 ln D) of D dimensions, or K if more,
-            and one more if that is even. An even one leaves a row idle after the start.
-        step: First sigma, in units of a coefficient.
-        adapt_step: Each dimension's sigma is learnt; false keeps it.
+        particles: N, odd for pairs and m; None is 4 + floor(3 ln D) for D dimensions, or K if
+            larger, and one more if that is even. An even one leaves a row idle after the start.
+        step: Initial sigma, in units of a coefficient.
+        adapt_step: Whether to adapt each dimension's sigma; false leaves it constant.
         update: `plain`, or `adam`.
-        rate: Of the update; None is 1 for `plain` and 0.03 for `adam`.
-        sum_to_one: See `Starting`.
-        start_scales: See `sum_to_one`.
-        low: Bounds of a coefficient; the nearest position inside is evaluated.
-        high: See `low`.
+        rate: Learning rate of the update; None is 1 for `plain` and 0.03 for `adam`.
+        sum_to_one: See `WarmStartOptimizer`.
+        start_scales: See `WarmStartOptimizer`.
+        low, high: Bounds of a coefficient; positions outside are projected before evaluation.
     """
 
     NAME: ClassVar[str] = "nes"
@@ -86,7 +87,7 @@ class NaturalEvolution(WarmStartOptimizer):
 
     @property
     def is_starting(self) -> bool:
-        """Whether the last ask belongs to the start; the first one does without recipes, too."""
+        """True if the last ask belongs to the start; the first one always does."""
         return self.iteration == 0 or super().is_starting
 
     def _population_size(self, experts: int) -> int:
@@ -132,7 +133,7 @@ class NaturalEvolution(WarmStartOptimizer):
             self.sigma = freeze_array(self.sigma * np.exp(rate * spread))
 
     def _adam_step(self, direction: np.ndarray) -> np.ndarray:
-        """Adam's step of rate 1, uphill."""
+        """Return Adam's step at rate 1, uphill."""
         self.steps = self.steps + 1
         self.momentum = freeze_array(MOMENTUM * self.momentum + (1 - MOMENTUM) * direction)
         self.squares = freeze_array(SQUARES * self.squares + (1 - SQUARES) * direction**2)
@@ -147,7 +148,7 @@ class NaturalEvolution(WarmStartOptimizer):
         return RATES[self.update] if self.rate is None else self.rate
 
     def _draw_noise(self) -> np.ndarray:
-        """e of each pair of this iteration, [P / 2, D]."""
+        """Draw e of each pair of this iteration, [P / 2, D]."""
         each = [
             random_streams.counter_rng(self.seed, self.iteration, pair, OPTIMIZER_STREAM)
             for pair in range(self._pair_count)
@@ -159,7 +160,7 @@ class NaturalEvolution(WarmStartOptimizer):
 
 
 def shape_by_rank(utilities: np.ndarray) -> np.ndarray:
-    """Utilities [P] by rank: the better half above 0, the sum 0; equal ones are equal."""
+    """Shape utilities [P] by rank: the better half above 0, with sum 0; ties are equal."""
     count = len(utilities)
     weights = np.maximum(0.0, np.log(count / 2 + 1) - np.log(np.arange(1, count + 1)))
     weights = weights / weights.sum() - 1 / count

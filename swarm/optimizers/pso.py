@@ -29,8 +29,6 @@ from swarm.optimizers.checks import (
 )
 from swarm.optimizers.gradient import Descent
 
-# The options of the particle swarm, and what each may be.
-
 SOUP_COUNT: Rule = (int, lambda value: 0 <= value <= 5, "a whole number from 0 to 5")
 
 NUMBERS: dict[str, tuple[Rule, str]] = {
@@ -64,43 +62,45 @@ WORDS = {
 
 @dataclass(kw_only=True, eq=False)
 class ParticleSwarmOptions:
-    """The options of Model Swarms, with the paper's symbols; docs/pso.md sets them beside its code.
+    """The options of Model Swarms, with the paper's symbols.
+
+    docs/pso.md compares them with its code.
 
     Args:
         particles: N; None is one per expert and soup, without crossover children.
-        inertia: phi_v, to go on; only the ratios of this and the next three matter.
-        cognitive: phi_p, towards the particle's own best.
+        inertia: phi_v, of the current velocity; only the ratios of this and the next three matter.
+        cognitive: phi_p, towards the personal best.
         social: phi_g, towards the best of the swarm.
         repel: phi_w, away from the worst of the swarm.
         weight_randomness: Each coefficient times its own r ~ U(0, 1), per particle and iteration.
         step_length: lambda of the first iteration.
         step_length_factor: phi_lambda, by which it shrinks once per iteration.
-        minimum_step_length: Where it stops shrinking.
+        minimum_step_length: Lower bound of the step length.
         starting_velocity: Towards a `random` other particle, `zero`, towards the `best` of all.
         patience: c, stale iterations of the swarm after which it ends.
         max_iterations: K; the evaluation of the start is not one of them.
         stale_count: Iterations `after` a best are stale, or that of the best too (`including`).
-        restart: Stray particles go back to their own best and lose their velocity.
+        restart: Stray particles return to their personal best and lose their velocity.
         restart_patience: c_r, stale iterations of a particle that make it a stray.
-        restart_unit: That number in `iterations`, or as a `fraction` of patience.
+        restart_unit: Unit of `restart_patience`: `iterations`, or a `fraction` of patience.
         restart_cool_down: Evaluated iterations that must pass before it may restart again.
         crossover_maximum: A child is t * a + (1 - t) * b with t ~ U(0, this).
-        crossover_parents: Parents are `experts` only, or `everyone` there is, children too.
+        crossover_parents: Parents are the `experts` only, or `everyone`, including children.
         worst_tie: Which of equally bad particles of one iteration is the worst, `first` or `last`.
-        drop_iteration: Drop-K, the chance that nothing is evaluated in an iteration.
-        drop_particle: Drop-N, the chance that a particle is not evaluated in an iteration.
-        count_skipped: What was not evaluated counts as stale, for the swarm and the particle.
-        soups: How many particles after the experts begin as uniform soups, with coefficients that
-            sum to 1.5, 1, 2, .5 and 3; sums are free from then on. 0 is the paper.
-        active: So many particles, the best after the first round (with a gradient term by the
-            loss of some items, else by utility), move and are evaluated; None is all of them, and
-            the others stay where they are. "auto" is all of them without a
-            gradient term, and with it one for each `ACTIVE_POSITIONS` that the budget allows after
-            the first round, four at most.
+        drop_iteration: Drop-K, the probability that nothing is evaluated in an iteration.
+        drop_particle: Drop-N, the probability that a particle is not evaluated in an iteration.
+        count_skipped: Skipped evaluations count as stale, for the swarm and the particle.
+        soups: Number of particles after the experts that start as uniform soups, with coefficients
+            that sum to 1.5, 1, 2, .5 and 3; sums are free from then on. 0 is the paper.
+        active: Number of particles that move and are evaluated, the best after the first iteration
+            (with a gradient term by the loss of some items, else by utility); the others do not
+            move. None is all of them. "auto" is all of them without a gradient term, and with it
+            one for each `ACTIVE_POSITIONS` that the budget allows after the first iteration, at
+            most four.
         descent: The gradient term of the velocity; None is none, as in the paper.
 
     Raises:
-        UserError: An option is out of its range; named with what is allowed.
+        UserError: An option is out of range; the message names the allowed values.
     """
 
     particles: int | None = None
@@ -174,22 +174,25 @@ SOUP_SCALES = (1.5, 1.0, 2.0, 0.5, 3.0)
 """Sums of the coefficients of the uniform soups that a swarm starts with, the likeliest first."""
 
 ACTIVE_POSITIONS, MAX_ACTIVE = 25, 4
-"""The budget of a descending particle, in evaluations of a position: four rounds of 20 steps of 8
-items, at 3 prompts an item, and of an evaluation on 80 items come to 28 of them."""
+"""Positions in the budget per descending particle, and the maximum number of such particles.
+
+Four iterations of 20 steps of 8 items, at 3 prompts per item, and of an evaluation on 80 items cost
+28 positions.
+"""
 
 
 class ParticleSwarm(ParticleSwarmOptions):
-    """Particles drawn to their own best and the swarm's best, and away from the swarm's worst.
+    """Particles attracted to their personal best and the swarm's best, repelled from its worst.
 
-    With a `descent` they are also drawn down the gradient of the gold answers' loss (a memetic
-    swarm). The fifth term of the velocity is w_d d / lambda, where d is the displacement by the
-    particle's own descent (`swarm.optimizers.gradient`) and lambda the step length, so that the
-    position moves by w_d d whatever the step length is. Without a descent it is the paper's swarm.
+    With a `descent` they also move down the gradient of the gold answers' loss (a memetic swarm).
+    The fifth term of the velocity is w_d d / lambda, where d is the displacement by the particle's
+    own descent (`swarm.optimizers.gradient`) and lambda the step length, so that the position moves
+    by w_d d whatever the step length is. Without a descent it is the paper's swarm.
 
-    To read, never to write: `groups` (G), `iteration`, `current_step_length`, `positions` and
+    Read-only attributes: `groups` (G), `iteration`, `current_step_length`, `positions` and
     `velocities` [N, G x K], `evaluate` and `restarted` [N], `personal_positions` [N, G x K],
-    `personal_utilities` [N] (NaN: none yet), `best_position`, `best_utility`, `worst_position`
-    and `worst_utility` (None: none yet). `moving` [N]: the particles that still move. In each group
+    `personal_utilities` [N] (NaN: none yet), `best_position`, `best_utility`, `worst_position` and
+    `worst_utility` (None: none yet). `moving` [N]: the particles that still move. In each group
     positions sum to 1 and velocities to 0, as every step is a combination of them, unless `soups`
     or a `descent` leave that plane.
     """
@@ -203,7 +206,7 @@ class ParticleSwarm(ParticleSwarmOptions):
     _offer = SearchResources()
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """Begin: every expert is a particle, crossover children fill up (the paper's populate).
+        """Start: every expert is a particle, crossover children fill up (the paper's populate).
 
         Raises:
             UserError: Fewer than 2 experts, or fewer particles than experts.
@@ -227,7 +230,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         self.best_utility = self.worst_utility = None
 
     def ask(self) -> np.ndarray:
-        """Positions [N, G x K]; after a `tell`, one restart-and-move step further."""
+        """Return positions [N, G x K]; after a `tell`, one restart-and-move step further."""
         if self.told:
             self.iteration, self.told = self.iteration + 1, False
             before = self.positions, self.velocities, self.cooling
@@ -247,7 +250,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         return None if self.descent is None else self.descent.required
 
     def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
-        """Find out the displacements of the particles that move next; see `Differentiating`."""
+        """Compute the displacements of the particles that move next; see `SupportsGradients`."""
         if self.descent is None or not self.told:
             return
         if self.iteration == 0 and (most := self.most_active) is not None:
@@ -259,21 +262,22 @@ class ParticleSwarm(ParticleSwarmOptions):
         try:
             ends = yield from self.descent.descend(start, particles, items)
         except GeneratorExit:
-            # The budget has ended it: there is room for an evaluation of what was reached.
+            # Closed by the budget: one evaluation is left, to be spent on the positions reached so
+            # far.
             self._displacements[particles] = self.descent.reached - start
             raise
         self._displacements[particles] = ends - start
 
     def tell(self, utilities: np.ndarray, stopped: np.ndarray | None = None) -> None:
-        """Take utilities [N]; what is not finite counts as not measured.
+        """Set the utilities [N]; non-finite values count as not measured.
 
         Args:
-            stopped: [N] bool: measured in part and known not to beat their own best; they count
-                as stale, and the swarm's worst is looked for among the others.
+            stopped: [N] bool: measured in part and known not to beat their personal best; they
+                count as stale, and are not candidates for the swarm's worst.
 
         Raises:
-            ValueError: Not one utility per particle, or told twice without an `ask`; one that
-                was stopped has a utility, or no best that it could have failed to beat.
+            ValueError: Not one utility per particle, or called twice without an `ask`; or a stopped
+                particle has a utility, or no personal best.
         """
         u = np.asarray(utilities, dtype=np.float64)
         if u.shape != self.evaluate.shape or self.told:
@@ -294,9 +298,9 @@ class ParticleSwarm(ParticleSwarmOptions):
         self.told = True
 
     def stop_reason(self) -> str | None:
-        """The paper's two ends: c stale iterations of the swarm, or K iterations."""
-        # The original compares the last c entries of a history that holds the best itself, once
-        # the history is longer than c: one stale iteration less, but for a start never beaten.
+        """Return why the search has ended: c stale iterations of the swarm, or K iterations."""
+        # The original compares the last c entries of a history that contains the best itself, once
+        # the history is longer than c: one stale iteration less, except for a start never beaten.
         stale = self.swarm_stale
         if self.stale_count == "including":
             stale += self.swarm_counted > stale
@@ -307,7 +311,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         return words if finished >= self.max_iterations else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load` needs; floats are exact, None stands for an unmeasured utility."""
+        """Return the exact state; None is an unmeasured utility."""
         single = {name: getattr(self, name) for name in SCALARS}
         array = {name: getattr(self, name).tolist() for name in ARRAYS}
         array["personal_utilities"] = [
@@ -320,10 +324,10 @@ class ParticleSwarm(ParticleSwarmOptions):
         return {"optimizer": self.NAME, **single, **array, **descent}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`, between ask and tell or after it.
+        """Resume from a `state_dict`, between ask and tell or after it.
 
         Raises:
-            UserError: The state is another optimizer's, of another number of particles or groups.
+            UserError: The state belongs to another optimizer, number of particles or groups.
         """
         check_saved_state(state, self.NAME, self.particles, getattr(self, "groups", None))
         for name in SCALARS:
@@ -345,7 +349,7 @@ class ParticleSwarm(ParticleSwarmOptions):
 
     @property
     def most_active(self) -> int | None:
-        """How many particles move after the first round; None is all of them."""
+        """Number of particles that move after the first iteration; None is all of them."""
         if self.active != "auto":
             return self.active
         if self.descent is None or not self._offer.gradients:
@@ -356,15 +360,15 @@ class ParticleSwarm(ParticleSwarmOptions):
         return max(1, min(MAX_ACTIVE, left // ACTIVE_POSITIONS))
 
     def _moving_particles(self, iteration: int) -> np.ndarray:
-        """[N] bool: the particles that move in an iteration."""
+        """Return [N] bool: the particles that move in an iteration."""
         return self.moving
 
     def _moving_share(self) -> float:
-        """The part of the swarm that moves in an iteration: the unit of patience and of decay."""
+        """Return the share of the swarm that moves per iteration: the unit of patience."""
         return 1.0
 
     def _starting_positions(self, experts: int, count: int) -> np.ndarray:
-        """[N, G x K]: the experts, then uniform soups, then crossover children."""
+        """Return [N, G x K]: the experts, then uniform soups, then crossover children."""
         crossover = self.crossover_maximum, self.crossover_parents
         rows = random_streams.initial_population(experts, count, self.seed, *crossover, self.groups)
         for row, scale in zip(rows[experts : experts + self.soups], SOUP_SCALES, strict=False):
@@ -373,7 +377,7 @@ class ParticleSwarm(ParticleSwarmOptions):
 
     def _starting_velocities(self) -> np.ndarray:
         x = self.positions
-        if self.starting_velocity != "random":  # "best" has to wait for the first utilities
+        if self.starting_velocity != "random":  # "best" is set after the first utilities
             return np.zeros_like(x)
         partner = [
             random_streams.sample_other(
@@ -388,7 +392,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         self.restarted = self._stray_particles()
         self.cooling = np.where(self.restarted, self.restart_cool_down, self.cooling)
         x, v = self._apply_restarts(self.restarted)
-        # What was never measured neither draws nor repels.
+        # Particles that were never measured are neither attracted nor repelled.
         p = np.where(np.isnan(self.personal_utilities)[:, None], x, self.personal_positions)
         g = x if self.best_position is None else self.best_position
         g_w = x if self.worst_position is None else self.worst_position
@@ -400,20 +404,23 @@ class ParticleSwarm(ParticleSwarmOptions):
         self.positions = freeze_array(x + self.current_step_length * v)
 
     def _apply_restarts(self, strays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and velocities with the strays [N] back at their personal bests, at rest."""
+        """Return positions and velocities with the strays [N] at rest at their personal bests."""
         back = strays[:, None]
         x = np.where(back, self.personal_positions, self.positions)
         return x, np.where(back, 0.0, self.velocities)
 
     def _stray_particles(self) -> np.ndarray:
-        """[N] bool: particles that go back to their personal best before they move."""
+        """Return [N] bool: particles that return to their personal best before they move."""
         unit = self.patience if self.restart_unit == "fraction" else 1
         stale = self.stale + (self.stale_count == "including")
         ready = (stale >= self.restart_patience * unit) & (self.cooling == 0)
         return self.restart & ready & ~np.isnan(self.personal_utilities)
 
     def _draw_weights(self) -> np.ndarray:
-        """r * phi over their sum, [4, N, G x K] in the order v, p, g, w; alike within a group."""
+        """Return r * phi over their sum, [4, N, G x K] in the order v, p, g, w.
+
+        Equal within a group.
+        """
         phi = np.array([self.inertia, self.cognitive, self.social, self.repel])
         r = np.ones((len(self.evaluate), 4, self.groups))
         if self.weight_randomness:
@@ -421,15 +428,15 @@ class ParticleSwarm(ParticleSwarmOptions):
                 self._particle_rng(i, random_streams.WEIGHTS).random(r.shape[1:])
                 for i in range(len(r))
             ]
-            r = 1.0 - np.array(each)  # (0, 1]: the sum can not vanish
+            r = 1.0 - np.array(each)  # (0, 1], so that the sum cannot vanish
         weights = r * phi[:, None]
-        # All four may be 0 where a descent moves the particles.
+        # All four weights may be 0 if only a descent moves the particles.
         total = weights.sum(axis=1, keepdims=True)
         weights = (weights / np.where(total == 0, 1.0, total)).swapaxes(0, 1)
         return weights.repeat(self.positions.shape[1] // self.groups, axis=2)
 
     def _evaluation_mask(self) -> np.ndarray:
-        """[N] bool: which particles to evaluate; the others have moved all the same."""
+        """Return [N] bool: the particles to evaluate; the others move all the same."""
         count = len(self.evaluate)
         if self._particle_rng(0, random_streams.DROP_ITERATION).random() < self.drop_iteration:
             return np.zeros(count, bool)
@@ -445,7 +452,7 @@ class ParticleSwarm(ParticleSwarmOptions):
 
     def _update_personal_bests(self, u: np.ndarray, stopped: np.ndarray) -> None:
         measured = np.isfinite(u)
-        better = measured & ~(u <= self.personal_utilities)  # also where there was none yet
+        better = measured & ~(u <= self.personal_utilities)  # also true if there was none yet (NaN)
         self.personal_utilities = freeze_array(np.where(better, u, self.personal_utilities))
         x = np.where(better[:, None], self.positions, self.personal_positions)
         self.personal_positions = freeze_array(x)
@@ -458,7 +465,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         self.cooling = np.maximum(self.cooling - counts, 0)
 
     def _update_swarm_bests(self, u: np.ndarray, stopped: np.ndarray) -> None:
-        """Global best and worst: extremes of all that was ever measured, the first one of ties."""
+        """Update global best and worst over all measurements; the first of ties counts."""
         measured = bool(np.isfinite(u).any())
         counts = self.iteration > 0 and bool(measured or stopped.any() or self.count_skipped)
         self.swarm_counted += counts
@@ -471,7 +478,7 @@ class ParticleSwarm(ParticleSwarmOptions):
             self.best_position = freeze_array(self.positions[high.argmax()].copy())
         if self.worst_utility is None or low.min() < self.worst_utility:
             tied = np.flatnonzero(low == low.min())
-            # The original takes the first of a tie at the start whatever it does later.
+            # The original always takes the first of a tie at the start, whatever it does later.
             chosen = tied[-1] if self.worst_tie == "last" and self.iteration else tied[0]
             self.worst_utility = float(low.min())
             self.worst_position = freeze_array(self.positions[chosen].copy())
@@ -479,10 +486,10 @@ class ParticleSwarm(ParticleSwarmOptions):
 
 @dataclass(kw_only=True, eq=False)
 class GradientDescent(ParticleSwarm):
-    """Gradient descent through the mixing coefficients: one particle, without company.
+    """Gradient descent through the mixing coefficients, with a single particle.
 
-    The best of the experts and of the uniform soups moves by its descent alone, until no
-    evaluation has been better for `patience` iterations. The options are those of the swarm.
+    The best of the experts and of the uniform soups moves by its descent alone, until no evaluation
+    has been better for `patience` iterations. The options are those of the swarm.
     """
 
     NAME: ClassVar[str] = "gradient"
@@ -506,30 +513,28 @@ def freeze_array(array: np.ndarray) -> np.ndarray:
     return array
 
 
-# The particle swarm without its barrier: a few particles move at a time, by the newest bests.
-
-
 @dataclass(kw_only=True, eq=False)
 class AsynchronousSwarm(ParticleSwarm):
-    """Particles move in turn, `batch` at a time, as soon as their own last score is there.
+    """Asynchronous particle swarm: particles move in turn, `batch` at a time.
 
     A particle never waits for the rest of the swarm: it sees the best and the worst of all scores
     told before its own move (the asynchronous updates of Carlisle and Dozier, "An off-the-shelf
-    PSO", 2001), so that a good find steers the next move instead of the next round.
+    PSO", 2001), so that an improvement influences the next move instead of the next iteration of
+    the swarm.
 
-    What the result depends on: the configuration, `batch` with it, and the seed; never on the
-    number of workers or on who is done first. A swarm whose particles moved in the order in which
-    they happen to be finished would be another run on another machine, so the order is fixed.
-    What that costs: workers wait for the slowest of `batch` particles. Give them a batch that
-    keeps all of them busy, such as job.particles times their number.
+    The result depends on the configuration, including `batch`, and the seed; never on the number of
+    workers or their order of completion. The order of moves is fixed, as moving particles in order
+    of completion would give different runs on different machines. The cost is that workers wait for
+    the slowest of `batch` particles; use a batch that occupies all of them, such as job.particles
+    times their number.
 
     Args:
         batch: Particles that move in an iteration; more than N are N, which is the plain swarm.
         max_iterations: Counts moves of a batch. Patience, restart_patience and step_length_factor
-            still count rounds of the whole swarm, as in the plain one.
+            still count iterations of the complete swarm, as in the plain one.
 
     Raises:
-        UserError: An option is out of its range; named with what is allowed.
+        UserError: An option is out of range; the message names the allowed values.
     """
 
     NAME: ClassVar[str] = "pso_async"

@@ -14,8 +14,8 @@ from swarm.optimizers.random_streams import initial_population
 class PSOMerging(BaseOptimizer):
     """Global-best PSO whose first swarm is the experts, their sparsified copies and the base.
 
-    Each particle follows v = w v + c1 r1 (p - x) + c2 r2 (g - x) and x = x + v, with its own best
-    p and the swarm's best g. The search is linear in the first swarm, so the state holds
+    Each particle follows v = w v + c1 r1 (p - x) + c2 r2 (g - x) and x = x + v, with its personal
+    best p and the swarm's best g. The search is linear in the first swarm, so the state contains
     coefficients instead of models. The sums of the coefficients are free.
 
     Sparsified experts are rows of the pool (`pool.sparse_rows=0.8`), because no sum of experts
@@ -23,12 +23,12 @@ class PSOMerging(BaseOptimizer):
     `experiment=pso_merging` sets both. Without these rows the first swarm is the experts and the
     base.
 
-    Sources: the abstract for the first swarm, and the public reviews of its submission to ICLR
-    2026 for the constants (w = 0.2, c1 = c2 = 2, drop rate 0.8), for the 2 N + 1 particles and for
-    the steps (5 with Llama and Mistral, 50 with Flan-T5). Neither the full paper nor its code was
-    available. Chosen here, as these sources leave it open:
+    Sources: the abstract for the first swarm, and the public reviews of its submission to ICLR 2026
+    for the constants (w = 0.2, c1 = c2 = 2, drop rate 0.8), for the 2 N + 1 particles and for the
+    steps (5 with Llama and Mistral, 50 with Flan-T5). Neither the full paper nor its code was
+    available. Choices made here, as these sources leave them open:
 
-    - The first velocity is 0.
+    - The initial velocity is 0.
     - r1 and r2 ~ U(0, 1) are drawn per particle, iteration and group, not per weight: a draw per
       weight leaves the span of the pool.
     - There is no limit on velocities or coefficients.
@@ -38,9 +38,9 @@ class PSOMerging(BaseOptimizer):
     Args:
         particles: N; None is the rows of the pool and the base.
         inertia: w.
-        cognitive: c1, towards the particle's own best.
+        cognitive: c1, towards the personal best.
         social: c2, towards the best of the swarm.
-        base: The base model, where all coefficients are 0, is a particle. Set it to False where
+        base: Whether the base model, with all coefficients 0, is a particle. Set it to False if
             `pool.base_row` makes it one.
     """
 
@@ -93,7 +93,7 @@ class PSOMerging(BaseOptimizer):
         self.own_utilities = freeze_array(best)
 
     def _best_positions(self) -> np.ndarray:
-        """The swarm's best, [G x K]; each particle's own position, [N, G x K], without one."""
+        """Return the swarm's best, [G x K]; without one each particle's position, [N, G x K]."""
         if np.isnan(self.own_utilities).all():
             return self.positions
         return self.own_positions[np.nanargmax(self.own_utilities)]

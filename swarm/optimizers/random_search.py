@@ -1,4 +1,4 @@
-"""Random search over mixtures: what every other optimizer has to beat."""
+"""Random search over mixtures: the baseline of every other optimizer."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,14 +12,15 @@ from swarm.optimizers.checks import POSITIVE, SWITCH, Rule
 
 @dataclass(kw_only=True, eq=False)
 class RandomSearch(BaseOptimizer):
-    """Draws from a Dirichlet distribution over the simplex of the experts, or of one blown up.
+    """Samples from a Dirichlet distribution over the simplex of the experts, or a scaled simplex.
 
-    Every group of modules draws its own.
+    Every group of modules is sampled independently.
 
     Args:
-        concentration: Of the distribution; 1 is uniform, less favours mixes of few experts.
-        reach: How far from the uniform mix: 1 is the simplex itself; with 2 every coefficient
-            is between -1/K and 2 - 1/K, and still all sum to 1.
+        concentration: Concentration of the distribution; 1 is uniform, less favours mixes of few
+            experts.
+        reach: Distance from the uniform mix: 1 is the simplex itself; with 2 every coefficient is
+            between -1/K and 2 - 1/K, and all still sum to 1.
         sum_to_one: Sums are 1; false draws the sum of a position from U(0, greatest_sum).
         greatest_sum: As above.
     """

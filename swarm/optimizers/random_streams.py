@@ -1,18 +1,18 @@
-"""Random numbers from a counter, and the starting population of a search drawn with them."""
+"""Counter-based random numbers, and the initial population of a search drawn with them."""
 
 from typing import Literal
 
 import numpy as np
 
 WEIGHTS, CROSSOVER, PARTNER, DROP_ITERATION, DROP_PARTICLE = range(5)
-"""Purposes of a draw in `pso`; another optimizer numbers its own, as it never shares a search."""
+"""Purpose ids in `pso`; other optimizers may reuse them, as they never share a search."""
 
 
 def counter_rng(seed: int, iteration: int, particle: int, purpose: int) -> np.random.Generator:
-    """A generator that depends on these four numbers alone, never on what was drawn before.
+    """Return a generator that depends only on these four numbers, not on earlier draws.
 
-    So a resumed run, or one that draws in another order, sees the same numbers. The lowest word
-    of Philox's counter stays 0: it is the one that advances as numbers are drawn.
+    A resumed run, or one that draws in another order, therefore sees the same numbers. The lowest
+    word of Philox's counter stays 0, since it is the one that advances as numbers are drawn.
     """
     counter = np.array([0, iteration, particle, purpose], dtype=np.uint64)
     key = np.array([seed % 2**64, 0], dtype=np.uint64)
@@ -27,12 +27,12 @@ def initial_population(
     parents: Literal["experts", "everyone"] = "experts",
     groups: int = 1,
 ) -> np.ndarray:
-    """Starting positions [particles, groups x experts]: the experts, then crossover children.
+    """Return starting positions [particles, groups x experts]: experts, then crossover children.
 
     A child is t * a + (1 - t) * b with t ~ U(0, maximum) and two different parents: experts, as in
-    Model Swarms (its "populate"), or also earlier children (`everyone`), as in its code. Above
-    a maximum of 1 a child can lie beyond parent a instead of between the two. Every group draws
-    its own t.
+    Model Swarms (its "populate"), or also earlier children (`everyone`), as in its code. Above a
+    maximum of 1 a child can be beyond parent a instead of between the two. Every group draws its
+    own t.
     """
     rows = np.zeros((particles, groups * experts))
     rows[:experts] = expert_positions(experts, groups)
@@ -45,25 +45,25 @@ def initial_population(
 
 
 def expert_positions(experts: int, groups: int) -> np.ndarray:
-    """The experts as positions, [K, G x K]."""
+    """Return the experts as positions, [K, G x K]."""
     return np.tile(np.eye(experts), groups)
 
 
 def sample_mixtures(
     draw: np.random.Generator, count: int, experts: int, groups: int, concentration: float = 1.0
 ) -> np.ndarray:
-    """Positions [count, G x K], each group from a Dirichlet distribution; 1 is uniform."""
+    """Return positions [count, G x K], each group from a Dirichlet distribution; 1 is uniform."""
     rows = draw.dirichlet(np.full(experts, concentration), size=(count, groups))
     return rows.reshape(count, groups * experts)
 
 
 def sample_pair(count: int, draw: np.random.Generator) -> tuple[int, int]:
-    """Two different numbers below `count`, each pair equally likely."""
+    """Return two different numbers below `count`, each pair equally likely."""
     first = int(draw.integers(count))
     return first, sample_other(first, count, draw)
 
 
 def sample_other(own: int, count: int, draw: np.random.Generator) -> int:
-    """A number below `count` that is not `own`, each of the others equally likely."""
+    """Return a number below `count` other than `own`, each equally likely."""
     other = int(draw.integers(count - 1))
     return other + (other >= own)

@@ -1,4 +1,7 @@
-"""Static recipes and their scaled versions as the first positions of a search with free sums."""
+"""Static recipes (soups, task arithmetic): as start of searches with free sums, or on their own.
+
+Recipes need no search; their positions are scored as any other.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,10 +18,10 @@ SCALES = (1.0, 1.5, 0.5, 2.0)
 """Factors of a recipe, the most promising first, so that a list may be cut at its end."""
 
 FEW_SCALES = (1.0, 1.5)
-"""Those that an optimizer with free sums tries if it is not told otherwise."""
+"""Default factors of optimizers with free sums."""
 
 DEFAULT_LAMBDAS = (0.3,)
-"""Of task arithmetic; scaled, it covers 0.15 to 0.6."""
+"""Lambda of task arithmetic; scaled, it covers 0.15 to 0.6."""
 
 BEST_COUNTS = (2, 3)
 """Sizes of the soups of the best experts."""
@@ -34,18 +37,18 @@ def static_start_positions(
     lambdas: Sequence[float] = DEFAULT_LAMBDAS,
     among: int | None = None,
 ) -> StartPositions:
-    """Recipes that need no utility, times each scale; the coefficients of all groups are the same.
+    """Return recipes that need no utility, times each scale, with equal coefficients in all groups.
 
     They are the uniform soup (Wortsman et al. 2022, arXiv 2203.05482), 1/K of every expert, and
     task arithmetic (Ilharco et al. 2023, arXiv 2212.04089), lambda of every expert. In the delta
-    space a scale s multiplies the update of the weights by s; in the factor space by s squared.
-    A coefficient vector that comes twice is listed once, by its first label.
+    space a scale s multiplies the update of the weights by s; in the factor space by s squared. A
+    duplicate coefficient vector is listed once, by its first label.
 
     Args:
         experts: K.
         groups: G.
-        scales: Factors, in the order in which the positions are wanted.
-        lambdas: Of task arithmetic.
+        scales: Factors, in the order of the positions.
+        lambdas: Factors of task arithmetic.
         among: Number of first rows of the pool that are merged; None is all of them.
 
     Returns:
@@ -65,19 +68,15 @@ def utility_start_positions(
     best: Sequence[int] = BEST_COUNTS,
     among: int | None = None,
 ) -> StartPositions:
-    """Recipes that need the utilities of the experts, times each scale.
+    """Return recipes that need the utilities of the experts, times each scale.
 
     They are the weighted soup (`weighted_soup`) and the means of the best m experts, which are the
     positions that a greedy soup would visit if it accepted every expert.
 
     Args:
-        utilities: [K] of the experts alone; NaN where none was measured, as such an expert is not
-            merged.
-        best: The values of m; one that leaves no expert out is the uniform soup and is omitted.
-        experts: As of `static_starts`.
-        groups: See `experts`.
-        scales: See `experts`.
-        among: See `experts`.
+        utilities: [K] of the experts alone; NaN for unmeasured experts, which are not merged.
+        best: The values of m; one that includes all experts is the uniform soup and is omitted.
+        experts, groups, scales, among: See `static_start_positions`.
 
     Returns:
         Labels [M] and positions [M, G x K]; none if no expert was measured.
@@ -96,7 +95,7 @@ def utility_start_positions(
 
 
 def weighted_soup(utilities: np.ndarray) -> np.ndarray:
-    """Weights [K] in proportion to the utility above the lowest; they sum to 1.
+    """Return weights [K] in proportion to the utility above the lowest; they sum to 1.
 
     An expert without a utility has the weight 0; if all utilities are equal, so are the weights.
     """
@@ -110,7 +109,7 @@ def check_scales(name: str, scales: Any) -> None:
     """Check an option that lists scales.
 
     Raises:
-        UserError: It is no list of numbers above 0.
+        UserError: It is not a list of numbers above 0.
     """
     if isinstance(scales, str) or not isinstance(scales, Sequence):
         raise UserError(f"optimizer.{name}={scales!r}: must be a list of numbers above 0")
@@ -132,7 +131,7 @@ def _scale_merges(
         for label, mix in recipes:
             name = label if scale == 1 else f"{label} x {scale:g}"
             row = scale * mix
-            # 1.5 / 5 and 0.3 are one position.
+            # Round, so that 1.5 / 5 and 0.3 are one position.
             found.setdefault(tuple(np.round(row, 12).tolist()), (name, row))
     rows = np.array([row for _, row in found.values()]).reshape(len(found), experts)
     return [name for name, _ in found.values()], np.tile(rows, groups)
@@ -140,22 +139,21 @@ def _scale_merges(
 
 @dataclass(kw_only=True, eq=False)
 class WarmStartOptimizer(HistoryOptimizer):
-    """Evaluates the experts and, if there are scales, static recipes before it proposes anything.
+    """Evaluates the experts and, if there are scales, static recipes before its own proposals.
 
-    The first ask has the K experts and the static recipes as far as N rows go, later asks the rest
-    of them and the recipes of the experts' utilities (`static_starts`, `utility_starts`). Then
-    `centre` [G x K] is the best position of these, from which a subclass goes on by `_propose`.
-    Where the first ask has rows left they are random mixtures, scaled too. Without scales the first
-    ask is `_first_rows` of the subclass.
+    The first ask has the K experts and the static recipes that fit into N rows, later asks the rest
+    of them and the recipes of the experts' utilities (`static_start_positions`,
+    `utility_start_positions`). `best_start` [G x K] is the best position of these, from which a
+    subclass continues with `_propose_after_start`. Remaining rows of the first ask are random
+    mixtures, scaled too. Without scales the first ask is `_initial_positions` of the subclass.
 
     `begun` is the number of measured positions, the first of `rows`, that belong to the start.
-
-    `begin_at`, set before `start`, is the number of an expert around which the search begins
-    instead: then no recipe is evaluated, and nothing beside the experts in the first ask.
+    `begin_at`, set before `start`, is the index of an expert around which the search starts
+    instead: then no recipe is evaluated, and nothing besides the experts in the first ask.
 
     Args:
         sum_to_one: Positions sum to 1 in each group; false frees the sums.
-        start_scales: Factors of the recipes; None is 1 and 1.5 where sums are free, else none.
+        start_scales: Factors of the recipes; None is 1 and 1.5 with free sums, else none.
     """
 
     sum_to_one: bool = True
@@ -173,7 +171,7 @@ class WarmStartOptimizer(HistoryOptimizer):
 
     @property
     def active_scales(self) -> Sequence[float]:
-        """The factors that apply; none: the search does not begin with recipes."""
+        """The factors that apply; empty if the search does not start with recipes."""
         if self.begin_at is not None:
             return ()
         if self.start_scales is None:
@@ -181,26 +179,26 @@ class WarmStartOptimizer(HistoryOptimizer):
         return self.start_scales
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """As `AskTell.start`."""
+        """See `BaseOptimizer.start`."""
         self.expert_utilities, self.begun = np.full(experts, np.nan), 0
         super().start(experts, seed, groups)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `AskTell.state`; with a start of its own also what that depends on."""
+        """See `BaseOptimizer.state_dict`; with a warm start also the state of that start."""
         if not self._has_start:
             return super().state_dict()
         known = [None if np.isnan(u) else u for u in self.expert_utilities.tolist()]
         return {**super().state_dict(), "begun": self.begun, "expert_utilities": known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `AskTell.load`."""
+        """See `BaseOptimizer.load_state_dict`."""
         self.begun = state.get("begun", 0)
         self.expert_utilities = np.array(state.get("expert_utilities", []), float)
         super().load_state_dict(state)
 
     @property
     def _has_start(self) -> bool:
-        """Whether the first asks are a start, to be told from what the subclass proposes."""
+        """True if the first asks are a start, distinct from the subclass's proposals."""
         return self.begin_at is not None or bool(self.active_scales)
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
@@ -230,7 +228,7 @@ class WarmStartOptimizer(HistoryOptimizer):
 
     @property
     def is_starting(self) -> bool:
-        """Whether the last ask belongs to the start."""
+        """True if the last ask belongs to the start."""
         return self._has_start and (self.iteration == 0 or len(self._start_positions()) > 0)
 
     @property
@@ -246,7 +244,7 @@ class WarmStartOptimizer(HistoryOptimizer):
         return static_start_positions(self.experts, self.groups, self.active_scales)[1]
 
     def _start_positions(self) -> np.ndarray:
-        """The recipes of this iteration, the second or a later one, [M, G x K]."""
+        """Return the recipes of this iteration, the second or a later one, [M, G x K]."""
         count, static = len(self.evaluate), self._static_positions()
         if not self.active_scales:
             return np.empty((0, static.shape[1]))
@@ -256,15 +254,13 @@ class WarmStartOptimizer(HistoryOptimizer):
         return np.vstack([static, learnt])[first : first + count]
 
     def _initial_positions(self, experts: int, count: int) -> np.ndarray:
-        """The first ask without recipes, [N, G x K], the experts first."""
+        """Return the first ask without recipes, [N, G x K], the experts first."""
         return random_streams.initial_population(experts, count, self.seed, groups=self.groups)
 
     def _propose_after_start(self) -> np.ndarray:
-        """Rows to look at next, at most N of them, [M, G x K]; the start is through."""
+        """Return at most N rows to evaluate next, [M, G x K]; called once the start is finished."""
         raise NotImplementedError
 
-
-# Recipes that need no search: soups and task arithmetic, scored as every other position is.
 
 EXPERT, UNIFORM, WEIGHTED, GREEDY = "expert", "uniform soup", "weighted soup", "greedy soup"
 ARITHMETIC = "task arithmetic {:g}"
@@ -272,27 +268,27 @@ ARITHMETIC = "task arithmetic {:g}"
 
 @dataclass(kw_only=True, eq=False)
 class StaticMerges(BaseOptimizer):
-    """Looks at the experts, then at what recipes make of them, and ends.
+    """Scores the experts, then static recipes of them, and ends.
 
     - Best single: the experts themselves; all K rows of the pool are scored.
     - Uniform soup: the mean (Wortsman et al. 2022, arXiv 2203.05482).
-    - Weighted soup: weights in proportion to the utility above the lowest,
-      w_j = (u_j - min u) / sum_i (u_i - min u); the uniform soup where all are equal.
+    - Weighted soup: weights in proportion to the utility above the lowest, w_j = (u_j - min u) /
+      sum_i (u_i - min u); the uniform soup if all are equal.
     - Greedy soup (as above, recipe 1): the mean of the best expert and of each that, in the order
-      of their utilities, does not let the utility of the mean fall; one position an ask.
+      of their utilities, does not lower the utility of the mean; one position per ask.
     - Task arithmetic (Ilharco et al. 2023, arXiv 2212.04089): lambda times the sum of all.
 
-    The same coefficients stand in all groups of modules. Nothing is random. A lost evaluation is
-    not repeated: an expert without a utility is in neither the weighted nor the greedy soup, and a
-    mean without one is no gain.
+    All groups of modules have the same coefficients. Nothing is random. A failed evaluation is not
+    repeated: an expert without a utility is in neither the weighted nor the greedy soup, and a mean
+    without one is no gain.
 
-    `rows` [M, G x K] is all that was asked, in this order, `labels` [M] what each is, `utilities`
-    [M] what it was worth, NaN if lost; those of the last ask are still to come until `tell`.
+    `rows` [M, G x K] is everything asked, in this order, `labels` [M] their names, `utilities` [M]
+    their utilities, NaN if failed; those of the last ask are missing until `tell`.
 
     Args:
-        particles: N; None is the experts and all that is known before anything is scored.
-        lambdas: Of task arithmetic.
-        among: So many first rows of the pool are merged, as base, noise, elites and made rows
+        particles: N; None is the experts and all recipes known before anything is scored.
+        lambdas: Factors of task arithmetic.
+        among: Number of first rows of the pool to merge, as base, noise, elites and synthetic rows
             come after the experts; None is all.
     """
 
@@ -315,10 +311,10 @@ class StaticMerges(BaseOptimizer):
             check_number("among", self.among, enough, "null merges all rows of the pool")
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """As `AskTell.start`.
+        """See `BaseOptimizer.start`.
 
         Raises:
-            UserError: Fewer rows in the pool than are to be merged, too.
+            UserError: Also if the pool has fewer rows than are to be merged.
         """
         if self.among is not None and self.among > experts:
             raise UserError(f"""optimizer.among={self.among}: the pool has {experts} rows; allowed:
@@ -326,18 +322,18 @@ class StaticMerges(BaseOptimizer):
         super().start(experts, seed, groups)
 
     def stop_reason(self) -> str | None:
-        """All recipes are through, or the iterations are."""
+        """Return why the search has ended: all recipes, or the iterations, are finished."""
         if self.told and not self._plan_merges():
             made, known = len(self._greedy_soup()[0]), self._merged_count()
             return f"every recipe is scored; the greedy soup took {made} of {known}"
         return super().stop_reason()
 
     def state_dict(self) -> dict[str, Any]:
-        """As `AskTell.state`."""
+        """See `BaseOptimizer.state_dict`."""
         return {**super().state_dict(), "labels": self.labels}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `AskTell.load`."""
+        """See `BaseOptimizer.load_state_dict`."""
         super().load_state_dict(state)
         self.labels = list(state["labels"])
 
@@ -367,7 +363,7 @@ class StaticMerges(BaseOptimizer):
             self.rows = freeze_array(np.vstack([self.rows, np.tile(mix, self.groups)]))
 
     def _plan_merges(self) -> list[tuple[str, np.ndarray]]:
-        """What is known now to come next: labels and coefficients [K], without what was asked."""
+        """Return labels and coefficients [K] of the next recipes, without those already asked."""
         ones = self._indicator_vector(range(self._merged_count()))
         fixed = [(UNIFORM, ones / ones.sum())]
         fixed += [(ARITHMETIC.format(factor), factor * ones) for factor in self.lambdas]
@@ -387,7 +383,7 @@ class StaticMerges(BaseOptimizer):
         return weights
 
     def _greedy_soup(self) -> tuple[list[int], int | None]:
-        """The members of the greedy soup so far, and the expert to try next, if there is one."""
+        """Return the members of the greedy soup so far, and the next expert to try, if any."""
         scores = self.utilities[: self._merged_count()]
         order = [int(j) for j in np.argsort(-scores, kind="stable") if np.isfinite(scores[j])]
         tried = iter(

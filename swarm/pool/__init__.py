@@ -1,1 +1,1 @@
-"""A folder of LoRA experts of one base model, as the basis of the search space."""
+"""Pool of LoRA experts of one base model, the basis of the search space."""

@@ -1,4 +1,7 @@
-"""One expert on disk: a PEFT LoRA folder, whose settings and weights are read and checked here."""
+"""Reading, checking and writing one expert: a PEFT LoRA folder with its config and weights.
+
+Folders are written atomically: completely or not at all.
+"""
 
 import hashlib
 import json
@@ -23,9 +26,9 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes for --max-lora-rank (vllm/config/lora.py, MaxLoRARanks)."""
+"""Ranks that vLLM accepts as --max-lora-rank (vllm/config/lora.py, MaxLoRARanks)."""
 
-# Settings under which an adapter is more than x -> s B A x, so that mixing factors means nothing.
+# Settings under which an adapter is more than x -> s B A x, so that mixing factors is undefined.
 UNSUPPORTED_OPTIONS = {
     "use_dora": "DoRA rescales the base weight",
     "lora_bias": "a bias is learnt beside B",
@@ -41,7 +44,7 @@ UNSUPPORTED_OPTIONS = {
     "kasa_config": "KaSA truncates the base weight",
     "monteclora_config": "Monte Carlo LoRA samples its weights",
 }
-# These starts subtract something from the base weight, which PEFT does again at each load.
+# These initializations modify the base weight; PEFT repeats that at each load.
 UNSUPPORTED_INITS = ("pissa", "corda", "olora", "loftq", "lora_ga")
 # Settings that this package reads, and those that matter to training or loading only.
 # fmt: off
@@ -62,8 +65,8 @@ TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "target_modules": ((str, list, type(None)), "a text, a list of texts or null"),
     "init_lora_weights": ((bool, str, type(None)), "true, false or a text"),
 }
-"""What settings may be that are read by their truth or by PEFT alone."""
-# Keys that are refused with a reason better than "unknown".
+"""Allowed types of settings that are used as booleans or by PEFT alone."""
+# Keys that are rejected with a more specific reason than "unknown".
 UNSUPPORTED_KEYS = {
     "lora_embedding_": "a LoRA of an embedding",
     "lora_magnitude_vector": "a DoRA magnitude",
@@ -76,15 +79,15 @@ WEIGHT_KEY = re.compile(
 DTYPES = ("F64", "F32", "F16", "BF16")
 
 MAX_ALPHA = 1_000_000
-"""The highest lora_alpha; a file with a higher one is damaged or was written to break something."""
+"""Maximum lora_alpha; a file with a higher one is damaged or malicious."""
 
 
 @dataclass
 class Adapter:
-    """One LoRA expert as its folder describes it; the weights stay on disk until asked for.
+    """One LoRA expert as described by its folder; weights are loaded on demand.
 
-    For every adapted module `shapes` holds (in, out, rank), `alphas` the LoRA alpha and `keys` the
-    names of A and B in the file.
+    For every adapted module `shapes` contains (in, out, rank), `alphas` the LoRA alpha and `keys`
+    the names of A and B in the file.
     """
 
     name: str
@@ -97,22 +100,22 @@ class Adapter:
 
     @property
     def base_model(self) -> str | None:
-        """The base model as the config names it, or None if it does not."""
+        """Base model named in the config, or None."""
         return self.config.get("base_model_name_or_path") or None
 
     def identity_bytes(self) -> bytes:
-        """What changes with the expert: its name and scaling, and the SHA-256 of its weights."""
+        """Return bytes that identify the expert: name, scaling, and the SHA-256 of its weights."""
         told = [self.name, self.alphas, self.is_rslora]
         weights = hash_file_cached(self.folder / WEIGHTS_FILE)
         return json.dumps(told, sort_keys=True).encode() + bytes.fromhex(weights)
 
     @property
     def is_rslora(self) -> bool:
-        """Whether the scaling is alpha / sqrt(rank), as in rank-stabilized LoRA."""
+        """True if the scaling is alpha / sqrt(rank), as in rank-stabilized LoRA."""
         return bool(self.config.get("use_rslora"))
 
     def content_digest(self) -> bytes:
-        """A digest of what the expert changes: equal ones are one expert under two names."""
+        """Return a digest of the update; experts with equal digests are duplicates."""
         digest = hashlib.sha256()
         for module in sorted(self.shapes):
             pair = [weight.float().contiguous().numpy() for weight in self.load_factors(module)]
@@ -122,34 +125,34 @@ class Adapter:
         return digest.digest()
 
     def lora_scaling(self, module: str) -> float:
-        """The factor s of delta W = s B A at `module`."""
+        """Return the factor s of delta W = s B A at `module`."""
         rank = self.shapes[module][2]
         return self.alphas[module] / (math.sqrt(rank) if self.is_rslora else rank)
 
     def load_factors(self, module: str) -> tuple["Tensor", "Tensor"]:
-        """A [rank, in] and B [out, rank] of `module` as they are in the file, in its type.
+        """Return A [rank, in] and B [out, rank] of `module` as stored, in the file's dtype.
 
-        Raises UserError where a weight is not a finite number.
+        Raises UserError if a weight is not finite.
         """
         if self._file is None:
             self._file = safe_open(str(self.folder / WEIGHTS_FILE), framework="pt")
         first, second = (self._file.get_tensor(self.keys[module][side]) for side in "AB")
         for weight in (first, second):
-            # One pass; a NaN makes both ends NaN.
+            # aminmax needs one pass, and any NaN makes both results NaN.
             if not all(math.isfinite(end) for end in weight.aminmax()):
                 raise adapter_error(self.folder, f"{module} holds weights that are NaN or infinite")
         return first, second
 
 
 def adapter_error(folder: Path, reason: str) -> UserError:
-    """The error that names the expert's `folder` and says why it cannot be used."""
+    """Return an error that names the expert's `folder` and the reason why it is unusable."""
     return UserError(f"{folder}: {reason}")
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """The expert in `folder`, from its config and the header of its weights (kilobytes are read).
+    """Read the expert in `folder`: its config and the header of its weights (kilobytes).
 
-    Raises UserError, naming the folder, for whatever is not a plain LoRA of linear layers in
+    Raises UserError, naming the folder, for everything but a plain LoRA of linear layers in
     safetensors whose file agrees with its config. A pickled adapter is never opened.
     """
     config = _read_config(folder)
@@ -208,7 +211,7 @@ def _is_number(value: Any, kind: Any) -> bool:
 
 
 def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
-    """Refuse every setting that is known, or has to be feared, to change the forward pass."""
+    """Reject every setting that changes, or might change, the forward pass."""
     if config.get("bias") not in (None, "none"):
         raise adapter_error(folder, f"bias is {config['bias']!r}; only 'none' can be combined")
     start = config.get("init_lora_weights")
@@ -216,7 +219,7 @@ def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
         reason = f"init_lora_weights is {start!r}, which changes the base weight"
         raise adapter_error(folder, f"{reason}; convert it to a plain LoRA with PEFT first")
     for key, value in config.items():
-        # 0 is a token and a layer, so only these count as unset.
+        # 0 is a valid token or layer, so only these values count as unset.
         if value is None or value is False or value in ([], {}, ""):
             continue
         if key in UNSUPPORTED_OPTIONS:
@@ -229,7 +232,7 @@ def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _is_default(key: str, value: Any) -> bool:
-    """Whether the installed PEFT, perhaps later than this file, has `value` as its default."""
+    """Return whether `value` is the default of the installed PEFT, which may be a newer version."""
     from peft import LoraConfig
 
     missing = object()
@@ -237,7 +240,7 @@ def _is_default(key: str, value: Any) -> bool:
 
 
 def _read_header(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The type and the shape of every tensor in the weights file, which is mapped but not read."""
+    """Return the dtype and shape of every tensor in the weights file, without reading its data."""
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         if (folder / "adapter_model.bin").exists():
@@ -253,7 +256,7 @@ def _read_header(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _group_keys(folder: Path, header: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The keys of A and B for each module, in the order of the module names."""
+    """Return the keys of A and B for each module, in the order of the module names."""
     keys: dict[str, dict[str, str]] = {}
     for key in header:
         match = WEIGHT_KEY.fullmatch(key)
@@ -280,7 +283,7 @@ def _group_keys(folder: Path, header: dict[str, Any]) -> dict[str, dict[str, str
 def _module_shape(
     folder: Path, module: str, pair: dict[str, str], header: dict[str, tuple[str, tuple[int, ...]]]
 ) -> tuple[int, int, int]:
-    """(in, out, rank) of one module, whose A [rank, in] and B [out, rank] have to fit together."""
+    """Return (in, out, rank) of one module; A [rank, in] and B [out, rank] must be consistent."""
     for key in pair.values():
         dtype, shape = header[key]
         if dtype not in DTYPES:
@@ -298,7 +301,7 @@ def _module_shape(
 def _match_pattern(
     folder: Path, config: dict[str, Any], key: str, module: str, default: Any
 ) -> Any:
-    """What rank_pattern or alpha_pattern says of `module`: by the first expression that fits."""
+    """Return the value of rank_pattern or alpha_pattern for `module`: of the first match."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise adapter_error(folder, f"{key} must map module names to numbers, not {patterns!r}")
@@ -314,15 +317,13 @@ def _match_pattern(
     return default
 
 
-# Folders of adapters and models that are written whole or not at all.
-
 NOTE_FILE = "swarm.json"
 
 
 def write_adapter(
     folder: Path, config: dict[str, Any], weights: dict[str, "Tensor"], note: dict[str, Any]
 ) -> None:
-    """Write a PEFT folder and its swarm.json, as `write_folder` does."""
+    """Write a PEFT folder and its swarm.json atomically; see `write_folder_atomic`."""
     from safetensors.torch import save_file
 
     def write_files(fresh: Path) -> None:
@@ -339,20 +340,20 @@ def write_folder_atomic(
     kind: str,
     ours: Callable[[dict[str, Any]], bool] = bool,
 ) -> None:
-    """Let `fill` write files into a folder beside `folder`, add swarm.json, put it in its place.
+    """Let `fill` write files into a temporary sibling folder, add swarm.json, then rename it.
 
-    At any moment `folder` is the old one or the new one, except for the instant between two
-    renames (POSIX cannot swap folders); a process killed there leaves the old one beside it under
-    `.<name>.old`, and the next write puts it back first.
+    At any moment `folder` is the old one or the new one, except for the instant between two renames
+    (POSIX cannot swap folders); a process killed there leaves the old one beside it under
+    `.<name>.old`, and the next write restores it first.
 
     Args:
         note: The content of swarm.json.
-        kind: What is saved, in a word, for errors.
-        ours: Whether a folder with this swarm.json may be replaced.
+        kind: Kind of the content, for errors.
+        ours: Returns whether a folder with this swarm.json may be replaced.
 
     Raises:
-        UserError: The disk is full or may not be written, or `folder` is something else than was
-            written here; nothing half-written is left.
+        UserError: The disk is full or not writable, or `folder` is something else than was written
+            here; nothing incomplete remains.
     """
     folder = folder.resolve()
     fresh, old = (folder.with_name(f".{folder.name}.{end}") for end in ("new", "old"))
@@ -372,7 +373,7 @@ def write_folder_atomic(
 
 
 def _remove_leftovers(folder: Path, fresh: Path, old: Path) -> None:
-    """Undo what a killed write has left."""
+    """Clean up after a killed write."""
     shutil.rmtree(fresh, ignore_errors=True)
     if old.exists() and not folder.exists():
         old.rename(folder)
@@ -380,14 +381,14 @@ def _remove_leftovers(folder: Path, fresh: Path, old: Path) -> None:
 
 
 def is_replaceable(folder: Path, ours: Callable[[dict[str, Any]], bool] = bool) -> bool:
-    """Whether nothing is lost where a new folder takes this one's place."""
+    """Return whether a folder can be replaced without losing anything."""
     if not folder.exists():
         return True
     return folder.is_dir() and (not any(folder.iterdir()) or ours(read_note(folder)))
 
 
 def read_note(folder: Path) -> dict[str, Any]:
-    """What a folder's swarm.json says; empty if there is none."""
+    """Return the content of a folder's swarm.json; empty if there is none."""
     try:
         note = json.loads((folder / NOTE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -396,11 +397,11 @@ def read_note(folder: Path) -> dict[str, Any]:
 
 
 def _sync_files(folder: Path) -> None:
-    # As open as a file that is made there, see `swarm._util.files.private`.
+    # Same permissions as a new file there; see `swarm._util.files.private`.
     mode = (folder / NOTE_FILE).stat().st_mode & (folder.stat().st_mode | ~0o077)
-    # On the disk before the rename, or a power cut could leave a whole name with empty files.
+    # Sync before the rename: a power failure could otherwise leave the name with empty files.
     for path in folder.iterdir():
-        # Weights come out of safetensors closed to everybody else, whatever the user's umask.
+        # safetensors creates weights readable by the owner only, whatever the user's umask.
         path.chmod(mode)
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -410,6 +411,8 @@ def _replace_folder(folder: Path, fresh: Path, old: Path) -> None:
     if not folder.exists():
         fresh.rename(folder)
         return
+    # POSIX cannot swap folders; after a kill between the renames `_remove_leftovers` restores
+    # `old`.
     folder.rename(old)
     try:
         fresh.rename(folder)

@@ -21,7 +21,7 @@ SPACES = ("factor", "delta")
 
 
 def check_space(space: str, export_rank: int | None) -> None:
-    """Raise UserError for what pool.space and pool.export_rank cannot be."""
+    """Raise UserError for invalid values of pool.space and pool.export_rank."""
     if space not in SPACES:
         raise UserError(f"pool.space is {space!r}; allowed: {', '.join(SPACES)}")
     if export_rank is None:
@@ -38,16 +38,16 @@ def check_space(space: str, export_rank: int | None) -> None:
 
 
 class Basis:
-    """The arithmetic of a pool, once it is known what there is.
+    """The arithmetic of an opened pool.
 
     Args:
-        rows: K of them.
+        rows: The K rows.
         shapes: (in, out) of every module that any of them changes.
-        space: "factor" combines A and B apart from each other, "delta" their products.
+        space: "factor" combines A and B separately, "delta" their products.
         division: See `swarm.pool.module_groups.divide_modules`.
 
     Attributes:
-        names: Of the rows.
+        names: Names of the rows.
         groups: The names of the G groups.
         modules: (in, out, rank) of every module, sorted by name, where the rank is that of a
             combination: in the factor space the highest of any row, to which all others are padded
@@ -77,15 +77,16 @@ class Basis:
     def combine_module(
         self, module: str, vector: Sequence[float], folded: bool = True
     ) -> "FactorPair":
-        """A and B of `module` at a position [G * K], float64; the scaling is in B if `folded`.
+        """Return A and B of `module` at a position [G * K], float64.
 
-        Summed in the order of the rows, so the result does not depend on threads or machines.
+        The scaling is in B if `folded`. Summed in the order of the rows, so the result does not
+        depend on threads or machines.
         """
         start = self._group[module] * len(self.rows)
         return self._combine_group(module, vector[start : start + len(self.rows)], folded)
 
     def stack_experts(self, module: str) -> "FactorPair":
-        """A [K, rank, in] and B [K, out, rank] of `module`, float32, padded and scaled."""
+        """Return A [K, rank, in] and B [K, out, rank] of `module`, float32, padded and scaled."""
         import torch
 
         pairs = [self._combine_group(module, row) for row in torch.eye(len(self.rows)).tolist()]
@@ -94,11 +95,12 @@ class Basis:
         return torch.stack([a.float() for a, _ in wide]), torch.stack([b.float() for _, b in wide])
 
     def expert_factors(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
-        """What an engine keeps of `module`, float32: A, B and, for each entry of A's first axis,
-        the place in a position [G * K] of the coefficient that belongs to it.
+        """Return the tensors of `module` for an engine, float32: A, B and coefficient indices.
 
-        In the factor space A [K, rank, in] and B [K, out, rank], in the delta space A [R, in] and
-        B [out, R] of all rows after each other, R the sum of their ranks.
+        The third tensor contains, for each entry of A's first axis, the index of its coefficient in
+        a position [G * K]. In the factor space A is [K, rank, in] and B [K, out, rank]; in the
+        delta space A is [R, in] and B [out, R] of all rows concatenated, with R the sum of their
+        ranks.
         """
         import torch
 
@@ -113,7 +115,7 @@ class Basis:
     def _combine_group(
         self, module: str, part: Sequence[float], folded: bool = True
     ) -> "FactorPair":
-        """A and B of one module with the K coefficients of its group."""
+        """Return A and B of one module with the K coefficients of its group."""
         inputs, outputs, rank = self.modules[module]
         terms = self._expert_terms(module, part, folded)
         if self.space == "factor":

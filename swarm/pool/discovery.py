@@ -1,4 +1,4 @@
-"""What several experts have in common: base model, module names, shapes, scaling and config."""
+"""Discovery and consistency of a pool's experts: names, base model, modules, shapes, config."""
 
 import re
 from collections.abc import Sequence
@@ -10,33 +10,33 @@ from swarm._util.files import name_fault
 from swarm.errors import UserError
 from swarm.pool.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, adapter_error
 
-# What picks the adapted modules; where all experts agree on these, a combination keeps them.
+# Options that select the adapted modules; a combination retains them if all experts agree.
 TARGET_OPTIONS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
 
 
 class NamedModel(Protocol):
-    """A base model that can say whether a folder holds it (`swarm.engine.base_model.BaseModel`)."""
+    """A base model that can identify its folder (`swarm.engine.base_model.BaseModel`)."""
 
     @property
     def name(self) -> str | None:
-        """What adapter_config.json of its adapters calls it; `None`: anything."""
+        """The model's name in adapter_config.json of its adapters; `None` accepts any."""
         ...
 
     def is_at(self, path: str) -> bool:
-        """Whether a folder holds the same model, by its fingerprint."""
+        """Return whether a folder contains the same model, by its fingerprint."""
         ...
 
 
 def name_of(base: "str | NamedModel | None") -> str | None:
-    """The name of a base model."""
+    """Return the name of a base model."""
     return base if base is None or isinstance(base, str) else base.name
 
 
 def check_base_models(adapters: Sequence[Adapter], base: "str | NamedModel | None") -> None:
     """Raise UserError for an expert of another base model than `base`, or than the first's.
 
-    Names are compared by their last part: a local copy of a model has the hub's name at most there.
-    A path that leads to the same model as `base` is the same, whatever it is called.
+    Names are compared by their last part, as a local copy of a model shares at most that with the
+    hub's name. A path to the same model as `base` counts as equal, whatever its name.
     """
     name = name_of(base)
     known = [adapter for adapter in adapters if adapter.base_model]
@@ -61,7 +61,7 @@ def check_base_models(adapters: Sequence[Adapter], base: "str | NamedModel | Non
 
 
 def check_module_names(adapters: Sequence[Adapter]) -> None:
-    """Raise UserError where two experts call one module by a longer and a shorter name."""
+    """Raise UserError if two experts name one module by a longer and a shorter name."""
     owners = {module: adapter for adapter in reversed(adapters) for module in adapter.shapes}
     for module, adapter in owners.items():
         parts = module.split(".")
@@ -73,7 +73,7 @@ def check_module_names(adapters: Sequence[Adapter]) -> None:
 
 
 def common_shapes(adapters: Sequence[Adapter]) -> dict[str, tuple[int, int]]:
-    """(in, out) of every module that any expert adapts; raises UserError where two differ."""
+    """Return (in, out) of every adapted module; raises UserError if two experts differ."""
     seen: dict[str, tuple[tuple[int, int], Adapter]] = {}
     for adapter in adapters:
         for module, (inputs, outputs, _) in adapter.shapes.items():
@@ -85,7 +85,7 @@ def common_shapes(adapters: Sequence[Adapter]) -> dict[str, tuple[int, int]]:
 
 
 def shared_scaling(adapters: Sequence[Adapter]) -> tuple[int, float, bool] | None:
-    """(rank, alpha, rsLoRA or not) if all modules of all experts have the same, else None."""
+    """Return (rank, alpha, is rsLoRA) if all modules of all experts share them, else None."""
     kinds = {
         (shape[2], adapter.alphas[module], adapter.is_rslora)
         for adapter in adapters
@@ -100,10 +100,10 @@ def combined_config(
     scaling: tuple[int, float, bool],
     base_name: str | None,
 ) -> dict[str, Any]:
-    """The PEFT config of any combination of `adapters` that adapts `modules`.
+    """Return the PEFT config of any combination of `adapters` that adapts `modules`.
 
-    `scaling` is (rank, alpha, rsLoRA or not) of the weights that go with it; `base_name` is the
-    base model where no expert names one.
+    `scaling` is (rank, alpha, is rsLoRA) of the weights that go with it; `base_name` is the base
+    model if no expert names one.
     """
     rank, alpha, rslora = scaling
     config: dict[str, Any] = {
@@ -121,7 +121,7 @@ def combined_config(
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
-        # The whole names, unless the experts agree on something shorter.
+        # Full module names, unless the experts agree on something shorter.
         "target_modules": list(modules),
     }
     targeting = [_target_options(adapter) for adapter in adapters]
@@ -131,13 +131,16 @@ def combined_config(
 
 
 def _common_value(adapters: Sequence[Adapter], key: str) -> Any:
-    """What all experts say of `key`, or None where they differ."""
+    """Return the value of `key` that all experts share, or None if they differ."""
     values = [adapter.config.get(key) for adapter in adapters]
     return values[0] if all(value == values[0] for value in values) else None
 
 
 def _target_options(adapter: Adapter) -> dict[str, Any]:
-    """What picks the modules in an expert's config; PEFT saves the lists in any order."""
+    """Return the options that select an expert's modules, with sorted lists.
+
+    PEFT saves these lists in any order.
+    """
     chosen = {key: adapter.config.get(key) for key in TARGET_OPTIONS}
     for key, value in chosen.items():
         if isinstance(value, list):
@@ -146,17 +149,14 @@ def _target_options(adapter: Adapter) -> dict[str, Any]:
 
 
 def _short_name(base: str) -> str:
-    """The last part of a base model's name: of the hub, of a path or of a path in the hub cache."""
+    """Return the last part of a base model's name: of the hub, a path or the hub cache."""
     cached = re.search(r"models--([^/\\]+)[/\\]snapshots", base)
     parts = cached[1].split("--") if cached else re.split(r"[/\\]", base.rstrip("/\\"))
     return parts[-1].lower()
 
 
-# Which sub-folders of a pool's folder are its experts, and what they may be called.
-
-
 def parse_expert_names(folder: Path, experts: Any) -> list[str]:
-    """The value of pool.experts as a list; raises UserError for one that can never work."""
+    """Return pool.experts as a list; raises UserError for an invalid value."""
     if isinstance(experts, str) or not isinstance(experts, Sequence):
         raise UserError(f"pool.experts must be a list of sub-folders of {folder}, not {experts!r}")
     names = list(experts)
@@ -166,7 +166,7 @@ def parse_expert_names(folder: Path, experts: Any) -> list[str]:
         if names.count(name) > 1:
             raise UserError(f"pool.experts names {name!r} of {folder} more than once")
     if len(names) < 2:
-        find_experts(folder, names)  # a name that is wrong comes first
+        find_experts(folder, names)  # report a wrong name first
         raise UserError(
             f"pool.experts must name at least two experts of {folder}, not {names}; "
             f"it has: {_format_names(_list_adapters(folder))}"
@@ -175,9 +175,9 @@ def parse_expert_names(folder: Path, experts: Any) -> list[str]:
 
 
 def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
-    """The names of the experts' folders: those asked for, else all that hold an adapter.
+    """Return the names of the experts' folders: the requested ones, else all with an adapter.
 
-    Raises UserError where the folder is none, lacks one or holds fewer than two.
+    Raises UserError if the folder does not exist, lacks an expert or has fewer than two.
     """
     if not folder.is_dir():
         raise UserError(f"pool.folder: there is no folder {folder}")
@@ -199,9 +199,9 @@ def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
 
 
 def _list_adapters(folder: Path) -> list[str]:
-    """The sub-folders that hold an adapter.
+    """Return the sub-folders that contain an adapter.
 
-    Raises UserError where one has a name that cannot be written or shown.
+    Raises UserError if a name cannot be written or displayed.
     """
     found = sorted(
         path.parent.name
@@ -217,10 +217,10 @@ def _list_adapters(folder: Path) -> list[str]:
 
 
 def _check_incomplete_experts(folder: Path) -> None:
-    """Raise UserError where a sub-folder is an expert of which a part is missing.
+    """Raise UserError if a sub-folder is an incomplete expert.
 
-    One with weights and no configuration, and a link that leads nowhere or to itself: looked for
-    by configurations alone, they would be left out of the search without a word.
+    These are folders with weights and no config, and broken or circular links: as experts are found
+    by their config, they would silently be left out of the search.
     """
     try:
         places = sorted(one for one in folder.iterdir() if not one.name.startswith("."))
@@ -249,7 +249,7 @@ def _format_names(names: Sequence[str]) -> str:
 
 
 def check_row_names(folder: Path, names: Sequence[str]) -> None:
-    """Raise UserError where an expert's folder has the name of a row that the pool adds."""
+    """Raise UserError if an expert's folder has the name of a row that the pool adds."""
     for name in names:
         if names.count(name) > 1:
             raise UserError(

@@ -1,4 +1,4 @@
-"""The division of a pool's modules into groups with coefficients of their own."""
+"""The division of a pool's modules into groups, each with its own coefficients."""
 
 import re
 from collections import Counter
@@ -8,17 +8,17 @@ from swarm.errors import UserError
 
 ALL_MODULES = "all"
 AUTO = "auto"
-"""One group, until a search that takes gradients asks for one each module (`Pool.divide`)."""
+"""One group, or one per module in searches with gradients (`Pool.divide`)."""
 
 GROUP_KINDS = (AUTO, "1", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module")
 LAYER_KINDS = ("thirds", "per_layer")
 
 
 def parse_group_kind(kind: object) -> int | str:
-    """The value of pool.groups, with `global` as 1.
+    """Return the value of pool.groups, with `global` as 1.
 
     Raises:
-        UserError: It is none of KINDS.
+        UserError: It is none of `GROUP_KINDS`.
     """
     if isinstance(kind, bool) or str(kind) not in GROUP_KINDS:
         raise UserError(f"pool.groups is {kind!r}; allowed: {', '.join(GROUP_KINDS)}")
@@ -34,19 +34,19 @@ def divide_modules(modules: Sequence[str], kind: int | str) -> tuple[list[str], 
     - `thirds`: the first, middle and last third of the adapted layers.
     - `per_layer`: each adapted layer.
     - `per_module`: each adapted module, by layer; named "layer 3 q_proj", with as much more of the
-      module's name as tells it from the others.
+      module's name as makes it unique.
 
-    A group without modules is left out, and a single one is called "all".
+    Empty groups are left out, and a single one is named "all".
 
     Args:
-        modules: Their names.
-        kind: As `check_kind` returns it.
+        modules: Module names.
+        kind: As returned by `parse_group_kind`.
 
     Returns:
-        The names of the groups in order, and for each module the number of its group.
+        The names of the groups in order, and for each module the index of its group.
 
     Raises:
-        UserError: A module's name has no number of a layer where layers are divided.
+        UserError: Layers are divided, and a module's name has no layer number.
     """
     kind = parse_group_kind(kind)
     if kind in (1, AUTO):
@@ -60,17 +60,17 @@ def divide_modules(modules: Sequence[str], kind: int | str) -> tuple[list[str], 
 
 
 def find_parent_groups(modules: Sequence[str], coarse: int | str, fine: int | str) -> list[int]:
-    """For each group of a fine division, the number of the coarse group that contains it.
+    """Return, for each group of a fine division, the index of the coarse group containing it.
 
-    A coarse position [G_coarse * K] becomes the fine one that stands for the same adapter by
+    A coarse position [G_coarse * K] is expanded to the fine one of the same adapter by
     `position.reshape(-1, K)[parents].reshape(-1)`.
 
     Args:
-        modules: Their names.
+        modules: Module names.
         coarse, fine: Values of pool.groups.
 
     Raises:
-        UserError: The modules of a fine group lie in more than one coarse group.
+        UserError: The modules of a fine group belong to more than one coarse group.
     """
     names, inner = divide_modules(modules, fine)
     above, outer = divide_modules(modules, coarse)
@@ -88,7 +88,7 @@ def find_parent_groups(modules: Sequence[str], coarse: int | str, fine: int | st
 
 
 GroupDivision = tuple[list[str], Callable[[str], str]]
-"""Names of groups in order, some of them perhaps without modules, and the group of a module."""
+"""Names of groups in order, possibly including empty ones, and a module's group."""
 
 
 def _divide_attention_mlp(modules: Sequence[str]) -> GroupDivision:
@@ -117,7 +117,7 @@ def _divide_thirds(modules: Sequence[str]) -> GroupDivision:
     layer = {module: _require_layer_number(module, "thirds") for module in modules}
     numbers = sorted(set(layer.values()))
     names = ["first", "middle", "last"]
-    # By the middle of a layer, so that two layers are the first and the last.
+    # By the centre of a layer's interval, so that two layers are the first and the last third.
     third = {n: names[3 * (2 * i + 1) // (2 * len(numbers))] for i, n in enumerate(numbers)}
     return names, lambda module: third[layer[module]]
 
@@ -143,20 +143,20 @@ _DIVIDERS: dict[str, Callable[[Sequence[str]], GroupDivision]] = {
 
 
 def _module_label(module: str, parts: int) -> str:
-    """The layer, if there is one, and the last parts of a module's name."""
+    """Return the layer, if any, and the last parts of a module's name."""
     end = ".".join(module.split(".")[-parts:])
     number = _layer_number(module)
     return end if number is None else f"layer {number} {end}"
 
 
 def _natural_sort_key(module: str) -> list[tuple[bool, int, str]]:
-    """A key that sorts layer 2 before layer 10."""
+    """Return a key that sorts layer 2 before layer 10."""
     parts = module.split(".")
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
 def _layer_number(module: str) -> int | None:
-    """The number of a module's layer: the first number in its name."""
+    """Return the number of a module's layer: the first number in its name."""
     found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", module)
     return None if found is None else int(found[1])
 

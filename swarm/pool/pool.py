@@ -1,10 +1,10 @@
 """A pool of experts: LoRA adapters of one base model, read as a basis that can be combined.
 
-A position of the swarm is a vector of coefficients c over the K rows of the basis, for each group
-of modules its own. In the factor space, which is that of Model Swarms (Feng et al. 2024), it stands
-for A = sum_j c_j A_j and B = sum_j c_j s_j B_j at every adapted module, with s_j the scaling of
-row j, and changes the base weight by B A; in the delta space it changes it by
-sum_j c_j s_j B_j A_j.
+A position of the swarm is a vector of coefficients c over the K rows of the basis, separate for
+each group of modules. In the factor space, which is that of Model Swarms (Feng et al. 2024), it
+stands for A = sum_j c_j A_j and B = sum_j c_j s_j B_j at every adapted module, with s_j the scaling
+of row j, and changes the base weight by B A; in the delta space it changes it by sum_j c_j s_j B_j
+A_j.
 """
 
 import hashlib
@@ -53,16 +53,18 @@ Coefficients = Iterable[float] | Mapping[str, float]
 """G * K numbers, group by group; or those of some rows by name, the same in all groups."""
 
 ELITES_FOLDER = ".elites"
-"""Where `Pool.moved` looks for the elites; no expert is looked for in a hidden folder."""
+"""Folder of the elites in `Pool.with_folder`; hidden, so that it is not taken for an expert."""
 
 
 class Pool:
-    """K rows: the experts in sub-folders of `folder`, in the order of `experts` or of their names,
-    then base, noise, elites, sparsified experts and recipes, as far as they are asked for.
+    """K rows: the experts of `folder`, then, if configured, rows made by the pool.
 
-    After `open`: `names` (K), `groups` (G), `modules` (name of the module -> (in, out, rank) of a
-    combination, sorted by name), `rank`, the highest of them, and `shared`, the (rank, alpha,
-    rsLoRA or not) of all modules of all rows, None if they differ.
+    Experts are in the order of `experts` or of their names; base, noise, elites, sparsified experts
+    and recipes follow.
+
+    Available after `open`: `names` (K), `groups` (G), `modules` (name of the module -> (in, out,
+    rank) of a combination, sorted by name), `rank`, the highest of them, and `shared`, the (rank,
+    alpha, is rsLoRA) of all modules of all rows, None if they differ.
     """
 
     saves = "adapter"
@@ -85,9 +87,9 @@ class Pool:
         sparse_rows: float | None = None,
         base: str = "check",
     ) -> None:
-        """Keep the settings (config keys pool.*, explained in docs/pool.md); nothing is opened.
+        """Store the settings (config keys pool.*, explained in docs/pool.md) without opening files.
 
-        Raises UserError for values that can never work.
+        Raises UserError for invalid values.
         """
         if not isinstance(folder, str | Path) or not str(folder).strip():
             raise UserError(f"pool.folder must be the path of a folder, not {folder!r}")
@@ -114,7 +116,7 @@ class Pool:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments that make the same pool, closed."""
+        """The arguments that construct the same pool, closed."""
         return {
             "folder": str(self.folder),
             "experts": self.experts,
@@ -127,41 +129,41 @@ class Pool:
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pool travels to a worker as its settings, closed; the worker opens its own files."""
+        """Pickle the settings only; a worker opens its own files."""
         return partial(Pool, **self.settings), ()
 
     @property
     def division(self) -> int | str:
-        """What the groups are: a value of pool.groups."""
+        """Value of pool.groups in effect."""
         return self._division
 
     def divide(self, gradients: bool) -> None:
-        """Decide on the groups, before `open`, where pool.groups=auto leaves them open.
+        """Resolve pool.groups=auto; must be called before `open`.
 
         Args:
-            gradients: Whether a search has derivatives by the coefficients: it can then learn those
-                of each module; a black box of so many dimensions could not be searched.
+            gradients: Whether a search has gradients for the coefficients: it can then learn those
+                of each module, while a black box of so many dimensions could not be searched.
         """
         if self._division == AUTO:
             self._division = "per_module" if gradients else 1
 
     @property
     def own(self) -> int:
-        """How many of the rows, the first ones, are experts of the folder."""
+        """Number of first rows that are experts of the folder."""
         return self._experts
 
     @property
     def size(self) -> int:
-        """D, the number of weights of one combination."""
+        """Number D of weights of one combination."""
         return sum(rank * (inputs + outputs) for inputs, outputs, rank in self.modules.values())
 
     def open(self, base: "str | NamedModel | None" = None) -> "Pool":
-        """Read every config and the header of every weights file; gives the pool itself.
+        """Read every config and the header of every weights file; return the pool itself.
 
-        Takes milliseconds and imports no torch: the weights stay on disk, and only `check`, `basis`
-        and `combine` see whether they are finite. `base` is the base model that the experts have to
-        belong to, or its name; see `swarm.pool.discovery.check_base_models`.
-        Raises UserError, naming the folder, for an expert that cannot be combined with the others.
+        Takes milliseconds and imports no torch: the weights are not read, and only `check`, `basis`
+        and `combine` verify that they are finite. `base` is the base model that the experts have to
+        belong to, or its name; see `swarm.pool.discovery.check_base_models`. Raises UserError,
+        naming the folder, for an expert that cannot be combined with the others.
         """
         names = find_experts(self.folder, self.experts)
         experts = [read_adapter(self.folder / name) for name in names]
@@ -190,10 +192,10 @@ class Pool:
         return self._basis
 
     def check(self) -> None:
-        """Read every weight of every expert once and raise UserError where one is not finite.
+        """Read every weight of every expert once and raise UserError if one is not finite.
 
-        Experts that are equal in all weights are warned of, by their names: they are one dimension
-        of the search too many. Costs one pass over the files, about a second a gigabyte.
+        Logs a warning for experts that are equal in all weights, as they are a redundant dimension
+        of the search. Costs one pass over the files, about a second per gigabyte.
         """
         self._require_basis()
         equal: dict[bytes, list[str]] = {}
@@ -208,19 +210,19 @@ class Pool:
                 )
 
     def basis(self, module: str) -> tuple["Tensor", "Tensor"]:
-        """A [K, rank, in] and B [K, out, rank] of `module`, float32 on the CPU, freshly made.
+        """Return A [K, rank, in] and B [K, out, rank] of `module`, new float32 tensors on the CPU.
 
-        The scaling is folded into B, so that row j changes the base weight by B[j] @ A[j]; one that
-        lacks the module has zeros. Raises UserError where a weight is not finite.
+        The scaling is folded into B, so that row j changes the base weight by B[j] @ A[j]; rows
+        that lack the module are zero. Raises UserError if a weight is not finite.
         """
         return self._require_basis().stack_experts(module)
 
     def expert_factors(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
-        """What an engine keeps of `module`; see `swarm.pool.basis.Basis.expert_factors`."""
+        """Return an engine's tensors of `module`; see `swarm.pool.basis.Basis.expert_factors`."""
         return self._require_basis().expert_factors(module)
 
     def combine(self, coefficients: Coefficients) -> dict[str, tuple["Tensor", "Tensor"]]:
-        """The adapter at a position [G * K]: module -> A [rank, in], B [out, rank], float32, CPU.
+        """Return the adapter at a position [G * K]: module -> A [rank, in], B [out, rank], float32.
 
         A position may be given by names too, {"rooms": 0.6, "roads": 0.4}; the others' are 0.
         Summed in float64 in the order of the rows and rounded once, so the result does not depend
@@ -256,13 +258,13 @@ class Pool:
     def save(
         self, coefficients: Coefficients, folder: str | Path, extra: dict[str, Any] | None = None
     ) -> None:
-        """Write the adapter at a position [G * K] as a PEFT folder, whole or not at all.
+        """Write the adapter at a position [G * K] as a PEFT folder, atomically.
 
-        The weights are float32; rank and alpha are the experts' own where all share them and
-        factors are combined, else alpha equals the rank. swarm.json says what it is made of, with
-        what `extra` adds, and in the delta space how far the file is from the position
+        The weights are float32; rank and alpha are the experts' if all share them and factors are
+        combined, else alpha equals the rank. swarm.json contains the composition, `extra`, and in
+        the delta space the distance of the file from the position
         (`swarm.merging.lora_math.compress_modules`). An adapter that was saved there before is
-        replaced. Raises UserError if the folder cannot be written or holds anything else.
+        replaced. Raises UserError if the folder cannot be written or contains anything else.
         """
         folder, vector = Path(folder), self._to_vector(coefficients)
         if any(folder.resolve() == one.folder.resolve() for one in self._files):
@@ -282,7 +284,7 @@ class Pool:
     def _export_weights(
         self, vector: list[float]
     ) -> tuple[dict[str, lora_math.FactorPair], tuple[int, float, bool], dict[str, Any]]:
-        """The weights of all modules in float32, their scaling and more to say of them."""
+        """Return the weights of all modules in float32, their scaling and facts for the note."""
         folded = self.space == "delta" or self.shared is None
         mixed = (
             (name, self._require_basis().combine_module(name, vector, folded))
@@ -295,7 +297,7 @@ class Pool:
         return pairs, self.shared or (self.rank, float(self.rank), False), {}
 
     def parents(self, coarse: int | str) -> list[int]:
-        """For each of the G groups, the number of the group of a coarser division that contains it.
+        """Return, for each of the G groups, the index of its group in a coarser division.
 
         See `swarm.pool.module_groups.find_parent_groups`.
         """
@@ -303,10 +305,10 @@ class Pool:
         return find_parent_groups(list(self.modules), parse_group_kind(coarse), self._division)
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of what the search runs on: names, order, scaling and every weight.
+        """Return 16 hexadecimal digits of the rows' names, order, scaling and all weights.
 
-        A run that is resumed on a pool with another fingerprint would mean other adapters by the
-        same coefficients. Reads every file once, about a second a gigabyte.
+        A run must not be resumed on a pool with another fingerprint, as the same coefficients would
+        be other adapters. Reads every file once, about a second per gigabyte.
         """
         digest = hashlib.sha256(self.space.encode())
         for row in self._require_basis().rows:
@@ -316,7 +318,7 @@ class Pool:
         return digest.hexdigest()[:16]
 
     def parts(self) -> dict[str, list[Path]]:
-        """The files that the open pool reads, by the folder where `moved` looks for them."""
+        """Return the files of the open pool, by sub-folder as in `with_folder`."""
         places = [one.name for one in self._files[: self._experts]]
         places += [
             "/".join((ELITES_FOLDER, *one.folder.parts[-2:])) for one in self._files[len(places) :]
@@ -327,6 +329,6 @@ class Pool:
         }
 
     def with_folder(self, folder: Path) -> "Pool":
-        """The same pool, closed, with its parts below `folder`."""
+        """Return the same pool, closed, with its parts below `folder`."""
         elites = str(folder / ELITES_FOLDER) if self._elites.elites else None
         return Pool(**{**self.settings, "folder": str(folder), "elites": elites})

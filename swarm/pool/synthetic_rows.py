@@ -1,4 +1,4 @@
-"""The rows of a pool's basis, and those that are made: base, noise, sparsified experts, recipes."""
+"""Rows of a pool's basis other than experts: base, noise, elites, sparsified experts, recipes."""
 
 import hashlib
 import json
@@ -19,18 +19,16 @@ from swarm.runs.manifest import verify_run_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Elites: the best that an earlier run's particles found, as experts of another search.
-
 
 @dataclass(frozen=True)
 class EliteExperts:
-    """The personal bests of the run in the folder `elites`, at most `elite_count` of them."""
+    """Elites: the personal bests of an earlier run (folder `elites`), at most `elite_count`."""
 
     elites: str | None = None
     elite_count: int = 3
 
     def __post_init__(self) -> None:
-        """Raise UserError for settings that can never work."""
+        """Raise UserError for invalid settings."""
         if self.elites is not None and not (isinstance(self.elites, str) and self.elites.strip()):
             raise UserError(
                 f"pool.elites must be the folder of a run, as search/NAME, or null, "
@@ -42,10 +40,10 @@ class EliteExperts:
             )
 
     def load_adapters(self, experts: Sequence[str]) -> list[Adapter]:
-        """The adapters, best first, named elite_0 and so on.
+        """Return the adapters, best first, named elite_0 and so on.
 
-        Of equal positions the first particle's counts; one that is one of `experts` alone does
-        not. Raises UserError where the folder is no run, or has no elite.
+        Of equal positions the first particle's counts; a position that is one of `experts` alone is
+        skipped. Raises UserError if the folder is not a run's, or has no elite.
         """
         if self.elites is None:
             return []
@@ -78,7 +76,7 @@ def _find_personal_bests(run: Path) -> list[Path]:
 
 
 def _load_facts(folder: Path) -> dict[str, Any]:
-    """What a personal best's swarm.json says, with its folder and its particle's number."""
+    """Return the content of a personal best's swarm.json, with its folder and particle number."""
     path = folder / "swarm.json"
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
@@ -94,7 +92,7 @@ def _load_facts(folder: Path) -> dict[str, Any]:
 
 
 def _is_single_expert(facts: dict[str, Any], experts: Sequence[str]) -> bool:
-    """Whether a position is one of `experts` alone, in each of its groups."""
+    """Return whether a position is one of `experts` alone, in each of its groups."""
     names, values = facts["experts"], facts["coefficients"]
     used = {names[i % len(names)] for i, value in enumerate(values) if value}
     ones = [value for value in values if value]
@@ -105,17 +103,17 @@ def _is_single_expert(facts: dict[str, Any], experts: Sequence[str]) -> bool:
 FactorShape = tuple[int, int, int]
 
 MOST_NOISE_ROWS = 1_000
-"""The most pool.noise_rows: each is as large as an expert."""
+"""Maximum of pool.noise_rows; each is as large as an expert."""
 
 MAX_NOISE_ROWS = 1000
-"""The highest pool.noise_scale: of such an update the model's own weights are no part any more."""
+"""Maximum of pool.noise_scale; larger updates drown the model's own weights."""
 
 
 class PoolRow(Protocol):
-    """What one coefficient of a position multiplies; an expert on disk is one (`Adapter`).
+    """A row of the basis, multiplied by one coefficient; an expert on disk is one (`Adapter`).
 
     Attributes:
-        name: Unlike that of any other row of the pool.
+        name: Unique in the pool.
         shapes: (in, out, rank) of every module that it changes.
     """
 
@@ -126,21 +124,21 @@ class PoolRow(Protocol):
     def shapes(self) -> Mapping[str, FactorShape]: ...
 
     def lora_scaling(self, module: str) -> float:
-        """The factor s of delta W = s B A at `module`."""
+        """Return the factor s of delta W = s B A at `module`."""
         ...
 
     def load_factors(self, module: str) -> tuple["Tensor", "Tensor"]:
-        """A [rank, in] and B [out, rank] of `module` before the scaling; the same at each call."""
+        """Return A [rank, in] and B [out, rank] of `module`, unscaled; the same at each call."""
         ...
 
     def identity_bytes(self) -> bytes:
-        """What changes with the weights, for a fingerprint."""
+        """Return bytes that change with the weights, for a fingerprint."""
         ...
 
 
 @dataclass(frozen=True)
 class BaseRow:
-    """The base model itself: it changes nothing, and its coefficient takes what others leave."""
+    """The base model itself: a zero update, whose coefficient takes what the others leave."""
 
     name: str = "base"
     shapes: Mapping[str, FactorShape] = field(default_factory=dict)
@@ -159,8 +157,8 @@ class BaseRow:
 class NoiseRow:
     """A random update of the experts' modules and ranks.
 
-    At every module A is as long as the mean of the experts' and the update `scale` times as long
-    as the mean of theirs, in the Frobenius norm, over the experts that adapt the module.
+    At every module the norm of A is the mean of the experts', and the norm of the update `scale`
+    times the mean of theirs, in the Frobenius norm, over the experts that adapt the module.
     """
 
     name: str
@@ -182,12 +180,12 @@ class NoiseRow:
 
         inputs, outputs, rank = self.shapes[module]
         seed = _hash_seed(self.seed, self.name, module)
-        # Philox, as all randomness of a search: the same numbers on every machine.
+        # Philox, as for all randomness of a search: the same numbers on every machine.
         draw = np.random.Generator(np.random.Philox(seed)).standard_normal
         a, b = (torch.from_numpy(draw(size)) for size in ((rank, inputs), (outputs, rank)))
         lengths, norms = zip(*_factor_norms(self.experts, module), strict=True)
         a *= sum(lengths) / len(lengths) / float(a.norm())
-        # An expert may be zero here, and so may all of them be.
+        # Avoid division by zero: one or all experts may be zero at this module.
         b *= self.scale * sum(norms) / len(norms) / (update_norm(a, b) or 1.0)
         return a.float(), b.float()
 
@@ -197,7 +195,7 @@ class NoiseRow:
 
 @dataclass(frozen=True)
 class MergedRow:
-    """A static merge of the experts (`swarm.merging`), made once a module and kept in memory."""
+    """A static merge of the experts (`swarm.merging`), computed once per module and cached."""
 
     name: str
     experts: Sequence[PoolRow]
@@ -208,7 +206,7 @@ class MergedRow:
 
     @cached_property
     def shapes(self) -> Mapping[str, FactorShape]:
-        """Of every module at the rank that the merge is cut to."""
+        """Shapes of every module at the rank to which the merge is truncated."""
         return {
             name: (*shape[:2], self.rank) for name, shape in _max_rank_shapes(self.experts).items()
         }
@@ -243,9 +241,9 @@ class SparseRow:
     """A sparsified expert: a share of its entries is dropped, the rest rescaled.
 
     As in DARE (Yu et al. 2023, arXiv 2311.03099) each entry is 0 with the probability `drop` and
-    divided by 1 - drop otherwise. In the delta space these are the entries of the update, which
-    is cut to `rank` by SVD then; in the factor space those of A and of B. Made once a module and
-    kept in memory.
+    divided by 1 - drop otherwise. In the delta space these are the entries of the update, which is
+    then truncated to `rank` by SVD; in the factor space those of A and of B. Computed once per
+    module and cached.
     """
 
     name: str
@@ -257,7 +255,7 @@ class SparseRow:
 
     @cached_property
     def shapes(self) -> Mapping[str, FactorShape]:
-        """Of the expert's modules at the rank of the row."""
+        """Shapes of the expert's modules at the rank of the row."""
         return {
             name: (ins, outs, self.rank if self.space == "factor" else min(self.rank, ins, outs))
             for name, (ins, outs, _) in self.expert.shapes.items()
@@ -282,7 +280,7 @@ class SparseRow:
 
 @dataclass(frozen=True)
 class SyntheticRowConfig:
-    """Which rows a pool makes itself (config keys pool.base_row and so on)."""
+    """Configuration of the rows that a pool makes itself (config keys pool.base_row and so on)."""
 
     base_row: bool = False
     noise_rows: int = 0
@@ -293,7 +291,7 @@ class SyntheticRowConfig:
     sparse_rows: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for values that can never work."""
+        """Raise UserError for invalid values."""
         if not isinstance(self.base_row, bool):
             raise UserError(f"pool.base_row must be true or false, not {self.base_row!r}")
         for key in ("noise_rows", "noise_seed"):
@@ -334,20 +332,20 @@ class SyntheticRowConfig:
 
     @property
     def has_weights(self) -> bool:
-        """Whether a made row has weights."""
+        """True if any synthetic row has weights."""
         return bool(self.noise_rows or self.recipes or self.sparse_rows)
 
     def rows_before_elites(self, experts: Sequence[PoolRow]) -> list[PoolRow]:
-        """The rows between the experts and the elites: base and noise."""
+        """Return the rows between the experts and the elites: base and noise."""
         rows: list[PoolRow] = [BaseRow()] if self.base_row else []
         for number in range(self.noise_rows):
             rows.append(NoiseRow(f"noise_{number}", experts, self.noise_scale, self.noise_seed))
         return rows
 
     def rows_after_elites(self, experts: Sequence[PoolRow], space: str) -> list[PoolRow]:
-        """The rows after the elites: sparsified experts and recipes.
+        """Return the rows after the elites: sparsified experts and recipes.
 
-        They have a rank that holds a sum of all experts.
+        Their rank suffices for a sum of all experts.
         """
         ranks = [max(rank for _, _, rank in one.shapes.values()) for one in experts]
         rank = sum(ranks) if space == "delta" else max(ranks)
@@ -360,7 +358,7 @@ class SyntheticRowConfig:
 
 
 def _max_rank_shapes(experts: Sequence[PoolRow]) -> dict[str, FactorShape]:
-    """(in, out, highest rank) of every module that any of the experts changes."""
+    """Return (in, out, highest rank) of every module that any of the experts changes."""
     found: dict[str, FactorShape] = {}
     for one in experts:
         for module, (inputs, outputs, rank) in one.shapes.items():
@@ -369,19 +367,19 @@ def _max_rank_shapes(experts: Sequence[PoolRow]) -> dict[str, FactorShape]:
 
 
 def _scaled_factors(row: PoolRow, module: str) -> tuple["Tensor", "Tensor"]:
-    """A and B in float32 with the scaling in B."""
+    """Return A and B in float32 with the scaling in B."""
     a, b = row.load_factors(module)
     return a.float(), (b.double() * row.lora_scaling(module)).float()
 
 
 def _factor_norms(experts: Sequence[PoolRow], module: str) -> list[tuple[float, float]]:
-    """The Frobenius norms of A and of the update of each expert that adapts `module`."""
+    """Return the Frobenius norms of A and of the update of each expert that adapts `module`."""
     pairs = [_scaled_factors(one, module) for one in experts if module in one.shapes]
     return [(float(a.norm()), update_norm(a.double(), b.double())) for a, b in pairs]
 
 
 def _hash_seed(*parts: Any) -> int:
-    """A whole number below 2^32 that depends on every part."""
+    """Return an integer below 2^32 that depends on every part."""
     return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:4], "big")
 
 

@@ -1,1 +1,1 @@
-"""The run folder: what a search writes, and how it is read back."""
+"""The run folder: files that a search writes, and their readers."""

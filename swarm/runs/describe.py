@@ -1,4 +1,4 @@
-"""What may be said of a search, in sentences."""
+"""Text descriptions of search results: positions, comparisons, warnings and tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 MAX_DOMAINS = 12
-"""Domains that a table shows; of more, the metrics alone have the numbers."""
+"""Maximum number of domains in a table; with more, only the metrics contain the numbers."""
 
 MAX_LISTED = 5
-"""Domains that a sentence names."""
+"""Maximum number of domains named in a sentence."""
 
 MODEL_LABELS = ("best initial expert", "best found")
 
@@ -17,12 +17,12 @@ MODEL_LABELS = ("best initial expert", "best found")
 def describe_position(
     experts: Sequence[str], position: Sequence[float], groups: Sequence[str] = ("all",)
 ) -> str:
-    """A position in words, the largest share first: "0.41 cot + 0.33 lima - 0.08 sharegpt".
+    """Describe a position, the largest share first: "0.41 cot + 0.33 lima - 0.08 sharegpt".
 
     Args:
         experts: The K names.
         position: [G * K], group by group.
-        groups: The G names; up to three are told one by one, more as their mean.
+        groups: The G names; up to three are described individually, more by their mean.
     """
     rows = np.reshape(np.asarray(position, dtype=np.float64), (len(groups), len(experts)))
     if len(rows) == 1 or len({tuple(row) for row in rows}) == 1:
@@ -46,10 +46,10 @@ def _describe_coefficients(experts: Sequence[str], row: np.ndarray) -> str:
 
 
 def conclude_test(metrics: dict[str, Any]) -> str:
-    """What may be said of the test result, in one sentence.
+    """Describe the test result in one sentence.
 
     Args:
-        metrics: As `swarm.loop.final_metrics.final_metrics` makes them, with a test.
+        metrics: Result of `swarm.loop.final_metrics.final_metrics`, with a test.
     """
     start = metrics["starting_best_validation_utility"]
     if metrics["ending_best_validation_utility"] <= start:
@@ -76,12 +76,12 @@ def _describe_test_gain(metrics: dict[str, Any]) -> str:
 def describe_difference(
     gain: float, interval: Sequence[float], p: float, items: int, of: str, points: bool
 ) -> str:
-    """Whether a difference may be chance, in one sentence.
+    """Describe in one sentence whether a difference is distinguishable from chance.
 
     Args:
-        gain, interval, p, items: As `swarm.stats.tests.PairedTest` has them.
-        of: What the items are.
-        points: Utilities are shares, and a hundredth is a point.
+        gain, interval, p, items: See `swarm.stats.tests.PairedTest`.
+        of: Description of the items.
+        points: Utilities are shares, reported in points (hundredths).
     """
     scale, unit = (100.0, " points") if points else (1.0, "")
     low, high = (f"{scale * end:+.3g}" for end in interval)
@@ -96,10 +96,10 @@ def describe_difference(
 
 
 def describe_constant_answers(found: Mapping[str, Any]) -> str:
-    """The best constant answers by domain: "connectivity: No, shortest_path: 1".
+    """Describe the best constant answers by domain: "connectivity: No, shortest_path: 1".
 
     Args:
-        found: As `swarm.tasks.metrics.ConstantAnswers.summarize_splits` returns it.
+        found: Result of `swarm.tasks.metrics.ConstantAnswers.summarize_splits`.
     """
     answers = found["by_domain"]["answers"]
     different = set(answers.values())
@@ -111,7 +111,7 @@ def describe_constant_answers(found: Mapping[str, Any]) -> str:
 
 
 def compare_with_constants(metrics: Mapping[str, Any], name: str = MODEL_LABELS[1]) -> list[str]:
-    """How a model compares with the best constant answers on test: a sentence, or none."""
+    """Compare a model with the best constant answers on test: a sentence, or none."""
     found = metrics.get("constant_answers")
     if not found or "gain" not in found:
         return []
@@ -122,7 +122,7 @@ def compare_with_constants(metrics: Mapping[str, Any], name: str = MODEL_LABELS[
 
 
 def compare_with_baselines(metrics: Mapping[str, Any], name: str = MODEL_LABELS[1]) -> list[str]:
-    """How a model compares with each baseline on test, a sentence each."""
+    """Compare a model with each baseline on test, in one sentence each."""
     return [
         _compare_with_baseline(one["label"], one["test"]["utility"], one, metrics, name)
         for one in metrics.get("baselines", ())
@@ -132,7 +132,7 @@ def compare_with_baselines(metrics: Mapping[str, Any], name: str = MODEL_LABELS[
 def _compare_with_baseline(
     label: str, utility: float, found: Mapping[str, Any], metrics: Mapping[str, Any], name: str
 ) -> str:
-    """A baseline's test utility, and the difference of the model `name` to it, in a sentence."""
+    """Describe a baseline's test utility, and the difference of the model `name` to it."""
     scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
     low, high = (f"{scale * end:+.3g}" for end in found["gain_interval"])
     side = "above" if found["gain"] >= 0 else "below"
@@ -148,12 +148,11 @@ def one_answer_warnings(
     metrics: Mapping[str, Any],
     names: tuple[str, str] = (f"the {MODEL_LABELS[0]}", f"the {MODEL_LABELS[1]}"),
 ) -> list[str]:
-    """Where a model gives one answer throughout, on test or, without a test, on dev.
+    """Warn if a model gives the same answer throughout, on test or, without a test, on dev.
 
     Args:
-        metrics: As `swarm.loop.final_metrics.final_metrics` makes them; older ones have no such
-            key.
-        names: Of the model that was started from, and of the one that was found.
+        metrics: Result of `swarm.loop.final_metrics.final_metrics`; older ones lack the key.
+        names: Names of the initial model and of the best found.
     """
     split, key = ("test", "single_test") if "test_gain" in metrics else ("dev", "validation")
     return [
@@ -168,10 +167,10 @@ def one_answer_warnings(
 def format_one_answer_warnings(
     found: Sequence[Mapping[str, Any]], name: str, split: str
 ) -> list[str]:
-    """The warnings of one model on one split.
+    """Return the warnings for one model on one split.
 
     Args:
-        found: As `swarm.tasks.metrics.find_one_answer_domains` returns it.
+        found: Result of `swarm.tasks.metrics.find_one_answer_domains`.
     """
     told = []
     for one in found[:MAX_LISTED]:
@@ -192,13 +191,13 @@ def format_one_answer_warnings(
 def domain_table(
     metrics: Mapping[str, Any], split: str, names: tuple[str, str] = MODEL_LABELS
 ) -> tuple[list[str], list[list[str]]] | None:
-    """Utilities by domain as the header and rows of a table; `None` unless of 2 to 12 domains.
+    """Return utilities by domain as table header and rows; `None` unless there are 2 to 12 domains.
 
-    Intervals and constant answers are left out beside baselines, for want of room.
+    Intervals and constant answers are omitted beside baselines, to limit the width.
 
     Args:
         split: "dev" or "test".
-        names: Of the model that was started from, and of the one that was found.
+        names: Names of the initial model and of the best found.
     """
     key = "single_test" if split == "test" else "validation"
     start, end = (metrics.get(f"{side}_best_{key}_domains") for side in ("starting", "ending"))
@@ -207,7 +206,7 @@ def domain_table(
     constant = ((metrics.get("constant_answers") or {}).get("by_domain") or {}).get(split)
     warned = {one["domain"] for one in metrics.get(f"ending_best_{key}_one_answer", ())}
     others = [one for one in metrics.get("baselines", ()) if "domains" in one.get(split, {})]
-    # The kind of a baseline, without what was chosen: the table is wide enough.
+    # Only the kind of a baseline, without its parenthesized choice, to limit the table's width.
     header = [f"domain of {split}", "n", *(one["label"].split(" (")[0] for one in others), *names]
     header += ["best constant answer"] * bool(constant) + [f"answers of the {names[1]}"]
     rows = []
@@ -227,10 +226,10 @@ def domain_table(
 
 
 def format_most_common_answer(found: Mapping[str, Any], warned: bool) -> str:
-    """The commonest answer in a domain: "No: 94 % (!)", and how many could not be read.
+    """Describe the most common answer in a domain, "No: 94 % (!)", and the share of unparsed ones.
 
     Args:
-        found: One of `swarm.tasks.metrics.summarize_domains`.
+        found: An entry of `swarm.tasks.metrics.summarize_domains`.
     """
     told = []
     if found.get("commonest") is not None:
@@ -248,18 +247,18 @@ def _format_utility(found: Mapping[str, Any]) -> str:
 
 
 def shorten_text(text: str, most: int = 40) -> str:
-    """A name or an answer in one short line of printable characters."""
+    """Return a name or an answer as one short line of printable characters."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def quote_answer(answer: str) -> str:
-    """An answer, short, in quotation marks."""
+    """Return an answer, shortened, in quotation marks."""
     return f'"{shorten_text(answer)}"'
 
 
 def position_label(optimizer: Mapping[str, Any], position: Sequence[float]) -> str | None:
-    """What an optimizer calls a position, such as "uniform soup"; `None`: it has no names.
+    """Return an optimizer's name for a position, such as "uniform soup", or `None`.
 
     Args:
         optimizer: Its state.
@@ -269,10 +268,10 @@ def position_label(optimizer: Mapping[str, Any], position: Sequence[float]) -> s
 
 
 def describe_constraint(part: str, one: Mapping[str, Any]) -> str:
-    """Whether the best found meets a constraint, in one sentence.
+    """Describe in one sentence whether the best position meets a constraint.
 
     Args:
-        one: As `swarm.loop.final_metrics.final_metrics` has it for a part.
+        one: A part's entry in the constraints of `swarm.loop.final_metrics.final_metrics`.
     """
     whose = "the base model's" if one["base"] else "given"
     met = "met" if one["met"] else "NOT met by any position, this one misses it by the least"
@@ -291,7 +290,7 @@ def describe_constraint(part: str, one: Mapping[str, Any]) -> str:
 
 
 def list_caveats(metrics: dict[str, Any]) -> list[str]:
-    """What else bears on the numbers: one answer throughout, the kept part of dev, and noise."""
+    """Return caveats on the numbers: constant answers, the held-out part of dev, and noise."""
     lines = one_answer_warnings(metrics)
     points = metrics.get("in_points", False)
     if found := metrics.get("confirm"):

@@ -1,4 +1,4 @@
-"""A run folder in use: one process holds it, and says in it how far its search is."""
+"""Lock of a run folder: one process holds it, and writes its search's status to the folder."""
 
 import contextlib
 import fcntl
@@ -20,23 +20,23 @@ STATUS_FILE = "running.json"
 COMMAND_FILE = "command.json"
 
 UPDATE_INTERVAL_S = 1.0
-"""Seconds between two writings of the note."""
+"""Seconds between two writes of the status file."""
 
 LOCK_TIMEOUT_S = 1.0
-"""How long a folder may stay held before it counts as held: who only looks holds it an instant."""
+"""Time to wait for the lock; readers hold it only for an instant."""
 
 
 class RunLock:
-    """A run folder held by this process, with a note of what it does there.
+    """A run folder locked by this process, with a status file.
 
     The lock is the kernel's (flock on the folder itself): it ends with the process, however that
-    ends, and leaves no file behind. `close` ends it before.
+    ends, and leaves no file behind. `close` releases it earlier.
 
     Args:
-        folder: The run's; made if it is not there.
+        folder: The run folder; created if missing.
 
     Raises:
-        UserError: Another process holds it, or it cannot be written.
+        UserError: Another process holds the lock, or the folder is not writable.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,16 +54,16 @@ class RunLock:
         self._thread.start()
 
     def update_status(self, facts: Mapping[str, Any]) -> None:
-        """What the search does now; it is in the folder within a second.
+        """Set the current status; it is written to the folder within a second.
 
         Args:
-            facts: `what` (in words), `iteration`, `most`, `done` and `total` (items of the
-                evaluation at hand), `prompts_per_second`, `seconds_left`, `best`.
+            facts: `what` (description), `iteration`, `most`, `done` and `total` (items of the
+                current evaluation), `prompts_per_second`, `seconds_left`, `best`.
         """
         self._said, self._changed = dict(facts), True
 
     def close(self) -> None:
-        """Remove the note and let the folder go."""
+        """Remove the status file and release the lock."""
         if self._over.is_set():
             return
         self._over.set()
@@ -76,7 +76,7 @@ class RunLock:
         while not self._over.wait(UPDATE_INTERVAL_S):
             if self._changed:
                 self._changed = False
-                # A full disk is for the search to tell of, which keeps more than this.
+                # A full disk is reported by the search itself, which writes more than this.
                 with contextlib.suppress(UserError):
                     self._write_status()
 
@@ -88,18 +88,18 @@ class RunLock:
 
 
 def running_info(folder: Path) -> dict[str, Any] | None:
-    """What the process that holds a run folder says of itself; `None` if none does.
+    """Return the status of the process that holds a run folder; `None` if none does.
 
     Returns:
-        The note: `pid`, `host`, `began` and `updated` (ISO times), `what`, and what `Hold.say`
-        was given besides. A note that a killed process left is none.
+        The status: `pid`, `host`, `began` and `updated` (ISO times), `what`, and further values
+            given to `RunLock.update_status`. A status left by a killed process is ignored.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return None
     try:
-        # Shared: two that look at once do not take each other for a search.
+        # A shared lock: two concurrent readers must not take each other for a search.
         if _try_lock(descriptor, fcntl.LOCK_SH):
             return None
     finally:
@@ -111,14 +111,14 @@ def save_command(folder: Path, arguments: Sequence[str]) -> None:
     """Write the arguments of a search beside its state, so that it can be started again.
 
     Args:
-        arguments: Of `python -m swarm.search`, its name among them; secrets are taken out.
+        arguments: Arguments of `python -m swarm.search`, including its name; secrets are removed.
     """
     words = clean_words(arguments)
     write_json(folder / COMMAND_FILE, {"arguments": words, "directory": os.getcwd()})
 
 
 def load_command(folder: Path) -> dict[str, Any] | None:
-    """`arguments` and `directory` of the search in a folder; `None` where none were kept."""
+    """Return `arguments` and `directory` of the search in a folder; `None` if not stored."""
     try:
         found = json.loads((folder / COMMAND_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -127,7 +127,7 @@ def load_command(folder: Path) -> dict[str, Any] | None:
 
 
 def _acquire_lock(folder: Path) -> int:
-    """The descriptor that keeps the lock of a folder."""
+    """Return the descriptor that holds the lock of a folder."""
     try:
         make_folder(folder, private=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -147,13 +147,13 @@ def _acquire_lock(folder: Path) -> int:
 
 
 def _try_lock(descriptor: int, how: int) -> bool:
-    """Whether the lock is ours now."""
+    """Try to lock; return whether this process now holds the lock."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        # Some network file systems have no locks; one has to do without there.
+        # Some network file systems do not support locks; continue without one there.
         return True
     return True
 

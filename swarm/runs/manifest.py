@@ -1,14 +1,14 @@
-"""What a run folder's files have to be: state.json and its journal, and checksums of the others.
+"""Integrity of a run folder: state.json and its journal, and checksums of the other files.
 
 state.json is a snapshot of the state, with its own checksum in its last line. The iterations since
 are lines of rounds.jsonl, each with a checksum: an iteration writes the same number of bytes
-however many there were before. `read_state` puts both together.
+regardless of the number of earlier ones. `read_state` combines both.
 
-checksums.txt has a line for each file that is written once or replaced whole (answers, saved
-bests, configuration), as sha256sum writes and checks it. The line of a file that is about to be
-replaced is taken out first, so that a kill leaves a file without a line and never a wrong line:
-a file that differs from its line, or is gone, was damaged. The answers of an iteration are
-appended, with a checksum of all lines above.
+checksums.txt has a line for each file that is written once or replaced completely (answers, saved
+bests, configuration), in the format of sha256sum. The line of a file is removed before the file is
+replaced, so that a kill leaves a file without a line and never a wrong line: a file that differs
+from its line, or is missing, was damaged. The answers of an iteration are appended, with a checksum
+of all lines above.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ MANIFEST_FILE = "checksums.txt"
 STATE_FILE = "state.json"
 
 JOURNAL = "rounds.jsonl"
-"""The iterations since state.json was written; absent where there are none."""
+"""The iterations since state.json was written; absent if there are none."""
 
 CHECKSUM_LINE = b'\n "checksum": "%s"\n}\n'
 
 LINE_SEAL = b', "checksum": "%s"}'
-"""What ends a line of the journal; the checksum is of the line without it."""
+"""End of a journal line; the checksum is of the line without it."""
 
 KINDS: dict[str, Any] = {
     **dict.fromkeys(("identity", "chosen"), dict),
@@ -43,13 +43,13 @@ KINDS: dict[str, Any] = {
     "finished": str | None,
     "own": int,
 }
-"""Types of a state's parts."""
+"""Types of a state's values, by key."""
 
 MANIFEST_CHECKSUM_PREFIX = "# of the lines above: "
-"""What begins a line with the checksum of all lines above; sha256sum takes it for a comment."""
+"""Prefix of a line with the checksum of all lines above; a comment for sha256sum."""
 
 RETRY_S = 0.05
-"""Seconds after which a reader looks again at a file that a search may be writing to."""
+"""Seconds after which a reader retries a file that a search may be writing."""
 
 REPAIR_HINT = "the command that began the search mends what can be mended"
 
@@ -58,7 +58,7 @@ class Manifest:
     """The checksums of a run folder's files.
 
     Attributes:
-        sums: SHA-256 by path from the folder.
+        sums: SHA-256 by path relative to the folder.
         lost: Whether the file was missing or damaged when it was read.
     """
 
@@ -67,10 +67,10 @@ class Manifest:
         self.sums: dict[str, str] = {}
         self.lost = False
         self._depth = 0
-        self._above: Any = None  # hashlib's, of what is in the file; None: not written by us
+        self._above: Any = None  # hash of the file's content; None: not written by this process
 
     def read(self) -> "Manifest":
-        """Read the file; gives the manifest itself."""
+        """Read the file; return the manifest itself."""
         self._above = None
         try:
             text = read_bytes(self.folder / MANIFEST_FILE).decode()
@@ -99,7 +99,7 @@ class Manifest:
         self._above = above
 
     def append(self, place: str) -> None:
-        """Take the checksum of a new file and add it at the end of the checksums."""
+        """Compute the checksum of a new file and append it to the file of checksums."""
         new, above, self._above = place not in self.sums, self._above, None
         self.add_checksums(place)
         if above is None or not new:
@@ -109,16 +109,16 @@ class Manifest:
         self._above = above
 
     def paths_under(self, place: str) -> list[str]:
-        """The paths with a checksum that are `place` or below it."""
+        """Return the paths with a checksum that are `place` or below it."""
         return [path for path in self.sums if path == place or path.startswith(f"{place}/")]
 
     def paths_under_any(self, places: Iterable[str]) -> set[str]:
-        """As `under`, of any of the places."""
+        """Return the paths as `paths_under`, for any of the places."""
         wanted = set(places)
         return {path for path in self.sums if path in wanted or not wanted.isdisjoint(_above(path))}
 
     def add_checksums(self, place: str) -> None:
-        """Take the checksum of a file, or of all files in a folder, if it is there."""
+        """Compute the checksum of a file, or of all files in a folder, if it exists."""
         whole = self.folder / place
         files = sorted(whole.iterdir()) if whole.is_dir() else [whole]
         for file in files:
@@ -126,7 +126,7 @@ class Manifest:
                 self.sums[file.relative_to(self.folder).as_posix()] = hash_file(file)
 
     def remove_paths(self, *places: str) -> bool:
-        """Forget files; True if any of them had a checksum."""
+        """Remove files; return True if any of them had a checksum."""
         known = self.paths_under_any(places)
         for path in known:
             del self.sums[path]
@@ -134,9 +134,10 @@ class Manifest:
 
     @contextmanager
     def updating_checksums(self, *places: str) -> Iterator[None]:
-        """Files or folders are replaced inside; saved before and after, inner ones with the outer.
+        """Replace files or folders inside the context; the manifest is saved before and after.
 
-        What is raised inside leaves them without checksums.
+        Nested contexts are saved with the outer one. After an exception the files have no
+        checksums.
         """
         if self.remove_paths(*places):
             self.save()
@@ -151,34 +152,34 @@ class Manifest:
             self.save()
 
     def find_damaged(self, place: str = "") -> list[str]:
-        """The files, all or those of a place, that are gone or have another content."""
+        """Return the files, all or those of a place, that are missing or have changed."""
         paths = self.paths_under(place) if place else self.sums
         return sorted(path for path in paths if not self._is_intact(path))
 
     def _is_intact(self, path: str) -> bool:
         try:
             file = self.folder / path
-            # A pipe in its place would never end.
+            # is_file() first: reading a pipe would block forever.
             return file.is_file() and hash_file(file) == self.sums[path]
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return False
         except OSError as error:
-            # A file that cannot be read at the moment may be whole.
+            # A temporarily unreadable file may be intact, so do not report it as damaged.
             raise UserError(f"{self.folder / path} cannot be read: {error.strerror}") from None
 
 
 def verify_run_file(file: Path) -> None:
-    """See that a file or a folder of a run is as the search wrote it; others are let pass.
+    """Check that a file or a folder of a run is unchanged; files outside of runs are not checked.
 
     Raises:
-        UserError: It is not, or the run has lost its checksums.
+        UserError: It has changed, or the run has lost its checksums.
     """
     whole = file.absolute()
     for run in (whole.parent, whole.parent.parent):
         if (run / STATE_FILE).is_file() or (run / MANIFEST_FILE).is_file():
             place = whole.relative_to(run).as_posix()
             if wrong := _load_manifest(run).find_damaged(place):
-                # A search at work may have replaced it since.
+                # A running search may have replaced the file in between: read the manifest again.
                 wrong = _load_manifest(run).find_damaged(place)
             if wrong:
                 raise UserError(f"{run / wrong[0]} is damaged or missing; {REPAIR_HINT}")
@@ -186,10 +187,10 @@ def verify_run_file(file: Path) -> None:
 
 
 def _load_manifest(run: Path) -> Manifest:
-    """The manifest of a run.
+    """Read the manifest of a run.
 
     Raises:
-        UserError: It is lost, and the state says that there has been one.
+        UserError: It is lost although the state shows that there was one.
     """
     found = Manifest(run).read()
     if found.lost and (run / MANIFEST_FILE).is_file():
@@ -197,21 +198,21 @@ def _load_manifest(run: Path) -> Manifest:
         found.read()
     if found.lost and (read_sealed_state(run / STATE_FILE) or {}).get("versions"):
         if not (run / "answers").exists():
-            return found  # before its first round a search has nothing to check
+            return found  # before its first iteration a search has nothing to check
         raise UserError(f"{run / MANIFEST_FILE} is damaged or missing; {REPAIR_HINT}")
     return found
 
 
 def encode_state(state: dict[str, Any]) -> bytes:
-    """A state as the text of its file, whose last line is the checksum of what is before it."""
+    """Encode a state; the last line is the checksum of the preceding text."""
     text = encode_json({key: value for key, value in state.items() if key != "checksum"}, 1)
     return text[:-2] + b"," + CHECKSUM_LINE % _hash_bytes(text).encode()
 
 
 def read_sealed_state(path: Path) -> dict[str, Any] | None:
-    """The state in a file; `None` where there is none, or what there is was damaged.
+    """Read a state file; return `None` if it is missing or damaged.
 
-    A state without `versions` was not written by a search of this version, and has no checksum.
+    A state without `versions` was written by an earlier version, and has no checksum.
     """
     try:
         data = read_bytes(path)
@@ -230,7 +231,7 @@ def read_sealed_state(path: Path) -> dict[str, Any] | None:
 
 
 def _has_rounds(state: dict[str, Any]) -> bool:
-    """Whether a state without a checksum has the types that a search writes."""
+    """Return whether a state without a checksum has the types that a search writes."""
     if not all(isinstance(state[key], kind) for key, kind in KINDS.items() if key in state):
         return False
     return all(
@@ -242,12 +243,12 @@ def _has_rounds(state: dict[str, Any]) -> bool:
 
 
 def answers_place(iteration: int) -> str:
-    """Where the answers of an iteration are, from the run folder."""
+    """Return the path of an iteration's answers, relative to the run folder."""
     return f"answers/iteration_{iteration:04d}.json.gz"
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """The state of a run, of a search under way too; `None` as `unsealed` has it.
+    """Return the state of a run, also of a running one; `None` as for `read_sealed_state`.
 
     Raises:
         UserError: The journal is damaged.
@@ -259,16 +260,17 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 
 def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The state of a run up to the first bad line of its journal, and what is wrong there.
+    """Return a run's state up to the first bad line of its journal, and the damage there.
 
-    A last line without an end is one that is being written, or that a kill cut off, and no damage.
+    An unterminated last line is being written, or was cut off by a kill, and is not damage.
 
     Returns:
-        The state, `None` as `unsealed` has it, and the damage in words, empty where there is none.
+        The state, `None` as for `read_sealed_state`, and a description of the damage, or "".
     """
     done = -1
     while True:
-        # The journal first: lines that a search takes into its state meanwhile are in both.
+        # Journal first: lines that a search meanwhile moves into its state are then in both, not in
+        # neither.
         try:
             journal = read_bytes(folder / JOURNAL)
         except OSError:
@@ -281,8 +283,8 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
         for entry in entries:
             rounds.append(entry["round"])
             apply_difference(state["optimizer"], entry["optimizer"])
-        # The answers of an iteration are written after the line of the one before. Where a search
-        # at work has written both since, more rounds are read the next time.
+        # The answers of an iteration are written after the previous iteration's line. If a running
+        # search has written both in between, retry to read more iterations.
         if damage or not (folder / answers_place(len(rounds) + 1)).exists():
             return state, damage
         if len(rounds) == done:
@@ -291,10 +293,10 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def state_stamp(folder: Path) -> tuple[int, int] | None:
-    """What changes with the state of a run: nanoseconds of its last change, and bytes.
+    """Return a stamp that changes with the state of a run: modification time (ns), and bytes.
 
     Returns:
-        `None` where there is no state.
+        `None` if there is no state.
     """
     about = []
     for name in (STATE_FILE, JOURNAL):
@@ -307,18 +309,18 @@ def state_stamp(folder: Path) -> tuple[int, int] | None:
 
 
 def journal_line(iteration: int, entry: dict[str, Any], change: dict[str, Any]) -> bytes:
-    """An iteration as a line of the journal.
+    """Encode an iteration as a line of the journal.
 
     Args:
-        entry: What the state's `rounds` has of it.
-        change: Of the optimizer's state, as `difference` gives it.
+        entry: The iteration's entry in the state's `rounds`.
+        change: Change of the optimizer's state, as returned by `difference`.
     """
     text = encode_json({"iteration": iteration, "round": entry, "optimizer": change})
     return text[:-1] + LINE_SEAL % _hash_bytes(text).encode() + b"\n"
 
 
 def _entries(journal: bytes, done: int) -> tuple[list[dict[str, Any]], str]:
-    """The lines of a journal that follow `done` iterations, up to the first bad one, and that."""
+    """Return the journal entries after `done` iterations, and the first bad line or ""."""
     found: list[dict[str, Any]] = []
     *lines, _ = journal.split(b"\n")
     for number, line in enumerate(lines, 1):
@@ -339,11 +341,11 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What makes `new` of `old`, both as JSON has them; small where lists grew at their ends.
+    """Return the change from `old` to `new`, both JSON data; small if lists only grew.
 
     Returns:
-        `gone` (keys), `set` (values by key), `added` (what is new at the end of a list, by key)
-        and `inside` (differences of objects, by key), each only where there is one.
+        `gone` (keys), `set` (values by key), `added` (new items at the end of a list, by key) and
+            `inside` (differences of objects, by key), each only if not empty.
     """
     gone = [key for key in old if key not in new]
     changed: dict[str, Any] = {}
@@ -363,7 +365,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def apply_difference(state: dict[str, Any], change: dict[str, Any]) -> None:
-    """Change a state in place, as `difference` says."""
+    """Apply a change returned by `difference` in place."""
     for key in change.get("gone", ()):
         state.pop(key, None)
     state.update(change.get("set", {}))
@@ -374,7 +376,10 @@ def apply_difference(state: dict[str, Any], change: dict[str, Any]) -> None:
 
 
 def _begins(value: Any, before: Any) -> bool:
-    """Whether a value is the one before, or a list that begins with it; 0.0 and -0.0 differ."""
+    """Return whether a value equals the previous one, or is a list that starts with it.
+
+    Compares by marshal, so that 0.0 and -0.0 differ.
+    """
     if isinstance(value, list) and isinstance(before, list):
         value = value[: len(before)]
     try:
@@ -384,13 +389,13 @@ def _begins(value: Any, before: Any) -> bool:
 
 
 def _above(path: str) -> list[str]:
-    """The folders that a path is in."""
+    """Return the parent folders of a path."""
     parts = path.split("/")
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _with_seal(above: Any, lines: str) -> bytes:
-    """Lines and their seal, which are added to the hash of what is above."""
+    """Return lines and their checksum line, and update the running hash with both."""
     above.update(lines.encode())
     seal = f"{MANIFEST_CHECKSUM_PREFIX}{above.hexdigest()}\n"
     above.update(seal.encode())

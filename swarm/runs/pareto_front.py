@@ -20,7 +20,7 @@ ParticleIndex = tuple[int, int]
 
 
 def check_objectives(optimizer: Optimizer, task: Task) -> None:
-    """Give a started optimizer of several objectives their names.
+    """Name the objectives of a started multi-objective optimizer.
 
     Raises:
         UserError: The task has no parts, or an option does not fit them.
@@ -47,14 +47,14 @@ def check_objectives(optimizer: Optimizer, task: Task) -> None:
 def compute_objectives(
     task: Task, scores: Mapping[int, Sequence[Score]], particles: int
 ) -> np.ndarray | None:
-    """The utility of each of M parts, [N, M], NaN for particles without scores.
+    """Return the utility of each of M parts, [N, M], NaN for particles without scores.
 
     Args:
-        scores: Of each particle that was asked all items.
+        scores: Scores of each particle that was scored on all items.
         particles: N.
 
     Returns:
-        `None` where the task has no parts, or no particle has scores.
+        `None` if the task has no parts, or no particle has scores.
     """
     if not hasattr(task, "subtask_utilities") or not scores:
         return None
@@ -66,21 +66,21 @@ def compute_objectives(
 
 
 def objectives_to_lists(values: np.ndarray) -> list[list[float] | None]:
-    """Objectives [N, M] as the record keeps them, `None` for a particle without."""
+    """Return objectives [N, M] in the record's format, `None` for a particle without."""
     return [row.tolist() if np.isfinite(row).all() else None for row in values]
 
 
 def count_items_by_subtask(task: Any, scores: Sequence[Score]) -> dict[str, int]:
-    """The number of items of each part."""
+    """Return the number of items of each part."""
     of = [score.part.partition("/")[0] for score in scores]
     return {part: of.count(part) for part in task.subtask_utilities(scores)}
 
 
 def find_non_dominated(values: np.ndarray, violations: np.ndarray | None = None) -> np.ndarray:
-    """Which of [P, M] values, higher is better, no other one dominates, [P] bool.
+    """Return a mask [P] of the rows of [P, M] values, higher is better, that none dominates.
 
     Args:
-        violations: [P], 0 where all constraints are met. With it, only those of the smallest
+        violations: [P], 0 if all constraints are met. If given, only rows with the smallest
             violation count (Deb's rules).
     """
     if violations is not None and len(values):
@@ -94,7 +94,7 @@ def find_non_dominated(values: np.ndarray, violations: np.ndarray | None = None)
 
 
 def compute_hypervolume(values: np.ndarray, reference: np.ndarray) -> float:
-    """The volume that points [P, M] dominate above a reference point [M], higher is better.
+    """Return the volume that points [P, M] dominate above a reference [M], higher is better.
 
     Exact, by slicing along the last objective (Zitzler 2001's HSO); points that do not exceed the
     reference in every objective add nothing.
@@ -117,19 +117,19 @@ def _sliced_volume(points: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """All positions that a search has measured, and which of them are its front on dev.
+    """All positions that a search has measured, and those that form its front on dev.
 
-    A position that was met again counts once, at its first place. Of positions that are equal in
-    all objectives the first is a point of the front; a point's number is its rank by the first
-    objective, from the highest on.
+    A repeated position counts once, at its first index. Of positions with equal objectives the
+    first is a point of the front; a point's number is its rank by the first objective, from the
+    highest.
 
     Args:
-        names: Of the M parts.
+        names: Names of the M parts.
         items: Dev items of each part.
-        aims: The parts that are objectives; the others can be constrained only.
+        aims: The parts that are objectives; the others can only be constrained.
         constraints: Lower bounds by part, a number or `base`.
-        experts: The number of experts, the first particles of round 0.
-        rounds: As the record keeps them.
+        experts: The number of experts, the first particles of iteration 0.
+        rounds: The record's iterations.
     """
 
     names: Sequence[str]
@@ -141,7 +141,7 @@ class ParetoFront:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "ParetoFront | None":
-        """The front of a record's state; `None` for a task without parts.
+        """Return the front of a record's state; `None` for a task without parts.
 
         Args:
             state: Its `objectives` (items by part), `rounds`, `own`, `experts`, `optimizer`.
@@ -167,19 +167,19 @@ class ParetoFront:
 
     @cached_property
     def objective_values(self) -> np.ndarray:
-        """[P, M] on dev, all parts."""
+        """Utilities [P, M] on dev, all parts."""
         found = [self.rounds[number]["objectives"][i] for number, i in self.measured_indices]
         return np.array(found, dtype=float).reshape(-1, len(self.names))
 
     @cached_property
     def aim_values(self) -> np.ndarray:
-        """[P, aims] on dev, the objectives alone."""
+        """Utilities [P, aims] on dev, the objectives alone."""
         found: np.ndarray = self.objective_values[:, [self.names.index(name) for name in self.aims]]
         return found
 
     @cached_property
     def base_index(self) -> ParticleIndex | None:
-        """Where the base model (position zero) was measured first; `None` if it was not."""
+        """Index of the base model's (position zero) first measurement; `None` if there is none."""
         positions = (self.rounds[number]["positions"][i] for number, i in self.measured_indices)
         zeros = (
             place
@@ -204,7 +204,7 @@ class ParetoFront:
 
     @cached_property
     def constraint_violations(self) -> np.ndarray:
-        """[P] how far below their bounds the constrained parts are, summed."""
+        """Sums [P] of the constrained parts' violations of their bounds."""
         below = [
             bound - self.objective_values[:, self.names.index(name)]
             for name, bound in self.constraint_bounds.items()
@@ -213,7 +213,7 @@ class ParetoFront:
 
     @cached_property
     def front_indices(self) -> list[ParticleIndex]:
-        """The places of the front's points, by their numbers."""
+        """The indices of the front's points, in order of their numbers."""
         found: dict[tuple[float, ...], int] = {}
         for place in np.flatnonzero(
             find_non_dominated(self.aim_values, self.constraint_violations)
@@ -224,7 +224,7 @@ class ParetoFront:
 
     @cached_property
     def reference_point(self) -> np.ndarray:
-        """[aims] the worst of the experts in each objective."""
+        """The worst of the experts in each objective, [aims]."""
         first = [
             n
             for n, (number, i) in enumerate(self.measured_indices)
@@ -247,10 +247,10 @@ class ParetoFront:
         return found
 
     def best_index(self, particles: int | None = None) -> ParticleIndex:
-        """The first of the smallest violation, and among these of the highest utility.
+        """Return the index of the smallest violation, and among ties of the highest utility.
 
         Args:
-            particles: Look at so many first particles of round 0 alone.
+            particles: Restrict to this many first particles of iteration 0.
         """
         known = [
             (self.constraint_violations[n], -self.rounds[number]["utilities"][i], (number, i))
@@ -260,21 +260,21 @@ class ParetoFront:
         return min(known, key=lambda one: one[:2])[2]
 
     def evenly_spaced_points(self, most: int) -> list[int]:
-        """At most so many point numbers, both ends of the front and evenly between them."""
+        """Return at most `most` point numbers: both ends of the front and evenly between them."""
         count = len(self.front_indices)
         if count <= most:
             return list(range(count))
         return sorted({round(n) for n in np.linspace(0, count - 1, most).tolist()})
 
     def dev_utilities(self, place: ParticleIndex) -> dict[str, float]:
-        """Each part's utility on dev at a measured place."""
+        """Return each part's utility on dev at a measured index."""
         return dict(zip(self.names, self.rounds[place[0]]["objectives"][place[1]], strict=True))
 
     def to_dict(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The content of front.json.
+        """Return the content of front.json.
 
         Args:
-            state: The record's, with the test of some points where there was one.
+            state: The record's state, including the test of some points if there was one.
         """
         metrics = state.get("metrics") or {}
         tested = {tuple(one["place"]): one for one in metrics.get("front", [])}
@@ -308,6 +308,6 @@ class ParetoFront:
 
 
 def write_front_json(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write front.json into a run folder, where the task has parts."""
+    """Write front.json into a run folder, if the task has parts."""
     if front := ParetoFront.from_state(state):
         write_json(folder / "front.json", front.to_dict(state))

@@ -1,9 +1,10 @@
-"""The run folder: the state, and everything that follows from it.
+"""The run folder: the state, and the files derived from it.
 
-state.json and the lines of rounds.jsonl after it (`swarm.runs.manifest`) say what is done. The
-scratchpad and the saved bests are made from them and from the answers of the rounds, so that
-whatever a kill left behind is put right by the next start. Every other file has a checksum, by
-which a start finds what was damaged.
+state.json and the lines of rounds.jsonl after it (`swarm.runs.manifest`) are the record of
+completed work. The scratchpad and the saved bests are derived from them and from the stored
+answers, so that the next start repairs whatever a kill left behind. Every other file has a
+checksum, by which a start detects damage. Exports for other programs: the original's scratchpad,
+and ensemble.yaml.
 """
 
 import hashlib
@@ -41,14 +42,12 @@ from swarm.runs.manifest import (
     replay,
 )
 
-# What a run folder tells of its rounds in forms for others: the original's scratchpad, a vote.
-
 EXACT_ERROR = 1e-6
-"""A relative error of saved weights up to here is float32's rounding."""
+"""Relative errors of saved weights up to this are float32 rounding."""
 
 
 def reconstruction_error(folder: Path) -> dict[str, float]:
-    """How far a run's saved best is from what was measured, if it was cut to be saved."""
+    """Return the error of a run's saved best, if its rank was truncated when saved."""
     try:
         facts = json.loads((folder / "global_best" / "swarm.json").read_text())
     except (OSError, ValueError):
@@ -58,11 +57,11 @@ def reconstruction_error(folder: Path) -> dict[str, float]:
 
 
 def write_ensemble_yaml(folder: Path, metrics: Mapping[str, Any]) -> None:
-    """Write ensemble.yaml, which `python -m swarm.evaluate` runs as a model; without a vote, none.
+    """Write ensemble.yaml, a model for `python -m swarm.evaluate`; remove it if there was no vote.
 
     Args:
-        folder: The run's.
-        metrics: As `swarm.loop.final_metrics.final_metrics` makes them.
+        folder: The run folder.
+        metrics: Result of `swarm.loop.final_metrics.final_metrics`.
     """
     import yaml
 
@@ -80,10 +79,10 @@ def write_ensemble_yaml(folder: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def build_scratchpad(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The utilities of a run under the names that the original's users know.
+    """Return the utilities of a run under the key names of the original implementation.
 
-    A particle without a utility in a round (not evaluated, or stopped before the last item) keeps
-    its last one in its history.
+    A particle without a utility in an iteration (not evaluated, or stopped early) repeats its last
+    one in its history.
     """
     count = len(rounds[0]["utilities"]) if rounds else 0
     histories: list[list[float | None]] = [[] for _ in range(count)]
@@ -112,29 +111,28 @@ log = logging.getLogger(__name__)
 SCRATCHPAD_FILE = "utility_scratchpad.json"
 
 SaveFn = Callable[[Sequence[float], Path, dict[str, Any]], None]
-"""Writes the adapter of some coefficients to a folder, with more facts about it, whole or not."""
+"""Writes the adapter of some coefficients, with further facts, to a folder, atomically."""
 
 ParticleIndex = tuple[int, int]
-"""(round, particle)."""
+"""(iteration, particle)."""
 
 STATE_KEYS = {"identity", "experts", "rounds", "optimizer", "finished", "metrics"}
 
 
 def position_key(position: Sequence[float] | np.ndarray) -> str:
-    """A position as text, exactly."""
+    """Return an exact text representation of a position."""
     return " ".join(float(c).hex() for c in position)
 
 
 class RunRecord:
-    """A run's folder.
+    """The record of a run, stored in its folder.
 
     Attributes:
-        folder: Where it is.
-        state: What is done: `identity`, `experts`, how many of them are the user's `own`, `groups`,
-            `rounds` (positions and utilities of every iteration), `optimizer` and, at the end,
-            `finished`, `chosen` (where the best were chosen by something else than these
-            utilities) and `metrics`; and `versions`, the packages that answered from which
-            iteration on.
+        folder: The run folder.
+        state: Completed work: `identity`, `experts`, the number `own` of the user's experts among
+            them, `groups`, `rounds` (positions and utilities of every iteration), `optimizer` and,
+            at the end, `finished`, `chosen` (if the bests were not chosen by these utilities) and
+            `metrics`; and `versions`, the packages that computed the answers, by first iteration.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -154,10 +152,10 @@ class RunRecord:
         groups: Sequence[str] = ("all",),
         own: int | None = None,
     ) -> bool:
-        """Begin, or go on where the folder's state says; True if it went on.
+        """Start a new record, or resume the folder's one; return True if it was resumed.
 
         Raises:
-            UserError: The folder holds another search: its differing keys are named.
+            UserError: The folder contains another search; the message names the differing keys.
         """
         goes_on = self.load_state(identity)
         self._remove_drafts()
@@ -179,7 +177,11 @@ class RunRecord:
         return False
 
     def load_state(self, identity: Mapping[str, Any]) -> bool:
-        """Read the folder's state, if it has a round; as `open`, but nothing is ever written."""
+        """Read the folder's state without writing; return whether it has an iteration.
+
+        Raises:
+            UserError: As for `open_or_resume`.
+        """
         path = self.folder / STATE_FILE
         if not path.is_file():
             for other in (".lock", "tuning.json"):
@@ -199,17 +201,17 @@ class RunRecord:
                 f"{path} is not the state of a search, or is damaged; put it back from a copy, or "
                 "choose another name="
             )
-        # Before its first round a search has nothing to lose: it may begin as another one.
+        # A search without iterations has nothing to lose, and may be replaced by another one.
         if self.iterations:
             self._check_identity(identity)
             self._check_integrity()
         return bool(self.iterations)
 
     def _check_integrity(self) -> None:
-        """Find what was damaged; once, for a folder that has not changed since.
+        """Find damaged files; skipped if the folder has not changed since the last check.
 
         Raises:
-            UserError: Answers of a round were, which nothing else holds.
+            UserError: Answers of an iteration are damaged, which cannot be restored.
         """
         rounds = [answers_place(number) for number in range(len(self.iterations))]
         self.manifest.read()
@@ -219,7 +221,7 @@ class RunRecord:
         self._damaged = [
             place
             for place in self.manifest.find_damaged()
-            if place in rounds or not _is_iteration_file(place)  # else the round is asked anew
+            if place in rounds or not _is_iteration_file(place)  # else evaluated again
         ]
         lost = [
             place
@@ -235,7 +237,7 @@ class RunRecord:
             )
 
     def _is_readable(self, place: str) -> bool:
-        """Whether a file of answers is whole by gzip's own checksum."""
+        """Return whether a file of answers is intact by gzip's own checksum."""
         try:
             read_gzip_json(self.folder / place)
         except (OSError, ValueError, EOFError, zlib.error):
@@ -243,7 +245,7 @@ class RunRecord:
         return True
 
     def _remove_damaged(self) -> None:
-        """Remove what was damaged, so that it is made anew, and say so."""
+        """Remove damaged files, so that they are written again, and log it."""
         if self._cut:
             log.warning(
                 "%s is damaged or missing (%s): iterations from %d on are evaluated again",
@@ -268,7 +270,7 @@ class RunRecord:
         self.manifest.remove_paths(*places)
         asked_again = any(place.startswith("answers/") for place in places)
         rounds = {answers_place(number) for number in range(len(self.iterations))}
-        # A kill leaves answers without a checksum at most for one file.
+        # A kill leaves at most one file of answers without a checksum.
         for file in (self.folder / "answers").glob("*.json.gz"):
             place = file.relative_to(self.folder).as_posix()
             if _is_iteration_file(place) and place not in rounds:
@@ -288,7 +290,7 @@ class RunRecord:
         return self.manifest.updating_checksums(*places)
 
     def _check_identity(self, identity: Mapping[str, Any]) -> None:
-        # States of earlier versions have secrets in them.
+        # States of earlier versions may contain secrets; remove them.
         old = self.state["identity"] = identity_values(self.state["identity"])
         new = json.loads(json.dumps(dict(identity)))
         differ = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
@@ -301,12 +303,12 @@ class RunRecord:
             )
 
     def _remove_drafts(self) -> None:
-        """Remove the drafts that a killed process left."""
+        """Remove the temporary files of a killed process."""
         for draft in self.folder.rglob(".*.tmp"):
             draft.unlink(missing_ok=True)
 
     def record_versions(self, versions: Mapping[str, str]) -> str:
-        """Keep under which versions of packages the search goes on; says what is another now."""
+        """Store the package versions from this iteration on; return a description of changes."""
         kept = self.state.setdefault("versions", [])
         if kept and kept[-1]["packages"] == dict(versions):
             return ""
@@ -321,7 +323,7 @@ class RunRecord:
         return "; ".join(changes)
 
     def save_state(self) -> None:
-        """Replace state.json; the journal, whose lines it then has, goes."""
+        """Replace state.json and remove the journal, whose lines it now contains."""
         write_atomic(self.folder / STATE_FILE, encode_state(self.state))
         self._saved = set(self.state)
         remove(self.folder / JOURNAL)
@@ -334,15 +336,15 @@ class RunRecord:
         optimizer: Mapping[str, Any],
         facts: Mapping[str, Any],
     ) -> None:
-        """Take one iteration; beside the answers, the cost does not depend on those before it.
+        """Add one iteration; apart from the answers, the cost is independent of earlier ones.
 
         Args:
             positions: [N, K] mixing coefficients.
             utilities: [N]; NaN for a particle that was not evaluated, or not on all items.
-            answers: For each particle evaluated, its answers to the dev items it was asked, in the
-                file's order: all of them unless it was stopped.
-            optimizer: The optimizer's state after it was told.
-            facts: Further keys of the round (`swarm.loop.racing.RaceResult.to_record`).
+            answers: Answers of each evaluated particle to the dev items it was scored on, in file
+                order; all items unless it was stopped.
+            optimizer: The optimizer's state after `tell`.
+            facts: Further keys of the entry (`swarm.loop.racing.RaceResult.to_record`).
         """
         number, change = (
             len(self.iterations),
@@ -353,16 +355,18 @@ class RunRecord:
             "utilities": [None if np.isnan(u) else float(u) for u in utilities],
             **facts,
         }
-        # The answers first: a round that the state names has them, and their checksum.
+        # Answers first: an iteration listed in the state always has its answers and their checksum.
         self._write_answers(number, answers)
         self.manifest.append(answers_place(number))
         journaled = number > 0 and set(self.state) == self._saved
         if journaled:
             append(self.folder / JOURNAL, journal_line(number, entry, change))
         self.iterations.append(entry)
-        # Of the optimizer's state a copy, as the file has it: the optimizer may change its own.
+        # Store a copy of the optimizer's state, as in the file, since the optimizer may mutate its
+        # own.
         self.state["optimizer"] = self.state["optimizer"] or {}
         apply_difference(self.state["optimizer"], json.loads(encode_json(change)))
+        # The journal cannot express new keys of the state: rewrite the snapshot then.
         if not journaled:
             self.save_state()
 
@@ -385,11 +389,10 @@ class RunRecord:
         )
 
     def count_prompts(self) -> dict[str, int]:
-        """Prompts put on dev and prompts that racing saved, over all rounds.
+        """Return the number of prompts on dev and those saved by racing, over all iterations.
 
-        Where gradients were taken, also the examples of which a loss was taken, those with its
-        derivative, and what all came to in prompt-equivalents: a forward pass is one, a forward
-        and backward pass are three.
+        With gradients, also the number of examples with a loss and with a gradient, and the total
+        in prompt-equivalents: a forward pass is one, a forward and backward pass are three.
         """
         counts = self._summed().counts
         found = {name: counts[name] for name in ("prompts_asked", "prompts_saved")}
@@ -400,12 +403,12 @@ class RunRecord:
         return found
 
     def prompts_spent(self) -> int:
-        """What was asked of dev so far, in prompt-equivalents."""
+        """Return the cost on dev so far, in prompt-equivalents."""
         found = self.count_prompts()
         return found.get("prompt_equivalents", found["prompts_asked"])
 
     def load_iteration_answers(self, number: int, particle: int) -> list[dict[str, Any]]:
-        """What a particle answered to the dev items it was asked in a round."""
+        """Return a particle's answers to the dev items it was scored on in an iteration."""
         try:
             found: list[dict[str, Any]] = read_gzip_json(self._answers_file(number))[str(particle)]
         except FileNotFoundError:
@@ -425,10 +428,11 @@ class RunRecord:
         items: str,
         answers: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Keep what a position answered outside of the search, to items of which this is a digest.
+        """Store a position's answers outside of the search.
 
         Args:
-            kind: "test", or another word for what was asked.
+            kind: "test", or another kind of scoring.
+            items: Digest of the scored items.
         """
         path = self._extra_answers_file(kind, position, items)
         with self.updating_checksums(path.relative_to(self.folder).as_posix()):
@@ -437,7 +441,7 @@ class RunRecord:
     def load_answers(
         self, kind: str, position: Sequence[float], items: str
     ) -> list[dict[str, Any]] | None:
-        """What `keep_answers` was given; `None` before."""
+        """Return the answers stored by `save_answers`, or `None`."""
         path = self._extra_answers_file(kind, position, items)
         return read_gzip_json(path) if path.is_file() else None
 
@@ -451,11 +455,11 @@ class RunRecord:
             write_json(self.folder / "config.json", clean(config))
 
     def best_index(self, particle: int | None = None, rows: int | None = None) -> ParticleIndex:
-        """(round, particle) of the first highest utility: of one particle, or of all.
+        """Return (iteration, particle) of the first highest utility: of one particle, or of all.
 
         Args:
-            particle: Look at this one alone.
-            rows: Look only at the first so many particles of the first round (the experts).
+            particle: Restrict to this particle.
+            rows: Restrict to this many first particles of the first iteration (the experts).
         """
         if particle is None and (chosen := self.state.get("chosen")):
             iteration, row = chosen["starting" if rows else "ending"]
@@ -466,32 +470,32 @@ class RunRecord:
         return summary.best() if particle is None else summary.best([particle])
 
     def personal_bests(self, most: int) -> list[ParticleIndex]:
-        """Of the `most` best particles their personal bests, the best first."""
+        """Return the personal bests of the `most` best particles, the best first."""
         places = [self.best_index(i) for i in range(len(self.iterations[0]["positions"]))]
         measured = [place for place in places if self.utility_at(place) is not None]
-        # Of equal ones the first that was found, as `best` has it.
+        # Ties are resolved to the first one found, as in `best_index`.
         return sorted(measured, key=lambda place: (-(self.utility_at(place) or 0.0), place))[:most]
 
     def utility_at(self, place: ParticleIndex) -> float | None:
-        """The utility at (round, particle)."""
+        """Return the utility at (iteration, particle)."""
         value: float | None = self.iterations[place[0]]["utilities"][place[1]]
         return value
 
     def lowest_utility(self) -> float | None:
-        """The lowest utility there was."""
+        """Return the lowest utility so far."""
         return self._summed().lowest
 
     def position_at(self, place: ParticleIndex) -> list[float]:
-        """The coefficients at (round, particle)."""
+        """Return the coefficients at (iteration, particle)."""
         found: list[float] = self.iterations[place[0]]["positions"][place[1]]
         return found
 
     def write_outputs(self, pool: Any) -> None:
-        """Bring the scratchpad and the saved bests up to what the state says.
+        """Update the scratchpad and the saved bests from the state.
 
         Args:
-            pool: Its `save` (`Save`) writes those that are not there yet; where it has a `note`
-                too, that writes the personal ones.
+            pool: Its `save` (`SaveFn`) writes missing bests; if it has a `save_note`, that writes
+                the personal ones.
         """
         save: SaveFn = pool.save
         note: SaveFn = getattr(pool, "save_note", save)
@@ -504,7 +508,7 @@ class RunRecord:
                 self._save_best(place, self.folder / name, note if "/" in name else save)
 
     def _list_saved_bests(self) -> list[tuple[str, ParticleIndex]]:
-        """Where the bests are saved, the global one first, and where each was found."""
+        """Return the folders of the saved bests, the global one first, with their indices."""
         highest = sorted(self._summed().highest.items())
         own = [(f"particle_{i}/personal_best", at) for i, (_, at) in highest]
         return [("global_best", self.best_index()), *own] if own else []
@@ -514,14 +518,14 @@ class RunRecord:
         return self._summary
 
     def _is_saved(self, name: str, place: ParticleIndex) -> bool:
-        """Whether a best is saved, with checksums, which a start has checked."""
+        """Return whether a best is saved with checksums, which a start has verified."""
         known = bool(self.manifest.paths_under(name))
         return known and _is_saved_position(self.folder / name, self.position_at(place))
 
     def _save_best(self, place: ParticleIndex, folder: Path, save: SaveFn) -> None:
         position, utility = self.position_at(place), self.utility_at(place)
         facts = {"iteration": place[0], "particle": place[1], "validation_utility": utility}
-        # Else a kill between the two leaves the answers of an earlier best beside this one.
+        # Remove old answers first: a kill must not leave those of an earlier best beside this one.
         (folder / "answers_dev.jsonl").unlink(missing_ok=True)
         save(position, folder, facts)
         rows = b"".join(encode_json(row) + b"\n" for row in self.load_iteration_answers(*place))
@@ -529,12 +533,12 @@ class RunRecord:
 
 
 class Summary:
-    """What is asked of all rounds at every iteration, of which only new ones are looked at.
+    """Incremental summary of the iterations, which reads only new ones.
 
     Attributes:
-        highest: By particle its highest utility and where that was first measured.
+        highest: Highest utility by particle, and the index of its first measurement.
         lowest: The lowest utility.
-        counts: Sums over the rounds by name.
+        counts: Sums over the iterations by name.
     """
 
     COUNTS = ("prompts_asked", "prompts_saved", "losses_asked", "gradients_asked")
@@ -547,7 +551,7 @@ class Summary:
         self._done = 0
 
     def of(self, rounds: Sequence[Mapping[str, Any]]) -> "Summary":
-        """The summary of some rounds: this one where they are the same list, grown or not."""
+        """Return the summary of `rounds`: this one, updated, if it has the same list."""
         if rounds is not self._rounds or len(rounds) < self._done:
             fresh = Summary()
             fresh._rounds = rounds
@@ -569,7 +573,7 @@ class Summary:
             self.counts[name] += entry.get(name, 0)
 
     def best(self, particles: Iterable[int] | None = None) -> ParticleIndex:
-        """Where the first highest utility of some particles, or of all, was measured."""
+        """Return the index of the first highest utility of some particles, or of all."""
         chosen = list(self.highest if particles is None else particles)
         known = [self.highest[i] for i in chosen if i in self.highest]
         if not known:
@@ -578,18 +582,18 @@ class Summary:
 
 
 def _is_iteration_file(place: str) -> bool:
-    """Whether a path is that of a round's answers."""
+    """Return whether a path is that of an iteration's answers."""
     return place.startswith("answers/iteration_")
 
 
 def _rebuild_unit(path: str) -> str:
-    """What is made anew where a file is damaged: its folder for a saved best."""
+    """Return the path to rebuild if a file is damaged: the folder of a saved best."""
     folder, _, _ = path.rpartition("/")
     return folder if folder and folder != "answers" else path
 
 
 def _is_saved_position(folder: Path, position: Sequence[float]) -> bool:
-    """Whether a folder was written to its end for these coefficients."""
+    """Return whether a folder was completely written for these coefficients."""
     try:
         facts = json.loads((folder / "swarm.json").read_text())
     except (OSError, ValueError):

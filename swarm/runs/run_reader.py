@@ -1,4 +1,4 @@
-"""A run folder as an analysis sees it: positions, utilities and answers; nothing is written."""
+"""Read-only access to a run folder for analysis: positions, utilities and answers."""
 
 import hashlib
 import json
@@ -20,34 +20,34 @@ PositionIndex = tuple[int, int]
 """(iteration, particle)."""
 
 RUNS_FOLDER = "search"
-"""Where runs lie if nobody says otherwise (conf/search.yaml)."""
+"""Default parent folder of runs (conf/search.yaml)."""
 
 MAX_RUNS_SHOWN = 4
-"""Runs that an error names."""
+"""Maximum number of runs that an error lists."""
 
 
 class RunFolder:
-    """A finished or running search, as far as it is.
+    """A finished or running search.
 
     Attributes:
-        path: Where it is.
+        path: The run folder.
         experts: The pool's K names.
-        own: How many of them, the first ones, are experts and not rows made by the pool.
-        groups: The names of the G groups of modules that have coefficients of their own.
-        rounds: What the state keeps of each iteration; 0 is the start.
+        own: Number of first rows that are experts, not rows made by the pool.
+        groups: Names of the G groups of modules, each with its own coefficients.
+        rounds: The state's entry of each iteration; 0 is the start.
         positions: [T, N, G * K] mixing coefficients.
         utilities: [T, N] on dev, NaN where none was measured.
-        finished: Why the search ended; `None` while it runs.
-        metrics: What it came to; empty while it runs.
-        optimizer: Its state after the last iteration.
-        identity: The settings and digests that make it the search it is.
-        chosen: Best expert ("starting") and best found ("ending"), where the task's own measure
-            chose them and not the signal that was searched on.
-        scale: Of a task that measures one on the experts; else `None`.
+        finished: Reason why the search ended; `None` while it runs.
+        metrics: Final metrics; empty while it runs.
+        optimizer: The optimizer's state after the last iteration.
+        identity: The settings and digests that identify the search.
+        chosen: Indices of the best expert ("starting") and best position ("ending"), if the task's
+            own metric chose them and not the searched signal.
+        scale: Score scale of a task that calibrates one on the experts; else `None`.
         front: The Pareto front of a task of several parts; else `None`.
 
     Raises:
-        UserError: The folder is no run's, or no iteration is done.
+        UserError: The folder is not a run's, or no iteration is finished.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -76,10 +76,10 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration it was begun with, what it takes from the environment resolved.
+        """The configuration of the start, with environment variables resolved.
 
         Raises:
-            UserError: The folder keeps none (a run made in Python).
+            UserError: The folder has none (a run created in Python).
         """
         path = self.path / "config.json"
         if not path.is_file():
@@ -96,22 +96,22 @@ class RunFolder:
 
     @property
     def means(self) -> np.ndarray:
-        """[T, N, K] each expert's coefficient, the mean over the groups of modules."""
+        """Mean of each expert's coefficient over the groups of modules, [T, N, K]."""
         shape = (*self.positions.shape[:2], len(self.groups), len(self.experts))
         found: np.ndarray = self.positions.reshape(shape).mean(axis=2)
         return found
 
     def position_label(self, place: PositionIndex) -> str | None:
-        """What the optimizer calls a position, such as "uniform soup"; `None`: it has no names."""
+        """Return the optimizer's name for a position, such as "uniform soup", or `None`."""
         return position_label(self.optimizer, self.positions[place].tolist())
 
     @property
     def particles(self) -> int:
-        """N, the number of particles."""
+        """Number of particles N."""
         return int(self.positions.shape[1])
 
     def find_best(self, particle: int | None = None) -> PositionIndex:
-        """The first highest utility, of one particle or of all; of all, as `chosen`."""
+        """Return the index of the first highest utility, of one particle or of all."""
         if particle is None and self.chosen:
             return self.chosen["ending"][0], self.chosen["ending"][1]
         known = np.where(np.isnan(self.utilities), -np.inf, self.utilities)
@@ -121,20 +121,20 @@ class RunFolder:
         return int(number), int(found)
 
     def best_expert(self) -> PositionIndex:
-        """The first best of the experts, which are the first K particles of the start."""
+        """Return the index of the first best expert in the start."""
         if self.chosen:
             return self.chosen["starting"][0], self.chosen["starting"][1]
         start = self.utilities[0, : self.own]
         return 0, int(np.where(np.isnan(start), -np.inf, start).argmax())
 
     def best_so_far(self) -> np.ndarray:
-        """[T] highest utility up to each iteration, NaN before the first."""
+        """Return the highest utility up to each iteration, [T], NaN before the first."""
         highest = np.where(np.isnan(self.utilities), -np.inf, self.utilities).max(axis=1)
         found: np.ndarray = np.maximum.accumulate(highest)
         return np.where(np.isinf(found), np.nan, found)
 
     def load_answers(self, place: PositionIndex) -> list[dict[str, Any]]:
-        """What a particle answered in an iteration to the dev items it was asked."""
+        """Return a particle's answers to the dev items it was scored on in an iteration."""
         path = self.path / "answers" / f"iteration_{place[0]:04d}.json.gz"
         try:
             found: list[dict[str, Any]] = self.load_packed(path)[str(place[1])]
@@ -143,7 +143,7 @@ class RunFolder:
         return found
 
     def load_packed(self, path: Path) -> Any:
-        """The content of a file of answers.
+        """Return the content of a file of answers.
 
         Raises:
             UserError: It is damaged or missing.
@@ -157,11 +157,11 @@ class RunFolder:
             raise UserError(f"{path} is damaged or missing; {REPAIR_HINT}") from None
 
     def load_answer_values(self, place: PositionIndex) -> np.ndarray:
-        """[items] what those answers were worth."""
+        """Return the values of a particle's answers, [items]."""
         return np.array([row["value"] for row in self.load_answers(place)], dtype=float)
 
     def load_test_answers(self, place: PositionIndex) -> list[dict[str, Any]] | None:
-        """What a position answered to the test items; `None` if it was not asked them."""
+        """Return a position's answers to the test items; `None` if it was not scored on test."""
         items = self.metrics.get("asked", {}).get("test_items")
         position = " ".join(float(c).hex() for c in self.positions[place])
         name = hashlib.sha256(f"{items} {position}".encode()).hexdigest()[:16]
@@ -179,7 +179,7 @@ def _load_state(folder: Path) -> dict[str, Any]:
 
 
 def _describe_folder(folder: Path) -> str:
-    """Of a folder that is no run's: what it is instead, and what to do."""
+    """Describe a folder that is not a run's, with advice."""
     if (folder / "tuning.json").is_file():
         adapter = f", its adapter is {folder}/tuned" if (folder / "tuned").is_dir() else ""
         return (
@@ -205,5 +205,5 @@ def _describe_folder(folder: Path) -> str:
 
 
 def _find_runs(folder: Path) -> list[Path]:
-    """The run folders in a folder."""
+    """Return the run folders in a folder."""
     return sorted(path.parent for path in folder.glob("*/state.json"))

@@ -1,4 +1,4 @@
-"""Answers that several searches share: what one of them asked, no other has to ask again."""
+"""A cache of scores that several searches share, to avoid repeated scoring."""
 
 import hashlib
 import json
@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 
 
 class ScoreCache:
-    """A folder with one file for a position and the items it was asked; processes may share it.
+    """A folder with one file per position and scored items; may be shared among processes.
 
-    Answers come back as they were given: another search's batches may have been others, so that
-    texts may differ by rounding from what this one would have got.
+    Cached answers may come from batches of another shape, so that texts may differ by rounding from
+    what this search would compute.
 
     Args:
-        folder: Where the files lie.
+        folder: Folder of the files.
 
     Raises:
-        UserError: It is no path.
+        UserError: It is not a valid path.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -38,10 +38,10 @@ class ScoreCache:
         self._context = ""
 
     def set_context(self, context: Mapping[str, Any]) -> None:
-        """Say what the answers depend on beside position and items: weights, settings, data.
+        """Set everything the scores depend on besides position and items: weights, settings, data.
 
         Raises:
-            UserError: The folder cannot be written.
+            UserError: The folder is not writable.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class ScoreCache:
     def load_scores(
         self, position: Sequence[float], split: str, items: Sequence[int]
     ) -> list[Score] | None:
-        """The scores of a position on some places of a split; `None` if nobody asked it them."""
+        """Return the scores of a position on some indices of a split; `None` if not cached."""
         path = self._scores_file(position, split, items)
         if not path.exists() and not path.is_symlink():
             return None
@@ -66,7 +66,7 @@ class ScoreCache:
     def save_scores(
         self, position: Sequence[float], split: str, items: Sequence[int], scores: Sequence[Score]
     ) -> None:
-        """Keep what a position came to, before any scale of the task is applied."""
+        """Store a position's scores, before any scale of the task is applied."""
         rows = [astuple(score) for score in scores]
         write_gzip_json(self._scores_file(position, split, items), rows)
 

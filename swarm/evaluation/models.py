@@ -106,7 +106,7 @@ class MoACandidate:
         scores = [run_task(task, items, lambda asked: self._run_mixture(asked, heard, meter))]
         voters: list[list[Score]] = []
         votes = self._can_vote(task)
-        place = 0  # of a slot's first sample in the first layer
+        place = 0  # index of a slot's first sample in the first layer
         for slot, spent in zip(self.mixture.proposers, self._spent[1:], strict=False):
             samples = []
             for sample in range(slot.count if votes else 1):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from swarm.engine.base_model import choose_device as choose_device  # an entry asks here
+from swarm.engine.base_model import choose_device as choose_device  # re-exported
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, JobUsage
 from swarm.tasks.base import HasScoreScale, Item, RequiresSetup, Score, Task, metric_task

@@ -191,7 +191,7 @@ class ProcessExecutor:
     def _stop_worker(self, seat: WorkerSlot) -> None:
         if seat.process is not None:
             if not seat.process.daemon:
-                if seat.job is None:  # it may end those who share its model in order
+                if seat.job is None:  # idle: let it end the processes that share its model
                     seat.pipe.close()
                     seat.process.join(timeout=10)
                 with suppress(ProcessLookupError):

@@ -95,7 +95,7 @@ def connect_cluster(
                 ray.init(address, **quiet)
     except UserError:
         raise
-    except Exception as error:  # Ray and gRPC raise whatever comes; none of it has a common base.
+    except Exception as error:  # Ray's and gRPC's errors have no common base.
         words = " ".join(str(error).split())[:300]
         raise UserError(f"{where}: {words or type(error).__name__}") from None
     return True
@@ -172,7 +172,7 @@ def find_head() -> str:
     """Return the address of the process that manages the cluster (gcs_server); "" if unknown."""
     try:
         return str(import_ray().get_runtime_context().gcs_address or "")
-    except Exception:  # a client (ray://) has no connection of its own to it
+    except Exception:  # a client (ray://) has no direct connection to it
         return ""
 
 
@@ -496,7 +496,7 @@ class RayExecutor:
 
     def _why_none_is_left(self, error: Exception) -> str:
         """Return why the last worker died and is not restarted."""
-        with contextlib.suppress(Exception):  # Ray raises whatever comes where it has ended itself
+        with contextlib.suppress(Exception):  # Ray raises various errors after its own end
             if not is_node_alive():
                 return (
                     "Ray's own process raylet, which runs the workers of this machine, was ended "

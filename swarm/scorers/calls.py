@@ -262,7 +262,7 @@ class Link:
     def send(self, message: Any) -> None:
         """Send a message as JSON."""
         if os.getpid() != self._process:
-            os._exit(0)  # a child of the program, which has come back from its call too
+            os._exit(0)  # a fork of the program, which has returned from its call too
         data = json.dumps(message).encode()
         try:
             self.file.write(data + b"\n")
@@ -382,7 +382,7 @@ class Link:
     def _number(self, value: Any) -> int:
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self._own)
-            self._own[len(self._own)] = value  # kept: its id must not become another's
+            self._own[len(self._own)] = value  # referenced, so that its id is not reused
         return self._numbers[id(value)]
 
     def decode(self, form: Any) -> Any:
@@ -445,7 +445,7 @@ class Link:
     def _error_class(self, base: Any, number: int | None = None, name: str = "") -> Any:
         known = getattr(builtins, base)
         if not (isinstance(known, type) and issubclass(known, Exception)):
-            known = Gone  # SystemExit and the like end the program
+            known = Gone  # SystemExit and the like would end the test
         if number is None or known is Gone:
             return known
         if number not in self._errors:

@@ -201,4 +201,4 @@ def main() -> NoReturn:
     try:
         play(link, task)
     finally:
-        os._exit(0)  # whatever threads the program has begun
+        os._exit(0)  # does not wait for the program's threads

@@ -65,7 +65,7 @@ class FunctionScorer:
                 f"task.function: {self.path} cannot be called with (prompt, answer, item): {error}."
             ) from None
         except ValueError:
-            pass  # Some functions written in C do not tell their arguments.
+            pass  # Some functions written in C have no signature.
 
     def open(self, device: str) -> None:
         """See `RequiresSetup.open`; a module is imported at its first use."""

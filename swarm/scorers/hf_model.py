@@ -88,7 +88,7 @@ class ScoringModel:
         path: A folder with a transformers model, or the id of one on the Hugging Face hub.
         device: "cpu", "cuda" or "cuda:1"; `None` is the device of the worker's own model.
         dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
-        trust_remote_code: Whether code that comes with the model may run.
+        trust_remote_code: Whether the model's own code may run.
         max_tokens: Maximum number of padded tokens in one batch; `None` chooses 4,096 on a CPU and
             65,536 on a GPU. Halved permanently when the device runs out of memory.
 

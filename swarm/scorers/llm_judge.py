@@ -180,7 +180,7 @@ class LLMJudge:
 
     def source_digests(self) -> dict[str, str]:
         """See `swarm.tasks.base.HasSources`: the model, if it is a local one."""
-        model = getattr(self.model, "model", self.model)  # of one whose answers are kept
+        model = getattr(self.model, "model", self.model)  # unwrap a model with a cache
         fingerprint = getattr(model, "fingerprint", None)
         return {"scorer.model weights": fingerprint()} if fingerprint else {}
 

@@ -155,7 +155,7 @@ class Sandbox:
         except OSError as error:
             raise NoSandbox(f"{error.filename}: {error.strerror}") from None
         assert process.stdin is not None
-        with suppress(OSError):  # one that has ended already is seen by its verdict
+        with suppress(OSError):  # a process that has already ended is detected by its verdict
             process.stdin.write(json.dumps(whole).encode())
             process.stdin.close()
         return process
@@ -199,7 +199,7 @@ class Sandbox:
     def _verdict(self, process: "subprocess.Popen[bytes]") -> str:
         """Return the verdict of the test's process."""
         assert process.stdout is not None
-        process.stdin = None  # written and closed
+        process.stdin = None  # closed: communicate() must not write to it
         try:
             said, _ = process.communicate(timeout=self.clock + CLOCK)
         except subprocess.TimeoutExpired:

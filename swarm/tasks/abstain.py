@@ -28,7 +28,7 @@ VERDICT = re.compile(
 
 
 class Abstain(MultipleChoice):
-    """Multiple-choice items asked in two rounds: the answer, then whether it is true or false.
+    """Multiple-choice items in two rounds: the answer, then whether it is true or false.
 
     A model that replies "false" abstains. A right answer scores 1, a wrong one -1 and an abstention
     0 whatever the answer was. An unparsed answer counts as wrong unless the model abstains; a reply

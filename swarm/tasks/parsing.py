@@ -349,7 +349,7 @@ def is_letter_final(choices: Mapping[str, str], text: str) -> bool:
     """True if `extract_letter` is the same for `text` and for every text that begins with it."""
     patterns = _build_patterns("".join(choices))
     if any(_contains_letter(words, patterns) for words in choices.values()):
-        return False  # The letter might still turn out to be part of a choice's words.
+        return False  # Further text may make the letter part of a choice's words.
     if patterns.opening.match(text):
         return patterns.certain_opening.match(text) is not None
     marked = patterns.marked.search(text)

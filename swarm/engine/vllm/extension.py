@@ -201,7 +201,7 @@ def relative_tolerance(part: SlotTensor) -> float:
 
 
 def absolute_tolerance(part: SlotTensor) -> float:
-    """Return the absolute error of a slot's checksum from values below its type's resolution."""
+    """Return the absolute error of a slot's checksum from values that underflow its type."""
     values = part.slots[0].numel()
     kind = torch.finfo(part.slots.dtype)
     return 2.0 * values * kind.smallest_normal * kind.eps

@@ -28,7 +28,7 @@ DEFAULT_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several workers would be bound to the same cores
-    "PYTHONWARNINGS": "ignore::FutureWarning",  # of its own processes
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # in vLLM's own processes
 }
 """Environment variables set unless the user has set them."""
 
@@ -189,7 +189,7 @@ def start_vllm(
     if device == "cpu":
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": cache_bytes()}
     with wrap_start_errors(f" (with engine.options={dict(options)})" if options else ""):
-        logging.disable(logging.WARNING)  # of what this machine has not
+        logging.disable(logging.WARNING)  # vLLM warns of missing hardware at import
         try:
             from vllm import LLM
         finally:

@@ -150,7 +150,7 @@ def find_in_hub_cache(path: str) -> Path | None:
         OSError,
         HfHubHTTPError,
         HFValidationError,
-    ):  # UserError: an incomplete snapshot
+    ):  # UserError: incomplete
         return None
 
 
@@ -475,9 +475,7 @@ class BaseModel:
                 try:
                     fresh.rename(target)
                 except OSError:
-                    if (
-                        not target.is_dir()
-                    ):  # else another process has won the race, with equal files
+                    if not target.is_dir():  # else another process was first, with equal files
                         raise
         except OSError as error:
             raise UserError(f"{target.parent} cannot be written: {error.strerror}") from None

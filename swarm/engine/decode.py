@@ -394,6 +394,7 @@ def _score_after_prompt(
             use_cache=True,
         )
         tally.add(out.logits, _slice_columns(tokens, start + 1, end + 1, -1))
+    # The prompts' cache serves the next choice too.
     if last > 0:
         cache.crop(-last)
     return tally.to_scores()

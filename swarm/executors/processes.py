@@ -133,6 +133,7 @@ class ProcessExecutor:
 
     def _assign_job(self, seat: WorkerSlot, job: Job) -> None:
         if seat.process is None:
+            # Spawned: a forked process cannot use CUDA once its parent has initialized it.
             context = multiprocessing.get_context("spawn")
             seat.pipe, theirs = context.Pipe()
             assert self._worker is not None, "open the executor first"
@@ -141,6 +142,7 @@ class ProcessExecutor:
             daemon = not is_model_sharded(self._worker)
             seat.process = context.Process(target=run_worker_process, args=arguments, daemon=daemon)
             seat.process.start()
+            # With no other copy of its end open, the pipe signals EOF when the worker dies.
             theirs.close()
         seat.job = job
         try:

@@ -377,6 +377,7 @@ class RayExecutor:
             num_gpus=share,
             num_cpus=self._cpu_share,
             max_restarts=self._max_restarts,
+            # This executor itself requeues a dead worker's job, and counts the deaths per job.
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )

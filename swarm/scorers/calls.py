@@ -331,6 +331,7 @@ class Link:
         kind = type(value)
         if value is None or kind in (bool, str, float):
             return value
+        # Hexadecimal for large ones: Python limits the digits of decimal conversions.
         if kind is int:
             return value if -(2**60) < value < 2**60 else ["int", hex(value)]
         name = kind.__name__
@@ -445,7 +446,7 @@ class Link:
     def _error_class(self, base: Any, number: int | None = None, name: str = "") -> Any:
         known = getattr(builtins, base)
         if not (isinstance(known, type) and issubclass(known, Exception)):
-            known = Gone  # SystemExit and the like would end the test
+            known = Gone  # SystemExit and the like count as the program's end
         if number is None or known is Gone:
             return known
         if number not in self._errors:

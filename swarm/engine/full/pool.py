@@ -140,6 +140,7 @@ class FullModelPool:
         total: Tensor | None = None
         for coefficient, model in zip(vector, self.checkpoints, strict=True):
             if coefficient != 0.0:
+                # A copy, because tensors of the file must not be modified in place.
                 term = model.read_rows(name, rows).to(device, torch.float64, copy=True)
                 # Two operations, each of which rounds the same on every device; a fused
                 # multiply-add may not.

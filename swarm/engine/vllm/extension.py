@@ -139,6 +139,7 @@ def read_adapter(worker: Any, folder: str) -> Any:
     from vllm.lora.request import LoRARequest
 
     manager, config = worker._adapter_manager, worker.lora_config
+    # vLLM casts to lora_dtype on loading, but positions are mixed in float32.
     kept, config.lora_dtype = config.lora_dtype, torch.float32
     try:
         adapter = worker._load_adapter(LoRARequest("row", 1, folder))

@@ -145,12 +145,8 @@ def find_in_hub_cache(path: str) -> Path | None:
 
     try:
         return check_model_folder(Path(snapshot_download(path, local_files_only=True)))
-    except (
-        UserError,
-        OSError,
-        HfHubHTTPError,
-        HFValidationError,
-    ):  # UserError: incomplete
+    # UserError: the cached snapshot is incomplete.
+    except (UserError, OSError, HfHubHTTPError, HFValidationError):
         return None
 
 

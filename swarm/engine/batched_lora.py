@@ -1,8 +1,8 @@
-"""Linear layers that carry one low-rank update per particle, so one batch serves many particles.
+"""Linear layers with one low-rank update per particle, so that one batch serves many particles.
 
 A batch of P particles has its rows in P equal blocks, particle by particle. The base matmul is
 shared by all rows; the updates are two batched matmuls (arXiv 2106.09685, with one more axis), or,
-where particles are exact sums of the experts' updates, two that all rows share.
+if particles are exact sums of the experts' updates, two that all rows share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,19 @@ from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 
 Factors = Sequence[torch.Tensor]
-"""A and B of all experts, and where in a position their coefficients are (`Basis.held`)."""
+"""A and B of all experts, and the indices of their coefficients in a position."""
 
 
 class BatchedLoraLinear(nn.Module):
     """A linear layer plus `B[p] @ A[p]` on the rows of particle p.
 
     Attributes:
-        down: A of all particles, [P, r, in]; `None` leaves the base layer alone.
-        up: B of all particles, [P, out, r], with the scaling already in it.
-        shares: The coefficients of all particles, [P, 1, R], where A [R, in] and B [out, R] are
-            those of all experts after each other; `None` where each particle has its own.
+        down: A of all particles, [P, r, in]; `None` applies the base layer only.
+        up: B of all particles, [P, out, r], including the scaling.
+        shares: The coefficients of all particles, [P, 1, R], if A [R, in] and B [out, R] are the
+            concatenated factors of all experts; `None` if each particle has separate factors.
         merged: The base weight plus `up[0] @ down[0]`, [out, in], for a single particle; a copy,
-            made each time from the base weight, which is never written to.
+            computed each time from the base weight, which is never modified.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -49,7 +49,8 @@ class BatchedLoraLinear(nn.Module):
         if self.shares is not None:
             particles, _, rank = self.shares.shape
             low = nn.functional.linear(rows, self.down).reshape(particles, -1, rank)
-            # In float32: a coefficient rounded to bfloat16 would err by the same share everywhere.
+            # In float32: a coefficient rounded to bfloat16 would have the same relative error
+            # everywhere.
             low = (low * self.shares).to(rows.dtype)
             return out + nn.functional.linear(low, self.up).view(out.shape)
         particles = self.down.shape[0]
@@ -61,7 +62,7 @@ class BatchedLoraLinear(nn.Module):
         return mixed.view(out.shape)
 
     def merge_update(self, down: torch.Tensor, up: torch.Tensor) -> None:
-        """Become one particle with A [r, in] and B [out, r], as fast as the base alone."""
+        """Merge one particle with A [r, in] and B [out, r], as fast as the base alone."""
         weight = self.linear.weight
         if self.merged is None:
             self.merged = torch.empty_like(weight)
@@ -69,15 +70,15 @@ class BatchedLoraLinear(nn.Module):
 
 
 class BatchedLoraModel:
-    """The stacked layers of one model, put in place of its linear layers.
+    """The batched LoRA layers of one model, installed in place of its linear layers.
 
     Args:
-        model: The base model; changed in place until `remove`.
+        model: The base model; modified in place until `remove_layers`.
         basis: For each module name, A of all experts [K, r, in] and B [K, out, r], to be mixed
-            apart from each other, or A [R, in] and B [out, R] of all experts after each other, to
-            be added up exactly. Third, if there is one: for each entry of A's first axis the place
-            of its coefficient in a position; without it, in their order.
-        device, dtype: Where the basis is kept and what the layers compute in.
+            separately, or A [R, in] and B [out, R], concatenated over the experts, to be summed
+            exactly. An optional third element contains, for each entry of A's first axis, the index
+            of its coefficient in a position; by default they are in order.
+        device, dtype: Device of the basis, and type in which the layers compute.
 
     Raises:
         KeyError: The model has no linear layer of that name.
@@ -101,7 +102,7 @@ class BatchedLoraModel:
                     f"{name} is {linear.in_features} x {linear.out_features}, "
                     f"the experts' is {down.shape[-1]} x {up.shape[-2]}"
                 )
-            # What is summed stays in float32 until it is summed.
+            # Factors that are summed stay in float32 until after the sum.
             kind = torch.float32 if down.dim() == 3 else dtype
             places = where[0] if where else torch.arange(len(down))
             self._basis[name] = (down.to(device, kind), up.to(device, kind), places.to(device))
@@ -115,7 +116,7 @@ class BatchedLoraModel:
 
     @torch.inference_mode()
     def set_positions(self, coefficients: torch.Tensor, merge: bool = False) -> None:
-        """Become P positions, [P, G * K]; what is mixed is mixed in float32.
+        """Set P positions, [P, G * K]; factors are mixed in float32.
 
         Args:
             merge: Add the update to a copy of the weights; for a single position.
@@ -133,7 +134,7 @@ class BatchedLoraModel:
             self._layers[name].merge_update(down[0], up[0])
 
     def attach_positions(self, coefficients: torch.Tensor) -> None:
-        """As `set` without merging; a gradient flows back into coefficients that require one."""
+        """Set positions without merging; gradients flow back into `coefficients` if required."""
         for name, (down, up, places) in self._basis.items():
             layer = self._layers[name]
             weights = coefficients.to(down.device, torch.float32).index_select(1, places)
@@ -145,7 +146,7 @@ class BatchedLoraModel:
             layer.merged = None
 
     def first_nonfinite(self) -> int | None:
-        """The first position of those set whose mixed factors are NaN or infinite, if any is."""
+        """Return the first of the set positions whose mixed factors are NaN or infinite, if any."""
         good: torch.Tensor | None = None
         for layer in self._layers.values():
             own = (layer.shares,) if layer.shares is not None else (layer.down, layer.up)
@@ -153,17 +154,17 @@ class BatchedLoraModel:
                 if factor is not None:
                     fine = factor.isfinite().flatten(1).all(1)
                     good = fine if good is None else good & fine
-        # One transfer for all layers.
+        # One device-to-host transfer for all layers.
         bad = [] if good is None else (~good).nonzero().flatten().tolist()
         return bad[0] if bad else None
 
     def clear_positions(self) -> None:
-        """Leave the base model alone until the next `set`."""
+        """Apply the base model alone until the next `set_positions`."""
         for layer in self._layers.values():
             layer.down = layer.up = layer.shares = layer.merged = None
 
     def remove_layers(self) -> None:
-        """Give the model its own layers back; they were never written to."""
+        """Restore the model's original layers, which were never modified."""
         for name, layer in self._layers.items():
             self._replace_module(name, layer.linear)
         self._layers.clear()
@@ -172,7 +173,7 @@ class BatchedLoraModel:
 def install_lora_layers(
     model: Any, basis: Any, device: str, base: BaseModel, folder: str | Path
 ) -> BatchedLoraModel:
-    """The experts' layers put into the model.
+    """Install the experts' layers in the model.
 
     Raises:
         UserError: The pool does not fit the base.

@@ -1,4 +1,10 @@
-"""Decoding of one batch whose rows come in equal blocks, one block a particle."""
+"""Decoding and teacher-forced scoring of one batch with equal blocks of rows, one per particle.
+
+Sampling is counter-based: the noise of a draw depends only on seed, sample, prompt and token index.
+So a text does not depend on the other rows of its batch, on the plan or on the order, as far as the
+logits do not. Rounding changes these slightly between batches; a draw changes with them where two
+tokens are nearly equal after the noise, about as rarely as the argmax does.
+"""
 
 import hashlib
 import math
@@ -11,30 +17,23 @@ import torch
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Request
 
-# How the next token is chosen where it is not just the likeliest, and what is told of the choice.
-#
-# A draw is counter-based: its noise follows from seed, sample, prompt and place alone. So a text
-# does not depend on who else is in its batch, on the plan or on the order, as far as the logits do
-# not. Rounding changes them a little from one batch to another; a draw changes with them where two
-# tokens are as good as even after the noise, about as rarely as the likeliest token does.
-
 HASH_ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)))
 """Shifts and multipliers of a 32-bit integer hash of low bias (Wellons 2018, lowbias32)."""
 
 MIN_TEMPERATURE = 1e-6
-"""A temperature below counts as this one, which is greedy but for ties, and overflows nothing."""
+"""Lower bound of a temperature, which is greedy except for ties and cannot overflow."""
 
 
 @dataclass(slots=True)
 class SamplingState:
-    """How one row's tokens are chosen and told of.
+    """Sampling parameters and recorded log probabilities of one row.
 
     Attributes:
-        temperature: 0 takes the likeliest.
-        key: What the row's noise is made from.
+        temperature: 0 is greedy.
+        key: Key of the row's noise.
         top: See `Request.top_logprobs`.
-        told: Of each token so far its log probability, and token ids with theirs, likeliest first;
-            of the model's own distribution, whatever the temperature.
+        told: For each generated token its log probability, and the most likely token ids with
+            theirs, in descending order; of the model's own distribution, at any temperature.
     """
 
     temperature: float
@@ -44,7 +43,7 @@ class SamplingState:
 
 
 def build_sampling_state(request: Request, prompt: Sequence[int]) -> SamplingState | None:
-    """How a request's tokens are chosen; `None`: the likeliest, and nothing is told.
+    """Return the sampling state of a request; `None` if greedy and without log probabilities.
 
     A seed of `None` is 0.
 
@@ -67,10 +66,10 @@ def build_sampling_state(request: Request, prompt: Sequence[int]) -> SamplingSta
 
 
 def sample_tokens(logits: torch.Tensor, rows: "Sequence[DecodingRow]") -> torch.Tensor:
-    """The next token of each row, [R], from logits [R, vocabulary]; `Draw.told` grows.
+    """Return the next token of each row, [R], from logits [R, vocabulary]; extends `told`.
 
-    A draw is the likeliest token after Gumbel noise is added to the tempered logits, which is a
-    draw from their softmax (Gumbel 1954).
+    A draw is the argmax of the tempered logits plus Gumbel noise, which is a draw from their
+    softmax (Gumbel 1954).
     """
     tokens = logits.argmax(dim=-1)
     live = [(place, row.draw, len(row.new)) for place, row in enumerate(rows) if row.live]
@@ -87,7 +86,7 @@ def sample_tokens(logits: torch.Tensor, rows: "Sequence[DecodingRow]") -> torch.
 def _record_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, told: Sequence[tuple[int, SamplingState]]
 ) -> None:
-    """Note what the rows at these places are about to say."""
+    """Record the log probabilities of the rows at these indices."""
     places = torch.tensor([place for place, _ in told], device=logits.device)
     logprobs = logits[places].log_softmax(dim=-1)
     chosen = logprobs.gather(1, tokens[places, None])[:, 0].tolist()
@@ -99,39 +98,40 @@ def _record_logprobs(
 
 
 def random_key(key: bytes, place: int) -> tuple[int, int]:
-    """Two 32-bit numbers that the token at a place draws its noise from."""
+    """Return two 32-bit numbers that seed the noise of the token at an index."""
     digest = hashlib.blake2b(place.to_bytes(8, "big"), key=key, digest_size=8).digest()
     return tuple(int.from_bytes(half, "big", signed=True) for half in (digest[:4], digest[4:]))  # type: ignore[return-value]
 
 
 def gumbel_noise(keys: Sequence[tuple[int, int]], like: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise [R, vocabulary], the same on every device up to rounding.
+    """Return standard Gumbel noise [R, vocabulary], the same on every device up to rounding.
 
-    A token's number is its id and the row's keys through two rounds of a hash.
+    A token's number is its id and the row's keys passed through two rounds of a hash.
     """
     first, second = torch.tensor(keys, dtype=torch.int32, device=like.device).T[:, :, None]
     numbers = _hash_numbers(
         torch.arange(like.shape[1], dtype=torch.int32, device=like.device) ^ first
     )
     numbers = _hash_numbers(numbers ^ second).bitwise_and_(0x7FFFFFFF)
-    # Uniform in (0, 1), finest near 0, whence the largest noise comes; one at 1 is never chosen.
+    # Uniform in (0, 1), with the finest resolution near 0, where the largest noise originates; a
+    # token at 1 is never chosen.
     uniform = numbers.float().add_(0.5).mul_(2.0**-31)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
 def _hash_numbers(numbers: torch.Tensor) -> torch.Tensor:
     for shift, factor in HASH_ROUNDS:
-        # The shift keeps the sign, which the mask takes away.
+        # An arithmetic shift extends the sign; the mask removes it.
         numbers ^= (numbers >> shift).bitwise_and_((1 << (32 - shift)) - 1)
         numbers *= factor
     return numbers.bitwise_xor_((numbers >> 16).bitwise_and_(0xFFFF))
 
 
 MINIMUM_PREFIX = 16
-"""Tokens that all rows must share before prefilling them once a particle is worth a forward."""
+"""Minimum number of shared tokens for which a separate prefill per particle is worthwhile."""
 
 COMPACT_BELOW = 0.75
-"""The share of live rows below which the finished ones are dropped from the batch."""
+"""Share of live rows below which finished rows are dropped from the batch."""
 
 
 @dataclass(slots=True)
@@ -139,10 +139,10 @@ class DecodingRow:
     """One prompt being continued.
 
     Attributes:
-        prompt: Token ids to read.
-        limit: The most new tokens.
-        decided: Whether these new tokens settle the answer.
-        draw: How its tokens are chosen; `None` takes the likeliest.
+        prompt: Prompt token ids.
+        limit: Maximum number of new tokens.
+        decided: Returns whether these new tokens determine the answer.
+        draw: Sampling state; `None` is greedy.
         new: Token ids generated so far, without the end token.
         live: Whether more tokens are wanted.
     """
@@ -155,7 +155,7 @@ class DecodingRow:
     live: bool = True
 
     def add_token(self, token: int, ends: frozenset[int]) -> None:
-        """Add one token, and notice the end."""
+        """Append one token, and update `live`."""
         if not self.live:
             return
         if token in ends:
@@ -167,7 +167,7 @@ class DecodingRow:
 
 @dataclass(slots=True)
 class DecodingBatch:
-    """What a model needs to go on with a batch of R = P * b rows.
+    """State of a batch of R = P * b rows between decoding steps.
 
     Attributes:
         cache: The model's own key-value cache.
@@ -183,7 +183,7 @@ class DecodingBatch:
 
 
 def shared_prefix_length(prompts: Sequence[list[int]]) -> int:
-    """How many leading tokens all prompts share, leaving at least one token to each."""
+    """Return the number of leading tokens that all prompts share, leaving each at least one."""
     first, last = min(prompts), max(prompts)
     most = min(len(prompt) for prompt in prompts) - 1
     same = 0
@@ -195,7 +195,7 @@ def shared_prefix_length(prompts: Sequence[list[int]]) -> int:
 def prefill_batch(
     model: Any, prompts: Sequence[list[int]], particles: int, pad: int
 ) -> DecodingBatch:
-    """Prefill R prompts, left-padded; a long enough shared prefix is read once a particle."""
+    """Prefill R prompts, left-padded; a long shared prefix is read once per particle."""
     device = model.device
     rows = len(prompts)
     prefix = shared_prefix_length(prompts) if rows > particles and can_share_prefix(model) else 0
@@ -223,14 +223,14 @@ def prefill_batch(
 
 
 def can_share_prefix(model: Any) -> bool:
-    """Whether a cache may be copied to more rows: plain attention over all earlier tokens."""
+    """Return whether a cache may be copied to more rows: full attention in all layers."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
 
 
 def decode_step(model: Any, batch: DecodingBatch, tokens: torch.Tensor) -> None:
-    """Read one more token a row, [R]; the batch is advanced in place."""
+    """Read one more token per row, [R]; the batch is advanced in place."""
     batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(tokens), 1)], dim=1)
     batch.position = batch.position + 1
     out = model(
@@ -246,9 +246,9 @@ def decode_step(model: Any, batch: DecodingBatch, tokens: torch.Tensor) -> None:
 
 
 def rows_to_keep(live: Sequence[bool], particles: int) -> list[int] | None:
-    """The rows to go on with, equally many of each particle; `None` if dropping is not worth it.
+    """Return the rows to continue, equally many per particle; `None` if dropping is not worthwhile.
 
-    Every live row is kept; a particle with fewer live rows than another keeps finished ones.
+    All live rows are included; a particle with fewer live rows than another retains finished ones.
     """
     size = len(live) // particles
     blocks = [range(p * size, (p + 1) * size) for p in range(particles)]
@@ -280,7 +280,7 @@ def generate_rows(
     greedy = all(row.draw is None for row in rows)
     while True:
         highest = batch.logits.argmax(dim=-1)
-        # NaN counts as the highest, so that one number a row shows all that are not finite.
+        # argmax treats NaN as the highest, so one number per row detects all nonfinite logits.
         if not (fine := batch.logits.gather(1, highest[:, None]).isfinite()).all():
             (spoiled,) = (~fine[:, 0]).nonzero()[0].tolist()
             place = next(i for i, row in enumerate(rows) if row is current[spoiled])
@@ -299,30 +299,28 @@ def generate_rows(
         decode_step(model, batch, tokens)
 
 
-# Teacher-forced scoring: how likely a model finds given continuations of its prompts.
-
 TokenIds = Sequence[int]
 
 
 class ContinuationScore(NamedTuple):
-    """One continuation's natural log probability; nothing is certain: 0 and greedy."""
+    """Natural log probability of one continuation; an empty one has 0 and greedy."""
 
     logprob: float
     greedy: bool
-    """Whether greedy decoding would say just this."""
+    """True if greedy decoding would generate exactly this continuation."""
 
 
 class ScoreAccumulator:
-    """Collects what R rows' target tokens are worth, piece by piece."""
+    """Accumulates the log probabilities of R rows' target tokens, chunk by chunk."""
 
     def __init__(self) -> None:
         self._logprobs: list[torch.Tensor] = []
         self._likeliest: list[torch.Tensor] = []
 
     def add(self, logits: torch.Tensor, targets: Sequence[TokenIds]) -> None:
-        """Add the logits [R, w, vocabulary] of w positions and what follows each; -1 is nothing."""
+        """Add the logits [R, w, vocabulary] of w positions and each one's target; -1 is none."""
         wanted = torch.tensor(targets, device=logits.device)
-        # One position after the other: a float32 copy of all logits could be gigabytes.
+        # One position at a time: a float32 copy of all logits could take gigabytes.
         for place in range(wanted.shape[1]):
             row, target = logits[:, place].float(), wanted[:, place]
             known = target >= 0
@@ -331,7 +329,7 @@ class ScoreAccumulator:
             self._likeliest.append(~known | (row.argmax(-1) == target))
 
     def to_scores(self) -> list[ContinuationScore]:
-        """The rows' sums."""
+        """Return the rows' sums."""
         sums = torch.stack(self._logprobs).sum(0, dtype=torch.float64).tolist()
         return list(map(ContinuationScore, sums, torch.stack(self._likeliest).all(0).tolist()))
 
@@ -345,10 +343,10 @@ def score_choices(
     pad: int,
     positions: int,
 ) -> list[list[ContinuationScore]]:
-    """Score each prompt's choices, of which there may be more for one prompt than for another.
+    """Score each prompt's choices, whose number may differ between prompts.
 
-    The prompts are read once; each choice is read after them, as a whole, and cut off again.
-    Choices of one token need no more than the prompts.
+    The prompts are read once; each complete choice is read after them, and then cropped from the
+    cache. Choices of one token need no more than the prompts.
 
     Args:
         model: A causal language model of transformers.
@@ -356,7 +354,8 @@ def score_choices(
         choices: Each prompt's continuations.
         particles: P, the number of equal blocks.
         pad: The token id to pad with; never attended.
-        positions: About how many positions' logits to hold at once, of all rows together.
+        positions: Approximate number of positions whose logits are in memory at once, over all
+            rows.
     """
     batch = prefill_batch(model, prompts, particles, pad) if can_share_prefix(model) else None
     found: list[list[ContinuationScore]] = [[] for _ in prompts]
@@ -375,7 +374,7 @@ def score_choices(
 def _score_after_prompt(
     model: Any, batch: DecodingBatch, tokens: Sequence[TokenIds], pad: int, positions: int
 ) -> list[ContinuationScore]:
-    """Score one continuation a row on the prompts' cache, which is left as it was."""
+    """Score one continuation per row on the prompts' cache, which is restored afterwards."""
     tally = ScoreAccumulator()
     tally.add(batch.logits[:, None], _slice_columns(tokens, 0, 1, -1))
     cache, mask, position = batch.cache, batch.mask, batch.position
@@ -395,6 +394,7 @@ def _score_after_prompt(
             use_cache=True,
         )
         tally.add(out.logits, _slice_columns(tokens, start + 1, end + 1, -1))
+    # The prompts' cache serves the next choice too.
     if last > 0:
         cache.crop(-last)
     return tally.to_scores()
@@ -408,7 +408,7 @@ def _score_full_sequences(
     pad: int,
     positions: int,
 ) -> list[ContinuationScore]:
-    """Score one continuation a row in one forward each, for models whose cache cannot be cut."""
+    """Score one continuation per row in a full forward, for caches that cannot be cropped."""
     size, longest = len(prompts) // particles, max(1, *map(len, tokens))
     width = max(1, positions // (particles * longest))
     found: dict[int, ContinuationScore] = {}
@@ -437,5 +437,5 @@ def _score_full_sequences(
 
 
 def _slice_columns(tokens: Sequence[TokenIds], start: int, end: int, fill: int) -> list[list[int]]:
-    """The same places of all rows, filled up where a row has ended."""
+    """Return the same columns of all rows, filled up where a row has ended."""
     return [[*row[start:end], *[fill] * (end - max(start, min(end, len(row))))] for row in tokens]

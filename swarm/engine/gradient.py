@@ -1,8 +1,8 @@
 """The loss of gold answers at a position, and its derivative by the mixing coefficients.
 
-Only the G x K coefficients are parameters: the base and the experts are frozen, so a position
-with 9 coefficients has 9 partial derivatives, whatever the size of the model. The loss runs through
-the stacked layers (`swarm.engine.batched_lora`), where autograd sums the derivative of every
+Only the G x K coefficients are parameters: the base and the experts are frozen, so a position with
+9 coefficients has 9 partial derivatives, whatever the size of the model. The loss passes through
+the batched LoRA layers (`swarm.engine.batched_lora`), where autograd sums the derivative of every
 adapted module into the coefficients of its group.
 """
 
@@ -29,7 +29,7 @@ class Gradient:
 
     Attributes:
         loss: The sum of the weighted losses, nats.
-        slope: [G * K] float64, its derivative by the coefficients; zeros where none was wanted.
+        slope: [G * K] float64, its derivative by the coefficients; zeros if not computed.
     """
 
     loss: float
@@ -39,7 +39,7 @@ class Gradient:
         return Gradient(self.loss + other.loss, self.slope + other.slope)
 
     def mean_over(self, count: int) -> "Gradient":
-        """The mean over so many examples."""
+        """Return the mean over `count` examples."""
         return Gradient(self.loss / count, self.slope / count)
 
 
@@ -48,7 +48,7 @@ class TokenizedExample:
     """An example as token ids.
 
     Attributes:
-        prompt: What is read first.
+        prompt: Token ids of the prompt.
         choices: The token ids of each choice, at least one each.
     """
 
@@ -58,15 +58,15 @@ class TokenizedExample:
 
     @property
     def length(self) -> int:
-        """The tokens of its longest row."""
+        """Number of tokens of its longest row."""
         return len(self.prompt) + max(map(len, self.choices)) - 1
 
 
 class ExampleBatch:
     """Examples as one batch of rows.
 
-    A row is a prompt with all but the last token of a choice; choices of one token share the row
-    of their prompt. Rows are padded on the left, so that the last `width` places predict answers.
+    A row is a prompt with all but the last token of a choice; choices of one token share the row of
+    their prompt. Rows are padded on the left, so that the last `width` positions predict answers.
     """
 
     def __init__(self, examples: Sequence[TokenizedExample], pad: int) -> None:
@@ -90,7 +90,7 @@ class ExampleBatch:
         self.row, self.place, self.token, self.choice = zip(*places, strict=True)
 
     def compute_loss(self, model: Any) -> torch.Tensor:
-        """The sum of the examples' weighted losses, float32."""
+        """Return the sum of the examples' weighted losses, float32."""
         device = model.device
         mask = torch.tensor(self.real, device=device)
         out = model(
@@ -104,7 +104,7 @@ class ExampleBatch:
             torch.tensor(index, device=device)
             for index in (self.row, self.place, self.token, self.choice)
         )
-        # Places that predict no answer are left out before the float32 copy of a vocabulary.
+        # Drop positions that predict no answer before the float32 copy over the vocabulary.
         pairs, where = torch.unique(row * self.width + place, return_inverse=True)
         logits = out.logits.flatten(0, 1)[pairs].float()
         whole = logits - logits.logsumexp(-1, keepdim=True)
@@ -115,12 +115,12 @@ class ExampleBatch:
     def _weighted_loss(
         self, sums: torch.Tensor, logprobs: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
-        """The loss.
+        """Return the loss.
 
         Args:
             sums: Log probabilities [C] of all choices.
-            logprobs: [P, V], of all tokens at the places that predict answers.
-            places: Of the answers' tokens, choice by choice: rows of `logprobs`.
+            logprobs: [P, V], of all tokens at the positions that predict answers.
+            places: Rows of `logprobs` for the answers' tokens, choice by choice.
         """
         total, first = sums.new_zeros(()), 0
         for example, size in zip(self.examples, self.sizes, strict=True):
@@ -148,16 +148,16 @@ def compute_loss_and_gradient(
     slope: bool = True,
     checkpointing: bool = False,
 ) -> Gradient:
-    """Loss and derivative at a position [G * K].
+    """Return loss and derivative at a position [G * K].
 
     Args:
-        model: A causal language model of transformers that carries `stack`.
-        slope: Whether the derivative is wanted too.
+        model: A causal language model of transformers with the layers of `stack`.
+        slope: Whether to compute the derivative.
         checkpointing: Recompute each layer's activations in the backward pass.
 
     Raises:
-        torch.OutOfMemoryError: The device has no room for one batch.
-        NotFinite: Mixed weights, or the loss, are not finite. A derivative that is not, as where
+        torch.OutOfMemoryError: One batch does not fit on the device.
+        NotFinite: Mixed weights, or the loss, are not finite. A nonfinite derivative, as where
             float16 overflows in the backward pass alone, is left to the caller.
     """
     leaf = torch.tensor(
@@ -167,7 +167,7 @@ def compute_loss_and_gradient(
     try:
         with torch.set_grad_enabled(slope), checkpoint_activations(model, checkpointing and slope):
             for batch in batches:
-                # Anew for each batch: a backward pass frees what the coefficients went through.
+                # Attach again for each batch: a backward pass frees the graph of the coefficients.
                 stack.attach_positions(leaf)
                 loss = batch.compute_loss(model)
                 if not math.isfinite(value := loss.item()):
@@ -187,7 +187,7 @@ def compute_loss_and_gradient(
 def batch_examples(
     examples: Sequence[TokenizedExample], pad: int, budget: int
 ) -> Iterator[ExampleBatch]:
-    """The examples in batches of at most `budget` tokens, padding included, the longest first."""
+    """Yield batches of at most `budget` tokens, padding included, the longest examples first."""
     waiting = sorted(examples, key=lambda one: -one.length)
     while waiting:
         rows = [len({tuple(choice[:-1]) for choice in one.choices}) for one in waiting]
@@ -199,7 +199,7 @@ def batch_examples(
 
 @contextmanager
 def checkpoint_activations(model: Any, wanted: bool) -> Iterator[None]:
-    """Activation checkpointing of the model's decoder layers, inside of the block.
+    """Enable activation checkpointing of the model's decoder layers inside the block.
 
     transformers' own switch has an effect in training mode alone, which would turn dropout on.
     """

@@ -1,4 +1,8 @@
-"""The engine on transformers: one resident base model, experts mixed in memory, big batches."""
+"""The engine on transformers: one resident base model, experts mixed in memory, large batches.
+
+It chooses one of three plans to answer many particles. `HFModel` is a base model without experts,
+for example a local judge.
+"""
 
 import logging
 import math
@@ -33,28 +37,28 @@ if TYPE_CHECKING:
     from swarm.engine.decode import DecodingRow
     from swarm.engine.gradient import Gradient, TokenizedExample
 
-# Which of the three ways of answering many particles suits the work at hand.
-
 STACK_BELOW_CPU = 20
-"""Requests a particle below which a CPU gains by stacking; from benchmarks/batching.py."""
+"""Requests per particle below which a CPU gains by stacking; from benchmarks/batching.py."""
 
 STACK_BELOW_GPU = 150
-"""Rows a particle that saturate a GPU on their own: about 184 on an H200 in bfloat16, the ratio of
-790 TFLOP/s to 4.3 TB/s; fewer leave it reading weights."""
+"""Rows per particle that saturate a GPU: about 184 on an H200 in bfloat16.
+
+That is the ratio of 790 TFLOP/s to 4.3 TB/s; with fewer rows it is bound by reading weights.
+"""
 
 BATCH_CPU, BATCH_GPU = 4096, 65536
-"""Padded tokens in a batch, where `engine.max_tokens` does not say."""
+"""Padded tokens per batch if `engine.max_tokens` is not set."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """What the choice depends on, besides the work.
+    """Properties of the device and the model that determine the plan, besides the work.
 
     Attributes:
         gpu: Whether the model is on a GPU.
-        exact_merge: Whether weights are float32, so that a small update survives being added.
+        exact_merge: Whether weights are float32, so that a small update is not rounded away.
         copy_bytes: Size of a copy of the adapted weights.
-        free_bytes: Memory left on the device.
+        free_bytes: Free memory on the device.
     """
 
     gpu: bool
@@ -64,9 +68,9 @@ class DeviceProfile:
 
 
 def choose_plan(particles: int, rows: int, facts: DeviceProfile) -> tuple[str, str]:
-    """The plan for `particles` positions with `rows` requests each, and why, in words.
+    """Return the plan for `particles` positions with `rows` requests each, and the reason.
 
-    Merging gives the base's own speed to one particle at a time, but in bfloat16 it rounds the
+    Merging runs one particle at a time at the base's own speed, but in bfloat16 it rounds the
     update away: of one that is 1 % of the weight's norm, bfloat16's 8 bits leave an error of 17 %,
     unmerged 0.2 % (tests/test_plan.py). Stacking reads the base weights once for all particles.
     """
@@ -83,7 +87,7 @@ def choose_plan(particles: int, rows: int, facts: DeviceProfile) -> tuple[str, s
 
 
 def profile_device(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> DeviceProfile:
-    """What `choose` needs to know of a model whose linear layers of these shapes are adapted."""
+    """Return the profile that `choose_plan` needs, from the shapes of the adapted linear layers."""
     import torch
 
     gpu = device != "cpu"
@@ -93,7 +97,7 @@ def profile_device(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> 
 
 
 def available_memory_bytes() -> int:
-    """Bytes of main memory that are free or can be freed; a large number where nobody knows."""
+    """Return the bytes of main memory that are free or reclaimable; a large number if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -107,20 +111,21 @@ log = logging.getLogger(__name__)
 PLANS = ("auto", "swap", "merged", "stacked")
 
 LOGITS_DIVISOR = 16
-"""Logits are held of one in so many of a batch's tokens at most, when choices are scored."""
+"""Logits are held for at most one in this many of a batch's tokens when choices are scored."""
 
 
 class HFEngine:
     """Answers with transformers' models.
 
     Args:
-        plan: "swap" gives the model one particle after the other, "merged" does so with the
-            particle added to a copy of the weights, "stacked" gives it all of a job at once; "auto"
-            chooses (`swarm.engine.hf.choose_plan`).
-        max_tokens: The most padded prompt and new tokens in one batch; `None` chooses 4,096 on a
-            CPU and 65,536 on a GPU. Halved, and remembered, when the device runs out of memory.
-        checkpointing: Compute activations again in the backward pass of a gradient, which takes a
-            forward pass more and much less memory; switched on when memory runs out.
+        plan: "swap" runs one particle after the other, "merged" does so with the particle added to
+            a copy of the weights, "stacked" runs all of a job at once; "auto" chooses
+            (`swarm.engine.hf.choose_plan`).
+        max_tokens: Maximum number of padded prompt and new tokens in one batch; `None` chooses
+            4,096 on a CPU and 65,536 on a GPU. Halved permanently when the device runs out of
+            memory.
+        checkpointing: Recompute activations in the backward pass of a gradient, which costs one
+            more forward pass and much less memory; switched on when memory runs out.
     """
 
     def __init__(
@@ -168,9 +173,9 @@ class HFEngine:
     def load_base(
         self, base: BaseModel, device: str, basis: Mapping[str, "Factors"], folder: str | Path
     ) -> None:
-        """As `open`, with what `swarm.engine.batched_lora.BatchedLoraModel` keeps of each module.
+        """Load the base with a basis (see `swarm.engine.batched_lora.BatchedLoraModel`), as `open`.
 
-        Without any the base answers as it is, at positions [P, 0].
+        With an empty basis the base answers unchanged, at positions [P, 0].
         """
         self._model, self._tokenizer = base.load(device)
         self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
@@ -182,7 +187,7 @@ class HFEngine:
     def replace_adapters(
         self, base: BaseModel, device: str, basis: Mapping[str, "Factors"], folder: str | Path
     ) -> None:
-        """Put these in the place of what the loaded base had in its layers; see `load`."""
+        """Replace the basis in the loaded base's layers; see `load_base`."""
         from swarm.engine.batched_lora import install_lora_layers
 
         if self._stack:
@@ -231,7 +236,7 @@ class HFEngine:
                 if self.checkpointing or not slope:
                     self._reduce_batch(len(rows), max(one.length for one in rows))
                     continue
-                # Slower by a forward pass, and memory for one layer in the place of all.
+                # Costs one more forward pass, and needs memory for one layer instead of all.
                 log.warning("out of memory: activations are computed again (engine.checkpointing)")
                 self.checkpointing = True
                 torch.cuda.empty_cache()
@@ -245,7 +250,7 @@ class HFEngine:
         from swarm.engine.gradient import TokenizedExample
 
         if one.unlabelled and len(one.choices) == 1:
-            # Any token will do: what counts is the distribution of the place.
+            # Any token will do: only the distribution at its position counts.
             return TokenizedExample(
                 self._prompt_ids(one.prompt), [[self._tokenizer.eos_token_id]], one
             )
@@ -256,7 +261,7 @@ class HFEngine:
         )
 
     def _choose_plan(self, requests: Sequence[Sequence[Request]]) -> str:
-        """The plan for these requests; stacking needs the same shape of all particles."""
+        """Return the plan for these requests; stacking needs the same shape for all particles."""
         shapes = {tuple(bool(request.choices) for request in asked) for asked in requests}
         plan = self.plan
         if plan == "auto":
@@ -288,8 +293,10 @@ class HFEngine:
         cost: Sequence[int],
         answers: list[list[Completion | None]],
     ) -> None:
-        """Answer the requests numbered in `waiting`: the longest first, so that a batch that does
-        not fit shows at once."""
+        """Answer the requests numbered in `waiting`.
+
+        The longest come first, so that a batch that is too large fails at once.
+        """
         import torch
 
         while waiting:
@@ -318,7 +325,7 @@ class HFEngine:
         log.warning("out of memory: batches now hold at most %d tokens", self._budget)
 
     def _generate_batch(self, requests: Sequence[Sequence[Request]]) -> list[list[Completion]]:
-        """One batch, either scored or generated."""
+        """Run one batch, either scored or generated."""
         flat = [request for asked in requests for request in asked]
         if flat[0].choices:
             done = self._score_choices(flat, len(requests))
@@ -364,12 +371,12 @@ class HFEngine:
         return done
 
     def clip_to_context(self, request: Request) -> Request:
-        """The request with no more new tokens than the model has positions for.
+        """Return the request with no more new tokens than the model has positions for.
 
-        `answer` asks whatever it is given: a search's items have been looked at before.
+        `generate` does not check this: a search's items have been checked before.
 
         Raises:
-            UserError: A value is not allowed, turns cannot be written, or there are more tokens
+            UserError: A value is not allowed, turns cannot be formatted, or there are more tokens
                 than positions.
         """
         from swarm.engine.decode import build_sampling_state
@@ -380,17 +387,17 @@ class HFEngine:
         return clip_new_tokens(self._context, request, len(prompt), longest)
 
     def _count_row_tokens(self, request: Request) -> int:
-        """The most tokens of one row of it in a batch."""
+        """Return the maximum number of tokens of one row in a batch."""
         longest = max(map(len, self._choice_ids(request)), default=0)
         return len(self._prompt_ids(request.prompt)) + max(request.max_new_tokens, longest - 1)
 
     def _choice_ids(self, request: Request) -> list[list[int]]:
-        """The token ids of each of the request's choices."""
+        """Return the token ids of each of the request's choices."""
         pairs = [(request.prompt, choice) for choice in request.choices]
         return [self._tokens.get_ids(p, partial(encode_choice, self._tokenizer, *p)) for p in pairs]
 
     def _prompt_ids(self, prompt: object) -> list[int]:
-        """The prompt's token ids."""
+        """Return the prompt's token ids."""
         return self._tokens.get_ids(prompt, partial(encode_prompt, self._tokenizer, prompt))
 
 
@@ -401,10 +408,10 @@ OVERFLOW = (
 
 
 def check_mixed_finite(stack: Any) -> None:
-    """See that what was mixed for each position is finite in the model's type.
+    """Check that the mixed weights of each position are finite in the model's type.
 
     Raises:
-        NotFinite: It is not.
+        NotFinite: They are not.
     """
     spoiled = getattr(stack, "first_nonfinite", None)
     if spoiled and (bad := spoiled()) is not None:
@@ -412,7 +419,7 @@ def check_mixed_finite(stack: Any) -> None:
 
 
 def as_adapter_pool(pool: ExpertPool) -> Pool:
-    """The pool, as the pool of adapters that it has to be.
+    """Return the pool as a pool of adapters.
 
     Raises:
         UserError: It is of another kind.
@@ -422,16 +429,14 @@ def as_adapter_pool(pool: ExpertPool) -> Pool:
     raise UserError("engine=hf mixes adapters and needs pool=adapters; models: engine=token, full")
 
 
-# A base model without experts, as a model of its own: a judge on this machine, say.
-
-
 class HFModel:
-    """Answers with a transformers model, turns through its chat template; greedily, if nothing else
-    is asked for. For models by name that share what is in memory see `swarm.registry.local_models`.
+    """Answers with a transformers model, turns through its chat template; greedy by default.
+
+    For models by name that share memory see `swarm.registry.local_models`.
 
     Args:
         base: The model; its weights are read from safetensors only.
-        device: "cpu", "cuda" or "cuda:1"; `None` is where the worker's own model lives.
+        device: "cpu", "cuda" or "cuda:1"; `None` is the device of the worker's own model.
         max_tokens: See `swarm.engine.hf.HFEngine`.
 
     Raises:
@@ -449,21 +454,21 @@ class HFModel:
         """Look for the model on this machine; see `swarm.tasks.base.RequiresSetup.check`.
 
         Raises:
-            UserError: There is no such folder, or it holds no model, or one without a chat
+            UserError: There is no such folder, or it contains no model, or one without a chat
                 template.
         """
         if folder := self.base.on_disk():
             encode_prompt(self.base.load_tokenizer(folder), (Message("user", "?"),))
 
     def fingerprint(self) -> str:
-        """See `Base.fingerprint`."""
+        """See `BaseModel.fingerprint`."""
         return self.base.fingerprint()
 
     def open(self, device: str) -> None:
         """Load the model; see `swarm.tasks.base.RequiresSetup.open`.
 
         Raises:
-            UserError: As `Base.load`.
+            UserError: As `BaseModel.load`.
         """
         self._engine.load_base(self.base, self.device or device, {}, "")
 
@@ -471,7 +476,7 @@ class HFModel:
         """Answer all requests; see `swarm.models.base.Model.generate`.
 
         Raises:
-            UserError: One is too long for the model, or asks for what is not allowed.
+            UserError: A request is too long for the model, or has a value that is not allowed.
         """
         asked = [self._engine.clip_to_context(request) for request in requests]
         return self._engine.generate(np.zeros((1, 0)), [asked])[0] if asked else []

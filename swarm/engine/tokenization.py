@@ -1,4 +1,4 @@
-"""Requests as token ids, and token ids as texts."""
+"""Encode requests as token ids, and decode token ids to texts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def encode_prompt(tokenizer: Any, prompt: Any) -> list[int]:
-    """The token ids of a request's prompt, turns put through the chat template.
+    """Return the token ids of a request's prompt, turns formatted with the chat template.
 
-    Of an empty text this is what texts begin with: the beginning-of-text token or, where there is
-    none, the end-of-text token, which stands between two texts.
+    An empty text is encoded as the beginning-of-text token or, if there is none, the end-of-text
+    token, which separates two texts.
 
     Raises:
-        UserError: Turns are to be written, and the tokenizer has no chat template.
+        UserError: The prompt has turns, and the tokenizer has no chat template.
     """
     if isinstance(prompt, str):
         first = tokenizer.bos_token_id
@@ -30,19 +30,19 @@ def encode_prompt(tokenizer: Any, prompt: Any) -> list[int]:
 
 
 def apply_chat_template(tokenizer: Any, turns: Sequence[Message], **how: Any) -> Any:
-    """Turns as the chat template writes them, the answer's beginning last.
+    """Format turns with the chat template, the answer's header last.
 
-    A template that refuses a system's turn gets its text before the first user's.
+    If a template refuses a system turn, its text is put before the first user turn.
 
     Args:
-        how: Goes to transformers' `apply_chat_template`.
+        how: Passed to transformers' `apply_chat_template`.
 
     Raises:
         UserError: There is no template, or it refuses the turns.
     """
     from jinja2 import TemplateError
 
-    # A kind of tokenizer that writes turns by rules of its own has no such attribute.
+    # Tokenizers that format turns in code have no such attribute.
     if not getattr(tokenizer, "chat_template", True):
         raise UserError(
             f"{tokenizer.name_or_path} has no chat template, which turns go through: set "
@@ -58,7 +58,7 @@ def apply_chat_template(tokenizer: Any, turns: Sequence[Message], **how: Any) ->
 
 
 def merge_system_turn(turns: Sequence[Message]) -> list[Message]:
-    """The turns without a system: what it says stands in the first turn of the user."""
+    """Return the turns without a system turn; its text is prepended to the first user turn."""
     said = [turn.content for turn in turns if turn.role == "system"]
     rest = [turn for turn in turns if turn.role != "system"]
     first = rest.pop(0).content if rest and rest[0].role == "user" else None
@@ -67,9 +67,9 @@ def merge_system_turn(turns: Sequence[Message]) -> list[Message]:
 
 
 def encode_choice(tokenizer: Any, prompt: Any, choice: str) -> list[int]:
-    """The token ids of a choice, as it is written after its prompt.
+    """Return the token ids of a choice, as written after its prompt.
 
-    Where the two would share a token ("1" and "2" as "12"), the choice's by itself.
+    If the two would share a token ("1" and "2" as "12"), those of the choice alone.
     """
     if isinstance(prompt, str) and prompt:
         start, whole = encode_prompt(tokenizer, prompt), list(tokenizer(prompt + choice).input_ids)
@@ -79,25 +79,25 @@ def encode_choice(tokenizer: Any, prompt: Any, choice: str) -> list[int]:
 
 
 def count_tokens_read(tokenizer: Any, request: Request) -> int:
-    """How many tokens a model reads to answer: the prompt, and choices but for their last token."""
+    """Return the number of tokens read: the prompt, and choices except for their last token."""
     choices = [encode_choice(tokenizer, request.prompt, choice) for choice in request.choices]
     return len(encode_prompt(tokenizer, request.prompt)) + count_choice_tokens(choices)
 
 
 def count_choice_tokens(choices: list[list[int]]) -> int:
-    """How many tokens are read beyond the prompt to score these choices."""
+    """Return the number of tokens read beyond the prompt to score these choices."""
     return sum(max(len(choice) - 1, 0) for choice in choices)
 
 
 def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token id that ends a text, of the model's and of the tokenizer's."""
+    """Return every token id that ends a text, from the model and the tokenizer."""
     stated = getattr(model.generation_config, "eos_token_id", None)
     ends = stated if isinstance(stated, list) else [stated]
     return frozenset(e for e in [*ends, tokenizer.eos_token_id] if e is not None)
 
 
 def context_length_of(model: Any) -> float:
-    """How many tokens a model's positions reach; infinity where its configuration says nothing."""
+    """Return a model's context length in tokens; infinity if its configuration sets none."""
     found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return found or math.inf
 
@@ -109,12 +109,12 @@ def clip_new_tokens(
     longest: int,
     limit: str = "max_position_embeddings",
 ) -> Request:
-    """A request with no more new tokens than fit into the model's context.
+    """Return a request with no more new tokens than fit into the model's context.
 
     Args:
-        context: See `context_of`.
+        context: See `context_length_of`.
         prompt, longest: Tokens of the prompt, and of the longest choice.
-        limit: What says how many tokens there may be.
+        limit: Name of the setting that limits the tokens.
 
     Raises:
         UserError: Not even one fits.
@@ -129,7 +129,7 @@ def clip_new_tokens(
 
 
 def stop_check(request: Request) -> Callable[[str], bool] | None:
-    """Whether a text so far is at its end, by the request's stop texts and by what settles it."""
+    """Return a check whether a text has ended, by the request's stop texts and its `decided`."""
     decided, stop = request.decided, request.stop
     if not stop:
         return decided
@@ -137,17 +137,17 @@ def stop_check(request: Request) -> Callable[[str], bool] | None:
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """A text as far as the first of the stop texts."""
+    """Return a text up to the first of the stop texts."""
     return text[: min([len(text), *(text.find(one) for one in stop if one in text)])]
 
 
 def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:
-    """What a reader sees of generated tokens."""
+    """Return generated tokens as text, without special tokens."""
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def build_completion(tokenizer: Any, request: Request, row: "DecodingRow") -> Completion:
-    """What a row that was continued came to."""
+    """Return the completion of a finished row."""
     whole = decode_text(tokenizer, row.new)
     text = cut_at_stop(whole, request.stop)
     stopped = len(text) < len(whole) or len(row.new) < row.limit
@@ -171,9 +171,11 @@ def build_completion(tokenizer: Any, request: Request, row: "DecodingRow") -> Co
 
 
 def _token_text(tokenizer: Any, before: Sequence[int], token: int) -> str:
-    """What a token adds to the one before it; a special one by its name, half a character as
-    U+FFFD."""
-    # Some tokenizers write a word's space only where something stands before it.
+    """Return the text that a token adds to the one before it.
+
+    A special token is its name, an incomplete character U+FFFD.
+    """
+    # Some tokenizers write a word's leading space only if a token precedes it.
     start, whole = (
         tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         for ids in ([*before], [*before, token])
@@ -182,13 +184,13 @@ def _token_text(tokenizer: Any, before: Sequence[int], token: int) -> str:
 
 
 class TokenCache:
-    """Token ids of what was asked for; all are forgotten when there are more than `most`.
+    """Token ids of texts; the cache is cleared when it exceeds `most` tokens.
 
-    The prompts of a task come again with every particle; those that quote an answer never do, and
+    The prompts of a task are repeated for every particle; those that quote an answer never are, and
     would fill the memory.
 
     Args:
-        most: Tokens that may be kept before another text is prepared.
+        most: Tokens that may be cached before another text is prepared.
     """
 
     def __init__(self, most: int = 4_000_000) -> None:
@@ -197,8 +199,9 @@ class TokenCache:
         self._found: dict[object, list[int]] = {}
 
     def get_ids(self, text: object, prepare: Callable[[], list[int]]) -> list[int]:
-        """The token ids of a text, or of whatever else names them; prepared if not kept."""
-        # Several threads may ask a model at once: what is found must not be gone when it is given.
+        """Return the token ids of a text, or of another key; prepared if not cached."""
+        # Several threads may use one model: another may clear the cache at any time, so `found` is
+        # a local.
         if (found := self._found.get(text)) is None:
             if self.held > self.most:
                 self._found.clear()

@@ -1,4 +1,4 @@
-"""Candidates: whatever answers the items of a task, with one voice or with several."""
+"""The protocol of candidates: one or several voters, each of which answers all items of a task."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,20 +11,20 @@ __all__ = ["Candidate", "JobUsage", "run_task"]
 
 
 class Candidate(Protocol):
-    """One voice, or several of which each answers every item for itself.
+    """One voter, or several of which each answers every item.
 
     Attributes:
-        names: Of the voices, in the order of their answers; there once it was checked.
+        names: Names of the voters, in the order of their answers; set by `check`.
     """
 
     names: list[str]
 
     def check(self, task: Task) -> None:
-        """Look, quickly and before a model is loaded, for what will be needed.
+        """Check quickly, before a model is loaded, that all requirements are met.
 
         Raises:
-            UserError: Something is missing or does not go together, or the task cannot be put to
-                it.
+            UserError: Something is missing or inconsistent, or the candidate does not support the
+                task.
         """
         ...
 
@@ -32,29 +32,31 @@ class Candidate(Protocol):
         """Load what is needed on `device` ("cpu", "cuda:0", ...), once.
 
         Raises:
-            UserError: The files do not make a model, or the device has no room for it.
+            UserError: The files do not contain a model, or the device is out of memory.
         """
         ...
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """One list of scores a voice, in the order of the items; `meter` counts what is asked."""
+        """Return one list of scores per voter, in the items' order; `meter` counts requests."""
         ...
 
     def fingerprint(self) -> str:
-        """A text that changes with the weights, and with what was read from a run (the key `run`,
-        by which evaluations are not told apart); empty where nobody can tell."""
+        """Return a text that changes with the weights and data read from a run; "" if unknown.
+
+        The key `run` itself is not part of an evaluation's identity.
+        """
         ...
 
 
 def run_task(
     task: Task, items: Sequence[Item], ask: Callable[[list[Request]], list[Completion]]
 ) -> list[Score]:
-    """Play a task to its end with whatever answers its requests; one score an item."""
+    """Run a task to its end with a function that answers its requests; one score per item."""
     game = task.run(items)
     completions: list[Completion] | None = None
     while True:
         try:
-            # The first `send` to a generator has to be None.
+            # A generator's first `send` has to be None.
             requests = game.send(completions)  # type: ignore[arg-type]
         except StopIteration as end:
             found: list[Score] = end.value

@@ -1,4 +1,4 @@
-"""What a search has found, as candidates: its best, and the vote of its best particles."""
+"""Models in folders as candidates, a search's best position, and the vote of its best particles."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,22 +25,20 @@ from swarm.runs.manifest import verify_run_file
 from swarm.runs.run_reader import RunFolder
 from swarm.tasks.base import Item, Score, Task
 
-# Models that lie in folders, a voice each: adapters, whole models, mixtures; or a base alone.
-
 
 class CheckpointCandidate:
-    """Folders with PEFT LoRA adapters, whole models, or mixtures that a search has saved.
+    """Folders with PEFT LoRA adapters, full models, or mixtures that a search has saved.
 
-    Adapters answer together on one resident base, mixtures of the same models too; several whole
-    models are loaded one after the other, so that only one is in memory.
+    Each is one voter. Adapters answer together on one resident base, mixtures of the same models
+    too; several full models are loaded one after the other, so that only one is in memory.
 
     Args:
-        base: Of the adapters; whole models are opened with its dtype and trust_remote_code.
+        base: Base of the adapters; full models are opened with its dtype and trust_remote_code.
         folder: One, or a list of several; an empty list is the base alone.
-        names: Of the voices; `None` is the folders' own.
+        names: Names of the voters; `None` is the folders' own.
 
     Raises:
-        UserError: A folder is no text, or there is twice the same.
+        UserError: A folder is not a text, or is repeated.
     """
 
     def __init__(
@@ -73,13 +71,13 @@ class CheckpointCandidate:
             fit_to_context(task, stand.load_tokenizer(), stand.context_length())
 
     def open(self, device: str) -> None:
-        """See `Candidate.open`; several models are loaded when it is their turn."""
+        """See `Candidate.open`; several models are loaded one at a time by `score_items`."""
         self._device = device
         if len(self._stands) == 1 and self._loaded is None:
             self._loaded = self._stands[0].load(device)
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.answers`."""
+        """See `Candidate.score_items`."""
         found: dict[int, list[Score]] = {}
         for stand in self._stands:
             engine = self._loaded or stand.load(self._device)
@@ -89,22 +87,22 @@ class CheckpointCandidate:
         return [found[place] for place in range(len(self.names))]
 
     def fingerprint(self) -> str:
-        """Of all weights."""
+        """Return the fingerprint of all weights."""
         return " ".join(stand.fingerprint() for stand in self._stands)
 
 
 class BestCandidate(CheckpointCandidate):
-    """The best that a finished search has found, as it lies in its global_best.
+    """The best position of a finished search, from its global_best.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         base: `None` is the one of the run's config.json.
 
     Attributes:
-        scale: The run's, of a task that is valued on a scale of its experts.
+        scale: The run's scale, for a task with a scale measured on its experts.
 
     Raises:
-        UserError: The folder holds no finished search.
+        UserError: The folder contains no finished search.
     """
 
     def __init__(self, folder: str | None, base: BaseModel | None = None) -> None:
@@ -121,8 +119,8 @@ class SavedEnsembleCandidate(VotingCandidate):
     """The vote that a search has written into its folder: ensemble.yaml.
 
     Its keys: "rule" and "members", a list of {"folder", "utility"}, where folders are adapters,
-    mixtures or whole models, named from the file's own folder; "run", if the file lies elsewhere
-    than in the run's folder.
+    mixtures or full models, relative to the file's own folder; "run", if the file is not in the
+    run's folder.
 
     Args:
         file: The yaml.
@@ -130,7 +128,7 @@ class SavedEnsembleCandidate(VotingCandidate):
         rule: "majority" or "weighted"; `None` is the file's.
 
     Raises:
-        UserError: The file is none of these, or the run is gone.
+        UserError: The file is none of these, or the run is missing.
     """
 
     def __init__(
@@ -155,7 +153,7 @@ class SavedEnsembleCandidate(VotingCandidate):
 
 
 def read_ensemble(file: Path) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
-    """What an ensemble.yaml says, and its members.
+    """Return the content of an ensemble.yaml, and its members.
 
     Raises:
         UserError: It is missing or is something else.

@@ -1,4 +1,4 @@
-"""One evaluation: a candidate on a split of a task, kept in a folder and shown where one likes."""
+"""One evaluation: a candidate on a split of a task, stored in a folder and logged to a tracker."""
 
 import json
 from collections.abc import Mapping
@@ -38,14 +38,15 @@ RESULT_FILE = "result.json"
 
 
 class Evaluation:
-    """One candidate on one split of a task; cheap to make, `run` does the work.
+    """One candidate on one split of a task; cheap to construct, `run` does the work.
 
     Args:
-        task, candidate: What is put to whom.
+        task: The task.
+        candidate: The candidate that answers it.
         split: "dev" or "test".
         device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the first GPU, or the CPU without one.
         out: The folder for result.json and answers.jsonl; `None` writes nothing.
-        tracker: Where it is shown besides; `None` is nowhere.
+        tracker: Additional logging; `None` is none.
 
     Raises:
         UserError: A value is not allowed.
@@ -77,16 +78,16 @@ class Evaluation:
             raise UserError("out=null: a tracker keeps its files in that folder; name one", 2)
 
     def run(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Evaluate, or read again what the same evaluation has written before.
+        """Evaluate, or read the result of the same evaluation from the folder.
 
         Args:
-            config: The configuration, by which the same evaluation is known.
+            config: The configuration, which identifies the evaluation.
 
         Returns:
-            What result.json holds.
+            The content of result.json.
 
         Raises:
-            UserError: Something is wrong with an input; nothing has been written then.
+            UserError: An input is invalid; nothing has been written then.
         """
         device = scoring.choose_device(self.device)
         self.task.items(self.split)
@@ -126,7 +127,7 @@ class Evaluation:
         return result
 
     def _build_identity(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What makes an evaluation the one it is."""
+        """Return the values that identify an evaluation."""
         return {
             "task": identity_values(config.get("task")),
             "candidate": identity_values(_without_run(config.get("candidate"))),
@@ -137,17 +138,17 @@ class Evaluation:
         }
 
     def _load_known_result(self, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What the folder holds of this evaluation.
+        """Return the folder's result of this evaluation, if it exists.
 
         Raises:
-            UserError: It holds another one.
+            UserError: The folder contains another evaluation.
         """
         path = None if self.out is None else self.out / RESULT_FILE
         if path is None or not path.is_file():
             return None
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            # Results of earlier versions have secrets in them.
+            # Results of earlier versions contain secrets.
             before = found["identity"] = identity_values(found["identity"])
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(f"out={self.out}: {path} is no evaluation; choose another") from None
@@ -160,7 +161,7 @@ class Evaluation:
         return found
 
     def answer_rows(self) -> list[dict[str, Any]]:
-        """Every answer after `run`, as answers.jsonl has it: id, value, answer, text."""
+        """Return every answer after `run`, as in answers.jsonl: id, value, answer, text."""
         if self.found is None:
             assert self.out is not None, "nothing was run yet"
             lines = (self.out / "answers.jsonl").read_bytes().split(b"\n")
@@ -173,7 +174,7 @@ class Evaluation:
         ]
 
     def _write_files(self, result: Mapping[str, Any]) -> None:
-        """The answers first: a result that is there has them."""
+        """Write the answers first, so that an existing result implies them."""
         assert self.out is not None
         rows = self.answer_rows()
         make_folder(self.out, private=True)
@@ -182,7 +183,7 @@ class Evaluation:
 
 
 def _without_run(settings: Any) -> Any:
-    """A candidate's settings; what was read from its run is in its fingerprint, wherever it lay."""
+    """Return a candidate's settings without `run`, whose data are in its fingerprint."""
     if isinstance(settings, list):
         return [_without_run(one) for one in settings]
     if not isinstance(settings, Mapping) or "_target_" not in settings:
@@ -191,7 +192,7 @@ def _without_run(settings: Any) -> Any:
 
 
 def format_result(result: Mapping[str, Any]) -> str:
-    """A result in lines."""
+    """Format a result in lines."""
     lines = [f"{result['task']}, {result['split']}, {result['items']} items"]
     for voice in result["voices"]:
         low, high = voice["interval"]
@@ -224,7 +225,7 @@ def format_result(result: Mapping[str, Any]) -> str:
 
 
 def _format_domains(voice: Mapping[str, Any]) -> list[str]:
-    """A voice's utilities by domain, or those of a mixture's parts."""
+    """Format a voter's utilities by domain, or those of a mixture's parts."""
     domains = voice.get("domains", {})
     if not 2 <= len(domains) <= MAX_DOMAINS:
         return [f"  {part}: {value:.3f}" for part, value in voice.get("parts", {}).items()]
@@ -241,7 +242,7 @@ def _format_domains(voice: Mapping[str, Any]) -> list[str]:
 
 
 def _format_constants(result: Mapping[str, Any]) -> list[str]:
-    """What the best constant answers reach on the split."""
+    """Format the results of the best constant answers on the split."""
     found = result.get("constant_answers")
     if not found:
         return []

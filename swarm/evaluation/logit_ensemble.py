@@ -1,4 +1,4 @@
-"""Models side by side that say the next token together, with weights of each prompt's own."""
+"""Ensembles of models at the level of next-token probabilities, with weights per prompt."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,14 +19,14 @@ from swarm.tasks.base import Item, Score, Task
 
 
 class TokenEnsembleCandidate:
-    """One voice: the next token's chances are sum_k w_k p_k, the w_k of each prompt its own.
+    """One voter: the next token's probabilities are sum_k w_k p_k, with separate w_k per prompt.
 
-    Greedy decoding takes the likeliest token. Adapters of one base share its weights. As a
-    model (`swarm.models.base.Model`) it answers too, by `generate`, once it is open.
+    Greedy decoding takes the likeliest token. Adapters of one base share its weights. It is also a
+    model (`swarm.models.base.Model`), by `generate`, once it is open.
 
     Args:
         base: The base of the adapters.
-        pool: Of adapters in folders, or a panel of whole models.
+        pool: Adapters in folders, or a panel of full models.
         experts: Names of some of them; `None` is all.
         max_tokens: See `swarm.engine.token_ensemble.engine.TokenEnsembleEngine`.
     """
@@ -46,7 +46,7 @@ class TokenEnsembleCandidate:
         self._opened = False
 
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
-        """What each request's answer is mixed by, [R, K]: from 0 on, of sum 1."""
+        """Return the mixing weights of each request, [R, K]: nonnegative, with sum 1."""
         raise NotImplementedError
 
     def check(self, task: Task) -> None:
@@ -63,13 +63,15 @@ class TokenEnsembleCandidate:
         self._opened = True
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.answers`; a prompt counts once for each member with a weight in it."""
+        """See `Candidate.score_items`; a prompt counts once for each member with a weight in it."""
         self._meter = meter
         return [run_task(task, items, self.generate)]
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.base.Model`; a completion's tokens are those of all members with a
-        weight in it."""
+        """See `swarm.models.base.Model`.
+
+        A completion's tokens are those of all members with a weight in it.
+        """
         if not requests:
             return []
         weights = self.compute_weights(requests)
@@ -87,12 +89,12 @@ class TokenEnsembleCandidate:
         return found
 
     def fingerprint(self) -> str:
-        """Of all members."""
+        """Return the fingerprint of all members."""
         return self.panel.fingerprint()
 
 
 class SharedBaseEnsemble(ModelEnsemble):
-    """A panel of adapters of its base, whatever name of the base they give."""
+    """A panel of adapters of its base, whatever base name they have."""
 
     def _build_member(self, name: str, path: str) -> EnsembleMember:
         return EnsembleMember(name, self.base, read_adapter(find_path(path)))
@@ -101,11 +103,11 @@ class SharedBaseEnsemble(ModelEnsemble):
 def open_expert_ensemble(
     pool: ExpertPool, base: BaseModel, experts: Sequence[str] | None = None
 ) -> ModelEnsemble:
-    """The experts of a pool as models that are heard one beside the other; open.
+    """Return the experts of a pool as an open panel of models.
 
     Raises:
         UserError: The pool does not have an expert, or it is no adapter in a folder; or there are
-            not two.
+            fewer than two.
     """
     pool.open(base)
     names = list(pool.names if experts is None else experts)
@@ -126,13 +128,13 @@ def open_expert_ensemble(
 
 
 def softmax_rows(values: np.ndarray) -> np.ndarray:
-    """Weights [R, K] from numbers [R, K], of sum 1 in each row; -inf is no weight."""
+    """Return softmax weights [R, K] of numbers [R, K], with sum 1 in each row; -inf is weight 0."""
     shares: np.ndarray = np.exp(values - values.max(axis=1, keepdims=True))
     return shares / shares.sum(axis=1, keepdims=True)
 
 
 def validate_temperature(value: object) -> float:
-    """A temperature, checked.
+    """Validate a temperature and return it.
 
     Raises:
         UserError: It is no number above 0.
@@ -142,27 +144,25 @@ def validate_temperature(value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-# Pack of LLMs: who finds a prompt the least surprising has the most to say about it.
-
-
 class PackLLM(TokenEnsembleCandidate):
     """PackLLM-sim (arXiv 2404.11531): w_k = softmax_k(-log perplexity_k(prompt) / temperature).
 
-    Where paper and authors' code leave a choice, or this differs:
+    The model with the lowest perplexity of a prompt has the largest weight. Choices left open by
+    paper and authors' code, and differences:
 
-    - The chances of the next token are mixed, sum_k w_k p_k; the authors mix logits.
-    - The weights are of the prompt alone and stay; in the authors' code they are found anew from
+    - The probabilities of the next token are mixed, sum_k w_k p_k; the authors mix logits.
+    - The weights depend on the prompt alone and are fixed; the authors' code recomputes them from
       prompt and answer at every token.
-    - A prompt's first token counts where the tokenizer has a token to begin texts with.
+    - A prompt's first token counts if the tokenizer has a beginning-of-text token.
     - The greedy search for weights (PackLLM-opt) and the alignment of different tokenizers are not
-      here: all members share one tokenizer.
+      implemented: all members share one tokenizer.
 
     Every member reads each prompt twice, for its weight and to answer; a prompt counts once for
     each member, tokens count both times.
 
     Args:
-        base, pool, experts, max_tokens: See `Weighed`.
-        temperature: 1.0 in the authors' code; near 0 the least surprised answers alone.
+        base, pool, experts, max_tokens: See `TokenEnsembleCandidate`.
+        temperature: 1.0 in the authors' code; near 0 the model of lowest perplexity answers alone.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class PackLLM(TokenEnsembleCandidate):
         self.temperature = validate_temperature(temperature)
 
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
-        """See `Weighed.weights`."""
+        """See `TokenEnsembleCandidate.compute_weights`."""
         found, tokens = self.engine.log_perplexities([request.prompt for request in requests])
         self._meter.tokens += tokens
         return softmax_rows(-found / self.temperature)

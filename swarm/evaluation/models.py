@@ -1,4 +1,4 @@
-"""A Mixture of Agents as a candidate; beside it each proposer alone, and their vote."""
+"""Models as candidates: local, behind an endpoint, or a Mixture of Agents with its proposers."""
 
 import json
 import logging
@@ -20,12 +20,12 @@ from swarm.tasks.metrics import majority_vote
 log = logging.getLogger(__name__)
 
 KnownCompletions = Mapping[object, Completion]
-"""Answers, by what they are to."""
+"""Completions by request key."""
 
 
 @dataclass(slots=True)
 class CandidateUsage:
-    """What one voice's answers took, whoever has paid for them."""
+    """Usage of one voter's answers, including those shared with other voters."""
 
     calls: int = 0
     tokens: int = 0
@@ -40,7 +40,7 @@ class CandidateUsage:
         self.unpriced += completion.priced is False and not completion.cost
 
     def add_usage(self, other: "CandidateUsage") -> None:
-        """Add what another voice has spent."""
+        """Add another voter's usage."""
         self.calls += other.calls
         self.tokens += other.tokens
         self.cost += other.cost
@@ -53,26 +53,26 @@ VOTE_NAME = "vote of the proposers"
 class MoACandidate:
     """A Mixture of Agents (arXiv 2406.04692), each of its proposers, and the proposers' vote.
 
-    Weak proposers can make a mixture worse than its best member, so the members are always
-    measured too. That costs little: in a task's first round a proposer alone is asked what the
-    first layer asks it, so that its first sample there is its answer. A proposer that fails alone
-    has answered nothing.
+    Weak proposers can make a mixture worse than its best member, so the members are always measured
+    too. That costs little: in a task's first round a proposer alone gets the same request as in the
+    first layer, so that its first sample there is its answer. A proposer that fails alone has an
+    empty answer.
 
-    The last voice is the majority vote of all samples of the first layer, of equally frequent
-    answers the first one. It asks nothing that the first layer has not asked, except further
-    rounds of a task for the samples beyond a slot's first. It is left out where the task's answers
-    cannot be put to a vote (`task.votes`), or where the first layer has a single sample.
+    The last voter is the majority vote of all samples of the first layer, ties going to the first
+    answer. It makes no requests beyond the first layer's, except further rounds of a task for the
+    samples beyond a slot's first. It is left out if the task's answers do not support votes
+    (`task.votes`), or if the first layer has a single sample.
 
     Args:
         preset: The name of one in conf/moa, or the path of a yaml of that form.
-        roster: Gives its models by name.
+        roster: Returns its models by name.
         model: The name for slots that a preset leaves open.
 
     Attributes:
-        rivals: The voices that the first one has to beat.
+        rivals: Description of the voters that the first one is compared with.
 
     Raises:
-        UserError: There is no such preset, it is wrong, or a model's name is.
+        UserError: The preset is missing or invalid, or a model's name is.
     """
 
     rivals = "single proposer or vote"
@@ -100,13 +100,13 @@ class MoACandidate:
         self.mixture.open(device)
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.answers`."""
+        """See `Candidate.score_items`."""
         self._spent = [CandidateUsage() for _ in self.names]
         heard: list[tuple[Request, Transcript]] = []
         scores = [run_task(task, items, lambda asked: self._run_mixture(asked, heard, meter))]
         voters: list[list[Score]] = []
         votes = self._can_vote(task)
-        place = 0  # of a slot's first sample in the first layer
+        place = 0  # index of a slot's first sample in the first layer
         for slot, spent in zip(self.mixture.proposers, self._spent[1:], strict=False):
             samples = []
             for sample in range(slot.count if votes else 1):
@@ -125,7 +125,7 @@ class MoACandidate:
     def _first_layer(
         self, heard: Sequence[tuple[Request, Transcript]], place: int
     ) -> KnownCompletions:
-        """What the first layer's proposer at this place answered; nothing without proposers."""
+        """Return the answers of the first layer's proposer at an index; empty without proposers."""
         if self.mixture.layers == 1:
             return {}
         return {
@@ -136,7 +136,7 @@ class MoACandidate:
     def _run_mixture(
         self, asked: Sequence[Request], heard: list[tuple[Request, Transcript]], meter: JobUsage
     ) -> list[Completion]:
-        """The mixture's answers; what was said on the way is added to `heard`."""
+        """Return the mixture's answers; the transcripts are appended to `heard`."""
         came = []
         for request, one in zip(asked, self.mixture.run(asked), strict=True):
             if isinstance(one, UserError):
@@ -148,19 +148,19 @@ class MoACandidate:
         return came
 
     def usage_per_candidate(self) -> list[dict[str, Any]]:
-        """What each voice's answers took, in the order of `names`."""
+        """Return the usage of each voter's answers, in the order of `names`."""
         return [
             {"calls": s.calls, "tokens": s.tokens, "cost": s.cost, "unpriced": s.unpriced}
             for s in self._spent
         ]
 
     def fingerprint(self) -> str:
-        """All that the answers depend on and can be told; see `swarm.registry.name_resolution`."""
+        """Return all known determinants of the answers; see `swarm.registry.name_resolution`."""
         return json.dumps(model_identity(self.mixture), sort_keys=True)
 
 
 class _SingleProposer:
-    """Asks one proposer, unless it has been asked just that before."""
+    """Requests completions from one proposer, unless the request's answer is already known."""
 
     def __init__(
         self, slot: AgentSpec, known: KnownCompletions, spent: CandidateUsage, meter: JobUsage
@@ -192,20 +192,16 @@ class _SingleProposer:
 
 
 def question_key(request: Request) -> object:
-    """What makes two requests of a task the same question."""
+    """Return the key by which two requests of a task are the same question."""
     return request.prompt, request.max_new_tokens
 
 
-# A model of any kind as a candidate: local, behind an endpoint, or a combination of models.
-
-
 class ModelCandidate:
-    """One voice, that of a model.
+    """A model as one voter.
 
     Args:
-        model: Whatever answers requests; with `check` and `open` as
-            `swarm.tasks.base.RequiresSetup` has them, if it needs something of its own.
-        name: As results call it.
+        model: Any model; if it needs setup, it is a `swarm.tasks.base.RequiresSetup`.
+        name: The name in results.
     """
 
     def __init__(self, model: Model, name: str = "model") -> None:
@@ -225,7 +221,7 @@ class ModelCandidate:
         self._opened = True
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.answers`."""
+        """See `Candidate.score_items`."""
 
         def generate_counted(requests: list[Request]) -> list[Completion]:
             completions = self.model.generate(requests)
@@ -235,16 +231,16 @@ class ModelCandidate:
         return [run_task(task, items, generate_counted)]
 
     def fingerprint(self) -> str:
-        """Nothing: what is behind an endpoint is not known."""
+        """Return "": the weights behind an endpoint are unknown."""
         return ""
 
 
 class NamedModelCandidate(ModelCandidate):
-    """One voice, that of a model that is known by its name.
+    """A model known by name as one voter.
 
     Args:
         name: See `swarm.registry.registry.Roster`.
-        roster: Gives the model.
+        roster: Returns the model.
 
     Raises:
         UserError: No name is given, or there is no such model.
@@ -256,5 +252,5 @@ class NamedModelCandidate(ModelCandidate):
         super().__init__(roster.model(name), name)
 
     def fingerprint(self) -> str:
-        """All that the answers depend on and can be told; see `swarm.registry.name_resolution`."""
+        """Return all known determinants of the answers; see `swarm.registry.name_resolution`."""
         return json.dumps(model_identity(self.model), sort_keys=True)

@@ -1,4 +1,4 @@
-"""Positions of a pool as candidates: experts as they are, or a mixture by its coefficients."""
+"""Positions of a pool as candidates: single experts, or a mixture by its coefficients."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,12 +14,12 @@ from swarm.tasks.base import Item, Score, Task
 
 
 class PositionsCandidate:
-    """Several positions [P, G * K] of one pool, a voice each; answered together on one base.
+    """Several positions [P, G * K] of one pool, one voter each; answered together on one base.
 
     Args:
         base: The model that the pool's experts belong to.
         pool: The experts.
-        engine: Of the pool's kind.
+        engine: An engine for this kind of pool.
     """
 
     def __init__(self, base: BaseModel, pool: ExpertPool, engine: Engine) -> None:
@@ -29,10 +29,10 @@ class PositionsCandidate:
         self._opened = False
 
     def build_positions(self) -> dict[str, np.ndarray]:
-        """The positions of the open pool by name.
+        """Return the positions of the open pool by name.
 
         Raises:
-            UserError: The pool does not have what is named.
+            UserError: The pool does not have a named expert.
         """
         raise NotImplementedError
 
@@ -51,15 +51,15 @@ class PositionsCandidate:
         self._opened = True
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.answers`."""
+        """See `Candidate.score_items`."""
         return run_tasks_lockstep(task, self.engine, self._rows, items, meter)
 
     def fingerprint(self) -> str:
-        """Of the base and of the pool."""
+        """Return the fingerprints of the base and of the pool."""
         return f"{self.base.fingerprint()} {self.pool.fingerprint()}"
 
     def expert_index(self, name: object) -> int:
-        """An expert's place in the open pool."""
+        """Return an expert's index in the open pool."""
         if name not in self.pool.names:
             have = ", ".join(self.pool.names)
             raise UserError(f"candidate: the pool has no expert {name!r}; it has: {have}")
@@ -67,10 +67,10 @@ class PositionsCandidate:
 
 
 class SingleExpertsCandidate(PositionsCandidate):
-    """Experts of the pool as they are.
+    """Unmodified experts of the pool.
 
     Args:
-        base, pool, engine: See `Positions`.
+        base, pool, engine: See `PositionsCandidate`.
         names: Of one, or of several; `None` is all of the pool.
     """
 
@@ -85,7 +85,7 @@ class SingleExpertsCandidate(PositionsCandidate):
         self.wanted = [names] if isinstance(names, str) else names
 
     def build_positions(self) -> dict[str, np.ndarray]:
-        """See `Positions.rows`."""
+        """See `PositionsCandidate.build_positions`."""
         names = self.pool.names if self.wanted is None else list(self.wanted)
         unit = np.tile(np.eye(len(self.pool.names)), len(self.pool.groups))
         return {name: unit[self.expert_index(name)] for name in names}
@@ -95,9 +95,9 @@ class MixedPositionCandidate(PositionsCandidate):
     """One position by its coefficients.
 
     Args:
-        base, pool, engine: See `Positions`.
-        coefficients: Of experts by name, the others' are 0; or a list of all G * K, group by
-            group, as state.json and swarm.json of a run have it.
+        base, pool, engine: See `PositionsCandidate`.
+        coefficients: Of experts by name, the others' are 0; or a list of all G * K, group by group,
+            as in state.json and swarm.json of a run.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class MixedPositionCandidate(PositionsCandidate):
         self.coefficients = coefficients
 
     def build_positions(self) -> dict[str, np.ndarray]:
-        """See `Positions.rows`."""
+        """See `PositionsCandidate.build_positions`."""
         count, groups = len(self.pool.names), len(self.pool.groups)
         if isinstance(self.coefficients, Mapping):
             row = np.zeros(count)

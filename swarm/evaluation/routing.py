@@ -1,4 +1,7 @@
-"""Routing by similarity: a prompt goes to the experts that did well on dev prompts like it."""
+"""Routing by similarity: a prompt is answered by the experts that did well on similar dev prompts.
+
+The similarity of prompts is the cosine of their tf-idf vectors.
+"""
 
 import hashlib
 import re
@@ -25,16 +28,14 @@ from swarm.models.base import Request
 from swarm.runs.run_reader import RunFolder
 from swarm.tasks.base import Item, Score, Task, metric_task
 
-# How alike prompts are: the cosine of their words, each weighed by how rare it is (tf-idf).
-
 WORD_PATTERN = re.compile(r"\w+")
 
 
 class TfidfSimilarity:
-    """D texts that others are compared with.
+    """Tf-idf similarity to D reference texts.
 
-    A word that all of them have tells nothing and is left out, so that what a task says in every
-    prompt does not count. A word's weight is its count times log(D / texts that have it).
+    A word that occurs in all of them is uninformative and left out, so that a task's fixed prompt
+    text does not count. A word's weight is its count times log(D / texts that contain it).
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -46,14 +47,14 @@ class TfidfSimilarity:
         self._vectors = self._embed_counts(counts)
 
     def cosine_with(self, texts: Sequence[str]) -> np.ndarray:
-        """The cosines of R texts with the D, [R, D], from 0 to 1."""
+        """Return the cosines of R texts with the D, [R, D], from 0 to 1."""
         cosines: np.ndarray = (
             self._embed_counts([_count_words(text) for text in texts]) @ self._vectors.T
         )
         return cosines.astype(np.float64)
 
     def _embed_counts(self, counts: Sequence[Counter[str]]) -> np.ndarray:
-        """Unit vectors, or zero where no word is known."""
+        """Return unit vectors, or zero if no word is known."""
         vectors = np.zeros((len(counts), len(self._places)), dtype=np.float32)
         for row, count in enumerate(counts):
             for word, n in count.items():
@@ -66,7 +67,7 @@ class TfidfSimilarity:
 
 
 def prompt_text(request: Request) -> str:
-    """A request's prompt without the roles of its turns."""
+    """Return a request's prompt without the roles of its turns."""
     if isinstance(request.prompt, str):
         return request.prompt
     return "\n".join(turn.content for turn in request.prompt)
@@ -76,16 +77,13 @@ def _count_words(text: str) -> Counter[str]:
     return Counter(WORD_PATTERN.findall(text.lower()))
 
 
-# What a run's experts answered to dev at its start, for whom it is worth to know it again.
-
-
 @dataclass(frozen=True, slots=True)
 class InitialAnswers:
-    """Dev answers of several voices.
+    """Dev answers of several experts at the start of a run.
 
     Attributes:
-        items: Of dev, all or those that the search saw.
-        scores: One list a voice, in the order of the items.
+        items: Items of dev, all or those that the search used.
+        scores: One list per expert, in the order of the items.
     """
 
     items: list[Item]
@@ -93,11 +91,11 @@ class InitialAnswers:
 
 
 def load_initial_answers(folder: str, names: Sequence[str], task: Task) -> InitialAnswers:
-    """What the experts of these names answered at the start of a run.
+    """Return the answers of the named experts at the start of a run.
 
     Raises:
-        UserError: The run has other experts or other items, or its answers are graded by another
-            measure than the task's own.
+        UserError: The run has other experts or other items, or its answers are not graded by the
+            task's metric.
     """
     run = RunFolder(folder)
     if missing := [name for name in names if name not in run.experts]:
@@ -112,7 +110,7 @@ def load_initial_answers(folder: str, names: Sequence[str], task: Task) -> Initi
 
 
 def _rescore_by_task(run: RunFolder, scores: list[list[Score]]) -> list[list[Score]]:
-    """The scores by the searched task's own measure, whatever signal they were valued by."""
+    """Return the scores by the searched task's metric, whatever its signal."""
     if run.metrics and "signal" not in run.metrics:
         return scores
     searched = instantiate(run.config["task"], _convert_="all")
@@ -122,7 +120,7 @@ def _rescore_by_task(run: RunFolder, scores: list[list[Score]]) -> list[list[Sco
 
 
 def _rescore_answer(run: RunFolder, task: Any, score: Score) -> Score:
-    """One score by the own measure of its part, in a mixture."""
+    """Return one score by the metric of its part, in a mixture."""
     for part in score.part.split("/") if score.part else ():
         task = task.tasks[part]
     if metric_task(task) is task:
@@ -136,27 +134,26 @@ def _rescore_answer(run: RunFolder, task: Any, score: Score) -> Score:
 
 
 class RoutingCandidate(TokenEnsembleCandidate):
-    """The `top` experts that did best on the dev prompts most like a prompt answer it together.
+    """A prompt is answered by the `top` experts that did best on the most similar dev prompts.
 
     With s_i the cosine (tf-idf) of the prompt with its `neighbours` nearest dev prompts and u_ik
     expert k's value on dev item i, expert k's claim is (sum_i s_i u_ik + m_k) / (sum_i s_i + 1),
-    where m_k is its mean over dev: one more neighbour, which decides where nothing is alike. The
+    where m_k is its mean over dev: one more neighbour, which decides if no prompt is similar. The
     weights are softmax(claim / temperature) over the `top` largest claims.
 
     After cBTM (arXiv 2303.14177), with these differences: there experts are trained, one on each
     cluster of a corpus, and a cluster's distance is its expert's weight; here experts are given,
-    nobody knows what they were trained on, and dev answers say what they are good at; there are no
-    clusters, each dev prompt stands for itself; and weights are found once a prompt, not at every
-    token.
+    their training data are unknown, and dev answers measure their strengths; there are no clusters,
+    each dev prompt counts separately; and weights are computed once per prompt, not at every token.
 
-    A dev prompt is never its own neighbour, so that a utility on dev is not flattered by it.
+    A dev prompt is never its own neighbour, so that a utility on dev is not biased by it.
 
     Args:
-        base, pool, experts, max_tokens: See `Weighed`.
-        top: How many experts answer; 1 sends a prompt to one of them.
-        neighbours: How many dev prompts a prompt is compared with.
+        base, pool, experts, max_tokens: See `TokenEnsembleCandidate`.
+        top: Number of experts that answer; 1 routes a prompt to one of them.
+        neighbours: Number of dev prompts that a prompt is compared with.
         temperature: Of no effect with `top` 1.
-        run: A run folder with the experts' dev answers; `None` asks dev now.
+        run: A run folder with the experts' dev answers; `None` evaluates dev now.
     """
 
     def __init__(
@@ -189,7 +186,7 @@ class RoutingCandidate(TokenEnsembleCandidate):
             self.fit_dev_answers(task, load_initial_answers(self.run, self.members, task))
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.answers`."""
+        """See `Candidate.score_items`."""
         if self._start is None:
             dev = task.items("dev")
             unit = np.eye(len(self.members))
@@ -198,24 +195,25 @@ class RoutingCandidate(TokenEnsembleCandidate):
         return super().score_items(task, items, meter)
 
     def fit_dev_answers(self, task: Task, start: InitialAnswers) -> None:
-        """Take dev prompts and what each member's answers to them were worth."""
+        """Set the dev prompts and the value of each member's answers to them."""
         self._start = start
         self._texts = [first_prompt(task, item) for item in start.items]
         self._similarity = TfidfSimilarity(self._texts)
         self._values = np.array([[s.value for s in mine] for mine in start.scores]).T
 
     def fingerprint(self) -> str:
-        """Of all members, with a digest of the dev answers that were read from a run."""
+        """Return the fingerprint of all members, with a digest of dev answers read from a run."""
         if self.run is None:
             return super().fingerprint()
         learnt = repr((self._texts, self._values.tolist())).encode()
         return f"{super().fingerprint()} {hashlib.sha256(learnt).hexdigest()[:16]}"
 
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
-        """See `Weighed.weights`."""
+        """See `TokenEnsembleCandidate.compute_weights`."""
         assert self._start, "dev has to be learnt first: Route.learn(), or the key run"
         texts = [prompt_text(request) for request in requests]
-        # A later round's prompt begins with the first's.
+        # A later round's prompt begins with the first round's, so equality would not exclude the
+        # item itself.
         others = np.array([[not text.startswith(dev) for dev in self._texts] for text in texts])
         claims = expected_values(
             self._similarity.cosine_with(texts), others, self._values, self.neighbours
@@ -226,13 +224,13 @@ class RoutingCandidate(TokenEnsembleCandidate):
 def expected_values(
     similar: np.ndarray, others: np.ndarray, values: np.ndarray, neighbours: int
 ) -> np.ndarray:
-    """What each of K experts is expected to be worth on each of R prompts, [R, K].
+    """Return the expected value of each of K experts on each of R prompts, [R, K].
 
     Args:
-        similar: [R, D], of the prompts with dev's.
+        similar: [R, D], similarity of the prompts with dev's.
         others: [R, D], False where the two are the same.
-        values: [D, K], of the experts' dev answers.
-        neighbours: How many dev prompts count.
+        values: [D, K], values of the experts' dev answers.
+        neighbours: Number of dev prompts that count.
     """
     near = np.where(others, similar, 0.0)
     far = np.argsort(-near, axis=1, kind="stable")[:, neighbours:]
@@ -243,7 +241,7 @@ def expected_values(
 
 
 def top_weights(claims: np.ndarray, top: int, temperature: float) -> np.ndarray:
-    """Weights [R, K] of the `top` largest claims of each row; of equal ones the first."""
+    """Return weights [R, K] of the `top` largest claims of each row; of equal ones the first."""
     order = np.argsort(-claims, axis=1, kind="stable")[:, top:]
     kept = claims / temperature
     np.put_along_axis(kept, order, -np.inf, axis=1)
@@ -251,7 +249,7 @@ def top_weights(claims: np.ndarray, top: int, temperature: float) -> np.ndarray:
 
 
 def first_prompt(task: Task, item: Item) -> str:
-    """What a task asks in its first round about one item."""
+    """Return a task's first-round prompts about one item, as one text."""
     game = task.run([item])
     requests = next(game)
     game.close()

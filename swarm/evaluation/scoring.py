@@ -1,11 +1,11 @@
-"""Puts a split of a task to a candidate, and says what that came to and what it took."""
+"""Score a candidate on a split of a task, and summarize scores and usage."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from swarm.engine.base_model import choose_device as choose_device  # an entry asks here
+from swarm.engine.base_model import choose_device as choose_device  # re-exported
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, JobUsage
 from swarm.tasks.base import HasScoreScale, Item, RequiresSetup, Score, Task, metric_task
@@ -15,19 +15,19 @@ from swarm.tasks.reward_model import RewardModelTask
 
 @dataclass(frozen=True, slots=True)
 class SplitScores:
-    """What a candidate came to on a split.
+    """Scores of a candidate on a split.
 
     Attributes:
-        names: Of its voices.
-        items: Of the split.
-        scores: One list a voice, in the order of the items.
-        prompts: Requests put to a model, each of several members counted; what was asked about dev
-            to find weights is among them.
+        names: Names of its voters.
+        items: Items of the split.
+        scores: One list per voter, in the order of the items.
+        prompts: Requests sent to a model, counted for each of several members; includes requests
+            about dev to compute weights.
         tokens: Read and generated, of all members.
-        seconds: That answering took; nothing of loading.
-        cost: Of the answers when they were made, in the currency of the models' prices.
-        unpriced: Answers of endpoints whose prices are not known, and which `cost` lacks.
-        account: What each voice's answers took, as `Accounted` has it; empty if it is not known.
+        seconds: Time of answering, without loading.
+        cost: Cost of the answers when they were generated, in the currency of the models' prices.
+        unpriced: Answers of endpoints without known prices, which `cost` does not include.
+        account: Usage of each voter's answers, from `HasBaselines`; empty if unknown.
     """
 
     names: list[str]
@@ -43,33 +43,33 @@ class SplitScores:
 
 @runtime_checkable
 class HasBaselines(Protocol):
-    """A candidate whose first voice has rivals in the others.
+    """A candidate whose first voter is compared with the others.
 
     Attributes:
-        rivals: What each of the others is.
+        rivals: Description of the others.
     """
 
     rivals: str
 
     def usage_per_candidate(self) -> Sequence[Mapping[str, Any]]:
-        """ "calls", "tokens" and "cost" of each voice's answers."""
+        """Return "calls", "tokens" and "cost" of each voter's answers."""
         ...
 
 
 def prepare_candidate(candidate: Candidate, task: Task, device: str = "cpu") -> None:
-    """`check` and `load`; once, then `score` on any split.
+    """Check and load a candidate, once; then `score_candidate` works on any split.
 
     Raises:
-        UserError: As `check` and `load`.
+        UserError: As `check_candidate` and `load_candidate`.
     """
     check_candidate(candidate, task)
     load_candidate(candidate, task, device)
 
 
 def check_candidate(candidate: Candidate, task: Task) -> None:
-    """See that a candidate and a task go together, before anything is loaded.
+    """Check that a candidate and a task are compatible, before anything is loaded.
 
-    A task that is valued on a scale of experts takes that of the candidate's run, if there is one.
+    A task with a scale measured on experts takes that of the candidate's run, if there is one.
 
     Raises:
         UserError: As `Candidate.check`, or the task lacks something.
@@ -84,7 +84,7 @@ def check_candidate(candidate: Candidate, task: Task) -> None:
 
 
 def _check_scale(task: Task, alone: bool = True) -> None:
-    """Refuse values without a scale, in the parts of a mixture, too."""
+    """Refuse values without a scale, also in the parts of a mixture."""
     if isinstance(task, RewardModelTask):
         task.check_scale(alone)
     for part in getattr(task, "tasks", {}).values():
@@ -95,7 +95,7 @@ def load_candidate(candidate: Candidate, task: Task, device: str) -> None:
     """Load what both need.
 
     Raises:
-        UserError: As `Candidate.open`, or what the task needs cannot be opened.
+        UserError: As `Candidate.open`, or a resource of the task cannot be opened.
     """
     if isinstance(task, RequiresSetup):
         task.open(device)
@@ -103,7 +103,7 @@ def load_candidate(candidate: Candidate, task: Task, device: str) -> None:
 
 
 def score_candidate(candidate: Candidate, task: Task, split: str) -> SplitScores:
-    """What a prepared candidate comes to on "dev" or "test", by the task's own measure."""
+    """Score a prepared candidate on "dev" or "test", by the task's metric."""
     task, meter = metric_task(task), JobUsage()
     items = task.items(split)
     began = time.monotonic()
@@ -124,8 +124,7 @@ def score_candidate(candidate: Candidate, task: Task, split: str) -> SplitScores
 
 
 def summarize_scores(task: Task, found: SplitScores) -> list[dict[str, Any]]:
-    """Each voice's name, what it came to by the task's own measure (see `described`), and what its
-    answers took, where the candidate tells."""
+    """Return each voter's name, `utility_summary` by the task's metric, and usage if known."""
     task = metric_task(task)
     account = found.account or [{} for _ in found.names]
     return [
@@ -135,11 +134,10 @@ def summarize_scores(task: Task, found: SplitScores) -> list[dict[str, Any]]:
 
 
 def summarize_constants(task: Task, split: str) -> dict[str, Any] | None:
-    """What the best constant answers, chosen on dev, come to on dev and on this split.
+    """Return the results of the best constant answers, chosen on dev, on dev and on this split.
 
     Returns:
-        As `swarm.tasks.metrics.summarize_constant_answers`; `None` also where there is no dev
-        split.
+        As `swarm.tasks.metrics.summarize_constant_answers`; `None` also if there is no dev split.
     """
     task = metric_task(task)
     if not getattr(task, "votes", True):
@@ -152,10 +150,10 @@ def summarize_constants(task: Task, split: str) -> dict[str, Any] | None:
 
 
 def compare_with_best(task: Task, found: SplitScores) -> dict[str, Any]:
-    """The first voice against the best of the others, on the same items.
+    """Compare the first voter with the best of the others, on the same items.
 
-    Its keys: "best", "gain", "interval", "p_value" and "items" (see `Paired`). The best of several
-    on these very items is a little flattered.
+    Its keys: "best", "gain", "interval", "p_value" and "items" (see `PairedTest`). The best of
+    several is chosen on these very items, so its utility is biased upward slightly.
     """
     task = metric_task(task)
     best = max(range(1, len(found.names)), key=lambda voice: task.utility(found.scores[voice]))

@@ -1,4 +1,4 @@
-"""A vote on answers: each voice answers for itself, and what counts is what most have said."""
+"""A vote on answers: each member answers alone, and the vote's winner counts."""
 
 from collections.abc import Sequence
 
@@ -11,22 +11,22 @@ from swarm.tasks.metrics import majority_vote
 
 
 class VotingCandidate:
-    """The vote of all voices of its members on the answers that were read from their texts.
+    """The vote of all voters of its members on the answers parsed from their texts.
 
-    - "majority": the answer that most voices gave; among equally frequent ones that of the largest
-      summed weight, then that of the first voice.
+    - "majority": the most frequent answer; ties go to the largest summed weight, then to the first
+      voter's answer.
     - "weighted": the answer of the largest summed weight; a weight below 0 counts as 0.
 
-    A voice without an answer does not vote. A score's text is the list of all answers.
+    A voter without an answer does not vote. A score's text is the list of all answers.
 
     Args:
-        members: A candidate or several. Voices of one candidate share its base; several
-            candidates are all in memory.
+        members: A candidate or several. Voters of one candidate share its base; several candidates
+            are all in memory.
         rule: "majority" or "weighted".
-        weights: Utilities of the voices; `None` is those on dev for "weighted", and equal ones
-            for "majority".
-        run: A run folder that has the voices as its experts: their dev answers are read there and
-            not asked again.
+        weights: Utilities of the voters; `None` is those on dev for "weighted", and equal ones for
+            "majority".
+        run: A run folder that has the voters as its experts: their dev answers are read there and
+            not requested again.
 
     Raises:
         UserError: A value is not allowed.
@@ -63,7 +63,7 @@ class VotingCandidate:
             self.weights = [task.utility(scores) for scores in start.scores]
 
     def voter_names(self) -> list[str]:
-        """The names of all who vote."""
+        """Return the names of all voters."""
         return [name for member in self.members for name in member.names]
 
     def open(self, device: str) -> None:
@@ -72,7 +72,7 @@ class VotingCandidate:
             member.open(device)
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.answers`."""
+        """See `Candidate.score_items`."""
         if self.weights is None and self.rule == "weighted":
             dev = self._score_members(task, task.items("dev"), meter)
             self.weights = [task.utility(scores) for scores in dev]
@@ -89,13 +89,13 @@ class VotingCandidate:
         return [mine for member in self.members for mine in member.score_items(task, items, meter)]
 
     def fingerprint(self) -> str:
-        """Of all members, with the weights that were read from a run."""
+        """Return the fingerprints of all members, with weights read from a run."""
         read = [] if self.run is None else [str(self.weights)]
         return " ".join([*(member.fingerprint() for member in self.members), *read])
 
 
 def weighted_vote(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
-    """The answer of the largest summed weight; of equal ones that of more voices, then the first.
+    """Return the answer of the largest summed weight; ties go to more voters, then to the first.
 
     Args:
         answers: `None` is no answer and no vote.

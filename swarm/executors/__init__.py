@@ -1,4 +1,4 @@
-"""An executor gives jobs to workers; whichever one it is, the same jobs give the same results."""
+"""Executors, which distribute jobs to workers; the results do not depend on the executor."""
 
 from collections.abc import Iterable, Iterator
 from typing import Protocol
@@ -12,10 +12,10 @@ __all__ = ["Executor", "Job", "JobResult", "Worker"]
 
 
 class Executor(Protocol):
-    """Runs jobs, in whatever order and place."""
+    """Runs jobs in any order and on any worker."""
 
     def open(self, worker: Worker) -> None:
-        """Take the recipe every worker is made from; heavy work may wait until the first job.
+        """Set the recipe of all workers; heavy work may wait until the first job.
 
         Raises:
             UserError: A device that does not exist.
@@ -23,21 +23,18 @@ class Executor(Protocol):
         ...
 
     def map(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
-        """Run the jobs and yield each result as it comes, in any order.
+        """Run the jobs and yield each result when it is ready, in any order.
 
         Raises:
-            UserError: A job failed; one line that says which.
+            UserError: A job failed; the one-line message names it.
         """
         ...
 
     def close(self) -> None:
-        """End all workers."""
+        """Stop all workers."""
         ...
 
 
-# Chooses an executor by the devices named.
-
-
 def choose_executor(gpus: list[int] | None = None) -> InlineExecutor | ProcessExecutor:
-    """In this process for the CPU or one GPU, a process a GPU for more."""
+    """Return an inline executor for the CPU or one GPU, processes for several GPUs."""
     return ProcessExecutor(gpus) if len(check_devices(gpus)) > 1 else InlineExecutor(gpus)

@@ -1,4 +1,4 @@
-"""Which devices there are, asked without starting CUDA in this process."""
+"""Available devices, detected without initializing CUDA in this process."""
 
 import os
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from swarm.errors import UserError
 
 
 def check_devices(gpus: list[int] | None) -> list[int]:
-    """The GPU numbers as a list, each of them checked against what the machine has.
+    """Return the GPU numbers as a list, each checked against the machine's devices.
 
     Raises:
-        UserError: Not whole numbers, named twice, or no such device.
+        UserError: Not integers, repeated, or no such device.
     """
     if gpus is not None and not isinstance(gpus, list):
         raise UserError(f"gpus={gpus}: must be device numbers such as 0,1,2, or [] for the CPU", 2)
@@ -33,7 +33,7 @@ def check_devices(gpus: list[int] | None) -> list[int]:
 
 
 def group_gpus(gpus: list[int], engine: Engine) -> list[list[int]]:
-    """The GPUs of each worker.
+    """Return the GPUs of each worker.
 
     Raises:
         UserError: The engine takes more than one, and some would be left over.
@@ -48,9 +48,10 @@ def group_gpus(gpus: list[int], engine: Engine) -> list[list[int]]:
 
 
 def select_device(gpus: Sequence[int], engine: Engine) -> str:
-    """The device of the worker that this process is for, which has these GPUs; none is the CPU.
+    """Return the device of this worker process with these GPUs; empty is the CPU.
 
-    Where an engine takes the first ones that it sees, the process is shown no others, for good.
+    For an engine that takes the first visible devices, CUDA_VISIBLE_DEVICES is restricted
+    permanently.
     """
     if not gpus:
         return "cpu"

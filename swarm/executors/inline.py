@@ -1,4 +1,4 @@
-"""Runs jobs in this process, one after the other."""
+"""Run jobs in this process, one after the other."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class InlineExecutor:
-    """One worker, here.
+    """A single worker in this process.
 
     Args:
-        gpus: At most one CUDA device number; none means the CPU.
+        gpus: At most one CUDA device number; empty means the CPU.
     """
 
     def __init__(self, gpus: list[int] | None = None) -> None:
@@ -53,7 +53,7 @@ class InlineExecutor:
             yield result
 
     def close(self) -> None:
-        """The weights go with the object."""
+        """Close the worker; its weights are freed with it."""
         if self._worker is not None:
             self._worker.close()
         self._worker = None

@@ -1,4 +1,4 @@
-"""Runs jobs in spawned worker processes, one a GPU; each is opened once and pulls its next job."""
+"""Run jobs in spawned worker processes, one per GPU; each opens once and requests job after job."""
 
 import logging
 import multiprocessing
@@ -20,19 +20,20 @@ from swarm.executors.worker import Job, JobResult, Worker, describe_job, format_
 log = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
-"""Workers that may die on the same job before the run ends."""
+"""Number of workers that may die on the same job before the run ends."""
 
 MOST = 1_000
-"""The most workers of one machine, and the most threads of one worker."""
+"""Maximum number of workers per machine, and of threads per worker."""
 
 
 def run_worker_process(
     pipe: Connection, worker: Worker, gpus: list[int], threads: int | None
 ) -> None:
-    """The life of a worker process: open once, then answer jobs until the pipe closes."""
+    """Main function of a worker process: open once, then answer jobs until the pipe closes."""
     device = select_device(gpus, worker.engine)
     if is_model_sharded(worker):
-        # Ctrl-C in a terminal would end some of those who share a model, and others would wait.
+        # Own process group: Ctrl-C in a terminal would end some of the processes that share a
+        # model, and the others would wait for them.
         os.setpgrp()
     if threads:
         import torch
@@ -53,18 +54,18 @@ def run_worker_process(
 
 
 def is_model_sharded(worker: Worker) -> bool:
-    """Whether a model is shared among processes that its engine starts."""
+    """Return whether a model is sharded over processes that its engine starts."""
     return isinstance(worker.engine, MultiGpuEngine) and worker.engine.devices > 1
 
 
 @dataclass(slots=True)
 class WorkerSlot:
-    """A place for one worker process.
+    """A slot for one worker process.
 
     Attributes:
-        gpus: Where its model lives; none is the CPU.
-        process, pipe: The worker now in it.
-        job: What it is busy with.
+        gpus: GPUs of its model; empty is the CPU.
+        process, pipe: The current worker.
+        job: The job in progress.
     """
 
     gpus: list[int]
@@ -74,7 +75,7 @@ class WorkerSlot:
 
     @property
     def device(self) -> str:
-        """In words."""
+        """Name of the device, for messages."""
         return f"cuda:{','.join(map(str, self.gpus))}" if self.gpus else "cpu"
 
 
@@ -82,9 +83,9 @@ class ProcessExecutor:
     """A worker process on each GPU, or `workers` of them on the CPU.
 
     Args:
-        gpus: CUDA device numbers; none means the CPU.
-        workers: How many workers; `None` means one a GPU, or one.
-        threads: CPU threads of each worker; `None` shares the cores among them.
+        gpus: CUDA device numbers; empty means the CPU.
+        workers: Number of workers; `None` means one per GPU, or one.
+        threads: CPU threads of each worker; `None` divides the cores among them.
     """
 
     def __init__(
@@ -125,21 +126,23 @@ class ProcessExecutor:
                         self._assign_job(seat, waiting.popleft())
                 yield from self._collect_results(waiting, deaths)
         finally:
-            # Whoever is still busy works on what nobody waits for any more.
+            # Busy workers compute results that nothing will read.
             for seat in self._seats:
                 if seat.job is not None:
                     self._stop_worker(seat)
 
     def _assign_job(self, seat: WorkerSlot, job: Job) -> None:
         if seat.process is None:
+            # Spawned: a forked process cannot use CUDA once its parent has initialized it.
             context = multiprocessing.get_context("spawn")
             seat.pipe, theirs = context.Pipe()
             assert self._worker is not None, "open the executor first"
             arguments = (theirs, self._worker, seat.gpus, self._threads)
-            # A daemon may start no processes.
+            # A daemonic process may not start processes.
             daemon = not is_model_sharded(self._worker)
             seat.process = context.Process(target=run_worker_process, args=arguments, daemon=daemon)
             seat.process.start()
+            # With no other copy of its end open, the pipe signals EOF when the worker dies.
             theirs.close()
         seat.job = job
         try:
@@ -148,7 +151,7 @@ class ProcessExecutor:
             log.warning("the worker on %s died before job %d", seat.device, job.number)
 
     def _collect_results(self, waiting: deque[Job], deaths: Counter[int]) -> Iterator[JobResult]:
-        """Wait until a worker answers or dies, and yield what came."""
+        """Wait until a worker answers or dies, and yield its results."""
         busy = {seat.pipe: seat for seat in self._seats if seat.job is not None}
         for pipe in wait(list(busy)):
             seat = busy[pipe]
@@ -170,7 +173,7 @@ class ProcessExecutor:
             yield answer
 
     def _discard_worker(self, seat: WorkerSlot, job: Job, deaths: int) -> None:
-        """Forget a dead worker; the seat gets another with its next job."""
+        """Discard a dead worker; its slot gets another with the next job."""
         seat.process.join(timeout=5)
         code = seat.process.exitcode
         self._stop_worker(seat)
@@ -190,7 +193,7 @@ class ProcessExecutor:
     def _stop_worker(self, seat: WorkerSlot) -> None:
         if seat.process is not None:
             if not seat.process.daemon:
-                if seat.job is None:  # it may end those who share its model in order
+                if seat.job is None:  # idle: let it end the processes that share its model
                     seat.pipe.close()
                     seat.process.join(timeout=10)
                 with suppress(ProcessLookupError):
@@ -201,6 +204,6 @@ class ProcessExecutor:
         seat.process = seat.pipe = seat.job = None
 
     def close(self) -> None:
-        """End all workers."""
+        """Stop all workers."""
         for seat in self._seats:
             self._stop_worker(seat)

@@ -1,4 +1,8 @@
-"""Runs jobs on the workers of a Ray cluster, one a GPU on any number of machines."""
+"""Run jobs on the workers of a Ray cluster, one per GPU on any number of machines.
+
+The module connects to a cluster, or starts one, within a bounded time and without Ray's output; it
+packs a pool's experts as one object for nodes without the pool's folder.
+"""
 
 import contextlib
 import logging
@@ -24,24 +28,22 @@ from swarm.executors.processes import MAX_DEATHS
 from swarm.executors.worker import Job, JobResult, Worker, describe_job, format_failure
 from swarm.pool.pool import Pool
 
-# A Ray cluster, found or started quietly and within a bounded time.
-
 MIN_OBJECT_STORE = 100 * 2**20
-"""Bytes of object store that a cluster of our own gets beside the experts; jobs are kilobytes."""
+"""Bytes of object store of a started cluster besides the experts; jobs are kilobytes."""
 CONNECT_TIMEOUT_S = 10.0
-"""How long a cluster's port may take to accept a connection, and then to say a word."""
+"""Timeout of a connection to a cluster's port, and then of its first response."""
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What a gRPC client says first (RFC 9113, 3.4): the preface and an empty settings frame."""
+"""First bytes of a gRPC client (RFC 9113, 3.4): the preface and an empty settings frame."""
 RAY_ENVIRONMENT = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""What keeps Ray's own words off the terminal; the user's values win."""
+"""Settings that suppress Ray's output in the terminal; the user's values take precedence."""
 
 
 def import_ray() -> Any:
-    """Ray, imported only here and only when it is used.
+    """Import and return Ray; deferred until it is used.
 
     Raises:
         UserError: It is not installed.
@@ -58,12 +60,12 @@ def import_ray() -> Any:
 def connect_cluster(
     address: str | None, gpus: Sequence[int], cpus: float | None, store: int
 ) -> bool:
-    """Join the cluster at `address`, or start one on this machine; True if it is ours to leave.
+    """Join the cluster at `address`, or start one on this machine; True if `close` should leave it.
 
     Args:
         address: "auto", "host:port", "ray://host:port"; `None` starts a cluster.
         gpus: The device numbers that a started cluster may use.
-        cpus: The CPU slots of a started cluster; `None` is one a core.
+        cpus: The CPU slots of a started cluster; `None` is one per core.
         store: Bytes that will be put into the object store of a started cluster.
 
     Raises:
@@ -93,17 +95,17 @@ def connect_cluster(
                 ray.init(address, **quiet)
     except UserError:
         raise
-    except Exception as error:  # Ray and gRPC raise whatever comes; none of it has a common base.
+    except Exception as error:  # Ray's and gRPC's errors have no common base.
         words = " ".join(str(error).split())[:300]
         raise UserError(f"{where}: {words or type(error).__name__}") from None
     return True
 
 
 def check_reachable(address: str) -> None:
-    """Ask whether anything listens at an address at all; Ray itself would try for minutes.
+    """Check that a server listens at an address; Ray itself would retry for minutes.
 
     Raises:
-        UserError: Nothing does, or the address is none.
+        UserError: There is none, or the address is invalid.
     """
     asked = address
     if address == "auto":
@@ -119,7 +121,7 @@ def check_reachable(address: str) -> None:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as line:
             line.sendall(HTTP2_PREFACE)
             heard = line.recv(9)
-        # Under TLS the greeting is not understood, and Ray has to find out for itself.
+        # A TLS server does not answer the plain preface, so only Ray itself can check it.
         if heard[3:4] != b"\x04" and os.environ.get("RAY_USE_TLS", "0") == "0":
             raise OSError("something else is at that port")
     except (OSError, OverflowError) as error:
@@ -130,7 +132,7 @@ def check_reachable(address: str) -> None:
 
 
 def latest_address() -> str:
-    """The address of the cluster last started on this machine, as Ray notes it, or nothing."""
+    """Return the address of the cluster last started on this machine, from Ray's file, or ""."""
     place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     try:
         return (Path(place) / "ray" / "ray_current_cluster").read_text().strip()
@@ -140,7 +142,7 @@ def latest_address() -> str:
 
 @contextmanager
 def limit_visible_gpus(gpus: Sequence[int]) -> Iterator[None]:
-    """Let a cluster that is started inside see these devices only."""
+    """Restrict a cluster that is started inside the block to these devices."""
     name = "CUDA_VISIBLE_DEVICES"
     before = os.environ.get(name)
     known = before.split(",") if before else None
@@ -155,27 +157,27 @@ def limit_visible_gpus(gpus: Sequence[int]) -> Iterator[None]:
 
 
 def list_nodes() -> list[dict[str, float]]:
-    """The resources of every living node of the cluster."""
+    """Return the resources of every living node of the cluster."""
     return [dict(n["Resources"]) for n in import_ray().nodes() if n["Alive"]]
 
 
 def is_node_alive() -> bool:
-    """Whether Ray's own process of this machine (raylet) is at work, by what the cluster says."""
+    """Return whether Ray's process on this machine (raylet) is alive, according to the cluster."""
     ray = import_ray()
     here = ray.get_runtime_context().get_node_id()
     return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here)
 
 
 def find_head() -> str:
-    """The address of the process that manages the cluster (gcs_server); empty if not known."""
+    """Return the address of the process that manages the cluster (gcs_server); "" if unknown."""
     try:
         return str(import_ray().get_runtime_context().gcs_address or "")
-    except Exception:  # a client (ray://) has no connection of its own to it
+    except Exception:  # a client (ray://) has no direct connection to it
         return ""
 
 
 def is_open(address: str) -> bool:
-    """Whether something accepts a connection at host:port."""
+    """Return whether a server accepts a connection at host:port."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S):
@@ -185,24 +187,22 @@ def is_open(address: str) -> bool:
 
 
 def describe_resources() -> str:
-    """What the cluster has, in words."""
+    """Describe the cluster's resources."""
     ray = import_ray()
     total, free = ray.cluster_resources(), ray.available_resources()
     parts = [f"{total.get(k, 0):g} {k} ({free.get(k, 0):g} free)" for k in ("GPU", "CPU")]
     return f"the cluster has {' and '.join(parts)} on {len(list_nodes())} nodes"
 
 
-# The experts of a pool as one object: sent once, unpacked where they are needed.
-
 PackedExperts = dict[str, dict[str, np.ndarray]]
-"""Folder -> name of a file -> its bytes; arrays, because Ray shares those instead of copying."""
+"""Folder -> file name -> its bytes; arrays, because Ray shares those instead of copying."""
 
 
 def pack_experts(pool: ExpertPool) -> PackedExperts:
-    """The files of an opened pool; mapped, so that they are read when they are sent.
+    """Return the files of an open pool, memory-mapped, so that they are read when they are sent.
 
     Raises:
-        UserError: Its experts are whole models.
+        UserError: Its experts are full models.
     """
     if not isinstance(pool, Pool):
         raise UserError("executor.experts=store sends adapters only; choose executor.experts=path")
@@ -213,12 +213,12 @@ def pack_experts(pool: ExpertPool) -> PackedExperts:
 
 
 def packed_size(pack: PackedExperts) -> int:
-    """The bytes of all files."""
+    """Return the total bytes of all files."""
     return sum(len(data) for files in pack.values() for data in files.values())
 
 
 def unpack_experts(pack: PackedExperts, folder: Path, pool: Pool) -> Pool:
-    """Write the files below `folder`; gives the same pool with these files, closed."""
+    """Write the files below `folder`, and return the same pool with these files, closed."""
     for name, files in pack.items():
         (folder / name).mkdir(parents=True)
         for file, data in files.items():
@@ -226,16 +226,13 @@ def unpack_experts(pack: PackedExperts, folder: Path, pool: Pool) -> Pool:
     return pool.with_folder(folder)
 
 
-# What lives on a node of a Ray cluster: a worker, opened with its first job.
-
-
 class RayWorker:
-    """A worker that is opened once and then answers jobs; Ray starts it again when it dies.
+    """A Ray actor with a worker that is opened with its first job; Ray restarts it when it dies.
 
     Args:
-        device: Where its model lives; Ray shows it only the GPU that is its own.
+        device: Device of its model; Ray shows it only its own GPU.
         threads: CPU threads.
-        home: The driver's folder, from which the paths of the configuration are read.
+        home: The driver's folder, to which the configuration's paths are relative.
     """
 
     def __init__(self, device: str, threads: int, home: str) -> None:
@@ -245,16 +242,16 @@ class RayWorker:
             os.chdir(home)
 
     def ready(self) -> int:
-        """The process number, once there is a process."""
+        """Return the process id, once there is a process."""
         return os.getpid()
 
     def run(self, job: Job, stored: list[Any]) -> JobResult | str:
-        """What the job came to, or the error: one line for people, then the traceback.
+        """Return the job's result, or the error: one line for the user, then the traceback.
 
         Args:
-            job: What to do.
-            stored: References to the recipe of the worker and, if they travel, to the packed
-                experts. They come with every job, as the actor may have been started again.
+            job: The job to run.
+            stored: References to the worker's recipe and, with experts="store", to the packed
+                experts. They are sent with every job, as the actor may have been restarted.
         """
         try:
             if self._worker is None:
@@ -273,7 +270,7 @@ class RayWorker:
             worker.open(self._device)
             return worker
         assert isinstance(worker.pool, Pool)
-        # Once the experts are in memory their files are not needed; nothing stays on the node.
+        # The files are not needed once the experts are in memory; nothing stays on the node.
         with tempfile.TemporaryDirectory(prefix="model-swarms-") as folder:
             worker.pool = unpack_experts(packed, Path(folder), worker.pool)
             worker.open(self._device)
@@ -285,19 +282,21 @@ log = logging.getLogger(__name__)
 EXPERT_TRANSFERS = ("path", "store")
 
 LOOK_S, MOST_SILENT = 5.0, 3
-"""Seconds between two connections to the cluster's head, and how many may fail in a row. Ray itself
-ends the whole process after 60 s without its head."""
+"""Seconds between two connections to the cluster's head, and the maximum of failures in a row.
+
+Ray itself ends the process after 60 s without its head.
+"""
 
 
 @dataclass(slots=True)
 class RayWorkerSlot:
-    """A place for one actor.
+    """A slot for one actor.
 
     Attributes:
-        number: Which.
-        actor: The actor now in it; Ray starts it again when it dies.
-        ref: What it owes: the result of its job, or, without a job, word that it is there.
-        job: What it is busy with.
+        number: Number of the slot.
+        actor: The current actor; Ray restarts it when it dies.
+        ref: Pending reference: the result of its job, or, without a job, of `ready`.
+        job: The job in progress.
     """
 
     number: int
@@ -312,13 +311,13 @@ class RayExecutor:
     Args:
         gpus: CUDA device numbers of this machine, for a cluster that is started here.
         address: A running cluster, "auto", "host:port" or "ray://host:port"; `None` starts one.
-        workers: How many; `None` means one a GPU, or on the CPU one a node.
-        gpus_per_worker: 0 to 1; `None` is 1 where there are GPUs and else 0.
+        workers: Number of workers; `None` means one per GPU, or on the CPU one per node.
+        gpus_per_worker: 0 to 1; `None` is 1 if there are GPUs and else 0.
         cpus_per_worker: CPU slots that a worker takes.
-        max_restarts: How often a worker that died is started again.
+        max_restarts: Maximum number of restarts of a dead worker.
         threads: CPU threads of a worker; `None` is as many as its CPU slots.
         experts: "path": every node reads the pool from the same path; "store": it is sent once.
-        wait_s: Seconds that workers may take to find a place.
+        wait_s: Timeout in seconds for scheduling the workers.
 
     Raises:
         UserError: A value is not allowed.
@@ -363,7 +362,7 @@ class RayExecutor:
         self._stored: list[Any] = []
 
     def open(self, worker: Worker) -> None:
-        """See `swarm.executors.Executor`; joins the cluster and finds a place for every worker."""
+        """See `swarm.executors.Executor`; joins the cluster and schedules every worker."""
         self.close()
         packed = pack_experts(worker.pool) if self._experts == "store" else {}
         slots = self._count and self._count * self._cpu_share
@@ -371,13 +370,14 @@ class RayExecutor:
         self._ray = import_ray()
         self._head, self._looked, self._silent = find_head(), time.monotonic(), 0
         share, count = self._plan_workers(worker)
-        # Kept here, as an actor that is started again needs them again.
+        # Holding the references prevents their eviction: a restarted actor needs the objects again.
         self._stored = [self._ray.put(one) for one in (worker, packed) if one]
         self._arguments = ("cuda:0" if share else "cpu", self._threads, os.getcwd())
         self._kind = self._ray.remote(RayWorker).options(
             num_gpus=share,
             num_cpus=self._cpu_share,
             max_restarts=self._max_restarts,
+            # This executor itself requeues a dead worker's job, and counts the deaths per job.
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
@@ -386,7 +386,7 @@ class RayExecutor:
         self._start_workers()
 
     def _plan_workers(self, worker: Worker) -> tuple[float, int]:
-        """The GPUs of a worker and the number of workers."""
+        """Return the GPUs per worker and the number of workers."""
         nodes = list_nodes()
         devices = [node.get("GPU", 0) for node in nodes]
         group = worker.engine.devices if isinstance(worker.engine, MultiGpuEngine) else 1
@@ -400,11 +400,11 @@ class RayExecutor:
             room = sum(int(found / share + 1e-9) for found in devices)
         else:
             room = sum(node.get("CPU", 0) >= self._cpu_share for node in nodes)
-        # At least one, so that what cannot be placed is said in one place.
+        # At least one, so that `_start_workers` reports that nothing can be scheduled.
         return share, self._count or max(1, room)
 
     def _start_workers(self) -> None:
-        """Start an actor in every empty seat and wait until all of these are there."""
+        """Start an actor in every empty slot and wait until all of them are ready."""
         fresh = [seat for seat in self._seats if seat.actor is None]
         for seat in fresh:
             seat.actor = self._kind.remote(*self._arguments)
@@ -437,13 +437,13 @@ class RayExecutor:
                         seat.ref = seat.actor.run.remote(seat.job, self._stored)
                 yield from self._collect_results(waiting, deaths)
         finally:
-            # Whoever is still busy works on what nobody waits for any more.
+            # Busy workers compute results that nothing will read.
             for seat in self._seats:
                 if seat.job is not None:
                     self._stop_worker(seat)
 
     def _collect_results(self, waiting: deque[Job], deaths: Counter[int]) -> Iterator[JobResult]:
-        """Wait until one actor answers, is there or dies, and yield what came."""
+        """Wait until one actor answers, is ready or dies, and yield its results."""
         owing = {seat.ref: seat for seat in self._seats if seat.ref is not None}
         busy = any(seat.job for seat in self._seats)
         until = time.monotonic() + self._wait_s
@@ -477,17 +477,17 @@ class RayExecutor:
         yield answer
 
     def _look_for_head(self) -> None:
-        """See now and then that the process that manages the cluster is there.
+        """Check at intervals that the process that manages the cluster is alive.
 
         Raises:
-            UserError: It has not been for a while.
+            UserError: It has not responded `MOST_SILENT` times in a row.
         """
         if not self._head or time.monotonic() - self._looked < LOOK_S:
             return
         self._looked = time.monotonic()
         self._silent = 0 if is_open(self._head) else self._silent + 1
         if self._silent >= MOST_SILENT:
-            # Nothing of the cluster can be asked any more, not even to end.
+            # The cluster cannot be reached any more, not even to shut it down.
             self._seats, self._stored = [], []
             raise UserError(
                 f"executor=ray: Ray's own process gcs_server, at {self._head}, does not answer any "
@@ -496,8 +496,8 @@ class RayExecutor:
             )
 
     def _why_none_is_left(self, error: Exception) -> str:
-        """Why the last worker died, and is not started again."""
-        with contextlib.suppress(Exception):  # Ray raises whatever comes where it has ended itself
+        """Return why the last worker died and is not restarted."""
+        with contextlib.suppress(Exception):  # Ray raises various errors after its own end
             if not is_node_alive():
                 return (
                     "Ray's own process raylet, which runs the workers of this machine, was ended "
@@ -514,7 +514,7 @@ class RayExecutor:
     def _await_restart(
         self, seat: RayWorkerSlot, job: Job | None, deaths: Counter[int], error: Exception
     ) -> None:
-        """Await the actor's next life, if Ray gives it one; the job goes to another."""
+        """Await the actor's restart, if Ray allows one; the job is given to another worker."""
         log.info("worker %d: %s", seat.number, " ".join(str(error).split()))
         if job is not None:
             log.warning("worker %d died; job %d goes to another", seat.number, job.number)
@@ -541,7 +541,7 @@ class RayExecutor:
         seat.actor = seat.ref = seat.job = None
 
     def close(self) -> None:
-        """See `swarm.executors.Executor`; a cluster that was started here ends too."""
+        """See `swarm.executors.Executor`; also ends a cluster that was started here."""
         for seat in self._seats:
             self._stop_worker(seat)
         self._seats, self._stored = [], []
@@ -551,7 +551,7 @@ class RayExecutor:
 
 
 def _check_int(key: str, value: Any, least: int, none: bool = False) -> None:
-    """Refuse what is not a whole number of at least `least`."""
+    """Raise UserError unless `value` is an integer of at least `least`."""
     if none and value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -560,6 +560,6 @@ def _check_int(key: str, value: Any, least: int, none: bool = False) -> None:
 
 
 def _check_number(key: str, value: Any, most: float = float("inf")) -> None:
-    """Refuse what is not a number from 0 to `most`."""
+    """Raise UserError unless `value` is a number from 0 to `most`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
         raise UserError(f"executor.{key}={value}: must be a number from 0 to {most:g}")

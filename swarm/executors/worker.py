@@ -1,4 +1,4 @@
-"""A worker loads base, pool and task once and then scores whatever job it is handed."""
+"""A worker loads base, pool and task once and then scores job after job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,25 +15,26 @@ from swarm.tasks.base import HasGoldAnswers, Item, RequiresSetup, Score, Task, m
 if TYPE_CHECKING:
     from swarm.engine.gradient import Gradient
 
-# What goes to a worker and what comes back.
-
 GRADIENT_SPLITS = ("loss", "gradient", "entropy")
-"""Splits of a job that asks for the loss of gold answers, for its derivative too, or for the
-entropy of answers and its derivative."""
+"""Splits of a job for gradients instead of scores.
+
+"loss" is the loss of gold answers, "gradient" also its derivative, "entropy" the entropy of answers
+and its derivative.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Some positions to be scored on some items; holds all it needs, so it may be run again.
+    """Positions to be scored on items; self-contained, so that it may be run again.
 
     Attributes:
-        number: Its place in the list of jobs of one `map`.
+        number: Its index in the list of jobs of one `map`.
         positions: P vectors of K mixing coefficients.
-        split: "dev", played by the task's signal; "test", and "judged", the items of dev, played
-            by the task's own measure (see `played`). Those of LOSSES are of items of dev, at a
-            single position.
-        items: Places in the split.
-        names: How an error calls the positions; may be left out.
+        split: "dev", scored by the task's signal; "test", and "judged", the items of dev, scored by
+            the task's metric (see `resolve_split`). Those of GRADIENT_SPLITS are of items of dev,
+            at a single position.
+        items: Indices in the split.
+        names: Names of the positions in errors; optional.
     """
 
     number: int
@@ -45,14 +46,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What a job came to.
+    """Result of a job.
 
     Attributes:
-        number: The job's.
-        scores: One list of scores a position, in the order of the job's items.
+        number: The job's number.
+        scores: One list of scores per position, in the order of the job's items.
         prompts: Requests answered.
         tokens: Tokens read and generated.
-        gradient: Of a job of a split of LOSSES, which has no scores.
+        gradient: For a split of GRADIENT_SPLITS, which has no scores.
     """
 
     number: int
@@ -63,25 +64,25 @@ class JobResult:
 
 
 def resolve_split(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
-    """What is played for a job's split, and the items that its places are of."""
+    """Return the task to run for a job's split, and the items that its indices refer to."""
     if split == "dev":
         return task, task.items("dev")
     return metric_task(task), task.items(data_split(split))
 
 
 def data_split(split: str) -> str:
-    """The split whose items a job's split names."""
+    """Return the data split ("dev", "test") of a job's split."""
     return "dev" if split in ("judged", *GRADIENT_SPLITS) else split
 
 
 def describe_job(job: Job) -> str:
-    """A job in words."""
+    """Describe a job, for messages."""
     first, last = job.items[0], job.items[-1]
     return f"job {job.number}: {len(job.positions)} positions, {job.split} items {first} to {last}"
 
 
 def format_failure(job: Job, error: Exception) -> str:
-    """An unexpected error in one line, with the item it came of where a worker found one."""
+    """Format an unexpected error in one line, with the item that a worker has identified."""
     words = " ".join(str(error).split())
     where = ", ".join([*getattr(error, "__notes__", []), describe_job(job)])
     return f"{type(error).__name__}: {words} ({where}); the traceback is in log.txt"
@@ -89,7 +90,7 @@ def format_failure(job: Job, error: Exception) -> str:
 
 @dataclass(slots=True)
 class JobUsage:
-    """Counts what an engine was asked for, and knows which position is at its play."""
+    """Counters of an engine's completions, and the position being run."""
 
     prompts: int = 0
     tokens: int = 0
@@ -106,7 +107,7 @@ class JobUsage:
 
 
 class Worker:
-    """The recipe of a worker: cheap to make and to send; `open` does the heavy work."""
+    """The recipe of a worker: cheap to construct and to send; `open` does the heavy work."""
 
     def __init__(self, base: BaseModel, pool: ExpertPool, task: Task, engine: Engine) -> None:
         self.base = base
@@ -118,14 +119,14 @@ class Worker:
     def open(self, device: str) -> None:
         """Load everything on `device`, once."""
         if self._device is None:
-            # A pool travels closed; opening it again reads a few headers.
+            # A pool is pickled closed; opening it again reads a few headers.
             self.engine.open(self.base, self.pool.open(self.base), device)
             if isinstance(self.task, RequiresSetup):
                 self.task.open(device)
             self._device = device
 
     def close(self) -> None:
-        """Give back what `open` took."""
+        """Release what `open` acquired."""
         if self._device is not None and isinstance(self.engine, SupportsClose):
             self.engine.close()
         self._device = None
@@ -133,7 +134,7 @@ class Worker:
     def run(self, job: Job) -> JobResult:
         """Score the job's positions on its items.
 
-        An unexpected error is passed on with a note that names the item it came of.
+        An unexpected error is reraised with a note that names the item that caused it.
         """
         meter = JobUsage()
         task, every = resolve_split(self.task, job.split)
@@ -158,7 +159,7 @@ class Worker:
             raise
 
     def _compute_gradient(self, job: Job, task: Task, items: Sequence[Item]) -> JobResult:
-        """The loss of the items at the job's position, and its derivative."""
+        """Return the loss of the items at the job's position, and its derivative."""
         assert isinstance(task, HasGoldAnswers) and isinstance(self.engine, DifferentiableEngine)
         (position,) = np.array(job.positions, dtype=np.float64)
         examples = task.gold_examples(items)
@@ -180,10 +181,10 @@ class Worker:
     def _find_failing_item(
         self, task: Task, position: Sequence[float], items: Sequence[Item]
     ) -> Item | None:
-        """The first item that fails by itself; `None` if none or each does.
+        """Return the first item that fails alone; `None` if none or each does.
 
-        Played are one position, at which the job failed, and items up to the first that fails and
-        the first that does not: whatever scores texts may be slow or cost money.
+        Runs one position, at which the job failed, on items up to the first that fails and the
+        first that does not, because a scorer of texts may be slow or cost money.
         """
         failed, passed = None, len(items) == 1
         for item in items:
@@ -200,13 +201,13 @@ class Worker:
 def run_tasks_lockstep(
     task: Task, engine: Engine, positions: np.ndarray, items: Sequence[Item], meter: JobUsage
 ) -> list[list[Score]]:
-    """Play the task once a position, in step: what all plays ask in a round is answered together.
+    """Run the task once per position in lockstep: each round's requests are answered together.
 
     Args:
         positions: [P, K] mixing coefficients.
 
     Returns:
-        One list of scores a position, in the order of the items.
+        One list of scores per position, in the order of the items.
     """
     plays = [task.run(items) for _ in positions]
     asked: dict[int, list[Request]] = {}
@@ -216,7 +217,7 @@ def run_tasks_lockstep(
         for number, answer in answers.items():
             meter.position = number
             try:
-                # The first `send` to a generator has to be None.
+                # A generator's first `send` has to be None.
                 asked[number] = plays[number].send(answer)  # type: ignore[arg-type]
             except StopIteration as end:
                 scores[number] = end.value

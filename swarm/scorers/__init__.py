@@ -1,1 +1,1 @@
-"""What a text is worth: a rule, a classifier, a reward model, a judge; one file a kind."""
+"""Scorers of texts: a rule, a classifier, a reward model, a judge; one file per kind."""

@@ -1,11 +1,11 @@
-"""A test calls a program in another process; values cross as data, objects stay where they are.
+"""Calls between a test and a program in another process; values are sent as data.
 
 The two processes share nothing but a socket. Over it the test calls what the program defines;
-values of exactly the built-in types (and of a few of the standard library's) cross as data, and
-anything else as a `Remote`. The verdict is the test's process's alone. So nothing that the program
-does to its own process can change it: not its frames, not patched builtins, not an object that
-equals everything. `swarm.scorers.sandbox` starts both ends, without this package: what is here
-needs the standard library alone.
+values of exactly the built-in types (and of a few of the standard library's) are sent as data, and
+anything else as a `Remote`. Only the test's process decides on the verdict. So nothing that the
+program does to its own process can change it: not its frames, not patched builtins, not an object
+that equals everything. `swarm.scorers.sandbox` starts both ends, without this package, so this
+module imports the standard library only.
 """
 
 import builtins
@@ -25,7 +25,7 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 LONGEST = 2**27
-"""The most characters of a message."""
+"""Maximum number of characters of a message."""
 
 LISTS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
 MAPPINGS = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter, "defaultdict": dict}
@@ -36,7 +36,7 @@ DATES: dict[str, Any] = {
     "time": datetime.time,
 }
 PLAIN = (int, float, complex, bool, str, bytes, bytearray, range, object, *LISTS.values(), dict)
-"""Types that cross as themselves."""
+"""Types that are sent as themselves."""
 
 MUTABLE = (list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict)
 BASES = (int, float, str, bytes, tuple, list, dict, set, frozenset)
@@ -78,19 +78,19 @@ UNARY = {
 ITEMS = ("getitem", "setitem", "delitem", "contains")
 
 ALIASES = {"np": "numpy", "pd": "pandas"}
-"""Modules that a test may name without an import, beside the standard library's."""
+"""Modules that a test may name without an import, besides the standard library's."""
 
 
 class Gone(BaseException):
-    """The other process has ended, or does not keep to the protocol."""
+    """The other process has ended, or violates the protocol."""
 
 
 class Remote:
-    """An object of the other process.
+    """Proxy of an object of the other process.
 
-    Of a subclass of a built-in type the content has crossed too: comparisons and operators use
-    that. Otherwise it is equal only to objects of its own process, and no operator takes it
-    together with a value of this one: the program would learn what the test expects, and answer
+    For a subclass of a built-in type the content has been sent too, and comparisons and operators
+    use it. Otherwise it equals only objects of the same process, and no operator accepts it
+    together with a value of this one: the program would learn the test's expectation, and answer
     accordingly.
     """
 
@@ -143,21 +143,21 @@ class Remote:
 
 
 class MISSING:
-    """No content has crossed."""
+    """Marker of a `Remote` without content."""
 
 
 def plain_of(thing: Any) -> Any:
-    """The content of a `Remote` that has some; anything else as it is."""
+    """Return the content of a `Remote` that has some; anything else unchanged."""
     return thing._plain if isinstance(thing, Remote) and thing._plain is not MISSING else thing
 
 
 def is_remote(*things: Any) -> bool:
-    """Whether any of them has stayed in the other process."""
+    """Return whether any of them is an object of the other process."""
     return any(isinstance(thing, Remote) for thing in things)
 
 
 def special_methods() -> None:
-    """Give `Remote` the methods that Python looks for in classes."""
+    """Define on `Remote` the special methods that Python looks up on classes."""
 
     def unary(name: str, function: Any) -> Any:
         def method(self: Remote) -> Any:
@@ -205,11 +205,11 @@ special_methods()
 
 
 class Link:
-    """One end of the socket: asks the other process, and answers what that asks meanwhile.
+    """One end of the socket: calls the other process, and answers its calls meanwhile.
 
     Args:
         connection: The socket.
-        guarded: Whether this is the test's end: what the other one asks and sends is not trusted.
+        guarded: Whether this is the test's end, which does not trust the other one's messages.
     """
 
     def __init__(self, connection: socket.socket, guarded: bool) -> None:
@@ -224,7 +224,7 @@ class Link:
         self._process = os.getpid()
 
     def ask(self, name: str, *args: Any, named: Any = None) -> Any:
-        """Have the other process do something; gives its result or raises its error."""
+        """Perform an operation in the other process; return its result or raise its error."""
         self._calls += 1
         number = self._calls
         named = named or {}
@@ -240,7 +240,7 @@ class Link:
         return self.decode(value)
 
     def answer(self, number: int) -> tuple[str, Any, dict[str, Any]]:
-        """Answer until the answer to a call comes: "done" or "raise", the value, changes."""
+        """Answer calls until a call's own answer arrives: "done" or "raise", the value, changes."""
         while True:
             message = self.receive()
             try:
@@ -255,14 +255,14 @@ class Link:
             self._lose()
 
     def serve(self) -> NoReturn:
-        """Answer for ever."""
+        """Answer calls forever."""
         while True:
             self._serve(*self.receive()[1:])
 
     def send(self, message: Any) -> None:
-        """Send JSON."""
+        """Send a message as JSON."""
         if os.getpid() != self._process:
-            os._exit(0)  # a child of the program, which has come back from its call too
+            os._exit(0)  # a fork of the program, which has returned from its call too
         data = json.dumps(message).encode()
         try:
             self.file.write(data + b"\n")
@@ -271,7 +271,7 @@ class Link:
             self._lose()
 
     def receive(self) -> Any:
-        """The next message."""
+        """Return the next message."""
         try:
             line = self.file.readline(LONGEST)
             if line.endswith(b"\n"):
@@ -287,7 +287,7 @@ class Link:
     def reply(
         self, number: int, work: Any, args: Any = (), named: Any = None, forms: Any = ()
     ) -> None:
-        """Do something, and send what it comes to and what became of its arguments."""
+        """Run a function, and send its result and the changes to its arguments."""
         try:
             what, value = "done", self.encode(work(*args, **(named or {})))
         except Exception as error:
@@ -327,10 +327,11 @@ class Link:
         raise TypeError(f"{name} is not known")
 
     def encode(self, value: Any) -> Any:
-        """A value as JSON: data where its type is exactly a known one, else a number."""
+        """Encode a value as JSON: data if its type is exactly a known one, else a number."""
         kind = type(value)
         if value is None or kind in (bool, str, float):
             return value
+        # Hexadecimal for large ones: Python limits the digits of decimal conversions.
         if kind is int:
             return value if -(2**60) < value < 2**60 else ["int", hex(value)]
         name = kind.__name__
@@ -382,11 +383,11 @@ class Link:
     def _number(self, value: Any) -> int:
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self._own)
-            self._own[len(self._own)] = value  # kept: its id must not become another's
+            self._own[len(self._own)] = value  # referenced, so that its id is not reused
         return self._numbers[id(value)]
 
     def decode(self, form: Any) -> Any:
-        """The value of a form that `encode` made."""
+        """Decode a value that `encode` has encoded."""
         if type(form) is not list:
             return form
         name, *more = form
@@ -445,7 +446,7 @@ class Link:
     def _error_class(self, base: Any, number: int | None = None, name: str = "") -> Any:
         known = getattr(builtins, base)
         if not (isinstance(known, type) and issubclass(known, Exception)):
-            known = Gone  # SystemExit and the like end the program
+            known = Gone  # SystemExit and the like count as the program's end
         if number is None or known is Gone:
             return known
         if number not in self._errors:
@@ -453,7 +454,7 @@ class Link:
         return self._errors[number]
 
     def _told(self, error: BaseException) -> list[Any]:
-        """An error as JSON."""
+        """Encode an error as JSON."""
         try:
             args = [self.encode(one) for one in error.args]
         except Exception:
@@ -461,7 +462,7 @@ class Link:
         return [self._encode_error_class(type(error))[1], args]
 
     def _error(self, told: Any) -> BaseException:
-        """The error of what `_told` made."""
+        """Decode an error that `_told` has encoded."""
         try:
             (kind, args) = told
             made = self._error_class(*kind)
@@ -476,12 +477,12 @@ class Link:
 
 
 def check_allowed(name: str, args: Any) -> None:
-    """What the program may ask of the test's objects: those that were handed to it, no more.
+    """Check a request of the program for an object of the test: only objects it was passed.
 
-    Functions may be called, and nothing else of them seen: they lead to the test's own names.
+    Functions may be called, but not inspected: their attributes lead to the test's own names.
 
     Raises:
-        TypeError: It may not.
+        TypeError: It is not allowed.
     """
     if name in ("getattr", "setattr", "delattr"):
         target, attribute = args[0], args[1]
@@ -494,7 +495,7 @@ def check_allowed(name: str, args: Any) -> None:
 
 
 def importable(value: Any) -> list[str] | None:
-    """Module and name of a function or class of the standard library, or `None`."""
+    """Return module and name of a function or class of the standard library, or `None`."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if type(module) is not str or type(name) is not str or isinstance(value, types.MethodType):
         return None
@@ -507,7 +508,7 @@ def importable(value: Any) -> list[str] | None:
 
 
 def content(value: Any, base: Any) -> Any:
-    """What an instance of a subclass of a built-in type holds, of exactly that type."""
+    """Return the content of an instance of a built-in type's subclass, as exactly that type."""
     if base in (int, float):
         return base.__add__(value, base(0))
     if base is str:
@@ -518,12 +519,12 @@ def content(value: Any, base: Any) -> Any:
 
 
 def holds_mutable(value: Any) -> bool:
-    """Whether a call may have changed it."""
+    """Return whether a call may have changed the value."""
     return type(value) in MUTABLE or (type(value) is tuple and any(map(holds_mutable, value)))
 
 
 def restore(old: Any, new: Any) -> None:
-    """Change a value that was passed to what the call has made of it."""
+    """Update a passed value in place to its state after the call."""
 
     def kept(before: Any, after: Any) -> Any:
         if type(before) is type(after) and holds_mutable(before):
@@ -551,10 +552,10 @@ def restore(old: Any, new: Any) -> None:
 
 
 class Names(dict):
-    """The test's global names; what it does not define itself is the program's.
+    """The test's global names; names that it does not define are looked up in the program.
 
-    Python's builtins are the test's own, unless the item's prompt asks for one of that name; so
-    are modules that it names without an import.
+    Python's builtins are the test's own, unless the item's prompt requests one of that name; so are
+    modules that it names without an import.
     """
 
     def __init__(self, link: Link, asked: Any, modules: Any) -> None:
@@ -616,7 +617,7 @@ def play(link: Link, task: dict[str, Any]) -> None:
 
 
 def readable(programs: Sequence[str]) -> types.CodeType | None:
-    """The first that compiles."""
+    """Return the first program that compiles."""
     for one in programs:
         try:
             return compile(one, "program", "exec")

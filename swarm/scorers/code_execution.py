@@ -23,42 +23,39 @@ CODE_FENCE = re.compile(
 )
 PYTHON_LANGUAGES = ("", "python", "python3", "py")
 UNINDENTED_LINE = re.compile(r"\n(?=[^\s)\]}])")
-"""Where a continued function's body ends: the next line that is not indented."""
+"""End of a continued function's body: the next line that is not indented."""
 
 CODE_START = re.compile(r"[ \t]*(?:(?:def|class|import|from|async)[ \t]|@|\w+[ \t]*=(?!=))")
-"""A line with which code amid words may begin."""
+"""Possible first line of code within a text."""
 
 MAX_LINES, MAX_STARTS, MAX_RUNS = 1000, 30, 300
-"""The most lines, beginnings and runs of lines that are looked at where a text is not all code."""
+"""Maximum number of lines, start lines and runs of lines tried if a text is not only code."""
 
 
 class CodeScorer:
     """1 if the model's code passes the item's Python "test", else 0.
 
     The code is the first fenced block of Python (or of no language) in the text. Without one it is
-    the first of these that is Python: the item's "prompt" and the text after it; the same up to
-    the first line that is not indented, where a continued function ends; the text alone; the
-    longest run of its lines that begins as code does. The test is run after the code, in its
-    namespace, and passes if nothing is raised: a row of `assert`s. A text in which nothing is
-    Python is unparsed.
+    the first of these that is Python: the item's "prompt" and the text after it; the same up to the
+    first line that is not indented, where a continued function ends; the text alone; the longest
+    run of its lines that begins as code does. The test is run after the code, in its namespace, and
+    passes if nothing is raised: a series of `assert`s. A text that contains no Python is unparsed.
 
-    The test runs in one process and the code in another, each in a sandbox of its own
-    (`swarm.scorers.sandbox`): bubblewrap, or else namespaces made here, without network, with an
-    environment of a few fixed variables, read-only system folders, and processes that all end
-    with the first. The test calls what the code defines, and gets values of built-in types as
-    they are and any other object as one that stays where it was made. The verdict is the test's
-    process's, which the code cannot reach. What follows from this: Python's builtins and the
-    modules that the test names are the test's own; an object of the code's own class equals none
-    of the test's values, and no operator takes both; the test cannot derive classes from the
-    code's, or await its coroutines.
+    The test runs in one process and the code in another, each in a separate sandbox
+    (`swarm.scorers.sandbox`): bubblewrap, or else namespaces created here, without network, with an
+    environment of a few fixed variables, read-only system folders, and processes that all end with
+    the first. The test calls what the code defines, and gets values of built-in types as data and
+    any other object as a proxy. The verdict is computed in the test's process, which the code
+    cannot reach. Consequences: Python's builtins and the modules that the test names are the test's
+    own; an object of the code's own class equals none of the test's values, and no operator accepts
+    both; the test cannot derive classes from the code's, or await its coroutines.
 
     Args:
-        seconds: Of CPU time for the code and for the test; ten times as many may pass on the
-            clock.
-        memory: The most memory, in MiB, that one process may map and all may hold together.
-        processes: The most processes of the code at a time.
-        sandbox: "auto" takes the first that works of "bubblewrap" and "namespaces"; "none" runs
-            the code with the rights of the user, within the limits of a process.
+        seconds: CPU time for the code and for the test; the wall-clock limit is ten times as much.
+        memory: Maximum memory, in MiB, that one process may map and all may hold together.
+        processes: Maximum number of processes of the code at a time.
+        sandbox: "auto" takes the first that works of "bubblewrap" and "namespaces"; "none" runs the
+            code with the rights of the user, within the limits of a process.
 
     Raises:
         UserError: A value is not allowed.
@@ -78,7 +75,7 @@ class CodeScorer:
         self.sandbox = sandbox
 
     def check(self) -> None:
-        """See `Prepared.check`.
+        """See `RequiresSetup.check`.
 
         Raises:
             UserError: There is no sandbox, or not even an empty program can be run within the
@@ -99,10 +96,10 @@ class CodeScorer:
             )
 
     def open(self, device: str) -> None:
-        """See `Prepared.open`; there is nothing to load."""
+        """See `RequiresSetup.open`; there is nothing to load."""
 
     def item_error(self, item: Item) -> str | None:
-        """An item has a "prompt" and a "test" that is Python."""
+        """Return an item's error; it needs a "prompt" and a "test" that is Python."""
         for field in ("prompt", "test"):
             if (wrong := text_field_error(item, field)) is not None:
                 return wrong
@@ -130,7 +127,7 @@ class CodeScorer:
         return Score(float(passed or False), None if passed is None else text, text)
 
     def _run_programs(self, programs: Sequence[str], prompt: str, test: str) -> bool | None:
-        """Whether the first of the programs that is Python passes; `None` if none is Python."""
+        """Return whether the first program that is Python passes; `None` if none is Python."""
         kind = sandbox.choose(self.sandbox, self.memory, self.processes)
         return sandbox.Sandbox(kind, self.seconds, self.memory, self.processes).run(
             programs, prompt, test
@@ -138,7 +135,7 @@ class CodeScorer:
 
 
 def candidate_programs(prompt: str, text: str) -> list[str]:
-    """What a text may mean as a program, the likeliest first."""
+    """Return the possible programs of a text, the likeliest first."""
     block = _find_code_block(text)
     if block is not None:
         return [dedent(block["code"]), prompt + block["code"]]
@@ -147,10 +144,10 @@ def candidate_programs(prompt: str, text: str) -> list[str]:
 
 
 def find_code_runs(text: str) -> list[str]:
-    """Runs of lines that may be code amid words, the longest first.
+    """Return runs of lines that may be code within a text, the longest first.
 
-    One begins with a line as code does, and ends where the text does or before a line that is not
-    indented.
+    One begins with a line as code does, and ends at the end of the text or before a line that is
+    not indented.
     """
     lines = text.split("\n")[:MAX_LINES]
     begins = [i for i, line in enumerate(lines) if CODE_START.match(line)][:MAX_STARTS]
@@ -161,7 +158,7 @@ def find_code_runs(text: str) -> list[str]:
 
 
 def is_block_closed(text: str) -> bool:
-    """Whether the first fenced block of Python is closed, after which nothing counts."""
+    """Return whether the first fenced block of Python is closed; later text does not count."""
     block = _find_code_block(text)
     return block is not None and block["close"].endswith("\n")
 

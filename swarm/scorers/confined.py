@@ -1,7 +1,7 @@
-"""What confines a process: namespaces, limits, and a supervisor that ends all with it.
+"""Confine a process: namespaces, limits, and a supervisor that ends all with it.
 
-`swarm.scorers.sandbox` starts this and `swarm.scorers.calls` as `python -I -c SOURCE`: what is here
-needs the standard library alone.
+`swarm.scorers.sandbox` starts this and `swarm.scorers.calls` as `python -I -c SOURCE`, so this
+module imports the standard library only.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ NEW = {
 }
 NOSUID, NODEV, NOEXEC, RDONLY, REMOUNT, BIND, REC, PRIVATE = 2, 4, 8, 1, 32, 4096, 16384, 1 << 18
 KEPT_FLAGS = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
-"""Flags of statvfs and those of mount that a user namespace may not take away."""
+"""Flags of statvfs -> flags of mount that a user namespace may not clear."""
 DEATH_SIGNAL, DUMPABLE, DROP_BOUND, NO_NEW_PRIVILEGES = 1, 4, 24, 38
 USER = 65534
 
@@ -51,9 +51,9 @@ def mount(
 
 
 def enter(task: dict[str, Any]) -> None:
-    """Move into namespaces of our own, with nothing but the paths of the task; gives in a child.
+    """Move into new namespaces with only the paths of the task; returns in a child process.
 
-    The parent waits for the child, which is process 1 of its namespace, and ends as that does.
+    The parent waits for the child, which is process 1 of its namespace, and exits with its status.
     """
     uid, gid = os.getuid(), os.getgid()
     LIBC.prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
@@ -80,7 +80,7 @@ def enter(task: dict[str, Any]) -> None:
 
 
 def build_root(task: dict[str, Any]) -> None:
-    """Make a root of read-only paths and small file systems in memory, and change into it."""
+    """Build a root of read-only paths and small memory file systems, and change into it."""
     root = task["folder"]
     mount("none", "/", None, REC | PRIVATE)
     mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
@@ -105,7 +105,7 @@ def build_root(task: dict[str, Any]) -> None:
     os.makedirs(root + "/proc")
     with suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
-    # A container whose own /proc is masked may mount none.
+    # Mounting proc is not permitted in a container whose own /proc is masked.
     with suppress(OSError):
         # Read-only: for a program of root's, /proc/sys is the machine's own.
         mount("proc", root + "/proc", "proc", NOSUID | NODEV | NOEXEC | RDONLY)
@@ -119,23 +119,23 @@ def build_root(task: dict[str, Any]) -> None:
 
 
 def mounted_below(root: str) -> list[str]:
-    """The mount points at and below a path."""
+    """Return the mount points at and below a path."""
     with open("/proc/self/mountinfo") as file:
         places = [line.split()[4] for line in file]
-    # Blanks and the like are written in octal.
+    # mountinfo escapes blanks and the like in octal.
     places = [re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), one) for one in places]
     return [place for place in places if place == root or place.startswith(root + "/")]
 
 
 def read_only(place: str) -> None:
-    """Make a bind mount read-only, with the flags that it cannot lose."""
+    """Make a bind mount read-only, with the flags that cannot be cleared."""
     have = os.statvfs(place).f_flag
     kept = sum(flag for known, flag in KEPT_FLAGS.items() if have & known)
     mount(None, place, None, REMOUNT | BIND | RDONLY | NOSUID | kept)
 
 
 def supervise(worker: int, task: dict[str, Any]) -> NoReturn:
-    """Wait for the worker, and end it when it takes too much; ends this process.
+    """Wait for the worker, kill it when it exceeds its limits, and end this process.
 
     As process 1 of its namespace it takes all others with it, whatever session they are in.
     """
@@ -143,7 +143,7 @@ def supervise(worker: int, task: dict[str, Any]) -> NoReturn:
     while True:
         ended = 0
         with suppress(ChildProcessError):
-            # A few at a time: a fork bomb leaves orphans faster than they are waited for.
+            # A few at a time: a fork bomb leaves orphans faster than they are reaped.
             for _ in range(16):
                 ended = os.waitpid(-1, os.WNOHANG)[0]
                 if ended in (0, worker):
@@ -157,7 +157,7 @@ def supervise(worker: int, task: dict[str, Any]) -> NoReturn:
 
 
 def excess(task: dict[str, Any]) -> bool:
-    """Whether the processes of this namespace are too many, or hold too much memory together."""
+    """Return whether this namespace's processes are too many, or hold too much memory together."""
     try:
         found = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
     except OSError:
@@ -172,7 +172,7 @@ def excess(task: dict[str, Any]) -> bool:
 
 
 def main() -> NoReturn:
-    """Read the task from standard input, confine this process, and do it."""
+    """Read the task from standard input, confine this process, and run it."""
     task = json.load(sys.stdin)
     if task["enter"]:
         enter(task)
@@ -201,4 +201,4 @@ def main() -> NoReturn:
     try:
         play(link, task)
     finally:
-        os._exit(0)  # whatever threads the program has begun
+        os._exit(0)  # does not wait for the program's threads

@@ -1,4 +1,4 @@
-"""A task whose answers a Python function of the user's values: f(prompt, answer, item) -> float."""
+"""A task whose answers the user's Python function scores: f(prompt, answer, item) -> float."""
 
 import ast
 import hashlib
@@ -24,12 +24,12 @@ IDENTIFIER = re.compile(r"[^\W\d]\w*")
 class FunctionScorer:
     """Scores texts by a function that is called with the prompt, the text and the item.
 
-    A blank text is unparsed, and is given to the function like any other.
+    A blank text is unparsed, but is passed to the function like any other.
 
     Args:
-        function: The function, or its dotted path, "module.name"; Python has to find the module,
-            and looks in the folder in which the command is given too. `None` fails in `check`.
-        highest: The most that the function can return; `None` if there is no such number.
+        function: The function, or its dotted path, "module.name", importable from Python's path or
+            the current folder. `None` fails in `check`.
+        highest: Upper bound of the function's values; `None` if there is none.
         template: The prompt, with the item's fields in braces.
 
     Raises:
@@ -53,7 +53,7 @@ class FunctionScorer:
         self.template = template
 
     def check(self) -> None:
-        """See `Prepared.check`.
+        """See `RequiresSetup.check`.
 
         Raises:
             UserError: The function cannot be imported, or not be called with three arguments.
@@ -65,17 +65,17 @@ class FunctionScorer:
                 f"task.function: {self.path} cannot be called with (prompt, answer, item): {error}."
             ) from None
         except ValueError:
-            pass  # Some functions written in C do not tell their arguments.
+            pass  # Some functions written in C have no signature.
 
     def open(self, device: str) -> None:
-        """See `Prepared.open`; a module is imported at its first use."""
+        """See `RequiresSetup.open`; a module is imported at its first use."""
 
     def source_digests(self) -> dict[str, str]:
-        """See `swarm.tasks.base.HasSources`: the function, and what it uses of its own folder."""
+        """See `swarm.tasks.base.HasSources`: the function, and what it uses from its own folder."""
         return {"function source": source_digest(self._load_function())}
 
     def item_error(self, item: Item) -> str | None:
-        """What an item has beside its prompt is the function's affair."""
+        """Return `None`: only the function uses an item's further fields."""
         return None
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
@@ -110,7 +110,7 @@ class FunctionScorer:
         return value
 
     def _load_function(self) -> Callable[..., Any]:
-        """The function.
+        """Return the function.
 
         Raises:
             UserError: It cannot be imported.
@@ -135,16 +135,16 @@ class FunctionScorer:
 
 
 class FunctionTask(FreeText):
-    """Items with a prompt; a Python function says what an answer is worth.
+    """Items with a prompt, whose answers a Python function scores.
 
-    The utility is the mean of what the function returns.
+    The utility is the mean of the function's values.
 
     Args:
         name: The task's name.
-        function: See `Function`.
-        highest: See `function`.
+        function: See `FunctionScorer`.
+        highest: See `FunctionScorer`.
         template: The prompt, with the item's fields in braces.
-        **written: Further arguments of `Written`.
+        **written: Further arguments of `FreeText`.
 
     Raises:
         UserError: A value is not allowed.
@@ -163,7 +163,7 @@ class FunctionTask(FreeText):
 
 
 def to_finite_float(value: object) -> float | None:
-    """A number of any kind (a bool, numpy's) as a float; `None` for what is no finite number."""
+    """Convert a number of any type (a bool, numpy's) to a float; `None` if it is not finite."""
     if isinstance(value, (str, bytes)):
         return None
     try:
@@ -174,11 +174,11 @@ def to_finite_float(value: object) -> float | None:
 
 
 def source_digest(function: Callable[..., Any]) -> str:
-    """16 hexadecimal digits that change with a function's source and with what it uses.
+    """Return 16 hexadecimal digits that change with a function's source and its dependencies.
 
-    What it uses is what its module defines under names that occur in it, in turn, and modules in
-    the module's folder that these import. Other definitions of the module do not count, so that a
-    script can hold the function and start the search.
+    These are the definitions of its module under names that occur in it, recursively, and modules
+    in the module's folder that they import. Other definitions of the module do not count, so that a
+    script can contain the function and start the search.
     """
     told = []
     while isinstance(function, partial):
@@ -199,7 +199,7 @@ def source_digest(function: Callable[..., Any]) -> str:
 
 
 def _used_definitions(file: Path, source: str, seen: set[Path]) -> list[str]:
-    """The definitions of a Python file that a source uses, and files beside it that they import."""
+    """Return the definitions of a file that a source uses, and the local files they import."""
     try:
         text = file.read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -230,7 +230,7 @@ def _used_definitions(file: Path, source: str, seen: set[Path]) -> list[str]:
 
 
 def _defined_names(node: ast.stmt) -> list[str]:
-    """The names that a statement of a module gives."""
+    """Return the names that a module-level statement defines."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -242,7 +242,7 @@ def _defined_names(node: ast.stmt) -> list[str]:
 
 
 def _imported_files(file: Path, statement: str) -> set[Path]:
-    """The files in a module's folder that the import statements in a statement name."""
+    """Return the files in a module's folder that a statement imports."""
     nodes = ast.walk(ast.parse(statement)) if "import" in statement else ()
     named: list[str] = []
     for node in nodes:
@@ -258,7 +258,7 @@ def _imported_files(file: Path, statement: str) -> set[Path]:
 
 
 def _error_location(error: Exception, function: Callable[..., Any] | None) -> str:
-    """The line of the user's file at which an error was raised, as far as it is known."""
+    """Return the line of the user's file at which an error was raised, if known."""
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(function, "__code__", None)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]

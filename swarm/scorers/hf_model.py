@@ -1,4 +1,4 @@
-"""A model that reads texts on this machine: where its files are, how it is opened and asked."""
+"""A local transformers model that scores texts: resolving its files, loading, batching."""
 
 import json
 import re
@@ -22,18 +22,16 @@ from swarm.engine.base_model import (
 from swarm.engine.hf import BATCH_CPU, BATCH_GPU
 from swarm.errors import UserError
 
-# Batches of texts of like lengths, halved where the device has no memory for them.
-
 T = TypeVar("T")
 
 
 class TextBatcher:
-    """Puts texts through a model in batches of at most so many padded tokens.
+    """Runs texts through a model in batches of a limited number of padded tokens.
 
     Args:
-        budget: The most padded tokens in a batch; halved, and remembered, when the device runs out
-            of memory.
-        who: The model and its device, for the message when one text alone does not fit.
+        budget: Maximum number of padded tokens in a batch; halved permanently when the device runs
+            out of memory.
+        who: The model and its device, for the message if a single text does not fit.
     """
 
     def __init__(self, budget: int, who: str) -> None:
@@ -41,16 +39,16 @@ class TextBatcher:
         self.who = who
 
     def run(self, lengths: Sequence[int], answer: Callable[[list[int]], Sequence[T]]) -> list[T]:
-        """What `answer` gives for each text, in order.
+        """Return the results of `answer` for each text, in order.
 
-        The longest are asked first, so that a batch that does not fit shows at once.
+        The longest are first, so that a batch that is too large fails at once.
 
         Args:
             lengths: Tokens of each text.
-            answer: Given places of texts, gives one result for each.
+            answer: Returns one result for each of the texts at the given indices.
 
         Raises:
-            UserError: The device has no memory for the longest text alone.
+            UserError: The longest text alone does not fit into the device's memory.
         """
         import torch
 
@@ -80,7 +78,7 @@ class TextBatcher:
 
 
 TokenRow = Mapping[str, Sequence[int]]
-"""One text as a tokenizer gives it: "input_ids" and what else the model wants, equally long."""
+"""A tokenized text: "input_ids" and further inputs of the model, of equal length."""
 
 
 class ScoringModel:
@@ -88,11 +86,11 @@ class ScoringModel:
 
     Args:
         path: A folder with a transformers model, or the id of one on the Hugging Face hub.
-        device: "cpu", "cuda" or "cuda:1"; `None` is where the worker's own model lives.
+        device: "cpu", "cuda" or "cuda:1"; `None` is the device of the worker's own model.
         dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
-        trust_remote_code: Whether code that comes with the model may run.
-        max_tokens: The most padded tokens in one batch; `None` chooses 4,096 on a CPU and 65,536
-            on a GPU. Halved, and remembered, when the device runs out of memory.
+        trust_remote_code: Whether the model's own code may run.
+        max_tokens: Maximum number of padded tokens in one batch; `None` chooses 4,096 on a CPU and
+            65,536 on a GPU. Halved permanently when the device runs out of memory.
 
     Raises:
         UserError: A value is not allowed.
@@ -117,11 +115,11 @@ class ScoringModel:
         self.max_tokens = validation.check_optional_int("scorer.max_tokens", max_tokens)
 
     def load_config(self) -> Mapping[str, Any]:
-        """What the model's config.json says; nothing of a hub model that is not on disk yet.
+        """Return the model's config.json; empty for a hub model that is not on disk yet.
 
         Raises:
-            UserError: There is no such folder, or it holds no readable model; or the model is not
-                on disk and the hub does not answer.
+            UserError: There is no such folder, or it contains no readable model; or the model is
+                not on disk and the hub does not respond.
         """
         if folder := self._local_folder() or find_in_hub_cache(self.path):
             return read_config(folder)
@@ -136,7 +134,7 @@ class ScoringModel:
         return {}
 
     def resolve_folder(self) -> Path:
-        """The folder of the model's files; downloads what is not there yet.
+        """Return the folder of the model's files; downloads what is missing.
 
         Raises:
             UserError: There is no such folder or model, or nothing could be downloaded.
@@ -146,8 +144,7 @@ class ScoringModel:
         )
 
     def source_digests(self) -> dict[str, str]:
-        """See `swarm.tasks.base.HasSources`: the model, by content; downloads what is not there
-        yet."""
+        """See `swarm.tasks.base.HasSources`: the model, by content; downloads what is missing."""
         return {"scorer.model weights": folder_hash(self.resolve_folder(), self.trust_remote_code)}
 
     def _local_folder(self) -> Path | None:
@@ -162,13 +159,12 @@ class ScoringModel:
         """Load network and tokenizer.
 
         Args:
-            folder: As `resolve` gives it.
+            folder: The folder from `resolve_folder`.
             kind: The class of transformers that opens it, "AutoModelForSequenceClassification".
             worker: The device of the worker's own model.
 
         Raises:
-            UserError: There is no such device, or the files do not make a whole model of this
-                kind.
+            UserError: There is no such device, or the files are not a complete model of this kind.
         """
         import torch
         import transformers
@@ -191,7 +187,7 @@ class ScoringModel:
                 **trust,
             )
             self.network.eval().requires_grad_(False).to(self.where)
-        # transformers makes up what a file lacks; a score out of random weights is none.
+        # transformers initializes missing weights randomly, which would give random scores.
         if missing := sorted(said["missing_keys"]):
             raise UserError(
                 f"task.scorer.model={self.path} was not trained to score texts: {missing[0]} is "
@@ -216,13 +212,13 @@ class ScoringModel:
     def encode(
         self, *texts: str, special: bool = True, limit: int | None = None
     ) -> dict[str, list[int]]:
-        """A text, or two as a pair, as token ids.
+        """Return a text, or two as a pair, as token ids.
 
         Args:
-            texts: Half a surrogate pair in them, which no tokenizer takes, is read as "?".
+            texts: Lone surrogates in them, which tokenizers reject, are replaced by "?".
             special: Whether the tokenizer adds its special tokens.
-            limit: The most tokens, the rest is cut off; `None` is all, more than the model reads
-                perhaps.
+            limit: Maximum number of tokens, the rest is truncated; `None` is no limit, even beyond
+                the model's context.
         """
         cut = {} if limit is None else {"truncation": True, "max_length": limit}
         with quiet_transformers():
@@ -231,10 +227,10 @@ class ScoringModel:
             )
 
     def max_input_tokens(self) -> int:
-        """The most tokens that the model can read."""
+        """Return the maximum number of tokens that the model can read."""
         positions = getattr(self._text_config(), "max_position_embeddings", None) or 0
         for name, module in self.network.named_modules():
-            # RoBERTa and its kin count positions from the padding's number on.
+            # RoBERTa and related models count positions from the padding index on.
             if name.endswith("position_embeddings"):
                 padding = getattr(module, "padding_idx", None)
                 positions -= 0 if padding is None else padding + 1
@@ -242,7 +238,7 @@ class ScoringModel:
         return min(int(number) for number in known if number > 0)
 
     def compute_logits(self, rows: Sequence[TokenRow]) -> list[list[float]]:
-        """The network's logits for each text, in order; none of a text without a token."""
+        """Return the network's logits for each text, in order; empty for a text without tokens."""
         full = [i for i, row in enumerate(rows) if row["input_ids"]]
         lengths = [len(rows[i]["input_ids"]) for i in full]
         done = self.batches.run(
@@ -254,7 +250,7 @@ class ScoringModel:
         return found
 
     def _forward_batch(self, rows: Sequence[TokenRow]) -> list[list[float]]:
-        """One batch, padded on the right and masked."""
+        """Run one batch, padded on the right and masked."""
         import inspect
 
         import torch
@@ -275,9 +271,9 @@ class ScoringModel:
         return found
 
     def _padding_id(self, rows: Sequence[TokenRow]) -> int:
-        """The id of the padding, by which decoders find the last token of a text.
+        """Return the padding id, by which decoders find the last token of a text.
 
-        Where a model names none it is one that none of these texts has.
+        If the model defines none, it is an id that occurs in none of these texts.
         """
         if self._padding is not None:
             return self._padding
@@ -291,12 +287,12 @@ class ScoringModel:
 
 
 def replace_surrogates(text: str) -> str:
-    """The text with half surrogate pairs, which cannot be encoded, as "?"."""
+    """Return the text with lone surrogates, which cannot be encoded, as "?"."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    """What config.json in a model's folder says.
+    """Return the content of config.json in a model's folder.
 
     Raises:
         UserError: It cannot be read.
@@ -310,7 +306,10 @@ def read_config(folder: Path) -> Mapping[str, Any]:
 
 
 def label_names(config: Mapping[str, Any]) -> list[str]:
-    """The names of a classifier's outputs, in order; transformers leaves two plain ones out."""
+    """Return the names of a classifier's outputs, in order.
+
+    transformers omits two default names from the file.
+    """
     named = config.get("id2label")
     if isinstance(named, Mapping) and named:
         return [str(named[key]) for key in sorted(named, key=int)]

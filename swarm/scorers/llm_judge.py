@@ -1,4 +1,7 @@
-"""A judge: another model rates each text, as an answer to its item's question, from 1 to 10."""
+"""A judge: another model rates each text, as an answer to its item's question, from 1 to 10.
+
+`parse_rating` parses the rating from the judge's reply, in various forms.
+"""
 
 import hashlib
 import logging
@@ -13,10 +16,8 @@ from swarm.models.base import Completion, Message, Model, Request
 from swarm.tasks.base import Item, RequiresSetup, Score
 from swarm.tasks.dataset import text_field_error
 
-# Reads a rating from 1 to 10 in a judge's reply, whatever form the judge gave it.
-
 MAX_PARSED_CHARACTERS = 10_000
-"""Characters of a reply that are looked at."""
+"""Characters of a reply that are parsed."""
 
 RATING_DIGITS = r"\d{1,4}(?:[.,]\d{1,2})?(?![^\W_]|[.,]\d|\s*%)"
 RATING_NUMBER = rf"(?<![^\W_])(?<![.,/\-⁄]){RATING_DIGITS}"
@@ -33,11 +34,11 @@ RATING_END = (
     r"(?=[\s*_`\"')\]}]{0,8}(?:\Z|[.,;:!?\n–—])"
     r"|\s{1,3}(?:because|for|as|since|overall|but|though)\b)"
 )
-"""Behind a number that counts nothing, as it would in "3 examples"."""
+"""Text after a number that counts nothing, as it would in "3 examples"."""
 
 TEN = r"10(?:[.,]0{1,2})?(?![^\W_]|[.,]\d|\s*[/%])"
 SCALE = re.compile(
-    # Behind a number, "out of 10" is a part of the rating and not alone.
+    # After a number, "out of 10" is a part of the rating instead of a separate scale.
     rf"(?P<rated>\d[\s*_(]{{0,4}})?(?:/|\bout\s{{1,3}}of\b|\(of\b)[\s*_]{{0,4}}{TEN}"
     rf"|\b(?:max(?:imum)?|scale)\b\W{{0,3}}(?:\b(?:of|is)\b\s{{1,3}})?{TEN}"
     rf"|(?:\bfrom\s{{1,3}})?(?<![\d.,/])[01]\s{{0,3}}(?:[-–—]|to)\s{{0,3}}{TEN}"
@@ -63,19 +64,19 @@ LONE_RATING = re.compile(rf"[\W_]*{RATING_VALUE}[\W_]*\Z", re.IGNORECASE)
 
 
 def parse_rating(reply: str, clear: bool = False) -> float | None:
-    """The rating, 1 to 10, or `None` where there is none, several, or one that is out of range.
+    """Return the rating, 1 to 10; `None` if there is none, several, or one out of range.
 
-    The clearest form that the reply has decides: after the word rating or score; "8/10" and
-    "8 out of 10"; a first line that is a number; "I'd give it an 8"; the reply's only number, but
-    neither of the last two where it counts something, as in "3 examples". The scale, "(1-10)" or
-    "(out of 10)", is no rating.
+    The clearest form in the reply decides: after the word rating or score; "8/10" and "8 out of
+    10"; a first line that is a number; "I'd give it an 8"; the reply's only number, but neither of
+    the last two if it counts something, as in "3 examples". The scale, "(1-10)" or "(out of 10)",
+    is no rating.
 
-    Ratings in that form have to agree: "7-8/10" and "8/10, no, 7/10" are none, and so are "4/5"
-    and "85/100", for they are on a scale that was not asked for.
+    Ratings in that form have to agree: "7-8/10" and "8/10, no, 7/10" are none, and so are "4/5" and
+    "85/100", which are on another scale than requested.
 
     Args:
-        reply: What the judge wrote.
-        clear: Only the first three forms count, which no number in a text on numbers has.
+        reply: The judge's reply.
+        clear: Only the first three forms count, which do not occur by chance in a text on numbers.
     """
     text = unicodedata.normalize("NFKC", reply[:MAX_PARSED_CHARACTERS])
     text = SCALE.sub(lambda match: match[0] if match["rated"] else " ", text)
@@ -87,7 +88,7 @@ def parse_rating(reply: str, clear: bool = False) -> float | None:
 
 
 def _find_ratings(text: str) -> Iterator[list[re.Match[str]]]:
-    """What is found of each form, the clearest form first."""
+    """Yield the matches of each form, the clearest form first."""
     yield list(MARKED_RATING.finditer(text))
     yield [match for match in PLAIN_RATING.finditer(text) if match["part"]]
     first = text.strip().split("\n", 1)[0]
@@ -98,7 +99,7 @@ def _find_ratings(text: str) -> Iterator[list[re.Match[str]]]:
 
 
 def _rating_value(match: re.Match[str]) -> float | None:
-    """The rating of one match, if it is one."""
+    """Return the rating of one match, if it is one."""
     if match["other"] or match["scale"] not in (None, "10"):
         return None
     value = float(match["value"].replace(",", "."))
@@ -136,26 +137,27 @@ RETRY_PROMPT = (
 )
 
 MAX_REPLY_CHARACTERS = 2000
-"""Characters of a reply that the judge is shown again."""
+"""Characters of a reply that are shown to the judge again."""
 
 
 class LLMJudge:
     """Has a model rate texts from 1 to 10; the value is a tenth of the rating, 0.1 to 1.
 
-    The original took the same scale (whole numbers only) from one vendor's model, and ended the
-    search at a reply such as "8.5/10".
+    The original took the same scale (integers only) from one vendor's model, and ended the search
+    at a reply such as "8.5/10".
 
-    A reply without a rating (`swarm.scorers.llm_judge`) is answered once, with the form that is
-    wanted; if that does not help, the text counts as unparsed and is worth 0.1, the lowest. So is
-    a text of blanks, about which nobody is asked. Texts that are alike are rated once.
+    A reply without a rating (`parse_rating`) is followed up once, with the required form; if that
+    fails, the text counts as unparsed with the lowest value, 0.1. So does a blank text, for which
+    no request is made. Equal texts are rated once.
 
-    A score's measures are "rating", "judge_prompt_tokens", "judge_new_tokens" and "judge_cost":
-    what this judgement took, whether it was bought now or kept from an earlier time.
+    A score's measures are "rating", "judge_prompt_tokens", "judge_new_tokens" and "judge_cost": the
+    usage of this judgement, whether it was made now or is cached.
 
     Args:
-        model: Who judges; any `swarm.models.base.Model`.
-        question: The field of an item that holds its question.
-        max_new_tokens: The most tokens of a reply; a judge that thinks aloud needs hundreds.
+        model: The judge; any `swarm.models.base.Model`.
+        question: The field of an item that contains its question.
+        max_new_tokens: Maximum number of tokens of a reply; a judge that reasons first needs
+            hundreds.
 
     Raises:
         UserError: A value is not allowed.
@@ -172,35 +174,34 @@ class LLMJudge:
         self.max_new_tokens = validation.check_positive_int("scorer.max_new_tokens", max_new_tokens)
 
     def check(self) -> None:
-        """Check the model, if it asks for it; see `swarm.tasks.base.RequiresSetup.check`."""
+        """Check the model if it has setup; see `swarm.tasks.base.RequiresSetup.check`."""
         if isinstance(self.model, RequiresSetup):
             self.model.check()
 
     def source_digests(self) -> dict[str, str]:
-        """See `swarm.tasks.base.HasSources`: the model, where it is one of this machine."""
-        model = getattr(self.model, "model", self.model)  # of one whose answers are kept
+        """See `swarm.tasks.base.HasSources`: the model, if it is a local one."""
+        model = getattr(self.model, "model", self.model)  # unwrap a model with a cache
         fingerprint = getattr(model, "fingerprint", None)
         return {"scorer.model weights": fingerprint()} if fingerprint else {}
 
     def open(self, device: str) -> None:
-        """Open the model, if it asks for it; see `swarm.tasks.base.RequiresSetup.open`."""
+        """Open the model if it has setup; see `swarm.tasks.base.RequiresSetup.open`."""
         if isinstance(self.model, RequiresSetup):
             self.model.open(device)
 
     def item_error(self, item: Item) -> str | None:
-        """What is wrong with an item's question, or `None`."""
+        """Return the error of an item's question, or `None`."""
         return text_field_error(item, self.question)
 
     def build_prompt(self, item: Item, answer: str = "") -> tuple[Message, ...]:
-        """What the model is asked about an answer to an item, for
-        `swarm.loop.prompt_stats.fit_to_context`."""
+        """Return the prompt about an answer, for `swarm.loop.prompt_stats.fit_to_context`."""
         return (Message("user", format_prompt(item[self.question], answer)),)
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
-        """One score a text; see `swarm.tasks.free_text.Scorer.score`.
+        """Return one score per text; see `swarm.tasks.free_text.Scorer.score`.
 
         Raises:
-            UserError: The judge cannot be reached, or does not answer as agreed.
+            UserError: The judge cannot be reached, or its response is malformed.
         """
         pairs = [(item[self.question], text) for item, text in zip(items, texts, strict=True)]
         prompts = {pair: format_prompt(*pair) for pair in pairs if pair[1].strip()}
@@ -219,7 +220,7 @@ class LLMJudge:
         return scores
 
     def _request_ratings(self, prompts: Sequence[str]) -> list[list[Completion]]:
-        """The judge's replies to each prompt: one, or two where the first could not be read."""
+        """Return the judge's replies to each prompt: one, or two if the first is unparsable."""
         turns = [(Message("user", prompt),) for prompt in prompts]
         replies = [[reply] for reply in self._generate_replies(turns)]
         unread = [i for i, mine in enumerate(replies) if parse_rating(mine[0].text) is None]
@@ -236,17 +237,17 @@ class LLMJudge:
 
 
 def format_prompt(question: str, answer: str) -> str:
-    """What the judge is asked."""
+    """Return the judge's prompt."""
     return JUDGE_PROMPT.format(
         fence=make_fence(question, answer), question=question, answer=answer, form=REPLY_FORMAT
     )
 
 
 def make_fence(*texts: str) -> str:
-    """A line to stand before and behind each of the texts.
+    """Return a line to put before and after each of the texts.
 
-    It follows from what it holds, so that no text can close it and the same texts give the same
-    prompt.
+    It is a hash of the texts, so that no text can contain its own fence and the same texts give the
+    same prompt.
     """
     return f"=== {hashlib.sha256(repr(texts).encode()).hexdigest()[:12]} ==="
 

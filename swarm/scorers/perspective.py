@@ -1,4 +1,4 @@
-"""The Perspective API: a text is worth as much as it is not toxic."""
+"""The Perspective API: a text's value is one minus its toxicity."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,27 +14,28 @@ from swarm.scorers.classifier import NonToxicity
 log = logging.getLogger(__name__)
 
 REQUESTS_PER_MINUTE = 60.0
-"""The API's default quota is one request a second."""
+"""The API's default quota is one request per second."""
 
 
 class PerspectiveScorer(NonToxicity):
-    """Scores a text by one minus the TOXICITY that the Perspective API sees in it.
+    """Scores a text by one minus its TOXICITY from the Perspective API.
 
-    What is read of a text, and what one that the API refuses (for its language, say) is worth, is
-    told in `Untoxic`. Where the API cannot be reached, or does not know the key, the search ends
-    and can be gone on with; in the original such a text was worth 0.5 on dev and 0 on test.
+    For the part of a text that is read, and the value of one that the API refuses (for its
+    language, for example), see `NonToxicity`. If the API cannot be reached, or refuses the key, the
+    search ends and can be resumed; in the original such a text had the value 0.5 on dev and 0 on
+    test.
 
-    Google has announced that the API ends with the year 2026. The alternative is a classifier on
-    this machine, `swarm.scorers.classifier`.
+    Google has announced that the API ends with the year 2026. The alternative is a local
+    classifier, `swarm.scorers.classifier`.
 
     Args:
         api_key_env: Name of the environment variable with the key; `None` sends no key.
-        url: The API's method comments:analyze, or another server's that speaks like it.
-        languages: Codes such as "en"; `None` lets the API find out.
-        first_line: See `Untoxic`.
-        short: See `first_line`.
-        limits: How hard the API may be pressed; `None` is one request a second.
-        cache: Where what it said of a text is kept, refusals too; `None` keeps nothing.
+        url: The API's method comments:analyze, or a compatible server.
+        languages: Codes such as "en"; `None` lets the API detect the language.
+        first_line: See `NonToxicity`.
+        short: See `NonToxicity`.
+        limits: Rate limits; `None` is one request per second.
+        cache: Cache of the results, refusals too; `None` is no cache.
 
     Raises:
         UserError: A value is not allowed.
@@ -60,22 +61,22 @@ class PerspectiveScorer(NonToxicity):
             )
         self.languages = list(languages) if languages else None
         limits = limits or Limits(requests_per_minute=REQUESTS_PER_MINUTE)
-        # In a header, so that no proxy's log and no message shows the key in the URL.
+        # In a header: a key in the URL would appear in proxies' logs and in messages.
         self.client = HttpClient("Perspective", url, api_key_env, limits, "X-Goog-Api-Key", "")
         self.cache = cache
 
     def check(self) -> None:
-        """See that the key is there; see `swarm.tasks.base.RequiresSetup.check`."""
+        """Check that the key is set; see `swarm.tasks.base.RequiresSetup.check`."""
         self.client.check()
 
     def open(self, device: str) -> None:
-        """Nothing to load; connections are made when something is asked."""
+        """Do nothing: connections are made with the first request."""
 
     def measure_toxicity(self, texts: Sequence[str]) -> list[float | None]:
-        """The toxicity of different texts; `None` where the API refuses one.
+        """Return the toxicity of different texts; `None` if the API refuses one.
 
         Raises:
-            UserError: The API cannot be reached, or does not answer as agreed.
+            UserError: The API cannot be reached, or its response is malformed.
         """
         try:
             return self._cached_toxicity(texts)
@@ -86,7 +87,7 @@ class PerspectiveScorer(NonToxicity):
             ) from None
 
     def _cached_toxicity(self, texts: Sequence[str]) -> list[float | None]:
-        """What is kept, and what the API says of the rest."""
+        """Return cached values, and request the rest from the API."""
         bodies = [self._request_body(text) for text in texts]
         names = [make_cache_key("perspective", self.client.url, body) for body in bodies]
         found = self.cache.get(names) if self.cache else {}
@@ -129,7 +130,7 @@ class PerspectiveScorer(NonToxicity):
 
 
 def is_text_error(error: BadRequest) -> bool:
-    """Whether the API refuses a text; a wrong key is a 400 too, and says no "errorType"."""
+    """Return whether the API refuses a text; a wrong key is a 400 too, but without "errorType"."""
     content = error.content if isinstance(error.content, Mapping) else {}
     inner = content.get("error")
     details = inner.get("details") if isinstance(inner, Mapping) else None

@@ -1,4 +1,4 @@
-"""A reward model: reads a prompt and an answer as a conversation and says how good it is."""
+"""A reward model: reads a prompt and an answer as a conversation and returns its quality."""
 
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
@@ -10,7 +10,7 @@ from swarm.tasks.base import Item, Score
 from swarm.tasks.dataset import text_field_error
 
 PLAIN_TEMPLATE = "User: {prompt}\n\nAssistant: {answer}"
-"""The conversation for a reward model that has no chat template and reads no pairs."""
+"""The conversation for a reward model without chat template and without pairs of texts."""
 
 CLASSIFIER_SUFFIX = "ForSequenceClassification"
 
@@ -22,19 +22,20 @@ class RewardModelScorer:
     and, as InternLM2-Reward, a model that brings code with `get_scores(tokenizer, conversations)`
     or `get_score(tokenizer, conversation)`, which runs with `trust_remote_code` only.
 
-    The conversation, the user's prompt and the answer, goes through the model's own chat template;
-    where it has none, as a pair of texts if its tokenizer separates such, else as `PLAIN`. Of a
-    conversation longer than a classifier can read, its first token and its end are read.
+    The conversation, the user's prompt and the answer, is formatted with the model's own chat
+    template; without one, as a pair of texts if its tokenizer separates such, else as
+    `PLAIN_TEMPLATE`. Of a conversation beyond a classifier's context, its first token and its end
+    are read.
 
-    Blanks around an answer are not read, as in the original. A score's measures are "reward", the
-    model's raw number, and "length", the answer's number of tokens by the reward model's tokenizer
-    with its special tokens. The value is the raw reward, on no scale
-    (`swarm.tasks.reward_model.RewardModelTask` has one). An answer of blanks counts as unparsed,
-    and has its reward all the same; one whose reward is no number does too, without that measure,
-    and its value is minus infinity.
+    Answers are stripped, as in the original. A score's measures are "reward", the model's raw
+    number, and "length", the answer's number of tokens by the reward model's tokenizer with its
+    special tokens. The value is the raw reward, on no scale
+    (`swarm.tasks.reward_model.RewardModelTask` has one). A blank answer counts as unparsed, but has
+    its reward; one whose reward is not finite counts as unparsed too, without that measure, and its
+    value is minus infinity.
 
     Args:
-        model, device, dtype, trust_remote_code, max_tokens: See `LocalModel`; model is its path.
+        model, device, dtype, trust_remote_code, max_tokens: See `ScoringModel`; model is its path.
 
     Raises:
         UserError: A value is not allowed.
@@ -54,11 +55,11 @@ class RewardModelScorer:
         self.local = ScoringModel(model, device, dtype, trust_remote_code, max_tokens)
 
     def check(self) -> None:
-        """See `Prepared.check`; a hub model that is not on disk yet is not looked into.
+        """See `RequiresSetup.check`; a hub model that is not on disk yet is not checked.
 
         Raises:
-            UserError: There is no such model, it is no reward model, or it comes with code that
-                may not run.
+            UserError: There is no such model, it is no reward model, or it comes with code that may
+                not run.
         """
         if config := self.local.load_config():
             self._model_class(config)
@@ -68,10 +69,10 @@ class RewardModelScorer:
         return self.local.source_digests()
 
     def open(self, device: str) -> None:
-        """See `Prepared.open`.
+        """See `RequiresSetup.open`.
 
         Raises:
-            UserError: As `check`, `LocalModel.resolve` and `LocalModel.open`.
+            UserError: As `check`, `ScoringModel.resolve_folder` and `ScoringModel.open`.
         """
         folder = self.local.resolve_folder()
         kind = self._model_class(read_config(folder))
@@ -83,7 +84,7 @@ class RewardModelScorer:
             )
 
     def _model_class(self, config: Mapping[str, Any]) -> str:
-        """The class of transformers that opens a model with this configuration."""
+        """Return the class of transformers that opens a model with this configuration."""
         path, own = self.local.path, config.get("auto_map") or {}
         classes = [str(name) for name in config.get("architectures") or []]
         if (
@@ -109,7 +110,7 @@ class RewardModelScorer:
         return "AutoModel"
 
     def item_error(self, item: Item) -> str | None:
-        """An item has to have a prompt, whatever the task's template makes of it."""
+        """Return an item's error; it needs a prompt, whatever the task's template."""
         return text_field_error(item, "prompt")
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
@@ -120,7 +121,7 @@ class RewardModelScorer:
         return [_reward_score(*row) for row in zip(texts, rewards, lengths, strict=True)]
 
     def _classifier_rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """The rewards of (prompt, answer) pairs by a classifier's one logit."""
+        """Return the rewards of (prompt, answer) pairs by a classifier's single logit."""
         limit = self.local.max_input_tokens()
         rows = [
             _truncate_middle(self._encode_pair(prompt, answer), limit) for prompt, answer in pairs
@@ -130,7 +131,7 @@ class RewardModelScorer:
     def _encode_pair(self, prompt: str, answer: str) -> dict[str, list[int]]:
         tokenizer = self.local.tokenizer
         if tokenizer.chat_template:
-            # The template writes the special tokens itself.
+            # The template contains the special tokens itself.
             said = tokenizer.apply_chat_template(_conversation(prompt, answer), tokenize=False)
             return self.local.encode(str(said), special=False)
         if tokenizer.sep_token is not None:
@@ -138,7 +139,7 @@ class RewardModelScorer:
         return self.local.encode(PLAIN_TEMPLATE.format(prompt=prompt, answer=answer))
 
     def _custom_rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """The rewards of (prompt, answer) pairs by the model's own code."""
+        """Return the rewards of (prompt, answer) pairs by the model's own code."""
         import torch
 
         network, tokenizer = self.local.network, self.local.tokenizer
@@ -151,7 +152,7 @@ class RewardModelScorer:
                     said = network.get_scores(tokenizer, chosen)
                 else:
                     said = [network.get_score(tokenizer, turn) for turn in chosen]
-            # Of one conversation such code may give a bare number.
+            # For one conversation such code may return a bare number.
             return [float(x) for x in torch.as_tensor(said, dtype=torch.float64).flatten()]
 
         lengths = [len(self.local.encode(a + b)["input_ids"]) for a, b in pairs]
@@ -166,7 +167,7 @@ def _conversation(prompt: str, answer: str) -> list[dict[str, str]]:
 
 
 def _truncate_middle(row: Mapping[str, Sequence[int]], limit: int) -> dict[str, list[int]]:
-    """The row's first token and its end, `limit` tokens together."""
+    """Return the row's first token and its end, `limit` tokens together."""
     return {
         name: [*ids[:1], *ids[len(ids) - limit + 1 :]] if len(ids) > limit else list(ids)
         for name, ids in row.items()

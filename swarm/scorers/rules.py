@@ -1,4 +1,4 @@
-"""Scorers that read an answer by a rule and compare it: a regular expression, a number, words."""
+"""Scorers that parse an answer by a rule and compare it: a regular expression, a number, words."""
 
 import re
 import string
@@ -17,17 +17,17 @@ from swarm.tasks.dataset import gold_answer_error
 
 
 class RuleScorer:
-    """What rules share: an answer is read from the text, and the answer is what has a value."""
+    """Base class of rules: an answer is parsed from the text, and its value is the score."""
 
     highest: float | None = 1.0
     votes = True
 
     def read_answer(self, text: str) -> str | None:
-        """The answer that a text gives, or `None`."""
+        """Return the answer of a text, or `None`."""
         raise NotImplementedError
 
     def answer_value(self, item: Item, answer: str) -> float:
-        """What an answer is worth, 0 to 1."""
+        """Return the value of an answer, 0 to 1."""
         raise NotImplementedError
 
     def grade(self, item: Item, answer: str | None) -> float:
@@ -42,16 +42,15 @@ class RuleScorer:
 
 
 class Regex(RuleScorer):
-    """1 if what a regular expression finds is the item's "answer".
+    """1 if the match of a regular expression is the item's "answer".
 
-    For an item without an "answer", 1 if it finds anything. What is found is the first group that
-    took part, or the whole match of a pattern without groups, without blanks around it; matches
-    that come to nothing are passed over.
+    For an item without an "answer", 1 if anything matches. The match is its first nonempty group,
+    or the complete match of a pattern without groups, stripped; empty matches are skipped.
 
     Args:
-        pattern: A Python regular expression; flags stand in it, as in "(?i)answer: (\\\\w+)", and
-            with "i" upper and lower case are the same for the comparison too.
-        take: Which match counts, "first" or "last".
+        pattern: A Python regular expression; flags are inline, as in "(?i)answer: (\\\\w+)", and
+            with "i" the comparison ignores case too.
+        take: The match that counts, "first" or "last".
 
     Raises:
         UserError: A value is not allowed.
@@ -67,11 +66,11 @@ class Regex(RuleScorer):
         self.take = validation.check_one_of("scorer.take", take, ("first", "last"))
 
     def item_error(self, item: Item) -> str | None:
-        """An "answer", where there is one, has to be a text or a number."""
+        """Return an item's error; an "answer", if present, has to be a text or a number."""
         return gold_answer_error(item["answer"]) if "answer" in item else None
 
     def read_answer(self, text: str) -> str | None:
-        """See `Rule.read`."""
+        """See `RuleScorer.read_answer`."""
         found = None
         for match in self.pattern.finditer(text):
             taken = next(filter(None, match.groups()), "" if match.re.groups else match.group())
@@ -81,7 +80,7 @@ class Regex(RuleScorer):
         return found
 
     def answer_value(self, item: Item, answer: str) -> float:
-        """See `Rule.value`."""
+        """See `RuleScorer.answer_value`."""
         if "answer" not in item:
             return 1.0
         pair = (answer.strip(), str(item["answer"]).strip())
@@ -91,15 +90,14 @@ class Regex(RuleScorer):
 
 
 class Numeric(RuleScorer):
-    """1 if the number that a text gives (swarm/tasks/parsing.py) is near enough to the "answer".
+    """1 if the number in a text (`swarm.tasks.parsing`) is close enough to the "answer".
 
-    Near enough is `absolute`, or `relative` times the answer's size, whichever is more; both 0
-    asks for the same value, however it is spelt.
+    Close enough is `absolute`, or `relative` times the answer's size, whichever is more; both 0
+    requires the same value, in any spelling.
 
     Args:
-        take: Which number counts where none is marked by "answer is", "####" and the like:
-            "first" for prompts that ask for the bare number, "last" for those that lead to
-            reasoning.
+        take: The number that counts if none is marked by "answer is", "####" and the like: "first"
+            for prompts that request the bare number, "last" for those that lead to reasoning.
         absolute: In the answer's unit.
         relative: A share of the answer, .01 for one percent.
 
@@ -113,17 +111,17 @@ class Numeric(RuleScorer):
         self.relative = _check_tolerance("relative", relative)
 
     def item_error(self, item: Item) -> str | None:
-        """The "answer" has to be a number, or a text that is one."""
+        """Return an item's error; the "answer" has to be a number, or a text that is one."""
         if "answer" not in item:
             return 'it has no "answer"'
         return None if _to_decimal(item["answer"]) is not None else 'its "answer" is not a number'
 
     def read_answer(self, text: str) -> str | None:
-        """See `Rule.read`."""
+        """See `RuleScorer.read_answer`."""
         return parsing.extract_answer(text, "number", self.take)
 
     def answer_value(self, item: Item, answer: str) -> float:
-        """See `Rule.value`."""
+        """See `RuleScorer.answer_value`."""
         gold, given = _to_decimal(item["answer"]), _to_decimal(answer)
         if gold is None or given is None:
             return 0.0
@@ -135,15 +133,15 @@ class Numeric(RuleScorer):
 
 
 class F1(RuleScorer):
-    """How far the words of a text are those of the "answer": the F1 of SQuAD, 0 to 1.
+    """Overlap of a text's words with those of the "answer": the F1 of SQuAD, 0 to 1.
 
-    The harmonic mean of precision and recall over words, counted with repetitions, after lower
-    case and without ASCII punctuation and the articles a, an and the; of several answers (a list)
-    the best counts. Source: Rajpurkar et al., SQuAD, EMNLP 2016, section 6.1.
+    The harmonic mean of precision and recall over words, counted with repetitions, in lower case
+    and without ASCII punctuation and the articles a, an and the; of several answers (a list) the
+    best counts. Source: Rajpurkar et al., SQuAD, EMNLP 2016, section 6.1.
 
     Args:
-        lines: "first" reads the first line that has a word, without "The answer is", and stops
-            there; "all" reads the whole text.
+        lines: "first" reads the first line with a countable word, without "The answer is", and
+            stops there; "all" reads the complete text.
 
     Raises:
         UserError: A value is not allowed.
@@ -155,7 +153,7 @@ class F1(RuleScorer):
         self.lines = validation.check_one_of("scorer.lines", lines, ("first", "all"))
 
     def item_error(self, item: Item) -> str | None:
-        """The "answer" has to be one text or number, or a list of them, each with a word."""
+        """Return an item's error; the "answer" has to be texts or numbers with countable words."""
         if "answer" not in item:
             return 'it has no "answer"'
         if not (golds := _gold_values(item)):
@@ -168,14 +166,14 @@ class F1(RuleScorer):
         return None
 
     def read_answer(self, text: str) -> str | None:
-        """See `Rule.read`; the words that count, with single blanks."""
+        """See `RuleScorer.read_answer`; the words that count, with single blanks."""
         if self.lines == "first":
             lines = (parsing.ANSWER_LEAD.sub("", line) for line in text.split("\n"))
             text = next((line for line in lines if split_words(line)), "")
         return " ".join(split_words(text)) or None
 
     def answer_value(self, item: Item, answer: str) -> float:
-        """See `Rule.value`."""
+        """See `RuleScorer.answer_value`."""
         return max(
             token_f1(split_words(answer), split_words(str(one))) for one in _gold_values(item)
         )
@@ -189,13 +187,13 @@ class F1(RuleScorer):
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text that SQuAD's F1 counts."""
+    """Return the words of a text that SQuAD's F1 counts."""
     bare = text.lower().translate(str.maketrans("", "", string.punctuation))
     return [word for word in bare.split() if word not in ("a", "an", "the")]
 
 
 def token_f1(given: Sequence[str], gold: Sequence[str]) -> float:
-    """The harmonic mean of precision and recall of the `given` words, with repetitions."""
+    """Return the harmonic mean of precision and recall of the `given` words, with repetitions."""
     shared = (Counter(given) & Counter(gold)).total()
     return 2 * shared / (len(given) + len(gold)) if shared else 0.0
 

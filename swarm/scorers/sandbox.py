@@ -1,4 +1,4 @@
-"""Sandboxes for code that nobody has read: bubblewrap, or namespaces of the user's own."""
+"""Sandboxes for untrusted code: bubblewrap, or unprivileged user namespaces."""
 
 import ast
 import builtins
@@ -21,16 +21,16 @@ from swarm.errors import UserError
 from swarm.scorers import calls, confined
 
 KINDS = ("bubblewrap", "namespaces")
-"""The ways to a sandbox, the first that works is taken."""
+"""Kinds of sandbox; the first that works is used."""
 
 DISABLE_USERNS = "--disable-userns"
 """The flag of bubblewrap 0.8 and later that forbids namespaces inside."""
 
 CLOCK = 10
-"""Seconds that may pass for each of CPU time, as many others may want the CPU too."""
+"""Wall-clock seconds per second of CPU time, as the CPU may be shared with other processes."""
 
 FILE_SIZE, FILES = 2**26, 256
-"""The most bytes of a file that a program may write, and the most files that it has open."""
+"""Maximum bytes of a file that a program writes, and maximum number of open files."""
 
 SYSTEM = (
     "/usr",
@@ -48,28 +48,28 @@ SYSTEM = (
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 HOME = "/sandbox"
 SIZES = {HOME: "64m", "/tmp": "64m", "/dev/shm": "16m"}
-"""File systems in memory, the only places that can be written."""
+"""Memory file systems, the only writable paths."""
 
 RLIMIT_OF_A_NAMESPACE = (5, 14)
-"""The Linux from which on the number of processes is counted in each user namespace by itself."""
+"""Linux version from which on the number of processes is counted per user namespace."""
 
 
 class NoSandbox(UserError):
-    """There is none, or it cannot be entered."""
+    """There is no sandbox, or it cannot be entered."""
 
 
 class Sandbox:
-    """Runs a program and its test, each in a sandbox of its own.
+    """Runs a program and its test, each in a separate sandbox.
 
-    What a sandbox has: read-only /usr, /lib and Python's own folders; 64 MiB of memory file system
-    as its home and as /tmp; an environment of a few fixed variables; processes that see no others
-    and all end with the first; no network. The same limits hold for both.
+    A sandbox has: read-only /usr, /lib and Python's own folders; 64 MiB of memory file system as
+    its home and as /tmp; an environment of a few fixed variables; processes that see no others and
+    all end with the first; no network. The same limits apply to both.
 
     Args:
         kind: One of `KINDS`, or "none": processes of this user, with limits and an empty folder.
-        seconds: Of CPU time for each process; ten times as many may pass on the clock.
-        memory: The most memory, in MiB, that one process may map, and all together may hold.
-        processes: The most processes at a time, not counted where `kind` is "none".
+        seconds: CPU time of each process; the wall-clock limit is ten times as much.
+        memory: Maximum memory, in MiB, that one process may map, and all together may hold.
+        processes: Maximum number of processes at a time, not counted if `kind` is "none".
     """
 
     def __init__(self, kind: str, seconds: int, memory: int, processes: int) -> None:
@@ -87,7 +87,7 @@ class Sandbox:
             self.limits["RLIMIT_NPROC"] = processes
 
     def run(self, programs: Sequence[str], prompt: str, test: str) -> bool | None:
-        """Whether the first of the programs that is Python passes; `None` if none is Python.
+        """Return whether the first program that is Python passes; `None` if none is Python.
 
         Raises:
             NoSandbox: It cannot be entered here.
@@ -121,7 +121,7 @@ class Sandbox:
     def _begin(
         self, home: Path, task: Mapping[str, Any], end: socket.socket, errors: IO[bytes]
     ) -> "subprocess.Popen[bytes]":
-        """Start one of the two processes, with what it is to do on its standard input."""
+        """Start one of the two processes, with its task on its standard input."""
         inside = str(home) if self.kind == "none" else HOME
         whole = {
             **task,
@@ -155,7 +155,7 @@ class Sandbox:
         except OSError as error:
             raise NoSandbox(f"{error.filename}: {error.strerror}") from None
         assert process.stdin is not None
-        with suppress(OSError):  # one that has ended already is seen by its verdict
+        with suppress(OSError):  # a process that has already ended is detected by its verdict
             process.stdin.write(json.dumps(whole).encode())
             process.stdin.close()
         return process
@@ -192,24 +192,24 @@ class Sandbox:
             words += ["--ro-bind", path, path]
         for path in devices():
             words += ["--dev-bind", path, path]
-        # Of /proc too: for a program of root's, /proc/sys is the machine's own.
+        # /proc is read-only too: for a program of root's, /proc/sys is the machine's own.
         words += ["--proc", "/proc", "--remount-ro", "/proc", "--remount-ro", "/"]
         return [*words, "--chdir", HOME, "--", *python]
 
     def _verdict(self, process: "subprocess.Popen[bytes]") -> str:
-        """What the process of the test says."""
+        """Return the verdict of the test's process."""
         assert process.stdout is not None
-        process.stdin = None  # written and closed
+        process.stdin = None  # closed: communicate() must not write to it
         try:
             said, _ = process.communicate(timeout=self.clock + CLOCK)
         except subprocess.TimeoutExpired:
             return "late"
-        # Killed by its supervisor, or by a limit, with nothing said.
+        # No output: killed by its supervisor, or by a limit.
         return said.decode("utf-8", "replace") or ("late" if process.returncode == 0 else "")
 
 
 def choose(kind: str, memory: int, processes: int) -> str:
-    """The kind of sandbox to use.
+    """Return the kind of sandbox to use.
 
     Args:
         kind: One of `KINDS`, "none", or "auto": the first of `KINDS` that works.
@@ -234,7 +234,7 @@ def choose(kind: str, memory: int, processes: int) -> str:
 
 @functools.cache
 def why_not(kind: str) -> str | None:
-    """Why a kind of sandbox does not work here, `None` if it does; tried once in a process."""
+    """Return why a kind of sandbox fails here, `None` if it works; tried once per process."""
     if kind == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
     if kind == "bubblewrap" and not _forbids_namespaces():
@@ -249,7 +249,7 @@ def why_not(kind: str) -> str | None:
 
 
 def _judging(prompt: str, test: str) -> dict[str, Any]:
-    """What the process of a test is to do."""
+    """Return the task of a test's process."""
     asked = re.findall(r"^\s*(?:async\s+)?(?:def|class)\s+(\w+)", prompt, re.MULTILINE)
     imports = re.findall(r"^(?:import|from)[ \t].*$", prompt, re.MULTILINE)
     return {
@@ -270,7 +270,7 @@ def _compiles(line: str) -> bool:
 
 
 def _modules(test: str) -> dict[str, str]:
-    """The modules that a test names before a dot without an import: `math` of `math.isclose`."""
+    """Return the modules that a test uses without an import: `math` of `math.isclose`."""
     try:
         nodes = list(ast.walk(ast.parse(test)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -292,21 +292,21 @@ module.main()
 
 @functools.cache
 def _source() -> str:
-    """The program of a sandbox: the modules that it consists of, under their names."""
+    """Return the source of a sandbox's program: its modules, under their names."""
     files = {one.__name__: Path(str(one.__file__)) for one in (calls, confined)}
     texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
     return BOOT.format(modules={"swarm": "", "swarm.scorers": "", **texts})
 
 
 def _forbids_namespaces() -> bool:
-    """Whether this bubblewrap can: in one of its own a program has memory without limits."""
+    """Return whether this bubblewrap can forbid namespaces, in which memory would be unlimited."""
     done = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False)
     return DISABLE_USERNS in done.stdout + done.stderr
 
 
 @functools.cache
 def paths() -> list[str]:
-    """What is seen inside, read-only: the system's programs and Python's own."""
+    """Return the paths visible inside, read-only: the system's programs and Python's own."""
     python = {
         sys.prefix,
         sys.base_prefix,
@@ -326,18 +326,18 @@ def _below(path: str, folders: Sequence[str]) -> bool:
 
 @functools.cache
 def links() -> list[str]:
-    """Symbolic links to be made inside, as /lib often is one to /usr/lib."""
+    """Return symbolic links to create inside, as /lib often is one to /usr/lib."""
     return [path for path in SYSTEM if os.path.islink(path)]
 
 
 @functools.cache
 def devices() -> list[str]:
-    """The devices that are there inside."""
+    """Return the devices available inside."""
     return [path for path in DEVICES if os.path.exists(path)]
 
 
 def _libraries() -> list[str]:
-    """The shared libraries that Python itself was linked with, wherever they lie."""
+    """Return the shared libraries that Python itself is linked with."""
     named = re.compile(r"/(ld-|lib(c|m|dl|pthread|util|rt|python[\d.]*)[-.])[^/]*$")
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -347,17 +347,17 @@ def _libraries() -> list[str]:
 
 
 def _environment(home: str) -> dict[str, str]:
-    """All variables that there are inside."""
+    """Return all environment variables set inside."""
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {"PATH": "/usr/bin:/bin", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", **one}
 
 
 @contextmanager
 def _before_all_others() -> Iterator[None]:
-    """What this thread starts inside comes first on the CPU, where the user is root.
+    """Raise the CPU priority of processes started inside the block, if the user is root.
 
-    RLIMIT_NPROC does not hold for root's processes, so that a fork bomb would leave the supervisor,
-    which counts them, no time.
+    RLIMIT_NPROC does not apply to root's processes, so that a fork bomb would starve the
+    supervisor, which counts them.
     """
     mine = os.getpriority(os.PRIO_PROCESS, 0)
     with suppress(OSError):
@@ -370,7 +370,7 @@ def _before_all_others() -> Iterator[None]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process with its group; a sandbox ends with its first process."""
+    """Kill a process with its group; a sandbox ends with its first process."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

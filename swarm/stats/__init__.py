@@ -1,1 +1,1 @@
-"""Intervals, paired tests and number formats: the only statistics of the package."""
+"""Intervals, paired tests and number formats: the package's only statistics."""

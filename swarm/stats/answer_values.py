@@ -1,4 +1,4 @@
-"""What an answer is: text to count, a number, or probabilities; and columns of numbers for it."""
+"""Kinds of answers (text to count, numbers, probabilities), and answers as a matrix."""
 
 import json
 import math
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OTHER_ANSWERS = "[OTHER]"
-"""The answers that are not told apart."""
+"""Name of the column of all other answers."""
 
 UNSEEN_ANSWERS = "[UNSEEN]"
-"""Probability of tokens that a provider did not tell."""
+"""Name of the column of tokens whose probability the provider did not return."""
 
 MAX_ANSWERS = 50
-"""Answers told apart where nobody chose; the rest is `OTHER`."""
+"""Number of separate answers if none are selected; the rest is `OTHER_ANSWERS`."""
 
 MAX_COUNTED_ANSWERS = 200
-"""Answers that are counted one by one at all, but for selected ones."""
+"""Maximum number of answers that are counted separately at all, besides selected ones."""
 
 MAX_COUNTED_INTEGERS = 10
-"""Up to so many different whole numbers are answers to count, not a measure to average."""
+"""Maximum number of different integers that are counted as answers instead of averaged."""
 
 AnswerKind = Literal["shares", "probabilities", "mean"]
 
 
 def to_countable(value: Any) -> Any:
-    """A value that can be counted: lists and dictionaries as JSON, half surrogates escaped."""
+    """Return a countable value: lists and dictionaries as JSON, lone surrogates escaped."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list | dict | tuple | set):
@@ -47,7 +47,7 @@ def to_countable(value: Any) -> Any:
 
 
 def to_hashable_column(series: "pd.Series") -> "pd.Series":
-    """A column whose values can be counted."""
+    """Return a column with countable values."""
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(series):
@@ -57,11 +57,11 @@ def to_hashable_column(series: "pd.Series") -> "pd.Series":
 
 
 def infer_kind(answers: "pd.Series", choosing: bool = False, measure: bool = False) -> AnswerKind:
-    """What a column's known answers are.
+    """Return the kind of a column's known answers.
 
     Args:
-        choosing: Numbers are answers to count, as somebody chose among them.
-        measure: Whole numbers are a measure, however few.
+        choosing: Count numbers as answers, because the caller selects among them.
+        measure: Integers are a measure, however few.
     """
     import pandas as pd
 
@@ -82,14 +82,14 @@ def _are_numbers(values: Any) -> bool:
 
 
 def parse_probabilities(answer: Mapping[Any, float]) -> dict[Any, float]:
-    """Token or rating to probability: of log probabilities too, and with ratings as integers."""
+    """Return token or rating to probability, from log probabilities too; ratings as integers."""
     log = min(answer.values(), default=0.0) < 0
     whole = all(isinstance(k, str) and k.isascii() and k.isdigit() for k in answer)
     return {(int(k) if whole else k): (math.exp(p) if log else float(p)) for k, p in answer.items()}
 
 
 def are_ratings(answers: Iterable[Mapping[Any, float]]) -> bool:
-    """Whether all that is there are whole numbers, with probabilities that sum to 1.
+    """Return whether all keys are integers, with probabilities that sum to 1.
 
     Tokens that happen to be numbers leave some probability for others.
     """
@@ -103,10 +103,10 @@ def are_ratings(answers: Iterable[Mapping[Any, float]]) -> bool:
 def build_matrix(
     answers: "pd.Series", choosing: bool, selected: Sequence[Any] | None, measure: bool
 ) -> tuple[AnswerKind, list[Any], "np.ndarray"]:
-    """What answers are, the names of what is counted, [K], and their numbers, [N, K].
+    """Return the kind of the answers, the names of the columns, [K], and their values, [N, K].
 
     Raises:
-        WrongValue: A number is infinite.
+        InvalidArgument: A number is infinite.
     """
     import numpy as np
     import pandas as pd
@@ -133,7 +133,7 @@ def build_matrix(
 
 
 def add_unseen(names: list[Any], matrix: "np.ndarray") -> tuple[list[Any], "np.ndarray"]:
-    """With a column of the probability that no token was told for, if there is any."""
+    """Append a column with the probability of unreported tokens, if there is any."""
     import numpy as np
 
     rest = np.clip(1.0 - matrix.sum(axis=1), 0.0, 1.0)
@@ -150,7 +150,7 @@ def select_answers(
     min_fraction: float | None,
     most: int,
 ) -> tuple[list[Any], "np.ndarray"]:
-    """The chosen or most frequent answers, most frequent first, then `OTHER` and `UNSEEN`."""
+    """Return the selected or most frequent answers in descending order, then other and unseen."""
     import numpy as np
 
     last = (OTHER_ANSWERS, UNSEEN_ANSWERS)
@@ -172,19 +172,16 @@ def select_answers(
     return found, np.column_stack(columns) if columns else np.zeros((len(matrix), 0))
 
 
-# The answers of a data frame as numbers: one row an answer, one column what can be counted.
-
-
 class AnswerMatrix(NamedTuple):
-    """What was answered, without what failed or was refused.
+    """Answers as a matrix, one row per answer, without failures and refusals.
 
     Attributes:
         kind: Whether the columns are answers, tokens with probabilities, or one number.
-        names: [K] the answers; of a number the column's name.
-        matrix: [N, K]; of shares 0 or 1.
-        frame: [N] the rows that it comes from.
-        categories: In the order in which they are shown.
-        category: [N] each row's place in `categories`.
+        names: [K] the answers; for a number the column's name.
+        matrix: [N, K]; for shares 0 or 1.
+        frame: [N] the corresponding rows of the data frame.
+        categories: In display order.
+        category: [N] each row's index in `categories`.
         refused: Answers of `None`, by category.
         errors: Rows that failed, by category.
     """
@@ -199,7 +196,7 @@ class AnswerMatrix(NamedTuple):
     errors: dict[Any, int]
 
     def cluster_codes(self, columns: Sequence[str]) -> list["np.ndarray"]:
-        """[N] integers for each of those columns that are there."""
+        """Return [N] integers for each of the columns that exist."""
         import pandas as pd
 
         return [
@@ -210,10 +207,10 @@ class AnswerMatrix(NamedTuple):
 
 
 def get_column(df: "pd.DataFrame", name: str, argument: str) -> "pd.Series":
-    """A column.
+    """Return a column.
 
     Raises:
-        WrongValue: There is none of this name.
+        InvalidArgument: There is none of this name.
     """
     if name in df.columns:
         return df[name]
@@ -228,14 +225,14 @@ def get_column(df: "pd.DataFrame", name: str, argument: str) -> "pd.Series":
 def order_categories(
     df: "pd.DataFrame", category_column: str, selected: Sequence[Any] | None = None
 ) -> list[Any]:
-    """The categories: as selected, else as they come; models group by group.
+    """Return the categories: as selected, else in order of appearance; models group by group.
 
     Raises:
-        WrongValue: A selected one is not there.
+        InvalidArgument: A selected one does not occur.
     """
     found = to_hashable_column(df[category_column])
     if category_column == "model" and "group" in df.columns:
-        # First groups first, and within one the models as they come.
+        # First groups first, and within a group the models in order of appearance.
         groups = to_hashable_column(df["group"])
         place = {name: i for i, name in enumerate(groups.unique())}
         first = groups.map(place).groupby(found, sort=False).min()
@@ -263,17 +260,17 @@ def read_answers(
     measure: bool = False,
     most: int = MAX_ANSWERS,
 ) -> AnswerMatrix:
-    """A data frame's answers.
+    """Read a data frame's answers.
 
     Args:
-        selected_answers: Told apart; the others are `OTHER`.
-        min_fraction: Or told apart are those that at least one category gave so often.
-        count: Numbers are answers to count too, as they are where some are chosen.
-        measure: Numbers are measures, even if there are few whole ones.
-        most: So many are told apart where none are chosen.
+        selected_answers: Answers with a separate column; the others are `OTHER_ANSWERS`.
+        min_fraction: Alternatively, select answers that reach this share in at least one category.
+        count: Count numbers as answers, as is done if some are selected.
+        measure: Numbers are measures, even if there are few integers.
+        most: Number of separate answers if none are selected.
 
     Raises:
-        WrongValue: A column or category is not there, or both ways to choose are used.
+        InvalidArgument: A column or category does not exist, or both ways to select are used.
     """
     if selected_answers is not None and min_fraction is not None:
         raise InvalidArgument("selected_answers and min_fraction: give one of the two, not both")

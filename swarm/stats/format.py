@@ -1,4 +1,4 @@
-"""Numbers as a report's readers take them."""
+"""Format numbers, tables and sparklines for reports, terminals and Markdown pages."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ MINUS_SIGN = "\N{MINUS SIGN}"
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """With three decimals; large ones with fewer, missing ones as a dash."""
+    """Format with three decimals; large numbers with fewer, missing ones as a dash."""
     if value is None or not math.isfinite(value):
         return "–"
     if abs(value) >= 100:
@@ -18,39 +18,39 @@ def format_number(value: float | None, digits: int = 3) -> str:
 
 
 def format_signed(value: float, digits: int = 3) -> str:
-    """With its sign."""
+    """Format with a sign."""
     return _replace_minus(f"{value:+.{digits}f}")
 
 
 def format_interval(value: float, ends: Sequence[float] | None) -> str:
-    """With its 95 % interval, if that is known: "0.375 [0.212, 0.573]"."""
+    """Format with the 95 % interval, if known: "0.375 [0.212, 0.573]"."""
     if ends is None:
         return format_number(value)
     return f"{format_number(value)} [{format_number(ends[0])}, {format_number(ends[1])}]"
 
 
 def format_p_value(p: float) -> str:
-    """Three digits, as in the sentences of `swarm.runs.describe`."""
+    """Format with three digits, as in the sentences of `swarm.runs.describe`."""
     return f"{p:.3g}"
 
 
 def format_percent(share: float | None) -> str:
-    """Without decimals."""
+    """Format as a percentage without decimals."""
     return "–" if share is None else f"{share:.0%}"
 
 
 def format_count(value: float) -> str:
-    """A whole number with its thousands apart."""
+    """Format an integer with thousands separators."""
     return f"{value:,.0f}"
 
 
 def pluralize(number_: int, noun: str) -> str:
-    """A number of things: "1 iteration", "2 iterations"."""
+    """Format a number of things: "1 iteration", "2 iterations"."""
     return f"{number_} {noun}{'s' * (number_ != 1)}"
 
 
 def format_duration(seconds: float) -> str:
-    """Hours and minutes, or minutes and seconds."""
+    """Format as hours and minutes, or minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -59,19 +59,17 @@ def format_duration(seconds: float) -> str:
 
 
 def _replace_minus(words: str) -> str:
-    """A number that rounds to zero has no sign."""
+    """Use the minus sign; a number that rounds to zero has no sign."""
     if not any(digit in words for digit in "123456789"):
         words = words.replace("-", "").replace("+", "")
     return words.replace("-", MINUS_SIGN)
 
 
-# Numbers as text that reads well in a terminal, a pipe and a Markdown page.
-
 SPARK_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table with aligned columns: the first to the left, all others to the right."""
+    """Return a Markdown table with aligned columns: the first left, all others right."""
     widths = [max(3, *map(len, column)) for column in zip(header, *rows, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return [
@@ -86,7 +84,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
 
 
 def format_sparkline(values: Sequence[float]) -> str:
-    """One block a value, from the lowest to the highest; a space where there is none."""
+    """Return one block per value, scaled from the lowest to the highest; a space for NaN."""
     known = [value for value in values if not math.isnan(value)]
     low, high = min(known, default=0.0), max(known, default=0.0)
     step = (high - low) / (len(SPARK_BLOCKS) - 1) or 1.0
@@ -94,12 +92,12 @@ def format_sparkline(values: Sequence[float]) -> str:
 
 
 def format_share(interval: MeanInterval) -> str:
-    """A share with its 95 % interval and n, short: ".48 [.41, .55] n=200"."""
+    """Format a share with its 95 % interval and n, short: ".48 [.41, .55] n=200"."""
     return f"{format_span(*interval[:3])} n={interval.n}"
 
 
 def format_span(mean: float, low: float, high: float) -> str:
-    """A number with its interval, short: ".48 [.41, .55]"."""
+    """Format a number with its interval, short: ".48 [.41, .55]"."""
     return f"{_format_short(mean)} [{_format_short(low)}, {_format_short(high)}]"
 
 

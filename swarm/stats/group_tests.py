@@ -1,4 +1,4 @@
-"""Whether groups or models differ: pairs of them, tested, and corrected for how many there are."""
+"""Pairwise tests of groups or models, corrected for multiple comparisons."""
 
 import math
 from collections.abc import Sequence
@@ -17,14 +17,15 @@ ALL_ANSWERS = "all answers"
 
 
 class GroupDifference(NamedTuple):
-    """What a test says of two categories.
+    """Test result of two categories.
 
     Attributes:
-        difference: The first minus the second; of all answers the total variation distance.
-        low: Of its 95 % interval, as `high`; NaN where none can be given.
-        p: Two-sided; NaN where nothing can be tested.
-        test: Which test it was.
-        note: What to know of it.
+        difference: The first minus the second; for all answers the total variation distance.
+        low: Lower end of its 95 % interval; NaN if there is none.
+        high: Upper end, likewise.
+        p: Two-sided; NaN if nothing can be tested.
+        test: Name of the test.
+        note: Caveats.
     """
 
     difference: float
@@ -45,29 +46,30 @@ def pairwise(
     answer: Any = None,
     selected_categories: Sequence[Any] | None = None,
 ) -> "pd.DataFrame":
-    """Each pair of categories: its difference with a 95 % interval, and Holm's p value.
+    """Test each pair of categories: its difference with a 95 % interval, and Holm's p value.
 
     Compared are the means of a numeric column, the share (or token probability) of `answer`, or,
-    without `answer`, all shares at once. The test follows from what the two have in common:
+    without `answer`, all shares at once. The test depends on what the two have in common:
 
-    - Several models on each side, none of them on both: Welch's t-test of the models' means (of
-      all answers: models are permuted), so that it holds for other models of such groups.
+    - Several models on each side, none of them on both: Welch's t-test of the models' means (for
+      all answers: models are permuted), so that it generalizes to other models of such groups.
     - Else 8 or more paraphrases that both answered: the signs of the paraphrases' differences are
-      flipped, so that it holds for other paraphrases too.
-    - Fewer: answers are permuted within each paraphrase, so that it holds for these alone, which
-      is noted: of other wordings' difference such an interval covers less than 95 %.
-    - None in common, as with categories of paraphrases: Welch's test of the paraphrases' means
-      from 4 on each side, else answers are permuted.
+      flipped, so that it generalizes to other paraphrases too.
+    - Fewer: answers are permuted within each paraphrase, so that it is valid for these alone, which
+      is noted: such an interval covers the difference for other wordings in less than 95 %.
+    - None in common, as with categories of paraphrases: Welch's test of the paraphrases' means from
+      4 on each side, else answers are permuted.
 
-    Each paraphrase weighs the same. What only one of the two was asked is left out, and noted.
+    Each paraphrase has equal weight. Questions that only one of the two answered are left out, and
+    noted.
 
     Returns:
-        "a", "b", "answer", "difference" (a minus b; of all answers the total variation distance,
-        with a note of what chance alone makes it), "low", "high", "p", "p_holm" (corrected over
-        all rows), "n_a", "n_b", "test", "note"; a row for each pair.
+        "a", "b", "answer", "difference" (a minus b; for all answers the total variation distance,
+        with a note of its size by chance alone), "low", "high", "p", "p_holm" (corrected over all
+        rows), "n_a", "n_b", "test", "note"; a row for each pair.
 
     Raises:
-        WrongValue: A column, category or answer is not there.
+        InvalidArgument: A column, category or answer does not exist.
     """
     import pandas as pd
 
@@ -101,7 +103,7 @@ def compare_pair(pair: ComparableRows, chosen: bool = False) -> GroupDifference:
     """Test one pair.
 
     Args:
-        chosen: Only the first column is of interest; the others are all else.
+        chosen: Only the first column is of interest; the others are all remaining answers.
     """
     import numpy as np
 
@@ -182,7 +184,7 @@ def _build_difference(
     chosen: bool,
     test: str,
 ) -> GroupDifference:
-    """One difference, or the total variation distance of all."""
+    """Return the difference of one column, or the total variation distance of all."""
     import numpy as np
 
     from swarm.stats.tests import permutation_p_value

@@ -1,4 +1,4 @@
-"""Intervals of means whose rows come in clusters: models, paraphrases, and samples within them."""
+"""Intervals of means and differences with clustered rows: models, paraphrases, and samples."""
 
 import math
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ Z95 = 1.959963984540054
 NUM_RESAMPLES = 2_000
 
 MAX_RESAMPLED_ROWS = 100
-"""Above so many rows the mean of resampled ones is drawn as normal, which it is by then."""
+"""With more rows, resampled means are drawn from their normal limit."""
 
 MIN_CLUSTERS = 5
-"""Fewer clusters say little of others; their spread is taken as if there were so many."""
+"""With fewer clusters, their spread is widened as for this many."""
 
 
 class ColumnIntervals(NamedTuple):
@@ -33,22 +33,23 @@ class ColumnIntervals(NamedTuple):
 def bootstrap_intervals(
     values: "np.ndarray", clusters: Sequence["np.ndarray"] = (), kind: str = "mean"
 ) -> ColumnIntervals:
-    """Means of columns with 95 % intervals by a hierarchical bootstrap.
+    """Return means of columns with 95 % intervals by a hierarchical bootstrap.
 
-    A mean strays by the draw of models, by that of paraphrases, and by that of samples within
-    them. Each is resampled: the clusters' deviations from the mean, shrunk by what samples alone
-    would make them deviate (so that this part is not counted twice), and the samples within each
-    cluster. Rows within a cluster are alike, and to resample them as if they were not gives
-    intervals far too narrow: Miller 2024, "Adding Error Bars to Evals", arXiv 2411.00640.
-    The bootstrap of clusters' effects: Field and Welsh 2007, "Bootstrapping clustered data", JRSS
-    B 69:369; the shrinking: Davison and Hinkley 1997, "Bootstrap Methods and their Application",
-    3.8; a spread of few is widened as Student's t is, as Hesterberg 2015, arXiv 1411.5279, has it.
+    A mean varies by the draw of models, of paraphrases, and of samples within them. Each is
+    resampled: the clusters' deviations from the mean, shrunk by the deviation expected from samples
+    alone (so that this part is not counted twice), and the samples within each cluster. Rows within
+    a cluster are correlated; resampling them as independent gives intervals that are far too
+    narrow: Miller 2024, "Adding Error Bars to Evals", arXiv 2411.00640.
+
+    The bootstrap of clusters' effects: Field and Welsh 2007, "Bootstrapping clustered data", JRSS B
+    69:369; the shrinking: Davison and Hinkley 1997, "Bootstrap Methods and their Application", 3.8;
+    the spread of few clusters is widened as Student's t is, as in Hesterberg 2015, arXiv 1411.5279.
 
     Args:
         values: [N, K].
-        clusters: Of each way to cluster, [N] integers; crossed ones are fine.
+        clusters: For each way to cluster, [N] integers; crossed ones are allowed.
         kind: "shares" for columns of 0 and 1 (their intervals are nowhere narrower than Wilson's
-            of so many answers), "probabilities" for what stays within 0 and 1, or "mean".
+            for the same number of answers), "probabilities" for values within 0 and 1, or "mean".
     """
     import numpy as np
 
@@ -74,7 +75,7 @@ def bootstrap_intervals(
 
 
 def wilson_interval(share: "np.ndarray", n: int) -> tuple["np.ndarray", "np.ndarray"]:
-    """Wilson's score intervals (1927, JASA 22:209) of [K] shares among n."""
+    """Return Wilson's score intervals (1927, JASA 22:209) of [K] shares among n."""
     import numpy as np
 
     scale = 1 + Z95**2 / n
@@ -84,21 +85,21 @@ def wilson_interval(share: "np.ndarray", n: int) -> tuple["np.ndarray", "np.ndar
 
 
 def _distinct_clusterings(clusters: Sequence["np.ndarray"]) -> list["np.ndarray"]:
-    """Those with several clusters; of two that divide the rows alike one."""
+    """Return the clusterings with several clusters, without duplicates."""
     import numpy as np
 
     found: dict[bytes, np.ndarray] = {}
     for codes in clusters:
         _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
         if len(first) > 1:
-            # Numbered as they come, so that two numberings of one division are equal.
+            # Renumber in order of appearance, so that two numberings of one partition are equal.
             renumbered = np.argsort(np.argsort(first))[inverse]
             found.setdefault(renumbered.tobytes(), renumbered)
     return list(found.values())
 
 
 def _cell_codes(clusters: Sequence["np.ndarray"], n: int) -> "np.ndarray":
-    """[N] the rows' cells: what shares every cluster is samples of the same."""
+    """Return [N] cell indices; rows that share every cluster are samples of one cell."""
     import numpy as np
 
     cells = np.zeros(n, dtype=int)
@@ -110,7 +111,7 @@ def _cell_codes(clusters: Sequence["np.ndarray"], n: int) -> "np.ndarray":
 def _resample_samples(
     values: "np.ndarray", cells: "np.ndarray", generator: "np.random.Generator"
 ) -> tuple["np.ndarray", "np.ndarray"]:
-    """The means' deviations [R, K] by the draw of samples, and their variances [K]."""
+    """Return the means' deviations [R, K] by the draw of samples, and their variances [K]."""
     import numpy as np
 
     n, k = values.shape
@@ -119,7 +120,7 @@ def _resample_samples(
     starts = np.cumsum(sizes) - sizes
     means = np.add.reduceat(values[order], starts, axis=0) / sizes[:, None]
     left = values - means[cells]
-    # Each sample's square, with the cell's lost degree of freedom given back.
+    # Each sample's square, corrected for the cell's lost degree of freedom.
     weight = np.where(sizes > 1, sizes / np.maximum(sizes - 1, 1), 0.0)[cells]
     variance = (weight[:, None] * left**2).sum(axis=0) / n**2
     if n > MAX_RESAMPLED_ROWS:
@@ -138,7 +139,7 @@ def _resample_clusters(
     variance: "np.ndarray",
     generator: "np.random.Generator",
 ) -> "np.ndarray":
-    """The means' deviations [R, K] by the draw of clusters alone."""
+    """Return the means' deviations [R, K] by the draw of clusters alone."""
     import numpy as np
 
     sizes = np.bincount(codes)
@@ -147,7 +148,7 @@ def _resample_clusters(
     sums = np.add.reduceat(values[order], np.cumsum(sizes) - sizes, axis=0)
     away = sums / sizes[:, None] - values.mean(axis=0)
     spread = (away**2).sum(axis=0) / (count - 1)
-    # A cluster has 1 / count of the samples, so its mean strays count times as much.
+    # A cluster has 1 / count of the samples, so its mean has count times the variance.
     own = np.clip(1 - count * variance / np.maximum(spread, 1e-300), 0.0, 1.0)
     times = generator.multinomial(count, [1 / count] * count, size=NUM_RESAMPLES) * sizes
     drawn: np.ndarray = times @ away / times.sum(axis=1, keepdims=True)
@@ -155,9 +156,9 @@ def _resample_clusters(
 
 
 def student_widening(count: int) -> float:
-    """How many times wider Student's central 95 % is than the normal one's, for so many."""
+    """Return the ratio of Student's central 95 % width to the normal one's, for `count` values."""
     freedom = max(count, MIN_CLUSTERS) - 1
-    # Cornish and Fisher's expansion of Student's quantile; within 0.003 from 4 degrees on.
+    # Cornish-Fisher expansion of Student's quantile; within 0.003 from 4 degrees of freedom on.
     z = Z95
     terms = (
         (z**3 + z) / 4,
@@ -167,15 +168,14 @@ def student_widening(count: int) -> float:
     return (z + sum(term / freedom**i for i, term in enumerate(terms, 1))) / z
 
 
-# Intervals of a difference of two means.
-
 IntervalEnds = tuple["np.ndarray", "np.ndarray"]
 
 
 def newcombe_interval(pair: ComparableRows) -> IntervalEnds:
-    """[K] ends of differences of shares: Newcombe 1998, Statistics in Medicine 17:873, method 10.
+    """Return [K] ends of differences of shares by Newcombe's method 10.
 
-    Each paraphrase weighs the same; that shares differ between them makes it a little wide.
+    Newcombe 1998, Statistics in Medicine 17:873. Each paraphrase has equal weight; as shares differ
+    between paraphrases, the interval is slightly conservative.
     """
     import numpy as np
 
@@ -195,7 +195,7 @@ def _stratified_mean(pair: ComparableRows, side: "np.ndarray") -> "np.ndarray":
 
 
 def student_interval(pair: ComparableRows) -> IntervalEnds:
-    """[K] ends of differences of means over these strata, Student's; NaN where one has one row."""
+    """Return [K] Student ends of differences of means over strata; NaN if a side has one row."""
     import numpy as np
 
     strata, difference, variance, freedom = np.unique(pair.strata), 0.0, 0.0, 0
@@ -211,7 +211,7 @@ def student_interval(pair: ComparableRows) -> IntervalEnds:
 
 
 def unit_means(pair: ComparableRows) -> tuple["np.ndarray", "np.ndarray"]:
-    """[U, K] the units' means, each paraphrase weighing the same, and whether each is first."""
+    """Return [U, K] the units' means, with equal weights of paraphrases, and which are first."""
     import numpy as np
 
     assert pair.units is not None
@@ -226,9 +226,9 @@ def unit_means(pair: ComparableRows) -> tuple["np.ndarray", "np.ndarray"]:
 
 
 def welch_test(first: "np.ndarray", second: "np.ndarray") -> tuple[float, float, float, float]:
-    """Welch's t-test (1947, Biometrika 34:28): difference, its 95 % interval, two-sided p.
+    """Apply Welch's t-test (1947, Biometrika 34:28): difference, its 95 % interval, two-sided p.
 
-    All but the difference are NaN where nothing varies.
+    All but the difference are NaN if nothing varies.
     """
     value = float(first.mean() - second.mean())
     parts = [float(side.var(ddof=1)) / len(side) for side in (first, second)]
@@ -243,10 +243,10 @@ def welch_test(first: "np.ndarray", second: "np.ndarray") -> tuple[float, float,
 
 
 def t_two_sided_p(t: float, freedom: float) -> float:
-    """How often Student's t is at least so far from 0, on both sides together."""
+    """Return the two-sided tail probability of Student's t."""
     import numpy as np
 
-    # With t = sqrt(freedom) tan(angle) its density is cos(angle) ** (freedom - 1).
+    # Substituting t = sqrt(freedom) tan(angle), the density is cos(angle) ** (freedom - 1).
     def tail_area(start: float) -> float:
         angles = np.linspace(start, math.pi / 2, 4001)
         heights = np.clip(np.cos(angles), 0.0, None) ** (freedom - 1)
@@ -256,7 +256,7 @@ def t_two_sided_p(t: float, freedom: float) -> float:
 
 
 def t_quantile(freedom: float) -> float:
-    """Within which the central 95 % of Student's t lie, by bisection."""
+    """Return the quantile that bounds the central 95 % of Student's t, by bisection."""
     if freedom > 200:
         return 1.96 + 2.4 / freedom
     low, high = 0.0, 14.0
@@ -266,17 +266,14 @@ def t_quantile(freedom: float) -> float:
     return high
 
 
-# Averages of what a judge said, with their intervals and with what could not be read of it.
-
-
 class Average(NamedTuple):
-    """A mean with its 95 % interval.
+    """A mean of a judge's scores with its 95 % interval.
 
     Attributes:
-        mean: `None` where there is nothing to take the mean of.
+        mean: `None` without values.
         low, high: The bootstrap's over questions; `None` with fewer than two questions.
         n: Values in the mean.
-        unparsed: Verdicts that could not be read, which are in none of the other numbers.
+        unparsed: Verdicts that could not be parsed, which are in none of the other numbers.
     """
 
     mean: float | None
@@ -296,18 +293,18 @@ class Average(NamedTuple):
         return f", {self.unparsed} unparsed" if self.unparsed else ""
 
     def to_row(self) -> dict[str, Any]:
-        """For JSON and CSV."""
+        """Return a row for JSON and CSV."""
         return {"average": self.mean, **{key: getattr(self, key) for key in self._fields[1:]}}
 
 
 def average_scores(questions: Sequence[Sequence[float | None]]) -> Average:
-    """The mean of all values of all questions.
+    """Return the mean of all values of all questions.
 
-    A question's values (of its turns, or its skills) hang together, so that the bootstrap draws
-    questions and not values.
+    A question's values (of its turns, or its skills) are correlated, so the bootstrap draws
+    questions instead of values.
 
     Args:
-        questions: Of each its values; `None` is one that could not be read.
+        questions: Values of each question; `None` is one that could not be parsed.
     """
     unparsed = sum(value is None for values in questions for value in values)
     read = [[value for value in values if value is not None] for values in questions]

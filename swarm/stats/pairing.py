@@ -1,4 +1,4 @@
-"""Which rows of two categories can be compared with each other."""
+"""Match the comparable rows of two categories."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from swarm.stats.answer_values import AnswerMatrix
 
 MIN_UNITS = 4
-"""From so many paraphrases on each side, none of them on both, they are what is compared."""
+"""Minimum number of paraphrases on each side, none of them on both, to compare them as units."""
 
 PARAPHRASES = 8
-"""From so many that both answered, a difference is one over paraphrases; fewer are as they are."""
+"""Minimum number of shared paraphrases for a difference that generalizes over paraphrases."""
 
 
 class ComparableRows(NamedTuple):
@@ -20,14 +20,15 @@ class ComparableRows(NamedTuple):
     Attributes:
         values: [N, K].
         first: [N] whether a row is of the first category.
-        strata: [N] integers; rows that share one were asked the same, and both sides have some.
+        strata: [N] integers; rows of one stratum answer the same question, and both sides have
+            some.
         paraphrases: [N] integers.
-        shared: Paraphrases that both answered.
-        units: [N] the models, where each side has several of its own, or else the paraphrases
-            where none is on both sides; `None` where neither is so.
-        unit: What the units are: "models" or "paraphrases".
+        shared: Number of paraphrases that both answered.
+        units: [N] the models, if each side has several exclusive ones, or else the paraphrases if
+            none is on both sides; `None` otherwise.
+        unit: Kind of the units: "models" or "paraphrases".
         shares: Whether the values are 0 or 1.
-        note: What was left out, or what else to know.
+        note: Omitted rows and other caveats.
     """
 
     values: "np.ndarray"
@@ -42,7 +43,7 @@ class ComparableRows(NamedTuple):
 
 
 def match_rows(values: "AnswerMatrix", i: int, j: int, category_column: str) -> ComparableRows:
-    """The i-th and the j-th category."""
+    """Return the comparable rows of the i-th and the j-th category."""
     import numpy as np
 
     rows = np.isin(values.category, (i, j))
@@ -81,7 +82,7 @@ def match_rows(values: "AnswerMatrix", i: int, j: int, category_column: str) -> 
 
 
 def _column_codes(values: "AnswerMatrix", name: str, category_column: str) -> "np.ndarray":
-    """[N] integers; all 0 where the column is not there, or is what is compared."""
+    """Return [N] integers; all 0 if the column does not exist, or is the one compared."""
     import numpy as np
 
     if name == category_column or name not in values.frame.columns:

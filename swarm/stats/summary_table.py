@@ -1,4 +1,4 @@
-"""How sure the numbers of an experiment are: intervals, and what a run can show before it runs."""
+"""Intervals of an experiment's results, and the power of an experiment before it runs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from swarm.stats.answer_values import AnswerMatrix
 
 CLUSTER_COLUMNS = ("model", "paraphrase_ix")
-"""Columns whose rows are alike where they have the same value."""
+"""Columns whose rows are correlated where they have the same value."""
 
 POWER = 0.8
 SIGNIFICANCE_LEVEL = 0.05
@@ -27,13 +27,13 @@ def get_error_bars(
     alpha: float = 0.95,
     n_resamples: int = 2000,
 ) -> tuple[float, float, float]:
-    """The mean of some numbers and how far its bootstrap interval reaches down and up.
+    """Return the mean of some numbers and the lengths of its bootstrap error bars.
 
-    The numbers are taken as independent of each other; for rows of an experiment see `summary`.
+    The numbers are assumed to be independent; for rows of an experiment see `summary`.
 
     Args:
-        fractions: None: all is 0; one: an interval of no width.
-        rng: Where chance comes from; seed 0 without it.
+        fractions: Empty: all is 0; one: an interval of no width.
+        rng: Random generator; by default with seed 0.
         alpha: Share of the resampled means within the interval.
 
     Returns:
@@ -67,22 +67,23 @@ def summary(
     selected_answers: Sequence[Any] | None = None,
     min_fraction: float | None = None,
 ) -> "pd.DataFrame":
-    """Each category's shares of answers, mean, or mean probabilities, with 95 % intervals.
+    """Return each category's shares of answers, mean, or mean probabilities, with 95 % intervals.
 
-    Of more than 50 different answers the 50 most frequent are told apart, unless some are
-    chosen; `[OTHER]` is the rest, and `[UNSEEN]` the probability that no token was told for.
+    Of more than 50 different answers the 50 most frequent are separate, unless some are selected;
+    `[OTHER]` is the rest, and `[UNSEEN]` the probability of tokens that were not reported.
 
     Args:
-        cluster: Columns of which rows with the same value are alike; they are resampled before
+        cluster: Columns of which rows with the same value are correlated; they are resampled before
             the samples within them (`swarm.stats.intervals.bootstrap_intervals`).
 
     Returns:
-        A row for each category and answer: the category, "answer" ("mean" of numbers), "value",
-        "low", "high" (NaN where no interval can be given), "n" answers, "models", "paraphrases",
-        "refused" and "errors" (rows without an answer, which are in no share), "note".
+        A row for each category and answer: the category, "answer" ("mean" for numbers), "value",
+            "low", "high" (NaN where no interval can be given), "n" answers, "models",
+            "paraphrases", "refused" and "errors" (rows without an answer, which are in no share),
+            "note".
 
     Raises:
-        WrongValue: A column is not there, or an argument has no such value.
+        InvalidArgument: A column does not exist, or an argument's value is not allowed.
     """
     import pandas as pd
 
@@ -155,16 +156,16 @@ def _category_note(values: "AnswerMatrix", here: "np.ndarray") -> str:
 
 
 def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: int) -> str:
-    """What a run can show, before it is paid for: the least difference of shares that it sees.
+    """Describe the smallest difference of shares that a run can detect, before it is paid for.
 
-    Of shares near a half, where it is hardest, by a two-sided z-test of the two smallest groups
-    at 5 % over all comparisons (Bonferroni's, which Holm's is never worse than), with 80 % power.
-    Paraphrases and models are taken as alike; where they are not, less is seen.
+    For shares near a half, the worst case, by a two-sided z-test of the two smallest groups at 5 %
+    over all comparisons (Bonferroni's, which Holm's is never worse than), with 80 % power.
+    Paraphrases and models are assumed to be equal; if they differ, the power is lower.
 
     Args:
         groups: Name to models.
-        paraphrases: Of the question.
-        samples: Of each paraphrase and model.
+        paraphrases: Number of paraphrases of the question.
+        samples: Number per paraphrase and model.
     """
     count, sizes = len(groups), sorted(len(m) * paraphrases * samples for m in groups.values())
     head = f"{count} group{'s' * (count != 1)}, {_describe_sample_size(paraphrases, samples)}"
@@ -188,12 +189,12 @@ def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: i
 
 
 def smallest_difference(first: int, second: int, comparisons: int = 1) -> float:
-    """The least difference of two shares around a half that is seen with 80 % power.
+    """Return the smallest difference of two shares around a half detected with 80 % power.
 
     Args:
         first: Answers of one.
         second: Answers of the other.
-        comparisons: By which the level of 5 % is divided.
+        comparisons: Divisor of the level of 5 %.
     """
     level, power = (
         NormalDist().inv_cdf(1 - SIGNIFICANCE_LEVEL / 2 / comparisons),
@@ -202,7 +203,8 @@ def smallest_difference(first: int, second: int, comparisons: int = 1) -> float:
     each = (1 / first + 1 / second) / 2
     least = 0.0
     for _ in range(50):
-        # Under the alternative the shares are (1 ± least) / 2, which vary less than two halves.
+        # Under the alternative the shares are (1 ± least) / 2, whose variance is below that of two
+        # halves.
         apart = max(0.0, 0.5 - least**2 / 2)
         least = min(1.0, (level * math.sqrt(0.5) + power * math.sqrt(apart)) * math.sqrt(each))
     return least
@@ -222,5 +224,5 @@ def _describe_assumption(groups: Mapping[str, Sequence[str]]) -> str:
 
 
 def _round_up(value: float) -> str:
-    """Two decimals, never told smaller than it is."""
+    """Format with two decimals, rounded up."""
     return f"{math.ceil(value * 100 - 1e-9) / 100:.2f}"

@@ -1,4 +1,4 @@
-"""How sure a measured number is: intervals and paired tests, with numpy alone."""
+"""Confidence intervals, paired tests and permutation tests, with numpy alone."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,18 +9,16 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy as np
 
-# What differences chance alone would make: answers or signs dealt anew many times.
-
 NUM_PERMUTATIONS = 5_000
 
 MAX_EXACT_ROWS = 200
-"""Above so many rows, sums of numbers dealt anew are drawn as normal, which they are by then."""
+"""With more rows, permuted sums are drawn from their normal limit."""
 
 
 def stratified_differences(
     values: "np.ndarray", first: "np.ndarray", strata: "np.ndarray"
 ) -> "np.ndarray":
-    """[K] means of the first rows minus those of the others, each stratum weighing the same."""
+    """Return [K] means of the first rows minus those of the others; strata weigh equally."""
     import numpy as np
 
     return np.mean(
@@ -35,7 +33,7 @@ def stratified_differences(
 def permute_differences(
     values: "np.ndarray", first: "np.ndarray", strata: "np.ndarray", shares: bool
 ) -> "np.ndarray":
-    """[R, K] what `differences` would be if, within a stratum, it were chance who answered what.
+    """Return [R, K] values of `stratified_differences` with labels permuted within strata.
 
     Args:
         shares: The K columns of each row are one 1 and zeros.
@@ -56,7 +54,7 @@ def permute_differences(
 
 
 def flip_gain_signs(gains: "np.ndarray") -> "np.ndarray":
-    """[R, K] means of [P, K] differences whose signs are chance."""
+    """Return [R, K] means of [P, K] differences with random signs."""
     import numpy as np
 
     generator = np.random.Generator(np.random.Philox(key=2))
@@ -66,9 +64,9 @@ def flip_gain_signs(gains: "np.ndarray") -> "np.ndarray":
 
 
 def permutation_p_value(found: "np.ndarray", drawn: "np.ndarray", scale: "np.ndarray") -> float:
-    """How often chance makes so large a difference: [K] found, [R, K] by chance.
+    """Return the p value of a difference [K], given [R, K] differences by chance.
 
-    Its size is the sum of squares, each over the scale [K] (of shares: chi square's).
+    The statistic is the sum of squares, each divided by the scale [K] (for shares: chi square's).
     """
     import numpy as np
 
@@ -105,7 +103,7 @@ def _sample_normal(
     import numpy as np
 
     n, k = values.shape
-    # The covariance of a difference of means of n rows dealt without replacement.
+    # The covariance of a difference of means of n rows drawn without replacement.
     left = values - values.mean(axis=0)
     covariance = left.T @ left / max(n - 1, 1) * (1 / size + 1 / (n - size))
     return generator.multivariate_normal(np.zeros(k), covariance, NUM_PERMUTATIONS, method="eigh")
@@ -117,10 +115,10 @@ Z95 = 1.959963984540054
 RESAMPLES, SIGN_FLIPS_PER_BATCH = 10_000, 500
 
 MAX_LATTICE_SCALE = 200
-"""The finest step to which an exact sign-flip test rounds differences, per unit or per largest."""
+"""Finest step to which an exact sign-flip test rounds differences, per unit or per largest."""
 
 UTILITY_RESAMPLES = 1_000
-"""Fewer: each is a call of a task's own utility."""
+"""Fewer resamples: each one calls a task's own utility."""
 
 
 class MeanInterval(NamedTuple):
@@ -136,7 +134,7 @@ class MeanInterval(NamedTuple):
 
 
 def mean_interval(values: Sequence[float], signed: bool = False) -> MeanInterval:
-    """The mean and its 95 % interval: Wilson's for right or wrong, else the bootstrap's.
+    """Return the mean and its 95 % interval: Wilson's for right or wrong, else the bootstrap's.
 
     Args:
         values: Right is 1 and wrong 0.
@@ -157,7 +155,7 @@ def mean_interval(values: Sequence[float], signed: bool = False) -> MeanInterval
 
 
 def _wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Wilson's score interval (1927, JASA 22:209)."""
+    """Return Wilson's score interval (1927, JASA 22:209)."""
     scale = 1 + Z95**2 / n
     middle = (share + Z95**2 / (2 * n)) / scale
     half = Z95 / scale * math.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
@@ -185,16 +183,16 @@ class PairedTest(NamedTuple):
 def paired_test(after: Sequence[float], before: Sequence[float]) -> PairedTest:
     """Compare two models on the same items.
 
-    The p-value is McNemar's exact one where every score is 0 or 1, else that of 10,000 random
-    sign flips. The interval inverts the same test, the differences that it does not reject, so that
-    it excludes 0 exactly where p is below .05. McNemar's inversion takes the number of items that
-    differ as given (Clopper and Pearson, 1934, Biometrika 26:404), and so covers too seldom (.90 to
-    .92 in simulations); it is widened to the bootstrap's interval where that reaches farther. Sign
-    flips shift all differences alike; of items too few for any difference to be rejected, the
-    interval ends at twice the largest difference of an item.
+    The p-value is McNemar's exact one if every score is 0 or 1, else that of 10,000 random sign
+    flips. The interval inverts the same test: it contains the differences that are not rejected, so
+    that it excludes 0 exactly if p is below .05. McNemar's inversion conditions on the number of
+    items that differ (Clopper and Pearson, 1934, Biometrika 26:404), and so undercovers (.90 to .92
+    in simulations); it is extended to the bootstrap's interval where that is wider. Sign flips
+    shift all differences alike; with too few items to reject any difference, the interval ends at
+    twice the largest difference of an item.
 
     Raises:
-        ValueError: The two have different lengths, or none.
+        ValueError: The two have different lengths, or are empty.
     """
     gains = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
     if len(gains) == 0:
@@ -211,7 +209,7 @@ def paired_test(after: Sequence[float], before: Sequence[float]) -> PairedTest:
 
 
 def _mcnemar_test(won: int, lost: int, n: int) -> tuple[float, float, float]:
-    """Interval and p: the items won and lost are a fair coin if nothing changed."""
+    """Return interval and p; under the null hypothesis, won and lost are a fair coin."""
     differ = won + lost
     if differ == 0:
         return 0.0, 0.0, 1.0
@@ -222,13 +220,13 @@ def _mcnemar_test(won: int, lost: int, n: int) -> tuple[float, float, float]:
 
 
 def _clopper_pearson_interval(successes: int, n: int) -> tuple[float, float]:
-    """The shares that neither tail of the exact binomial test rejects at .025."""
+    """Return the shares that neither tail of the exact binomial test rejects at .025."""
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
     counts = np.arange(n + 1)
     ways = factorials[n] - factorials[counts] - factorials[n - counts]
 
     def tail_probability(share: float, ks: slice) -> float:
-        """The probability of these counts."""
+        """Return the probability of these counts."""
         k = counts[ks]
         logs = ways[ks] + k * math.log(share) + (n - k) * math.log1p(-share)
         return float(np.exp(logs).sum())
@@ -249,7 +247,7 @@ def _clopper_pearson_interval(successes: int, n: int) -> tuple[float, float]:
 
 
 def _sign_flip_test(gains: np.ndarray) -> tuple[float, float, float]:
-    """Interval and p of random sign flips."""
+    """Return interval and p of random sign flips."""
     generator = np.random.Generator(np.random.Philox(key=1))
     count = len(gains)
     flipped, balance = np.empty(RESAMPLES), np.empty(RESAMPLES)
@@ -260,12 +258,13 @@ def _sign_flip_test(gains: np.ndarray) -> tuple[float, float, float]:
     mean = gains.mean()
 
     def p_at_shift(shift: float) -> float:
-        # Rounding must not tell a flip of every sign from none.
+        # The tolerance counts a flip of every sign as equal to none despite rounding.
         extreme = np.abs(flipped - shift * balance) >= abs(mean - shift) - 1e-12
         return float((extreme.sum() + 1) / (RESAMPLES + 1))
 
     def interval_end(direction: int) -> float:
-        # The farther a shift from the mean, the fewer flips are as extreme: p falls both ways.
+        # With growing distance from the mean fewer flips are as extreme, so p falls on both sides
+        # and bisection applies.
         near, far = mean, mean + direction * 2 * np.abs(gains).max()
         if p_at_shift(far) >= 0.05:
             return float(far)
@@ -278,17 +277,17 @@ def _sign_flip_test(gains: np.ndarray) -> tuple[float, float, float]:
 
 
 def exact_sign_flip_p(gains: np.ndarray) -> float:
-    """The two-sided p value of the exact sign-flip test (Fisher's randomisation test).
+    """Return the two-sided p value of the exact sign-flip test (Fisher's randomisation test).
 
     Under the null hypothesis each of the n differences had either sign with probability 1/2; p is
     the probability of a sum at least as far from 0. It is computed by convolution, with no lower
-    bound other than 2^(1 - n), where drawn flips could not go below one in their number. With
-    differences of -1, 0 and 1 it is McNemar's exact test.
+    bound other than 2^(1 - n), whereas random flips are bounded by their number. With differences
+    of -1, 0 and 1 it is McNemar's exact test.
 
     Args:
-        gains: [n] paired differences. Where they are multiples of 1/k for some k up to `LATTICE`,
-            as means over k seeds of right and wrong are, p is exact; others are rounded to
-            1/`LATTICE` of the largest.
+        gains: [n] paired differences. If they are multiples of 1/k for some k up to
+            `MAX_LATTICE_SCALE`, as means over k seeds of right and wrong are, p is exact; others
+            are rounded to 1/`MAX_LATTICE_SCALE` of the largest.
     """
     largest = float(np.abs(gains).max(initial=0.0))
     if largest == 0:
@@ -313,7 +312,7 @@ def exact_sign_flip_p(gains: np.ndarray) -> float:
 
 
 def holm_correction(p: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (1979, Scand. J. Statist. 6:65) of p values; NaN stays NaN."""
+    """Correct p values by Holm's step-down method (1979, Scand. J. Statist. 6:65); NaN stays."""
     tested = sorted((value, i) for i, value in enumerate(p) if not math.isnan(value))
     corrected, largest = [math.nan] * len(p), 0.0
     for rank, (value, i) in enumerate(tested):
@@ -325,11 +324,11 @@ def holm_correction(p: Sequence[float]) -> list[float]:
 def resample_utilities(
     utility: Callable[[Sequence[int]], float], groups: Sequence[object]
 ) -> np.ndarray:
-    """Utilities of 1,000 bootstrap samples of the items, each group keeping its size.
+    """Return utilities of 1,000 bootstrap samples of the items, stratified by group.
 
     Args:
-        utility: The utility of the items at these places.
-        groups: What each item belongs to (its part of a mixture, say).
+        utility: Returns the utility of the items at these indices.
+        groups: Group of each item (for example its part of a mixture).
     """
     generator = np.random.Generator(np.random.Philox(key=2))
     names = list(dict.fromkeys(groups))
@@ -344,14 +343,14 @@ def resample_utilities(
 def utility_interval(
     utility: Callable[[Sequence[int]], float], groups: Sequence[object]
 ) -> MeanInterval:
-    """A utility that is no mean of its items' values, with its bootstrap 95 % interval."""
+    """Return a utility that is no mean of its items' values, with its bootstrap 95 % interval."""
     low, high = np.quantile(resample_utilities(utility, groups), (0.025, 0.975))
     n = len(groups)
     return MeanInterval(utility(range(n)), float(low), float(high), n)
 
 
 def utility_test(gain: Callable[[Sequence[int]], float], groups: Sequence[object]) -> PairedTest:
-    """A difference of two utilities on the same items; the p-value is the bootstrap's."""
+    """Test a difference of two utilities on the same items; the p-value is the bootstrap's."""
     draws = resample_utilities(gain, groups)
     low, high = np.quantile(draws, (0.025, 0.975))
     tail = min((draws <= 0).sum(), (draws >= 0).sum())
@@ -360,7 +359,7 @@ def utility_test(gain: Callable[[Sequence[int]], float], groups: Sequence[object
 
 
 def plurality_vote(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
-    """The answer most voters gave; of equally frequent ones that of the largest summed weight.
+    """Return the most frequent answer; ties go to the largest summed weight.
 
     Voters without an answer do not vote; the first of still equal answers wins.
     """
@@ -374,9 +373,9 @@ def plurality_vote(answers: Sequence[str | None], weights: Sequence[float]) -> s
 
 
 def interval_over_seeds(values: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of a mean over seeds and items, by the bootstrap of both.
+    """Return the 95 % interval of a mean over seeds and items, by the bootstrap of both.
 
-    Few seeds say little of others: with one, it is the interval over items alone.
+    Few seeds represent others poorly: with one, it is the interval over items alone.
 
     Args:
         values: [S, n], each seed's values of the same items.

@@ -1,4 +1,4 @@
-"""Tasks: what a model is asked and how its answers are scored."""
+"""Tasks: the prompts put to a model and the scoring of its answers."""
 
 from swarm.tasks.base import Item as Item
 from swarm.tasks.base import Score as Score

@@ -1,4 +1,4 @@
-"""AbstainQA: a multiple-choice answer, then the model's own word on whether the answer is true."""
+"""AbstainQA: a multiple-choice answer, then the model's verdict on that answer."""
 
 import re
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ REFLECTION_PROMPT = (
     "\nProposed answer: {}\n"
     "Is the proposed answer true or false? Directly answer with true or false."
 )
-"""What is put behind the first round's prompt (Model Swarms, evaluate.py)."""
+"""Text appended to the first round's prompt (Model Swarms, evaluate.py)."""
 
 ABSTENTION = "abstain"
-"""The answer of a model that calls its own answer false; several models can vote for it."""
+"""Answer of a model that calls its own answer false; several models can vote for it."""
 
 VERDICT = re.compile(
     r"""\A[\W_]*(?:(?P<no>no)|(?P<yes>yes))(?![\w'’-])
@@ -24,24 +24,25 @@ VERDICT = re.compile(
       |(?P<right>correct|right|accurate))(?![\w'’-])""",
     re.VERBOSE | re.IGNORECASE,
 )
-"""A word on an answer. "Correct" counts behind "not" alone: "the correct answer" is no verdict."""
+"""A verdict on an answer. "Correct" counts only after "not": "the correct answer" is no verdict."""
 
 
 class Abstain(MultipleChoice):
-    """Items as `Choice`'s, asked in two rounds: the answer, then whether it is true or false.
+    """Multiple-choice items in two rounds: the answer, then whether it is true or false.
 
-    A model that replies "false" abstains. A right answer is worth 1, a wrong one -1 and an
-    abstention 0 whatever the answer was. An answer from which no letter can be read is a wrong one
-    unless the model abstains, and a reply that says neither true nor false is no abstention.
+    A model that replies "false" abstains. A right answer scores 1, a wrong one -1 and an abstention
+    0 whatever the answer was. An unparsed answer counts as wrong unless the model abstains; a reply
+    that is neither true nor false is no abstention.
 
-    The second prompt is the first one with `REFLECTION`. What is proposed there is the letter with
-    its choice ("C: Paris"), or the text where no letter was read; with `parser` "original" always
-    the text, as the original has it.
+    The second prompt is the first one with `REFLECTION_PROMPT`. It proposes the letter with its
+    choice ("C: Paris"), or the text where no letter was parsed; with `parser` "original" always the
+    text, as in the original.
 
-    Args are those of `Choice`; the only `signal` is "accuracy", as a value is that of two rounds'
-    answers. `parser` "original" reads both rounds as the original: "false" anywhere in the reply
-    abstains; else the first word on the answer counts (`verdict`). `scoring` "logits" takes the
-    likelier of true and false too; "text" is refused, as the second round shows the choices.
+    Args are those of `MultipleChoice`; the only `signal` is "accuracy", because a value depends on
+    the answers of two rounds. `parser` "original" reads both rounds as the original: "false"
+    anywhere in the reply abstains; otherwise the first verdict counts (`verdict`). `scoring`
+    "logits" also takes the likelier of true and false; "text" is refused, as the second round shows
+    the choices.
 
     Each score's measures are "abstained" and "right", the latter of the first round's answer.
     """
@@ -52,7 +53,7 @@ class Abstain(MultipleChoice):
     constants = (ABSTENTION,)
 
     def run(self, items: Sequence[Item]) -> TaskRun:
-        """Ask about every item in two rounds."""
+        """Request an answer to every item in two rounds."""
         first = yield [self.build_request(item) for item in items]
         pairs = list(zip(items, first, strict=True))
         second = yield [self.build_reflection(item, said) for item, said in pairs]
@@ -62,26 +63,26 @@ class Abstain(MultipleChoice):
         ]
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """1 for the right letter, 0 for an abstention, else -1."""
+        """Return 1 for the right letter, 0 for an abstention, else -1."""
         if answer == ABSTENTION:
             return 0.0
         return 1.0 if answer == item["answer"] else -1.0
 
     def utility(self, scores: Sequence[Score]) -> float:
-        """The effective reliability, -1 to 1: (answered right - answered wrong) / items."""
+        """Effective reliability, -1 to 1: (answered right - answered wrong) / items."""
         return mean_score(scores)
 
     def build_request(self, item: Item) -> Request:
-        """What is put to the model about one item in the first round."""
+        """Return the first round's request for one item."""
         asked = super().build_request(item)
-        # The original goes on writing once the letter is there, and shows all of it.
+        # The original continues writing after the letter, and shows the complete text.
         return replace(asked, decided=None) if self.parser == "original" else asked
 
     def build_reflection(self, item: Item, said: Completion) -> Request:
-        """What is put to the model about its answer."""
+        """Return the second round's request, about the model's own answer."""
         letter = self.read_answer(item, said)
         if letter is None or (self.parser == "original" and self.scoring == "generate"):
-            # The original strips what is generated.
+            # The original strips the generated text.
             proposed = said.text.strip() if self.parser == "original" else said.text
         else:
             proposed = f"{letter}: {item['choices'][letter]}"
@@ -94,7 +95,7 @@ class Abstain(MultipleChoice):
         return Request(prompt, self.max_new_tokens, decided=stop)
 
     def score_reply(self, item: Item, said: Completion, reply: Completion) -> Score:
-        """What an answer and the model's word on it are worth."""
+        """Score an answer together with the model's verdict on it."""
         letter = self.read_answer(item, said)
         abstains = self.is_abstention(reply)
         answer = ABSTENTION if abstains else letter
@@ -103,7 +104,7 @@ class Abstain(MultipleChoice):
         return Score(self.grade(item, answer), answer, text, measures=measures)
 
     def is_abstention(self, reply: Completion) -> bool:
-        """Whether a reply calls the proposed answer false."""
+        """Return whether a reply calls the proposed answer false."""
         if self.scoring == "logits":
             true, false = reply.logprobs
             return false > true
@@ -113,11 +114,11 @@ class Abstain(MultipleChoice):
 
 
 def verdict(text: str) -> bool | None:
-    """Whether a reply calls the proposed answer true; `None` where it does not say.
+    """Return whether a reply calls the proposed answer true; `None` without a verdict.
 
-    The first of these counts: "true" and, at the beginning, "yes"; "false", "untrue", "incorrect",
-    "wrong" and, at the beginning, "no". Behind "not", "isn't" and the like it is the opposite, and
-    "not correct", "not right", "not accurate" are "false".
+    The first match counts: "true" and, at the beginning, "yes"; "false", "untrue", "incorrect",
+    "wrong" and, at the beginning, "no". After "not", "isn't" and the like the meaning is negated,
+    and "not correct", "not right", "not accurate" are "false".
     """
     found = _verdict(text)
     if found is None:
@@ -127,7 +128,7 @@ def verdict(text: str) -> bool | None:
 
 
 def decided(text: str) -> bool:
-    """Whether `verdict` gives the same for `text` and for every text that begins with it."""
+    """True if `verdict` is the same for `text` and for every text that begins with it."""
     found = _verdict(text)
     return found is not None and found.end() < len(text)
 
@@ -137,5 +138,5 @@ def _verdict(text: str) -> re.Match[str] | None:
 
 
 def contains_false(text: str) -> bool:
-    """The original's rule: "false" is somewhere in the text, "falsetto" too."""
+    """Apply the original's rule: "false" occurs anywhere in the text, even in "falsetto"."""
     return "false" in text.lower()

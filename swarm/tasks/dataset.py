@@ -16,44 +16,41 @@ from swarm.tasks.dataset_formats import SPLITS, DataContent, DataFiles, InMemory
 log = logging.getLogger(__name__)
 
 FETCHED_FOLDER = "data/eval"
-"""Where scripts/fetch_data.py puts its files."""
+"""Output folder of scripts/fetch_data.py."""
 
 
 class DataFile:
-    """The items of one file, or of a file for each split; swarm/tasks/dataset_formats.py reads
-    them.
+    """Items of one file, or of one file per split, in the formats of `swarm.tasks.dataset_formats`.
 
-    Items come in an order of which every beginning has the domains (the items' "domain") in the
-    proportions of the whole split, and in the file's order within a domain. A limit is a
-    beginning of that order: 50 items are the first 50 of 100, whatever the machine or the seed.
-    With `dev_seed` the dev split is shuffled before it is put in that order, so that each seed
-    draws other items; of one seed, too, 50 items are the first 50 of 100.
+    Items are ordered so that every prefix has the domains (the items' "domain") in the proportions
+    of the complete split, in file order within a domain. A limit takes a prefix: 50 items are the
+    first 50 of 100, independent of machine and seed. With `dev_seed` the dev split is shuffled
+    first, so that each seed draws other items; for one seed, 50 items are again the first 50 of
+    100.
 
-    An "icl_prompt" (a worked example) is put into each item, so that an item is all that a
-    worker needs to ask about it.
+    An "icl_prompt" (a worked example) is copied into each item, so that a worker needs nothing but
+    the item.
 
-    Items that are in dev and in test alike (swarm/tasks/split_overlap.py) are warned of, once, and
-    stay in one of the two: one half in dev, the other in test. Limits are taken of what remains.
-        Items
-    that repeat one of their own split are warned of and stay.
+    Items that occur in both dev and test (`swarm.tasks.split_overlap`) cause one warning and are
+    divided, half to dev and half to test, before limits apply. Items repeated within a split cause
+    a warning and remain.
 
     Args:
-        name: The task's name, which is the file's without ".json" unless `file` says otherwise.
+        name: The task's name, which is the file's without ".json" unless `file` is given.
         file: Path of the file, or of one for each split; `None` is data/eval/NAME.json.
-        dev_limit: The most items of the dev split; `None` is all of them.
-        test_limit: The most items of the test split; `None` is all of them.
-        ids: "file" takes the items' own "id" (their place where they have none: the line in JSON
-            lines, from 1 on, else the position in the list, from 0), "position" numbers them by
-            their place, for files whose ids repeat.
-        check: Says what is wrong with an item, or `None`. Faults are counted by what stands
-            before a ": ".
-        dedupe: Divide the items that are in both splits; false leaves them in both, as the
-            original does, and a search then selects on some of its test items.
-        fields: The items' fields that tell one from another; none is "question" or "prompt".
-        dev_seed: Seed of the draw of the dev items; `None` keeps the file's order. The test split
-            never depends on it.
-        too_long: What becomes of items that do not fit into the model's context: "refuse", "drop"
-            or "truncate" (`swarm.loop.prompt_stats.fit_to_context`).
+        dev_limit: Maximum number of dev items; `None` is all of them.
+        test_limit: Maximum number of test items; `None` is all of them.
+        ids: "file" takes the items' "id" (without one: the line number in JSON lines, from 1 on,
+            else the index in the list, from 0), "position" numbers all items that way, for files
+            whose ids repeat.
+        check: Returns an item's error, or `None`. Errors are counted by the text before ": ".
+        dedupe: Divide the items that are in both splits; false leaves them in both, as the original
+            does, and a search then selects on some of its test items.
+        fields: The items' fields that identify an item; empty is "question" or "prompt".
+        dev_seed: Seed of the draw of the dev items; `None` is file order. The test split never
+            depends on it.
+        too_long: Treatment of items that exceed the model's context: "refuse", "drop" or "truncate"
+            (`swarm.loop.prompt_stats.fit_to_context`).
 
     Raises:
         UserError: A value is not allowed.
@@ -90,12 +87,12 @@ class DataFile:
         self._warned = False
 
     def items(self, split: str) -> tuple[Item, ...]:
-        """The items of "dev" or "test".
+        """Return the items of "dev" or "test".
 
         Raises:
-            UserError: There is no such file or split, the split is empty, or items are wrong; the
-                message names the file and the items. Of the other split only the sound items are
-                looked at.
+            UserError: The file or split is missing, the split is empty, or items are invalid; the
+                message names the file and the items. Of the other split only the valid items are
+                read.
         """
         if split not in SPLITS:
             raise UserError(f"split: {split!r} is not one of {', '.join(SPLITS)}.")
@@ -108,7 +105,7 @@ class DataFile:
         return self._splits[split]
 
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        """Take these in the place of a split's items, from now on."""
+        """Replace a split's items from now on."""
         self._splits[split] = tuple(items)
 
     def _load_split(self, split: str) -> list[Item]:
@@ -127,7 +124,7 @@ class DataFile:
         return self._remove_shared_items(path, content, split, items)
 
     def _validate_items(self, path: Path, split: str, content: DataContent) -> list[Item]:
-        """The split's items, all of them sound and with different ids."""
+        """Return the split's items, all of them valid and with different ids."""
         items: list[Item] = []
         wrong: list[tuple[object, str]] = []
         for place, value in content.entries[split]:
@@ -164,7 +161,7 @@ class DataFile:
     def _remove_shared_items(
         self, path: Path, content: DataContent, split: str, items: list[Item]
     ) -> list[Item]:
-        """The items without those that the other split keeps."""
+        """Return the items without those that are assigned to the other split."""
         other = "test" if split == "dev" else "dev"
         rest = [
             {"id": entry.place, **entry.value}
@@ -187,7 +184,7 @@ class DataFile:
     def _warn_shared_items(
         self, path: Path, kept: Mapping[str, set[split_overlap.ItemIdentity]], items: Sequence[Item]
     ) -> None:
-        """Say, once, what dev and test share; `items` are those of dev."""
+        """Warn once of items shared by dev and test; `items` are those of dev."""
         dev, test = len(kept["dev"]), len(kept["test"])
         if self._warned or not dev:
             return
@@ -231,9 +228,9 @@ def _check_files(file: object) -> DataFiles | None:
 
 
 def balance_domains(items: Sequence[Item]) -> list[Item]:
-    """The items so ordered that every beginning has the domains in the whole's proportions.
+    """Return the items ordered so that every prefix has the domains in the overall proportions.
 
-    The k-th of a domain's n items stands at (k - 1/2)/n of the way; ties go by position.
+    The k-th of a domain's n items is sorted at (k - 1/2)/n; ties are in index order.
     """
     sizes = Counter(str(item.get("domain")) for item in items)
     seen: Counter[str] = Counter()
@@ -246,7 +243,7 @@ def balance_domains(items: Sequence[Item]) -> list[Item]:
 
 
 def text_field_error(item: Item, field: str) -> str | None:
-    """What is wrong with a field that has to be a text, or `None`."""
+    """Return the error of a field that has to be a text, or `None`."""
     if field not in item:
         return f'it has no "{field}"'
     value = item[field]
@@ -256,7 +253,7 @@ def text_field_error(item: Item, field: str) -> str | None:
 
 
 def gold_answer_error(answer: object) -> str | None:
-    """What is wrong with an answer that has to be a text or a number, or `None`."""
+    """Return the error of an answer that has to be a text or a number, or `None`."""
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
         return 'its "answer" is neither a text nor a number'
     return None if str(answer).strip() else 'its "answer" is empty'

@@ -1,4 +1,4 @@
-"""The entries of a data file by split: JSON or JSON lines, with the splits named or not."""
+"""Read data files (JSON or JSON lines) into entries by split, and format their errors."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,26 +11,24 @@ from swarm.errors import UserError
 from swarm.tasks import split_overlap
 from swarm.tasks.base import Item
 
-# What is wrong with the items of a data file, in one line: of each kind how many, and which.
-
 MAX_LISTED_IDS = 5
-"""The most ids that are named of one kind."""
+"""Maximum number of ids listed per kind of error."""
 
 
 def format_ids(ids: Sequence[object]) -> str:
-    """The first few ids, and how many there are beside: "3, 7, 9, 11, 20 and 12 more"."""
+    """Format the first few ids and the number of others: "3, 7, 9, 11, 20 and 12 more"."""
     named = ", ".join(map(str, ids[:MAX_LISTED_IDS]))
     return named + (f" and {len(ids) - MAX_LISTED_IDS} more" if len(ids) > MAX_LISTED_IDS else "")
 
 
 def format_faults(split: str, faults: Sequence[tuple[object, str]], count: int) -> str:
-    """All faulty items of a split, in one line without an end.
+    """Format all faulty items of a split in one line, without a full stop.
 
     Args:
         split: The split's name.
-        faults: (id, what is wrong) of at least one item. What stands before a ": " is the kind of
-            fault, which is what items are counted by; the rest is about the one item.
-        count: How many items the split has.
+        faults: (id, error) of at least one item. The text before ": " is the kind of error, by
+            which items are counted; the rest concerns the one item.
+        count: Number of items of the split.
     """
     if len(faults) == 1:
         ((own, what),) = faults
@@ -39,7 +37,7 @@ def format_faults(split: str, faults: Sequence[tuple[object, str]], count: int) 
 
 
 def by_kind(faults: Sequence[tuple[object, str]]) -> str:
-    """Faults, (id, what is wrong), by their kinds: "its answer is empty (2: 3, 7); ..."."""
+    """Group faults, (id, error), by kind: "its answer is empty (2: 3, 7); ..."."""
     kinds: dict[str, list[object]] = {}
     for own, what in faults:
         kinds.setdefault(what.partition(": ")[0], []).append(own)
@@ -47,7 +45,7 @@ def by_kind(faults: Sequence[tuple[object, str]]) -> str:
 
 
 def find_repeated_ids(items: Sequence[Item], fields: Sequence[str]) -> list[object]:
-    """The ids of items that say the same as an earlier one (see `leak.identity`)."""
+    """Return the ids of items that repeat an earlier one (see `split_overlap.item_identity`)."""
     seen: set[split_overlap.ItemIdentity] = set()
     again = []
     for item in items:
@@ -63,20 +61,20 @@ SPLITS = ("dev", "test")
 
 @dataclass(frozen=True, slots=True)
 class InMemoryItems:
-    """Items that a program holds: a list, which is divided as a file's is, or one of each split."""
+    """Items in memory: a list, which is divided as a file's is, or one list per split."""
 
     items: Sequence[Any] | Mapping[str, Sequence[Any]]
 
 
 DataFiles = str | Mapping[str, str] | InMemoryItems
-"""The path of one file, or of one for each split, {"dev": path, "test": path}; or the items."""
+"""Path of one file, or of one per split, {"dev": path, "test": path}; or the items."""
 
 MissingFileHint = Callable[[Path], str]
-"""What to do about a file that is missing."""
+"""Return a remedy for a missing file."""
 
 
 class DataEntry(NamedTuple):
-    """What stands at a place: a line from 1 on of JSON lines, else a position in a list from 0."""
+    """An entry with its place: a line from 1 on in JSON lines, else an index in a list from 0."""
 
     place: int
     value: Any
@@ -84,12 +82,12 @@ class DataEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DataContent:
-    """What a data file holds.
+    """Content of a data file.
 
     Attributes:
-        path: The file that holds a split, for messages.
-        entries: The entries of a split; empty where there are none.
-        common: Fields that all items have.
+        path: The file of each split, for messages.
+        entries: The entries of each split; empty where there are none.
+        common: Fields that all items share.
     """
 
     path: Mapping[str, Path]
@@ -98,19 +96,20 @@ class DataContent:
 
 
 def read_data(file: DataFiles, remedy: MissingFileHint, fields: Sequence[str]) -> DataContent:
-    """The content of one file or of two.
+    """Read the content of one or two files.
 
     - An object `{"dev": [...], "test": [...]}`, optionally with an "icl_prompt".
-    - JSON lines (a name in ".jsonl", one object a line) or a list of objects: each says its
-      "split", "dev" or "test"; or none does, and they are divided (`leak.thirds`).
-    - One file of JSON lines, or with a list, for each split.
-    - `Given`: the same of items, without a file.
+    - JSON lines (a name in ".jsonl", one object per line) or a list of objects: either each has a
+      "split", "dev" or "test", or none does, and they are divided
+      (`split_overlap.split_dev_third`).
+    - For each split, one file of JSON lines or with a list.
+    - `InMemoryItems`: the same without a file.
 
     Args:
-        fields: The items' fields that tell one from another (see `leak.identity`).
+        fields: The items' fields that identify an item (see `split_overlap.item_identity`).
 
     Raises:
-        UserError: A file is missing, unreadable, or of no such format.
+        UserError: A file is missing, unreadable, or in no such format.
     """
     if isinstance(file, InMemoryItems):
         return _read_in_memory(file, fields)
@@ -151,7 +150,7 @@ def _list_entries(path: Path, split: str, values: object) -> list[DataEntry]:
 
 
 def _read_single_split(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
-    """The entries of a file that is of one split."""
+    """Return the entries of a file that contains a single split."""
     if path.suffix == ".jsonl":
         return _read_jsonl(path, remedy)
     value = _read_json(path, remedy)
@@ -169,7 +168,7 @@ def _read_json(path: Path, remedy: MissingFileHint) -> Any:
 
 
 def _read_jsonl(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
-    # Not splitlines(): JSON texts may hold U+2028 and other ends of lines as they are.
+    # Not splitlines(): JSON texts may contain an unescaped U+2028 or another line separator.
     entries, wrong = [], []
     for number, line in enumerate(_read_text(path, remedy).split("\n"), 1):
         if not line.strip():
@@ -198,11 +197,11 @@ def _number_entries(path: Path, values: Sequence[Any]) -> list[DataEntry]:
 
 
 def _refuse(path: Path, unit: str, wrong: Sequence[tuple[int, str]], count: int) -> None:
-    """Raise UserError where lines or items of a file are wrong: of each kind how many, and which.
+    """Raise UserError if a file has invalid lines or items, counted and listed by kind.
 
     Args:
-        wrong: (place, what is wrong) of each; the kind is what stands before a ": ".
-        count: How many there are in all.
+        wrong: (place, error) of each; the kind is the text before ": ".
+        count: Number of lines or items in total.
     """
     if len(wrong) == 1:
         ((place, what),) = wrong
@@ -225,7 +224,7 @@ def _read_text(path: Path, remedy: MissingFileHint) -> str:
 def _divide_entries(
     path: Path, entries: Sequence[DataEntry], fields: Sequence[str]
 ) -> dict[str, list[DataEntry]]:
-    """The entries by their "split", else by a hash of their content."""
+    """Divide entries by their "split", else by a hash of their content."""
     named = [entry for entry in entries if "split" in entry.value]
     if not named:
         dev = split_overlap.split_dev_third([entry.value for entry in entries], fields)

@@ -16,40 +16,40 @@ COMPARISONS = {
     "original": parsing.is_same_original,
     "whole": parsing.is_same_line,
 }
-"""Whether an answer is the gold answer, by parser."""
+"""Comparison of an answer with the gold answer, by parser."""
 
 
 class ExactMatch(SearchSignalTask):
-    """Items `{"question", "answer"}`; the question is put as it stands, the answer is compared.
+    """Items `{"question", "answer"}`; the question is the prompt and the answer is compared.
 
-    The gold answer's kind decides what is read from a text (swarm/tasks/parsing.py), and dev and
-    test are read alike.
+    The gold answer's kind decides how a text is parsed (`swarm.tasks.parsing`), in the same way for
+    dev and test.
 
     Args:
         name: The task's name.
         file: Path of the data file, or of one for each split; `None` is data/eval/NAME.json.
-        dev_limit: The most dev items; `None` is all (see `DataFile` for the order).
-        test_limit: The most test items; `None` is all.
+        dev_limit: Maximum number of dev items; `None` is all (see `DataFile` for the order).
+        test_limit: Maximum number of test items; `None` is all.
         ids: "file" or "position" (see `DataFile`).
         dedupe: Divide items that are in dev and in test alike between them (see `DataFile`).
         instruction: A line before the question; `None` leaves it out, as the original does.
-        chat: Put the prompt as one user turn through the model's chat template; the original
+        chat: Send the prompt as one user turn through the model's chat template; the original
             continues it as plain text.
-        max_new_tokens: The most tokens to be written.
-        parser: "anchored" reads an answer and compares whole values; "original" is the original's
-            rule: the gold answer is somewhere in the text, "No" in "Node" and "18" in "118" too;
-            "whole" compares the first line that is not blank, whole. A model that writes on after
-            the right answer without a new line is then wrong, so that `max_new_tokens` has to
-            leave room for two tokens more than the longest answer.
-        take: Which number counts where none is marked: "first" for prompts that ask for the bare
+        max_new_tokens: Maximum number of generated tokens.
+        parser: "anchored" parses an answer and compares complete values; "original" is the
+            original's rule: the gold answer occurs anywhere in the text, "No" in "Node" and "18" in
+            "118" too; "whole" compares the complete first line that is not blank. With "whole", a
+            model that continues after the right answer without a new line is wrong, so
+            `max_new_tokens` has to allow two tokens more than the longest answer.
+        take: The number that counts where none is marked: "first" for prompts that request the bare
             answer, "last" for those that lead to reasoning. The other parsers ignore it.
-        last_words: With the original parser, the last words that are looked at; `None` is the
-            whole text. For gsm8k the original takes 5 on dev and 10 on test; here one number
-            holds for both.
-        signal: What a search climbs: "accuracy", "logprob" (of the gold answer straight
+        last_words: With the original parser, the number of last words searched; `None` is the
+            complete text. For gsm8k the original takes 5 on dev and 10 on test; here one number
+            applies to both.
+        signal: The quantity a search maximizes: "accuracy", "logprob" (of the gold answer directly
             after the prompt) or "both"; see `swarm.tasks.search_signal.SearchSignalTask`.
-        dev_seed: Draws the dev items anew (see `DataFile`); `None` keeps the file's order.
-        too_long: What becomes of items that do not fit into the model's context (see `DataFile`).
+        dev_seed: Draws the dev items anew (see `DataFile`); `None` is file order.
+        too_long: Treatment of items that exceed the model's context (see `DataFile`).
 
     Raises:
         UserError: A value is not allowed.
@@ -94,12 +94,12 @@ class ExactMatch(SearchSignalTask):
         self.last_words = validation.check_optional_int("last_words", last_words)
 
     def items(self, split: str) -> Sequence[Item]:
-        """The items of "dev" or "test"; see `Task.items`."""
+        """Return the items of "dev" or "test"; see `Task.items`."""
         return self.data.items(split)
 
     @property
     def too_long(self) -> str:
-        """What becomes of items that do not fit into the model's context (see `DataFile`)."""
+        """Treatment of items that exceed the model's context (see `DataFile`)."""
         return self.data.too_long
 
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
@@ -107,12 +107,12 @@ class ExactMatch(SearchSignalTask):
         self.data.replace_items(split, items)
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """1 for an answer of the gold answer's value, else 0."""
+        """Return 1 for an answer with the gold answer's value, else 0."""
         same = COMPARISONS[self.parser]
         return float(answer is not None and same(answer, str(item["answer"])))
 
     def build_request(self, item: Item) -> Request:
-        """What is put to the model about one item."""
+        """Return the request for one item."""
         text = "\n".join(filter(None, [self.instruction, item["question"]]))
         prompt = (Message("user", text),) if self.chat else text
         if self.parser == "original":
@@ -124,12 +124,11 @@ class ExactMatch(SearchSignalTask):
         return Request(prompt, self.max_new_tokens, decided=decided)
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.base.HasGoldAnswers`; where answers are compared whole, they end the
-        text."""
+        """See `swarm.tasks.base.HasGoldAnswers`; with `parser` "whole" the answer ends the text."""
         return [replace(e, ends=self.parser == "whole") for e in super().gold_examples(items)]
 
     def score_completion(self, item: Item, completion: Completion) -> Score:
-        """What one completion is worth."""
+        """Score one completion."""
         if self.parser == "original":
             answer = parsing.extract_original(completion.text, self.last_words)
         elif self.parser == "whole":
@@ -141,7 +140,7 @@ class ExactMatch(SearchSignalTask):
 
 
 def match_item_error(item: Item) -> str | None:
-    """What is wrong with an exact-match item, or `None`."""
+    """Return the error of an exact-match item, or `None`."""
     if (wrong := text_field_error(item, "question")) is not None:
         return wrong
     return gold_answer_error(item["answer"]) if "answer" in item else 'it has no "answer"'

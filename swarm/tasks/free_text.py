@@ -1,4 +1,4 @@
-"""Free text: each item is a prompt, and a scorer says what a model's text is worth."""
+"""Free text: each item is a prompt, and a scorer assigns values to a model's texts."""
 
 from collections.abc import Callable, Sequence
 from string import Formatter
@@ -12,64 +12,64 @@ from swarm.tasks.dataset import DataFile, DataFiles, text_field_error
 
 
 class Scorer(Protocol):
-    """Says what texts are worth: a rule, a classifier, a reward model, a judge.
+    """Scores texts: a rule, a classifier, a reward model or a judge.
 
     A scorer may also be `swarm.tasks.base.RequiresSetup`, with `check` and `open`, a `Grader` and
-    `Settling`.
+    `SupportsEarlyStop`.
 
     Attributes:
-        highest: The most that a value can be; `None` where there is no such number.
-        votes: Whether several models' answers can be put to a vote.
+        highest: Upper bound of the values; `None` if there is none.
+        votes: Whether models can vote on the answers.
     """
 
     highest: float | None
     votes: bool
 
     def item_error(self, item: Item) -> str | None:
-        """What is wrong with an item, beside its prompt, or `None`."""
+        """Return an item's error, besides those of its prompt, or `None`."""
         ...
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
-        """One score a text, in order; never raises because of what a text holds.
+        """Return one score per text, in order; never raises because of a text's content.
 
-        Each score's `text` is the text; its `answer` is what was read, `None` for nothing.
+        Each score's `text` is the text; its `answer` is the parsed answer, `None` if there is none.
         """
         ...
 
 
 @runtime_checkable
 class Grader(Protocol):
-    """A scorer whose answers, as it reads them, are not texts that it could score again."""
+    """A scorer whose parsed answers are not texts that it could score again."""
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """The value of an answer that was read, whoever gave it."""
+        """Return the value of a parsed answer, from a single model or from a vote."""
         ...
 
 
 @runtime_checkable
 class SupportsEarlyStop(Protocol):
-    """A scorer that can say that more text would change nothing, so that a model may stop."""
+    """A scorer that can detect when more text cannot change the score, so that a model may stop."""
 
     def build_stop_check(self, item: Item) -> Callable[[str], bool] | None:
-        """Of one item's text so far; `None` if only the end of the text tells."""
+        """Return a check of one item's text so far; `None` if only the end of the text decides."""
         ...
 
 
 class FreeText:
-    """Items with a prompt, `{"prompt": ...}` or what `template` names; a text is an answer.
+    """Items with a prompt, `{"prompt": ...}` or the fields of `template`; a text is an answer.
 
     Args:
         name: The task's name.
-        scorer: Says what an answer is worth.
+        scorer: Assigns a value to an answer.
         file: Path of the data file, or of one for each split; `None` is data/eval/NAME.json.
-        dev_limit: The most dev items; `None` is all (see `DataFile` for the order).
-        test_limit: The most test items; `None` is all.
+        dev_limit: Maximum number of dev items; `None` is all (see `DataFile` for the order).
+        test_limit: Maximum number of test items; `None` is all.
         ids: "file" or "position" (see `DataFile`).
         dedupe: Divide items that are in dev and in test alike between them (see `DataFile`).
         template: The prompt, with the item's fields in braces.
-        chat: Put the prompt as one user turn through the model's chat template.
-        max_new_tokens: The most tokens to be written.
-        too_long: What becomes of items that do not fit into the model's context (see `DataFile`).
+        chat: Send the prompt as one user turn through the model's chat template.
+        max_new_tokens: Maximum number of generated tokens.
+        too_long: Treatment of items that exceed the model's context (see `DataFile`).
 
     Raises:
         UserError: A value is not allowed.
@@ -103,22 +103,22 @@ class FreeText:
             self.highest = scorer.highest
 
     def check(self) -> None:
-        """Check the scorer, if it asks for it; see `Prepared.check`."""
+        """Check the scorer if it has setup; see `RequiresSetup.check`."""
         if isinstance(self.scorer, RequiresSetup):
             self.scorer.check()
 
     def open(self, device: str) -> None:
-        """Open the scorer, if it asks for it; see `Prepared.open`."""
+        """Open the scorer if it has setup; see `RequiresSetup.open`."""
         if isinstance(self.scorer, RequiresSetup):
             self.scorer.open(device)
 
     def items(self, split: str) -> Sequence[Item]:
-        """The items of "dev" or "test"; see `Task.items`."""
+        """Return the items of "dev" or "test"; see `Task.items`."""
         return self.data.items(split)
 
     @property
     def too_long(self) -> str:
-        """What becomes of items that do not fit into the model's context (see `DataFile`)."""
+        """Treatment of items that exceed the model's context (see `DataFile`)."""
         return self.data.too_long
 
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
@@ -126,22 +126,22 @@ class FreeText:
         self.data.replace_items(split, items)
 
     def run(self, items: Sequence[Item]) -> TaskRun:
-        """Ask about every item in one round."""
+        """Request a text for every item in one round."""
         completions = yield [self.build_request(item) for item in items]
         return self.scorer.score(items, [completion.text for completion in completions])
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """The value of an answer that was read; by default as a text of its own."""
+        """Return the value of a parsed answer; by default it is scored as a text."""
         if isinstance(self.scorer, Grader):
             return self.scorer.grade(item, answer)
         return self.scorer.score([item], [answer or ""])[0].value
 
     def utility(self, scores: Sequence[Score]) -> float:
-        """The mean value, in the scorer's unit."""
+        """Return the mean value, in the scorer's unit."""
         return mean_score(scores)
 
     def build_request(self, item: Item) -> Request:
-        """What is put to the model about one item."""
+        """Return the request for one item."""
         text = self.build_prompt(item)
         decided = (
             self.scorer.build_stop_check(item)
@@ -152,7 +152,7 @@ class FreeText:
         return Request(prompt, self.max_new_tokens, decided=decided)
 
     def build_prompt(self, item: Item) -> str:
-        """The template, filled in."""
+        """Return the template filled in with the item's fields."""
         return self.template.format_map(item)
 
     def _item_error(self, item: Item) -> str | None:
@@ -163,7 +163,7 @@ class FreeText:
 
 
 def _template_fields(template: object) -> tuple[str, ...]:
-    """The fields that a template names."""
+    """Return the field names of a template."""
     try:
         parts = list(Formatter().parse(validation.check_text("template", template)))
     except ValueError as error:

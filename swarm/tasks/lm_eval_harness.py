@@ -1,4 +1,8 @@
-"""Tasks of the lm-evaluation-harness (EleutherAI): its prompts, its metrics and our models."""
+"""Tasks of the lm-evaluation-harness (EleutherAI).
+
+Its tasks are loaded with their documents, prompts and metrics; its instances become requests, and
+completions become its responses.
+"""
 
 import logging
 import math
@@ -26,21 +30,19 @@ from swarm.tasks.perplexity import (
     split_windows,
 )
 
-# Tasks of the lm-evaluation-harness as it loads them: their documents, prompts and metrics.
-
 log = logging.getLogger(__name__)
 
 INSTALL_COMMAND = 'pip install "lm_eval>=0.4.13"'
 
 FEWSHOT_SEED = 1234
-"""lm-eval's own, so that the same examples are drawn."""
+"""Seed of lm-eval, so that the same examples are drawn."""
 
 INVALID_TEXT = "[invalid]"
-"""What lm-eval's filters give for a text in which they find nothing."""
+"""Output of lm-eval's filters for a text in which they find no match."""
 
 
 def require_lm_eval(key: str) -> None:
-    """See to it that the package is there.
+    """Require that the lm_eval package is installed.
 
     Raises:
         UserError: It is not.
@@ -52,15 +54,15 @@ def require_lm_eval(key: str) -> None:
 
 
 def load_lm_eval_tasks(name: str, include_path: str | None) -> dict[str, Any]:
-    """The tasks of a task's, group's or tag's name.
+    """Load the tasks of a task's, group's or tag's name.
 
     Raises:
-        UserError: There is no such folder or name, or lm-eval cannot load it.
+        UserError: The folder or name is unknown, or lm-eval cannot load it.
     """
     from lm_eval.tasks import TaskManager
 
     folder = None if include_path is None else _check_folder(include_path)
-    # Reading the index of its own 14,000 tasks takes lm-eval seconds.
+    # lm-eval takes seconds to read the index of its 14,000 tasks.
     manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
     if manager is None or name not in manager.all_tasks:
         manager = TaskManager(include_path=folder)
@@ -83,7 +85,7 @@ def _check_folder(include_path: str) -> str:
 
 
 def split_documents(task: Any, split: str, seed: int) -> Sequence[Any]:
-    """The documents of "dev" or "test" (see `Harness`).
+    """Return the documents of "dev" or "test" (see `LMEvalTask`).
 
     Raises:
         UserError: The task has no split.
@@ -114,23 +116,23 @@ def _as_sequence(docs: Any) -> Sequence[Any]:
 
 
 class FewShotSampler:
-    """A sampler of few-shot examples that never draws the document that is asked about."""
+    """A sampler of few-shot examples that never draws the document being evaluated."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self.doc: Any = None
 
     def sample(self, n: int, eval_doc: Any = None, **more: Any) -> Any:
-        """As lm-eval's samplers; where there are no more than `n` to draw from, all of them."""
+        """Sample as lm-eval's samplers; return all examples if there are at most `n`."""
         known = self.doc if len(self.sampler.df) > n else None
         return self.sampler.sample(n, eval_doc=known, **more)
 
 
 def build_items(task: Any, docs: Sequence[Any], count: int, apart: bool) -> list[Item]:
-    """The first documents as items, with their prompts; made in order, as lm-eval draws examples.
+    """Return the first documents as items with prompts, in order, as lm-eval draws its examples.
 
     Args:
-        apart: Keep each document from being an example of its own.
+        apart: Exclude each document from its own examples.
     """
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
     sampler = getattr(task, "sampler", None)
@@ -167,7 +169,7 @@ def build_items(task: Any, docs: Sequence[Any], count: int, apart: bool) -> list
 
 
 def format_target(task: Any, doc: Any) -> str:
-    """A document's target in words, for people."""
+    """Return a document's target as text, for people."""
     target = task.doc_to_target(doc)
     if isinstance(target, int) and getattr(task.config, "doc_to_choice", None) is not None:
         choices = task.doc_to_choice(doc)
@@ -176,14 +178,14 @@ def format_target(task: Any, doc: Any) -> str:
 
 
 def build_instances(task: Any, item: Item) -> list[Any]:
-    """What lm-eval asks about an item."""
+    """Return lm-eval's instances of an item."""
     metadata = (item["task"], item["id"], task.config.repeats)
     made = task.construct_requests(doc=item["doc"], ctx=item["context"], metadata=metadata)
     return list(made) if isinstance(made, list) else [made]
 
 
 def mean_metrics(task: Any) -> list[str]:
-    """The metrics that are means over documents; of texts scored as wholes, the bits a byte."""
+    """Return the metrics that are means over documents; for complete texts, the bits per byte."""
     from lm_eval.api.registry import get_aggregation
 
     if task.OUTPUT_TYPE == "loglikelihood_rolling":
@@ -193,7 +195,7 @@ def mean_metrics(task: Any) -> list[str]:
 
 
 def compute_metrics(task: Any, item: Item, responses: Sequence[Any]) -> dict[str, float]:
-    """A document's metrics that are numbers; none of them where a metric fails."""
+    """Return a document's numeric metrics; empty if a metric fails."""
     if any(math.isnan(number) for number in _float_responses(responses)):
         return {}
     try:
@@ -209,7 +211,7 @@ def compute_metrics(task: Any, item: Item, responses: Sequence[Any]) -> dict[str
 
 
 def is_readable(responses: Sequence[Any]) -> bool:
-    """Whether there is anything in the texts."""
+    """Return whether any text is not empty."""
     texts = [one for one in responses if isinstance(one, str)]
     return not texts or any(text.strip() not in ("", INVALID_TEXT) for text in texts)
 
@@ -219,19 +221,17 @@ def _float_responses(responses: Sequence[Any]) -> list[float]:
     return [number for number in firsts if isinstance(number, float)]
 
 
-# What lm-evaluation-harness asks, as requests, and completions as what it is told.
-
 ROLLING_WINDOW, ROLLING_CONTEXT = 1000, 500
-"""Characters of a long text that are scored together, and that are shown before them."""
+"""Characters of a long text scored together, and characters shown before them."""
 
 DEFAULT_NEW_TOKENS = 256
-"""The most new tokens where a task says nothing, as lm-eval's own models have it."""
+"""Maximum number of new tokens if a task sets none, as in lm-eval's own models."""
 
 LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
 class InstanceRequests(NamedTuple):
-    """Instances (of one kind, about one context) and the requests they are answered by."""
+    """Instances (of one kind, with one context) and the requests that answer them."""
 
     kind: str
     instances: list[Any]
@@ -239,10 +239,10 @@ class InstanceRequests(NamedTuple):
 
 
 def group_requests(instances: Sequence[Any]) -> list[InstanceRequests]:
-    """The requests of a document's instances; choices after the same context share one.
+    """Return the requests of a document's instances; choices after the same context share one.
 
     Raises:
-        UserError: The kind is none that a language model of text answers greedily.
+        UserError: The kind cannot be answered by greedy decoding of text.
     """
     grouped = groupby(
         instances, key=lambda one: one.args[0] if one.request_type == "loglikelihood" else id(one)
@@ -251,7 +251,7 @@ def group_requests(instances: Sequence[Any]) -> list[InstanceRequests]:
 
 
 def set_responses(asked: InstanceRequests, completions: Iterator[Completion]) -> None:
-    """Give the instances their responses, as lm-eval's models do."""
+    """Set the instances' responses, as lm-eval's models do."""
     said = [next(completions) for _ in asked.requests]
     if asked.kind == "loglikelihood":
         responses: list[Any] = _loglikelihoods(asked, said[0])
@@ -260,26 +260,26 @@ def set_responses(asked: InstanceRequests, completions: Iterator[Completion]) ->
     else:
         responses = [cut_at_stops(said[0].text, _stop_strings(asked.instances[0]))]
     for instance, response in zip(asked.instances, responses, strict=True):
-        # Greedy decoding says the same however often it is asked.
+        # Greedy decoding returns the same text for every repeat.
         instance.resps = [response] * (instance.repeats or 1)
 
 
 def cut_at_stops(text: str, stops: Sequence[str]) -> str:
-    """The text up to the first of the stops."""
+    """Return the text up to the first stop string."""
     for stop in filter(None, stops):
         text = text.split(stop)[0]
     return text
 
 
 def contains_stop(stops: Sequence[str], text: str) -> bool:
-    """Whether a stop has been written."""
+    """Return whether the text contains a stop string."""
     return any(stop in text for stop in stops if stop)
 
 
 def _build_requests(group: list[Any]) -> InstanceRequests:
     kind, context = group[0].request_type, group[0].args[0]
     if kind == "loglikelihood":
-        # A word and the space before it are one token: the space goes with the word.
+        # A word and the space before it are one token: the space belongs to the word.
         shown = context.rstrip()
         spaces = context[len(shown) :]
         choices = tuple(spaces + one.args[1] for one in group)
@@ -329,7 +329,7 @@ WORST_VALUES = {
     "pct_male_preferred": 1.0,
     "pct_stereotype": 1.0,
 }
-"""Of the metrics of which lower is better, what a document counts that cannot be scored."""
+"""Value of a document that cannot be scored, for metrics where lower is better."""
 
 
 def lm_eval(
@@ -344,14 +344,14 @@ def lm_eval(
     seed: int = 0,
     too_long: str = "refuse",
 ) -> Task:
-    """Tasks of the lm-evaluation-harness by name: one as itself, several as a `Mixture`.
+    """Return tasks of the lm-evaluation-harness by name: one as itself, several as a `Mixture`.
 
     Args:
         name: The task's name here.
-        tasks: Their names there, of tasks, groups or tags.
+        tasks: Names of lm-eval's tasks, groups or tags.
         combine: How several tasks' utilities become one (see `Mixture`).
 
-    The others are those of `Harness`, the same for all tasks.
+    The others are those of `LMEvalTask`, the same for all tasks.
 
     Raises:
         UserError: A value is not allowed.
@@ -367,32 +367,33 @@ def lm_eval(
 class LMEvalTask:
     """One task, group or tag of the lm-evaluation-harness; the utility is a metric's mean.
 
-    Test is the split that lm-eval evaluates (test, else validation). Dev is the next of
-    validation and training that the task has; if it has none, its only split is divided into two
-    halves by the seed. Of a group all tasks' documents count alike.
+    Test is the split that lm-eval evaluates (test, else validation). Dev is the task's next split
+    among validation and training; without one, the only split is divided into two halves by the
+    seed. In a group, the documents of all tasks have equal weight.
 
     Few-shot examples are drawn as lm-eval draws them, so that the test utility is its number for
-    the same model; of dev no document is among its own examples. Three things differ: prompts
-    are not cut to the model's length, texts that are scored as wholes (loglikelihood_rolling) are
-    cut into windows of characters, and decoding is always greedy.
+    the same model; no dev document is among its own examples. Three things differ: prompts are not
+    cut to the model's length, complete texts (loglikelihood_rolling) are cut into windows of
+    characters, and decoding is always greedy.
 
     The yamls of `include_path` may name Python functions, which are then run.
 
     Args:
         name: The task's name here.
-        task: Its name there.
-        include_path: A folder with yamls of tasks of your own; `None` is none.
-        num_fewshot: Examples in a prompt; `None` is what the task says. A task that says 0 stays
-            at it, as in lm-eval.
-        metric: The metric, "acc_norm" say; where a task has several filters, of the first one
+        task: Its name in lm-eval.
+        include_path: A folder with yamls of custom tasks, or `None`.
+        num_fewshot: Examples per prompt; `None` is the task's default. A task with 0 stays at 0, as
+            in lm-eval.
+        metric: The metric, for example "acc_norm"; if a task has several filters, the first one
             unless it is named: "exact_match,flexible-extract". `None` is the task's first metric
-            that is a mean over documents, and minus the bits a byte for texts as wholes. A metric
-            of which lower is better is taken negative, if it is one of `WORST`: of another it is
-            not known what a document that cannot be scored is worth.
-        dev_limit, test_limit: The most documents, from the first on; of a group, in proportion.
-        seed: Of the division of an only split.
-        too_long: What becomes of documents that do not fit into the model's context: "refuse" or
-            "drop"; lm-eval's prompts are not truncated.
+            that is a mean over documents, and minus the bits per byte for complete texts. A metric
+            where lower is better is negated, and has to be one of `WORST_VALUES`: for others the
+            value of a document that cannot be scored is unknown.
+        dev_limit, test_limit: Maximum number of documents, from the first on; in a group, in
+            proportion.
+        seed: Seed of the division of an only split.
+        too_long: Treatment of documents that exceed the model's context: "refuse" or "drop";
+            lm-eval's prompts are not truncated.
 
     Raises:
         UserError: A value is not allowed.
@@ -434,15 +435,16 @@ class LMEvalTask:
         self._tasks: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Theirs hold functions of yamls and open files; each process loads its own.
+        # lm-eval's tasks hold functions of yamls and open files, which cannot be pickled; each
+        # process loads them again.
         return {**self.__dict__, "_tasks": {}}
 
     def check(self) -> None:
-        """Whether the package is there; see `Prepared.check`."""
+        """Check that the package is installed; see `RequiresSetup.check`."""
         require_lm_eval(f"task={self.name}")
 
     def source_digests(self) -> dict[str, str]:
-        """See `swarm.tasks.base.HasSources`: the yamls and the functions of `include_path`."""
+        """See `swarm.tasks.base.HasSources`: the yamls and the Python files of `include_path`."""
         if self.include_path is None:
             return {}
         folder = find_path(self.include_path)
@@ -451,14 +453,14 @@ class LMEvalTask:
         return {"include_path files": short_digest(told)}
 
     def open(self, device: str) -> None:
-        """Load the tasks, whose data are on the disk by now: quietly, beside other workers."""
+        """Load the tasks, whose data are already on disk, without progress bars."""
         from datasets import disable_progress_bars
 
         disable_progress_bars()
         self.load_tasks()
 
     def items(self, split: str) -> Sequence[Item]:
-        """The documents of "dev" or "test" with their prompts; see `Task.items`."""
+        """Return the documents of "dev" or "test" with their prompts; see `Task.items`."""
         if split not in self.limits:
             raise UserError(f"split: {split!r} is not one of {', '.join(self.limits)}.")
         if split not in self._splits:
@@ -466,11 +468,11 @@ class LMEvalTask:
         return self._splits[split]
 
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        """Take these in the place of a split's documents, from now on."""
+        """Replace a split's documents from now on."""
         self._splits[split] = tuple(items)
 
     def run(self, items: Sequence[Item]) -> TaskRun:
-        """Ask all that the documents ask, in one round."""
+        """Send all requests of the documents in one round."""
         made = [build_instances(self.load_tasks()[item["task"]], item) for item in items]
         asked = [part for instances in made for part in group_requests(instances)]
         rest = iter((yield [request for part in asked for request in part.requests]))
@@ -479,7 +481,7 @@ class LMEvalTask:
         return [self.score_responses(item, mine) for item, mine in zip(items, made, strict=True)]
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """The value in words, which is the answer of a score."""
+        """Return the value, which a score's answer contains as text."""
         if answer is not None:
             return float(answer)
         task = self.load_tasks()[item["task"]]
@@ -487,11 +489,11 @@ class LMEvalTask:
         return 0.0 if _is_higher_better(task, metric) else -WORST_VALUES[metric]
 
     def utility(self, scores: Sequence[Score]) -> float:
-        """The metric's mean."""
+        """Return the metric's mean."""
         return mean_score(scores)
 
     def score_responses(self, item: Item, instances: Sequence[Any]) -> Score:
-        """What a document's responses are worth."""
+        """Score a document's responses."""
         task = self.load_tasks()[item["task"]]
         metric, filtering = self._select_metric(task)
         next(f for f in task._filters if f.name == filtering).apply(instances)
@@ -505,10 +507,10 @@ class LMEvalTask:
         return Score(value, answer, text, measures=measures)
 
     def load_tasks(self) -> Mapping[str, Any]:
-        """lm-eval's tasks by name, loaded once in a process.
+        """Return lm-eval's tasks by name, loaded once per process.
 
         Raises:
-            UserError: The package is missing, or it knows no such task or cannot load it.
+            UserError: The package is missing, the task is unknown, or lm-eval cannot load it.
         """
         if not self._tasks:
             self.check()
@@ -527,7 +529,7 @@ class LMEvalTask:
             self.lowest = -math.inf
 
     def _select_metric(self, task: Any) -> tuple[str, str]:
-        """The metric and the filter that count."""
+        """Return the metric and the filter that count."""
         metric, _, filtering = (self.metric or "").partition(",")
         filters = [one.name for one in task._filters]
         means = [m for m in mean_metrics(task) if _is_higher_better(task, m) or m in WORST_VALUES]
@@ -542,7 +544,7 @@ class LMEvalTask:
         return metric or means[0], filtering or filters[0]
 
     def _build_items(self, split: str) -> tuple[Item, ...]:
-        """The items of a split; of a group in such an order that a limit keeps the proportions."""
+        """Return a split's items; a group's are ordered so that a limit is proportional."""
         docs = {n: split_documents(t, split, self.seed) for n, t in self.load_tasks().items()}
         places = [{"domain": name, "at": at} for name in docs for at in range(len(docs[name]))]
         chosen = balance_domains(places)[: self.limits[split]]
@@ -557,5 +559,5 @@ class LMEvalTask:
 
 
 def _is_higher_better(task: Any, metric: str) -> bool:
-    """Whether more of a metric is better."""
+    """Return whether higher is better for a metric."""
     return bool(task.higher_is_better().get(metric, True))

@@ -1,8 +1,8 @@
-"""What scores come to and how sure that is: utility and interval, a tested difference, a vote.
+"""Metrics of scores: utility with interval, a tested difference, votes, constant answers.
 
-Utilities by domain, the best constant answers and the warning of one answer throughout are here,
-too. The domain of an item is its part of a mixture, else its own "domain", else the kind of its
-gold answer: "letter" (multiple choice), "yes or no", "true or false", "number" or "phrase".
+Also utilities by domain and the warning of one answer throughout. The domain of an item is its part
+of a mixture, else its "domain", else the kind of its gold answer: "letter" (multiple choice), "yes
+or no", "true or false", "number" or "phrase".
 """
 
 from collections import Counter
@@ -24,20 +24,20 @@ from swarm.tasks.base import Item, Score, Task, unparsed_rate
 from swarm.tasks.parsing import answer_kind
 
 NO_GOLD_DOMAIN = "no gold answer"
-"""The domain of items that have neither a domain of their own nor a gold answer."""
+"""Domain of items that have neither a "domain" nor a gold answer."""
 
 MAX_CONSTANT_CANDIDATES = 50
-"""Gold answers, the most frequent on dev, among which the best constant answer is looked for."""
+"""Number of gold answers, the most frequent on dev, considered as constant answers."""
 
 ONE_ANSWER_SHARE = 0.9
 """Above this share of a domain's answers, one value counts as a constant answer."""
 
 MIN_ANSWERS = 10
-"""Of fewer answers, nothing is said about how many are the same."""
+"""Minimum number of answers for the check of a constant answer."""
 
 
 def utility_with_interval(task: Task, scores: Sequence[Score]) -> MeanInterval:
-    """A task's utility of these scores with its 95 % interval."""
+    """Return a task's utility of these scores with its 95 % interval."""
     values = [score.value for score in scores]
     if is_mean_utility(task, scores):
         return mean_interval(values, signed=getattr(task, "lowest", 0.0) < 0)
@@ -49,13 +49,14 @@ def utility_with_interval(task: Task, scores: Sequence[Score]) -> MeanInterval:
 def utility_summary(
     task: Task, scores: Sequence[Score], items: Sequence[Item] = ()
 ) -> dict[str, Any]:
-    """A utility with its 95 % interval, the unparsed rate, and the utilities of a mixture's parts.
+    """Return a utility with its 95 % interval, the unparsed rate and the parts' utilities.
 
-    Its keys: "utility", "interval" ([low, high]), "items", "unparsed_rate", perhaps "parts", and
-    with `items` "domains" (see `by_domain`) and "one_answer" (see `one_answer`).
+    Its keys: "utility", "interval" ([low, high]), "items", "unparsed_rate", optionally "parts", and
+    with `items` "domains" (see `summarize_domains`) and "one_answer" (see
+    `find_one_answer_domains`).
 
     Args:
-        items: Those that were scored, in the same order; none leaves domains out.
+        items: The scored items, in the same order; empty leaves domains out.
     """
     interval = utility_with_interval(task, scores)
     found: dict[str, Any] = {
@@ -73,7 +74,7 @@ def utility_summary(
 
 
 def item_domain(item: Item) -> str:
-    """The domain of an item; see the module's docstring."""
+    """Return the domain of an item; see the module's docstring."""
     for key in ("part", "domain"):
         if item.get(key) not in (None, ""):
             return str(item[key])
@@ -86,13 +87,13 @@ def item_domain(item: Item) -> str:
 def summarize_domains(
     task: Task, items: Sequence[Item], scores: Sequence[Score]
 ) -> dict[str, dict[str, Any]]:
-    """The utility of each domain and, where answers are graded, its commonest answer.
+    """Return the utility of each domain and, where answers are graded, its most common answer.
 
     Returns:
-        By domain, in the order of the items: "utility" (a part's by its own measure), "interval"
-        ([low, high], 95 %), "items", "unparsed_rate" (0 to 1); where `votes` holds
-        also "answers" (those that were read), "commonest" (`None` of no answers) and "share" (of
-        the answers, 0 to 1).
+        By domain, in the order of the items: "utility" (a part's by its own metric), "interval"
+            ([low, high], 95 %), "items", "unparsed_rate" (0 to 1); if the task has `votes` also
+            "answers" (number of parsed answers), "commonest" (`None` without answers) and "share"
+            (of the answers, 0 to 1).
     """
     found = {}
     for domain, places in group_items_by_domain(items).items():
@@ -112,15 +113,15 @@ def summarize_domains(
 def find_one_answer_domains(
     task: Task, items: Sequence[Item], scores: Sequence[Score]
 ) -> list[dict[str, Any]]:
-    """Where a model gives one answer throughout, whatever it is asked.
+    """Find the domains in which a model gives the same answer to nearly every item.
 
-    A domain is named if more than 90 % of at least 10 answers that were read are one value, unless
-    that value is right for more than 90 % of the domain's items. If this holds of the answers to
-    several domains together, all items are named and no domain.
+    A domain is listed if more than 90 % of at least 10 parsed answers are one value, unless that
+    value is right for more than 90 % of the domain's items. If this is true of the answers to
+    several domains together, one entry for all items is returned instead.
 
     Returns:
-        For each: "domain" (`None` of all items), "answer", "share" (of the answers), "answers",
-        "right" (the share of items for which that answer has a value above 0).
+        For each: "domain" (`None` for all items), "answer", "share" (of the answers), "answers",
+            "right" (the share of items for which that answer has a value above 0).
     """
     if not getattr(task, "votes", True):
         return []
@@ -145,7 +146,7 @@ def find_one_answer_domains(
 
 @dataclass(frozen=True, slots=True)
 class ConstantAnswers:
-    """The best constant answers: what is reached without reading a question.
+    """The best constant answers: the baseline reached without reading a question.
 
     Attributes:
         overall: One answer to all items.
@@ -156,13 +157,13 @@ class ConstantAnswers:
     domains: Mapping[str, str]
 
     def score_items(self, task: Task, items: Sequence[Item], by_domain: bool = True) -> list[Score]:
-        """The scores of these answers; the overall one where a domain has none."""
+        """Score these answers; the overall answer is used where a domain has none."""
         given = self.domains if by_domain else {}
         answers = [given.get(item_domain(item), self.overall) for item in items]
         return [_grade_answer(task, item, one) for item, one in zip(items, answers, strict=True)]
 
     def summarize_splits(self, task: Task, splits: Mapping[str, Sequence[Item]]) -> dict[str, Any]:
-        """What they come to on some splits, by the splits' names.
+        """Return the results of the answers on splits, by the splits' names.
 
         Returns:
             "overall": {"answer", and for each split "utility", "interval", "items"}, and
@@ -182,11 +183,11 @@ class ConstantAnswers:
 
 
 def best_constant_answers(task: Task, dev: Sequence[Item]) -> ConstantAnswers | None:
-    """The best constant answers on these items; `None` where answers cannot be graded or chosen.
+    """Return the best constant answers; `None` if answers are ungraded or without candidates.
 
     Candidates are the 50 most frequent gold answers of the items concerned and the task's
-    `constants`. Of a domain that one counts whose mean value is highest, overall that one whose
-    utility is; of equals the more frequent one.
+    `constants`. A domain's answer maximizes the mean value, the overall answer the utility; ties go
+    to the more frequent answer.
 
     Args:
         dev: Items to choose on; never those of test.
@@ -215,16 +216,17 @@ def summarize_constant_answers(
     test: Sequence[Item] = (),
     after: Sequence[Score] = (),
 ) -> dict[str, Any] | None:
-    """The best constant answers of dev, what they come to, and a model beside them on test.
+    """Summarize the best constant answers of dev, and compare a model with them on test.
 
     Args:
         dev: Items to choose on.
-        test: Items to score on besides; none leaves them out.
-        after: The model's scores of the test items; none leaves the comparison out.
+        test: Further items to score on; empty leaves them out.
+        after: The model's scores of the test items; empty leaves the comparison out.
 
     Returns:
-        `Constants.described`, and with `after` "gain" (of the model over the answers by domain),
-        "gain_interval" ([low, high], 95 %) and "p_value"; `None` as `constant_answers`.
+        `ConstantAnswers.summarize_splits`, and with `after` "gain" (of the model over the answers
+        by domain), "gain_interval" ([low, high], 95 %) and "p_value"; `None` as
+        `best_constant_answers`.
     """
     constants = best_constant_answers(task, dev)
     if constants is None:
@@ -244,7 +246,7 @@ def _constant_candidates(task: Task, items: Sequence[Item]) -> list[str]:
 
 
 def _gold_answers(item: Item) -> list[str]:
-    """The gold answers of an item, or of the item within a mixture's."""
+    """Return the gold answers of an item, or of the inner item of a mixture's item."""
     while "part" in item and isinstance(item.get("item"), Mapping):
         item = item["item"]
     gold = item.get("answer")
@@ -258,7 +260,7 @@ def _grade_answer(task: Task, item: Item, answer: str) -> Score:
 
 
 def group_items_by_domain(items: Sequence[Item]) -> dict[str, list[int]]:
-    """The places of each domain's items."""
+    """Return the indices of each domain's items."""
     found: dict[str, list[int]] = {}
     for place, item in enumerate(items):
         found.setdefault(item_domain(item), []).append(place)
@@ -266,7 +268,7 @@ def group_items_by_domain(items: Sequence[Item]) -> dict[str, list[int]]:
 
 
 def _unwrap_subtask(task: Any, scores: Sequence[Score]) -> tuple[Task, list[Score]]:
-    """The part that all these scores are of, as a task, with the scores as it gave them."""
+    """Return the task of the part that all these scores belong to, and its original scores."""
     if not hasattr(task, "tasks"):
         return task, list(scores)
     for name in scores[0].part.split("/"):
@@ -275,7 +277,7 @@ def _unwrap_subtask(task: Any, scores: Sequence[Score]) -> tuple[Task, list[Scor
 
 
 def _most_common_answer(scores: Sequence[Score]) -> dict[str, Any]:
-    """How many answers were read, the commonest of them, and its share."""
+    """Return the number of parsed answers, the most common one, and its share."""
     counted = Counter(score.answer for score in scores if score.answer)
     answers = counted.total()
     answer, times = counted.most_common(1)[0] if counted else (None, 0)
@@ -283,7 +285,7 @@ def _most_common_answer(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def paired_gain(task: Task, after: Sequence[Score], before: Sequence[Score]) -> PairedTest:
-    """The difference of two models' utilities on the same items, tested."""
+    """Test the difference of two models' utilities on the same items."""
     if is_mean_utility(task, after):
         return paired_test([s.value for s in after], [s.value for s in before])
     return utility_test(
@@ -295,7 +297,7 @@ def paired_gain(task: Task, after: Sequence[Score], before: Sequence[Score]) -> 
 
 
 def is_mean_utility(task: Task, scores: Sequence[Score]) -> bool:
-    """Whether the utility is the plain mean; that of a mixture is not, whatever it comes to."""
+    """Return whether the utility is the plain mean; never true of a mixture."""
     mean = sum(s.value for s in scores) / len(scores)
     return not scores[0].part and abs(task.utility(scores) - mean) < 1e-9
 
@@ -307,12 +309,12 @@ def majority_vote(
     weights: Sequence[float],
     choose: Callable[[Sequence[str | None], Sequence[float]], str | None] = plurality_vote,
 ) -> list[Score]:
-    """The scores of the answers that several voices give together; their texts list all answers.
+    """Score the answers that several models give by vote; the texts list all answers.
 
     Args:
-        voices: Each one's scores, in the order of the items.
-        weights: One a voice.
-        choose: The answer of one item, from all answers to it and the weights.
+        voices: Each model's scores, in the order of the items.
+        weights: One per model.
+        choose: Returns the answer to one item from all answers to it and the weights.
     """
     polled = []
     for i, item in enumerate(items):

@@ -20,11 +20,9 @@ from swarm.tasks.base import (
     metric_task,
 )
 
-# The parts of a mixture and their weights, checked.
-
 
 def check_tasks(tasks: object) -> dict[str, Task]:
-    """The parts by name, checked."""
+    """Validate the parts and return them by name."""
     if isinstance(tasks, Mapping):
         pairs = [(str(part), task) for part, task in tasks.items()]
     elif isinstance(tasks, Sequence) and not isinstance(tasks, str):
@@ -48,7 +46,7 @@ def check_tasks(tasks: object) -> dict[str, Task]:
 
 
 def check_weights(weights: object, tasks: Mapping[str, Task]) -> dict[str, float]:
-    """The weights by part, checked."""
+    """Validate the weights and return them by part."""
     if not isinstance(weights, Mapping) or {str(part) for part in weights} != set(tasks):
         raise UserError(
             f"task.weights: {weights!r} is not one number for each of {', '.join(tasks)}."
@@ -75,22 +73,22 @@ class Mixture:
     """Several tasks as one; its parts may be of any kind, mixtures too.
 
     An item is the part's item with three changes: its "id" is "part/id", "part" names the part
-    ("outer/inner" where the part is a mixture), and "item" holds the part's own item, which is
-    what the part is asked about.
+    ("outer/inner" where the part is a mixture), and "item" contains the part's own item, which the
+    part's requests are built from.
 
-    The utility is that of the parts, each over its own items however many these are:
+    The utility combines those of the parts, each over its own items, independent of their number:
 
-    - "harmonic", the harmonic mean, as the paper takes it for two tasks (Model Swarms):
-      near the worse of two, so that a search cannot trade one part for another. 0 if a part is 0;
-      the original puts .01 in the place of both where both are 0, which ranks nothing. Refused
-      where a part's `lowest` is below 0.
+    - "harmonic", the harmonic mean, as the paper takes it for two tasks (Model Swarms): near the
+      worse of two, so that a search cannot trade one part for another. 0 if a part is 0; the
+      original replaces both by .01 where both are 0, which makes no ranking. Refused if a part's
+      `lowest` is below 0.
     - "mean", the arithmetic mean.
     - "minimum", the worst part.
     - "weights", the mean with the `weights`.
 
     Args:
         name: The task's name.
-        tasks: The parts by name, or a list of parts, which then go by their own names.
+        tasks: The parts by name, or a list of parts, which are then named by their `name`.
         combine: How the parts' utilities become one.
         weights: With `combine` "weights", a number from 0 on for each part; only their ratios
             count. Otherwise `None`.
@@ -117,18 +115,18 @@ class Mixture:
 
     @property
     def lowest(self) -> float:
-        """The lowest of the parts' own, or 0."""
+        """The lowest of the parts' bounds, or 0."""
         return min(0.0, *(getattr(task, "lowest", 0.0) for task in self.tasks.values()))
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """The parts' own; see `Task`."""
+        """The parts' constants; see `Task`."""
         found = (getattr(task, "constants", ()) for task in self.tasks.values())
         return tuple(dict.fromkeys(answer for answers in found for answer in answers))
 
     @property
     def metric_task(self) -> "Mixture":
-        """The mixture of the parts by their own measures; itself if it is that."""
+        """The mixture of the parts scored by their metrics; itself if they already are."""
         parts = {part: metric_task(task) for part, task in self.tasks.items()}
         if all(parts[part] is task for part, task in self.tasks.items()):
             return self
@@ -141,7 +139,7 @@ class Mixture:
         return ", ".join(f"{part}: {signal}" for part, signal in named.items() if signal)
 
     def items(self, split: str) -> Sequence[Item]:
-        """The items of all parts, one part after the other; see `Task.items`."""
+        """Return the items of all parts, one part after the other; see `Task.items`."""
         found = tuple(
             {
                 **item,
@@ -152,15 +150,15 @@ class Mixture:
             for part, task in self.tasks.items()
             for item in task.items(split)
         )
-        # Some parts know their metric only now.
+        # Some parts know their metric only after loading.
         self._check_no_negative()
         return found
 
     def run(self, items: Sequence[Item]) -> TaskRun:
-        """Play the parts in step: a round asks all that the parts ask in it.
+        """Run the parts in lockstep: a round sends the requests of all parts together.
 
-        A part that needs fewer rounds than another is done earlier. The scores are in the order
-        of the items, whatever that is.
+        A part with fewer rounds than another ends earlier. The scores are in the order of the
+        items.
         """
         places: dict[str, list[int]] = {}
         for place, item in enumerate(items):
@@ -181,7 +179,7 @@ class Mixture:
         """See `swarm.tasks.base.HasGoldAnswers`.
 
         Weighted so that the mean loss over all dev items is the mean of the parts' mean losses, by
-        the `weights` where there are any; every other combination takes the parts alike.
+        the `weights` if given; every other combination weights the parts equally.
 
         Raises:
             UserError: A part has no gold answers.
@@ -204,13 +202,13 @@ class Mixture:
         return found
 
     def check(self) -> None:
-        """Check every part that asks for it."""
+        """Check every part that has setup."""
         for task in self.tasks.values():
             if isinstance(task, RequiresSetup):
                 task.check()
 
     def open(self, device: str) -> None:
-        """Open every part that asks for it."""
+        """Open every part that has setup."""
         for task in self.tasks.values():
             if isinstance(task, RequiresSetup):
                 task.open(device)
@@ -225,13 +223,13 @@ class Mixture:
         }
 
     def restore_scale(self, scale: Mapping[str, Any]) -> None:
-        """Set the parts' scales that `calibrate` gave."""
+        """Set the parts' scales that `calibrate` returned."""
         for part, task in self.tasks.items():
             if isinstance(task, HasScoreScale):
                 task.restore_scale(scale[part])
 
     def apply_scale(self, score: Score) -> Score:
-        """The score on the scale of its part."""
+        """Return the score on the scale of its part."""
         part, _, inner = score.part.partition("/")
         task = self.tasks[part]
         if not isinstance(task, HasScoreScale):
@@ -239,14 +237,14 @@ class Mixture:
         return replace(task.apply_scale(replace(score, part=inner)), part=score.part)
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """The value that the item's part gives to a parsed answer."""
+        """Return the value of a parsed answer, graded by the item's part."""
         return self.tasks[_subtask_name(item)].grade(item["item"], answer)
 
     def subtask_utilities(self, scores: Sequence[Score]) -> dict[str, float]:
-        """Each part's utility, in the parts' order and units.
+        """Return each part's utility, in the parts' order and units.
 
         Raises:
-            ValueError: A part has no score, or a score is of none of the parts.
+            ValueError: A part has no score, or a score belongs to no part.
         """
         sorted_out = self.scores_by_subtask(scores)
         if empty := [part for part, mine in sorted_out.items() if not mine]:
@@ -254,11 +252,11 @@ class Mixture:
         return {part: self.tasks[part].utility(mine) for part, mine in sorted_out.items()}
 
     def utility(self, scores: Sequence[Score]) -> float:
-        """The parts' utilities, combined.
+        """Return the combined utility of the parts.
 
         Raises:
-            UserError: A part's utility is below 0, of which there is no harmonic mean.
-            ValueError: As `parts`.
+            UserError: A part's utility is below 0, where the harmonic mean is undefined.
+            ValueError: As `subtask_utilities`.
         """
         utilities = self.subtask_utilities(scores)
         if self.combine == "minimum":
@@ -281,7 +279,7 @@ class Mixture:
                 raise UserError(NO_HARMONIC_MEAN.format(part, what, way_out))
 
     def scores_by_subtask(self, scores: Sequence[Score]) -> dict[str, list[Score]]:
-        """The scores of each part, as the part itself gave them."""
+        """Return the scores of each part, as the part itself returned them."""
         found: dict[str, list[Score]] = {part: [] for part in self.tasks}
         for score in scores:
             part, _, inner = score.part.partition("/")
@@ -297,14 +295,14 @@ class Mixture:
 def _run_lockstep(
     plays: Mapping[str, TaskRun],
 ) -> Generator[list[Request], list[Completion], dict[str, list[Score]]]:
-    """Play all to their ends, all requests of a round together; returns each one's scores."""
+    """Run all tasks to their end, one batch of requests per round; returns each task's scores."""
     ended: dict[str, list[Score]] = {}
     answers: dict[str, list[Completion] | None] = dict.fromkeys(plays)
     while answers:
         asked: dict[str, list[Request]] = {}
         for part, answer in answers.items():
             try:
-                # The first `send` to a generator has to be None.
+                # A generator's first `send` has to be None.
                 asked[part] = plays[part].send(answer)  # type: ignore[arg-type]
             except StopIteration as end:
                 ended[part] = end.value

@@ -13,7 +13,7 @@ from swarm.tasks.dataset import DataFile, DataFiles, text_field_error
 from swarm.tasks.search_signal import SearchSignalTask, format_continuation
 
 QUESTION_FIELD = "{question}"
-"""What stands for an item's question in a template."""
+"""Placeholder of an item's question in a template."""
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -21,44 +21,45 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 class MultipleChoice(SearchSignalTask):
     """Items `{"question", "choices": {letter: text}, "answer": letter}`; an answer is a letter.
 
-    The prompt is the original's (Model Swarms, evaluate.py): the instruction, "Question: ...",
-    a line "A: ..." for each choice, "The answer is"; a file's "icl_prompt" comes first.
+    The prompt is the original's (Model Swarms, evaluate.py): the instruction, "Question: ...", a
+    line "A: ..." for each choice, "The answer is"; a file's "icl_prompt" comes first.
 
     With `scoring` "text" the prompt shows no choices: it is `template` with the item's question.
     The answer is the choice whose text has the highest log probability per character after the
     prompt, `acc_norm` of the lm-evaluation-harness (Gao et al., doi 10.5281/zenodo.5371628). White
-    space around a choice is dropped, and one space is put before it unless the prompt ends in
-    white space or is a chat turn; the length counts the characters without that space. The
-    instruction and a file's "icl_prompt" are about letters and are left out.
+    space around a choice is dropped, and one space is put before it unless the prompt ends in white
+    space or is a chat turn; the length counts the characters without that space. The instruction
+    and a file's "icl_prompt" concern letters and are left out.
 
     Args:
         name: The task's name.
         file: Path of the data file, or of one for each split; `None` is data/eval/NAME.json.
-        dev_limit: The most dev items; `None` is all (see `DataFile` for the order).
-        test_limit: The most test items; `None` is all.
+        dev_limit: Maximum number of dev items; `None` is all (see `DataFile` for the order).
+        test_limit: Maximum number of test items; `None` is all.
         ids: "file" or "position" (see `DataFile`).
         dedupe: Divide items that are in dev and in test alike between them (see `DataFile`).
         instruction: First line of the prompt; `None` leaves it out.
-        chat: Put the prompt as one user turn through the model's chat template; the original
+        chat: Send the prompt as one user turn through the model's chat template; the original
             continues it as plain text.
-        scoring: "generate" lets the model write and reads a letter from the text; "logits" takes
-            the letter of the highest log probability, in one pass and never unparsed; "text" the
-            choice of the highest log probability per character, without showing the choices.
-        max_new_tokens: The most tokens to be written, with `scoring` "generate".
-        parser: "anchored" is the rule of swarm/tasks/parsing.py; "original" the original's, which
+        scoring: "generate" generates a text and parses a letter from it; "logits" takes the letter
+            of the highest log probability, in one pass and never unparsed; "text" the choice of the
+            highest log probability per character, without showing the choices.
+        max_new_tokens: Maximum number of generated tokens, with `scoring` "generate".
+        parser: "anchored" is the rule of `swarm.tasks.parsing`; "original" the original's, which
             reads "Answer: C" as A.
-        signal: What a search climbs: "accuracy", "logprob" (of the letter, with `scoring` "text"
-            of the right choice's text) or "both"; see `swarm.tasks.search_signal.SearchSignalTask`.
-        dev_seed: Draws the dev items anew (see `DataFile`); `None` keeps the file's order.
-        template: The prompt with `scoring` "text"; `{question}` stands for the item's question.
-        too_long: What becomes of items that do not fit into the model's context (see `DataFile`).
+        signal: The quantity a search maximizes: "accuracy", "logprob" (of the letter, with
+            `scoring` "text" of the right choice's text) or "both"; see
+            `swarm.tasks.search_signal.SearchSignalTask`.
+        dev_seed: Draws the dev items anew (see `DataFile`); `None` is file order.
+        template: The prompt with `scoring` "text"; `{question}` is replaced by the item's question.
+        too_long: Treatment of items that exceed the model's context (see `DataFile`).
 
     Raises:
         UserError: A value is not allowed.
     """
 
     scorings: Sequence[str] = ("generate", "logits", "text")
-    """Those that a class of tasks supports."""
+    """Values of `scoring` that the class supports."""
 
     def __init__(
         self,
@@ -99,12 +100,12 @@ class MultipleChoice(SearchSignalTask):
         self.parser = validation.check_one_of("parser", parser, ("anchored", "original"))
 
     def items(self, split: str) -> Sequence[Item]:
-        """The items of "dev" or "test"; see `Task.items`."""
+        """Return the items of "dev" or "test"; see `Task.items`."""
         return self.data.items(split)
 
     @property
     def too_long(self) -> str:
-        """What becomes of items that do not fit into the model's context (see `DataFile`)."""
+        """Treatment of items that exceed the model's context (see `DataFile`)."""
         return self.data.too_long
 
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
@@ -112,11 +113,11 @@ class MultipleChoice(SearchSignalTask):
         self.data.replace_items(split, items)
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """1 for the right letter, else 0."""
+        """Return 1 for the right letter, else 0."""
         return float(answer == item["answer"])
 
     def build_request(self, item: Item) -> Request:
-        """What is put to the model about one item."""
+        """Return the request for one item."""
         prompt = self._build_prompt(item)
         if self.scoring == "generate":
             return Request(
@@ -125,14 +126,14 @@ class MultipleChoice(SearchSignalTask):
         return Request(prompt, 0, self._build_options(item, prompt))
 
     def gold_text(self, item: Item) -> str:
-        """The right letter, or with `scoring` "text" the right choice's text."""
+        """Return the right letter, or with `scoring` "text" the right choice's text."""
         return _choice_text(item, item["answer"]) if self.scoring == "text" else str(item["answer"])
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `swarm.tasks.base.HasGoldAnswers`: the right choice's share among all choices.
 
         A choice is its letter; with `scoring` "text" it is its text, and the shares are those of
-        the log probabilities per character (nats a character, softmax over the choices).
+        the log probabilities per character (nats per character, softmax over the choices).
         """
         return [self._gold_example(item) for item in items]
 
@@ -150,21 +151,21 @@ class MultipleChoice(SearchSignalTask):
         return (Message("user", text),) if self.chat else text
 
     def _build_options(self, item: Item, prompt: str | tuple[Message, ...]) -> tuple[str, ...]:
-        """Each choice as it continues the prompt."""
+        """Return each choice as a continuation of the prompt."""
         letters = list(item["choices"])
         texts = [_choice_text(item, one) for one in letters] if self.scoring == "text" else letters
         return tuple(format_continuation(prompt, text) for text in texts)
 
     def score_completion(self, item: Item, completion: Completion) -> Score:
-        """What one completion is worth."""
+        """Score one completion."""
         answer = self.read_answer(item, completion)
         return Score(self.grade(item, answer), answer, completion.text)
 
     def read_answer(self, item: Item, completion: Completion) -> str | None:
-        """The letter a completion picks, or `None`.
+        """Return the letter that a completion picks, or `None`.
 
         Raises:
-            UserError: Choices were to be scored and the model gave no log probabilities.
+            UserError: Choices were to be scored and the model returned no log probabilities.
         """
         choices = item["choices"]
         if self.scoring != "generate":
@@ -184,7 +185,7 @@ class MultipleChoice(SearchSignalTask):
 
 
 def build_choice_prompt(item: Item, instruction: str | None) -> str:
-    """The text that ends in "The answer is", for any task that asks about choices."""
+    """Return the prompt that ends in "The answer is", for any task with choices."""
     lines = [item["icl_prompt"]] if "icl_prompt" in item else []
     lines += [instruction] if instruction else []
     lines += [f"Question: {item['question']}"]
@@ -193,7 +194,7 @@ def build_choice_prompt(item: Item, instruction: str | None) -> str:
 
 
 def choice_item_error(item: Item) -> str | None:
-    """What is wrong with a multiple-choice item, or `None`."""
+    """Return the error of a multiple-choice item, or `None`."""
     if (wrong := text_field_error(item, "question")) is not None:
         return wrong
     choices = item.get("choices")
@@ -220,7 +221,7 @@ def _choice_text(item: Item, letter: str) -> str:
 
 
 def _choice_lengths(item: Item) -> list[int]:
-    """The characters of each choice's text."""
+    """Return the number of characters of each choice's text."""
     return [len(_choice_text(item, letter)) for letter in item["choices"]]
 
 
@@ -234,7 +235,7 @@ def _check_template(template: object) -> str:
 def _most_likely_option(
     scoring: str, options: Sequence[str], logprobs: Sequence[float], lengths: Sequence[int]
 ) -> str | None:
-    """The option with the highest log probability per unit of length; the first of equals."""
+    """Return the option of highest log probability per unit of length; the first of equals."""
     if len(logprobs) != len(options):
         raise UserError(
             f"task.scoring={scoring} needs a model that gives the log probability of every choice;"

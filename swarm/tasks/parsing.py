@@ -1,7 +1,18 @@
-"""What a free text gives as its answer: a yes or no, a number or a phrase.
+"""Parse answers from free text: a yes or no, a number, a phrase or a choice's letter.
 
-What is looked for follows from the gold answer's kind. Each `read` here comes with a `settled`:
-whether no further text can change what is read, so that a model may stop.
+The gold answer's kind decides which is looked for. Each `extract_*` has an `is_*_final`: true if no
+further text can change the parsed answer, so that a model may stop.
+
+A choice's letter (`extract_letter`) is the first of these that is found:
+
+1. a letter that opens the text: the prompt ends in "The answer is", so this is the answer;
+2. a letter after "answer", "answer is", "correct option is", "boxed" and the like;
+3. the only isolated letter, not counting the article A, the pronoun I and "not B";
+4. the only choice whose words occur as complete words.
+
+A letter counts in 1 and 2 if it is closed ("C.", "c)", "(B)", "**B**", the end) or, for capitals
+other than A and I, if another word follows; never as one of several ("B or C", "BC"). Letters
+inside a choice's own words ("Vitamin C") do not count.
 """
 
 import re
@@ -32,8 +43,7 @@ NUMBER = re.compile(
 NUMBER_END = re.compile(
     rf"[^0-9.,e{DIGIT_GAP[1:-1]}]|(?:[.,]|{DIGIT_GAP})[^0-9]|e(?:[-+][^0-9]|[^-+0-9])", re.I
 )
-"""What may follow a number that nothing can be added to: no digit, and no separator or exponent
-that a digit could follow."""
+"""Text that ends a number: no digit, and no separator or exponent that a digit could follow."""
 
 ANSWER_MARKS = r"""(?:
     \#\#\#\#[^0-9\n]{0,16}
@@ -48,21 +58,21 @@ FIRST_ANSWER_MARK = re.compile(
     rf"\A[\W_]*\Z|{ANSWER_MARKS}|{LENGTH_MARKS}", re.VERBOSE | re.IGNORECASE
 )
 MARK_WINDOW = 160
-"""Characters before a number in which its mark is looked for; longer than any mark."""
+"""Characters before a number in which its mark is searched; longer than any mark."""
 
 NEXT = re.compile(
     r"\n[ \t]*\W{0,3}(?:question|problem|exercise|example|q)\b[ \t]*\#?\d*[ \t]*[:.)]",
     re.IGNORECASE,
 )
-"""Where a model goes on with a question of its own."""
+"""Start of a new question that a model writes after its answer."""
 LABEL = re.compile(
     r"\b(?:question|problem|exercise|example|step|part|case|figure|table|equation|line|q)\b"
     r"[ ]*\#?\Z",
     re.IGNORECASE,
 )
-"""What stands before the number of a thing, which is no quantity."""
+"""Label before the number of a thing, which is no quantity."""
 LISTED = re.compile(r"[.)][ \t]*(?:[^\W\d]|\n|\Z)")
-"""What stands behind the number of a list's entry, at the beginning of a line."""
+"""Text after the number of a list entry, at the beginning of a line."""
 ORDINAL = re.compile(r"(?:st|nd|rd|th)\b", re.IGNORECASE)
 PARENTHESES = re.compile(r"\([^()\n]*\)")
 TIME_BEFORE = re.compile(r"\b(?:in|after|for|over|within|during|per|every|by)[ ]+\Z", re.IGNORECASE)
@@ -75,14 +85,14 @@ CONCLUDES = re.compile(
     r"\b(?:so|thus|therefore|hence|finally|total|in all|altogether|overall|answer|result)\b", re.I
 )
 TERMS = re.compile(r"[ \t\d.,$€£%()+\-−–*/×÷^=]*")
-"""What an expression is written with."""
+"""Characters of an arithmetic expression."""
 OPERATOR = re.compile(r"[ \t)%]*[-+−–*/×÷^][ \t(]*[$€£]?\d")
 
 ANSWER_LEAD = re.compile(r"\A[\W_]*(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|:|=)", re.IGNORECASE)
 
 
 def answer_kind(gold: str) -> str:
-    """The kind of answer: "yes or no", "true or false", "number" or "phrase"."""
+    """Return the kind of answer: "yes or no", "true or false", "number" or "phrase"."""
     stripped = gold.strip()
     if stripped.lower() in ANSWER_KINDS:
         return ANSWER_KINDS[stripped.lower()]
@@ -90,17 +100,17 @@ def answer_kind(gold: str) -> str:
 
 
 def extract_answer(text: str, kind: str, take: str) -> str | None:
-    """The answer that `text` gives, in one spelling per value; `None` if there is none.
+    """Return the answer in `text`, normalized to one spelling per value; `None` if there is none.
 
-    - yes or no, true or false: the first of the two that stands as a whole word.
+    - yes or no, true or false: the first of the two that occurs as a complete word.
     - number: the first one that is marked: after "####", "answer is", "answer:" or in a "boxed".
-      With `take` "first" also one that opens the text or follows "length", "length is" or the
-      like. Without a mark the first number, or with `take` "last" the one that is stated last
-      (see `stated`); a marked expression has its result then ("The answer is 48 + 24 = 72").
-      Spelt without separators, currency or needless zeros: "$1,234.50" and "1 234.5" are "1234.5",
-      "2e3" is "2000".
-    - phrase: the first line that has a word, after "the answer is" if it begins so; lower case,
-      single spaces, no punctuation.
+      With `take` "first" also one that opens the text or follows "length", "length is" or the like.
+      Without a mark the first number, or with `take` "last" the one that is stated last (see
+      `stated`); a marked expression yields its result then ("The answer is 48 + 24 = 72"). Spelt
+      without separators, currency or needless zeros: "$1,234.50" and "1 234.5" are "1234.5", "2e3"
+      is "2000".
+    - phrase: the first line with a word, after "the answer is" if it begins so; lower case, single
+      spaces, no punctuation.
     """
     if kind == "number":
         if marked := _find_marked_number(text, take):
@@ -117,15 +127,15 @@ def extract_answer(text: str, kind: str, take: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    """The number that reasoning without a marked answer states last; `None` if there is none.
+    """Return the number that reasoning without a marked answer states last, or `None`.
 
-    - A question that the model goes on with ("\\nQuestion 2: ...") ends the text.
-    - Numbers that name something are passed over: "Question 2", "Step 3", an entry of a list,
-      "2nd". So are those in parentheses, and "in 2 months" behind another number of its clause.
-    - Of what is left the result behind the last "=" counts, or a later number in a sentence that
+    - A further question written by the model ("\\nQuestion 2: ...") ends the text.
+    - Numbers that label something are skipped: "Question 2", "Step 3", a list entry, "2nd". So are
+      those in parentheses, and "in 2 months" after another number of its clause.
+    - Of the rest, the result after the last "=" counts, or a later number in a sentence that
       concludes ("so", "in total" and the like). Without "=" it is the last number.
 
-    Where only numbers are left that would be passed over, the last of them counts.
+    If only numbers remain that would be skipped, the last of them counts.
     """
     if (cut := NEXT.search(text)) and NUMBER.search(text, 0, cut.start()):
         text = text[: cut.start()]
@@ -149,7 +159,7 @@ def stated(text: str) -> str | None:
 
 
 def _equated(text: str, number: re.Match[str]) -> tuple[str, int] | None:
-    """The result and its place, where "=" stands before a number; that of "72 = 48 + 24" is 72."""
+    """Return the result and its index if "=" precedes a number; that of "72 = 48 + 24" is 72."""
     before = EQUAL.search(text, 0, number.start())
     if before is None:
         return None
@@ -162,7 +172,7 @@ def _equated(text: str, number: re.Match[str]) -> tuple[str, int] | None:
 
 
 def _names(text: str, number: re.Match[str]) -> bool:
-    """Whether a number names something, as in "Question 2"."""
+    """Return whether a number labels something, as in "Question 2"."""
     before = text[max(0, number.start() - MARK_WINDOW) : number.start()]
     line = not before.rpartition("\n")[2].strip(" \t*-")
     listed = line and not text[: number.start()].endswith("-") and LISTED.match(text, number.end())
@@ -170,7 +180,7 @@ def _names(text: str, number: re.Match[str]) -> bool:
 
 
 def _aside(text: str, number: re.Match[str], numbers: list[re.Match[str]]) -> bool:
-    """Whether a number is the time of a clause that has another number before it."""
+    """Return whether a number is the time in a clause that has another number before it."""
     start = number.start()
     if not (TIME_BEFORE.search(text, 0, start) and TIME_AFTER.match(text, number.end())):
         return False
@@ -179,19 +189,19 @@ def _aside(text: str, number: re.Match[str], numbers: list[re.Match[str]]) -> bo
 
 
 def _sentence(text: str, number: re.Match[str]) -> str:
-    """The sentence up to a number."""
+    """Return the sentence up to a number."""
     before = text[: number.start()]
     return re.split(r"[.!?]\s|\n", before)[-1]
 
 
 def _terms_end(text: str, number: re.Match[str]) -> int:
-    """Where the expression ends that begins with a number."""
+    """Return the end index of the expression that begins with a number."""
     found = TERMS.match(text, number.end())
     return found.end() if found else number.end()
 
 
 def _result(text: str, number: re.Match[str]) -> str | None:
-    """The result of the expression that begins with a number, if it has a "=" with one."""
+    """Return the result of the expression that begins with a number, if it has a "=" with one."""
     terms = text[number.start() : _terms_end(text, number)]
     if "=" not in terms:
         return None
@@ -200,12 +210,12 @@ def _result(text: str, number: re.Match[str]) -> str | None:
 
 
 def is_answer_final(kind: str, take: str, text: str) -> bool:
-    """Whether `read` gives the same for `text` and for every text that begins with it."""
+    """True if `extract_answer` is the same for `text` and for every text that begins with it."""
     if kind == "number":
         marked = _find_marked_number(text, take)
         if marked is None or not NUMBER_END.match(text, marked.end()):
             return False
-        # What is written on may make an expression of it, whose result counts.
+        # Further text may turn the number into an expression, whose result counts.
         return take == "first" or _terms_end(text, marked) < len(text)
     if kind == "phrase":
         return any(map(_normalize_phrase, text.split("\n")[:-1]))
@@ -214,7 +224,7 @@ def is_answer_final(kind: str, take: str, text: str) -> bool:
 
 
 def is_same_answer(answer: str, gold: str) -> bool:
-    """Whether an answer that was read (or any spelling of it) has the gold answer's value."""
+    """Return whether a parsed answer, in any spelling, has the gold answer's value."""
     kind = answer_kind(gold)
     if kind == "number":
         stripped = answer.strip()
@@ -225,7 +235,7 @@ def is_same_answer(answer: str, gold: str) -> bool:
 
 
 def normalize_number(number: str) -> str:
-    """A number's one spelling: "$1,234.50" is "1234.5", "18.00" is "18", "-0" is "0"."""
+    """Normalize a number: "$1,234.50" is "1234.5", "18.00" is "18", "-0" is "0"."""
     digits = re.sub(rf"[$€£,]|{DIGIT_GAP}", "", number).replace("−", "-")
     value = Decimal("-" + digits.lstrip("-") if digits.startswith("-") else digits)
     if value == 0:
@@ -235,7 +245,7 @@ def normalize_number(number: str) -> str:
 
 
 def extract_line(text: str) -> str | None:
-    """The first line that is not blank, whole: lower case, single spaces, no final punctuation.
+    """Return the complete first nonblank line: lower case, single spaces, no final punctuation.
 
     `None` if all lines are blank. "The answer is 7" is not "7", and "1 2 3" not "1 2".
     """
@@ -243,19 +253,19 @@ def extract_line(text: str) -> str | None:
 
 
 def is_line_final(text: str) -> bool:
-    """Whether `read_whole` gives the same for `text` and for every text that begins with it."""
+    """True if `extract_line` is the same for `text` and for every text that begins with it."""
     return any(map(_normalize_line, text.split("\n")[:-1]))
 
 
 def is_same_line(answer: str, gold: str) -> bool:
-    """Whether two whole answers differ in case, white space and final punctuation at most."""
+    """Return whether two lines differ in case, white space and final punctuation at most."""
     return _normalize_line(answer) == _normalize_line(gold)
 
 
 def extract_original(text: str, last_words: int | None) -> str | None:
-    """What the original looks for the gold answer in: the text, or its last words.
+    """Return the text, or its last words, in which the original searches the gold answer.
 
-    Words are what single spaces separate, as there.
+    Words are separated by single spaces, as in the original.
     """
     shown = text.strip()
     if last_words is not None:
@@ -264,16 +274,17 @@ def extract_original(text: str, last_words: int | None) -> str | None:
 
 
 def is_same_original(answer: str, gold: str) -> bool:
-    """The original's rule: the gold answer is somewhere in the text, "18" in "118" too."""
+    """Apply the original's rule: the gold answer occurs anywhere in the text, "18" in "118" too."""
     return gold in answer
 
 
 def _find_marked_number(text: str, take: str) -> re.Match[str] | None:
-    # Whether a number is marked depends on what stands before it alone: the first one stays.
+    # A number's mark depends only on the text before it, so further text cannot change the first
+    # one.
     marks = FIRST_ANSWER_MARK if take == "first" else LAST_ANSWER_MARK
     for number in NUMBER.finditer(text):
         start = number.start()
-        # The whole beginning where it is short, so that "opens the text" means just that.
+        # The complete prefix if it is short, so that only a number at the start "opens the text".
         before = text[:start] if start < MARK_WINDOW else "x" + text[start - MARK_WINDOW : start]
         if marks.search(before):
             return number
@@ -294,20 +305,7 @@ def _word_pattern(kind: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w-])(?:{either})(?![\w'’-])", re.IGNORECASE)
 
 
-# Which of an item's lettered choices a text picks.
-#
-# `read` looks in this order, and the first that is there decides:
-#
-# 1. a letter that opens the text: the prompt ends in "The answer is", so this is the answer;
-# 2. a letter after "answer", "answer is", "correct option is", "boxed" and the like;
-# 3. the only letter that stands by itself, not counting the article A, the pronoun I and "not B";
-# 4. the only choice whose words occur as whole words.
-#
-# A letter counts in 1 and 2 if something closes it ("C.", "c)", "(B)", "**B**", the end) or, for
-# capitals other than A and I, if a word follows; never as one of several ("B or C", "BC").
-# Letters inside a choice's own words ("Vitamin C") are no letters.
-
-# What closes a letter. After "." no initial may follow ("C. S. Lewis" is read, "C.S." is not).
+# Text that closes a letter. After "." no initial may follow ("C. S. Lewis" is read, "C.S." is not).
 LETTER_CLOSER = r"""(?:[):;\]}>|*$<`\n"”!?]|\.(?!\w\.)|'(?!\w))"""
 CERTAIN_LETTER_CLOSER = r"""(?:[):;\]}>|*$<`\n"”!?]|\.(?:\W|\w[^.])|'\W)"""
 FILLER_WORDS = (
@@ -319,13 +317,13 @@ LETTER_MARK = (
     rf"(?:{FILLER_WORDS}\b[\W_]*)*"
 )
 LETTER_OPENING = r"\A[\W_]*"
-# Words that often begin a sentence that does not pick the choice of that name ("no opinion").
+# Words that often begin a sentence without picking the choice of that name ("no opinion").
 BARE_WORDS = {"yes", "no", "true", "false", "not", "none", "all", "both", "neither"}
 
 
 @dataclass(frozen=True)
 class LetterPatterns:
-    """The regular expressions for one set of letters; group 1 is the letter."""
+    """Regular expressions for one set of letters; group 1 is the letter."""
 
     opening: re.Pattern[str]
     marked: re.Pattern[str]
@@ -336,7 +334,7 @@ class LetterPatterns:
 
 
 def extract_letter(text: str, choices: Mapping[str, str]) -> str | None:
-    """The key of the choice that `text` picks, or `None`; see the module for the rules."""
+    """Return the key of the choice that `text` picks, or `None`; see the module for the rules."""
     patterns = _build_patterns("".join(choices))
     masked = _mask_choices(text, choices, patterns)
     if found := patterns.opening.match(masked) or patterns.marked.search(masked):
@@ -348,10 +346,10 @@ def extract_letter(text: str, choices: Mapping[str, str]) -> str | None:
 
 
 def is_letter_final(choices: Mapping[str, str], text: str) -> bool:
-    """Whether `read` gives the same for `text` and for every text that begins with it."""
+    """True if `extract_letter` is the same for `text` and for every text that begins with it."""
     patterns = _build_patterns("".join(choices))
     if any(_contains_letter(words, patterns) for words in choices.values()):
-        return False  # The letter might still turn out to be part of a choice's words.
+        return False  # Further text may make the letter part of a choice's words.
     if patterns.opening.match(text):
         return patterns.certain_opening.match(text) is not None
     marked = patterns.marked.search(text)
@@ -359,10 +357,11 @@ def is_letter_final(choices: Mapping[str, str], text: str) -> bool:
 
 
 def extract_letter_original(text: str, choices: Mapping[str, str]) -> str | None:
-    """The original's rule: the first key in the first, else in the last five characters, else
-    the first choice whose words are part of the text; without regard to word boundaries.
+    """Apply the original's rule to find the choice that `text` picks.
 
-    Where the original answers "Z", a letter that is always wrong, this is `None`.
+    The first key in the first, else in the last five characters, else the first choice whose words
+    are part of the text, without regard to word boundaries. Returns `None` where the original
+    answers "Z", a letter that is always wrong.
     """
     shown = text.strip()
     for part in (shown[:5], shown[-5:]):
@@ -373,7 +372,7 @@ def extract_letter_original(text: str, choices: Mapping[str, str]) -> str | None
 
 
 def is_original_letter_final(choices: Mapping[str, str], text: str) -> bool:
-    """Whether `read_original` gives the same for every text that begins with `text`."""
+    """True if `extract_letter_original` is the same for every text that begins with `text`."""
     shown = text.lstrip()
     return len(shown) >= 5 and any(key in shown[:5] for key in choices)
 
@@ -398,12 +397,12 @@ def _build_patterns(letters: str) -> LetterPatterns:
 
 
 def _letter_ending(letters: str) -> str:
-    """A letter, as group 1, that is closed or followed as a letter that is meant is."""
+    """Return a pattern of an answer's letter, as group 1: closed, or followed by other words."""
     anywhere = f"[{letters}{letters.lower()}]"
     plain = "".join(sorted(set(letters) - {"A", "I"}))
     others = [f"[{plain}](?!['’\\w])"] if plain else []
     others += [r"A(?![\w'’]|\s+\w)"] if "A" in letters else []
-    # Another letter joined on: "B or C", "B, C", "B/C".
+    # Another letter joined to it: "B or C", "B, C", "B/C".
     joined = rf"\s*[,/&]?\s*(?:(?:and|or|nor)\s+)*[(\[]?(?:{'|'.join(others) or '(?!)'})"
     ways = [rf"{anywhere}(?={LETTER_CLOSER}|\s*\Z)"]
     ways += [rf"[{plain}](?=[\s,])(?!{joined})"] if plain else []
@@ -413,12 +412,12 @@ def _letter_ending(letters: str) -> str:
 
 
 def _contains_letter(words: str, patterns: LetterPatterns) -> bool:
-    """Whether a choice's words, if they are more than a letter, hold one by itself."""
+    """Return whether a choice's words, if more than a letter, contain an isolated letter."""
     return len(re.findall(r"\w", words)) > 1 and bool(patterns.any_letter.search(words))
 
 
 def _mask_choices(text: str, choices: Mapping[str, str], patterns: LetterPatterns) -> str:
-    """`text` with "text" for every choice whose words hold a letter by itself."""
+    """Return `text` with "text" in place of every choice whose words contain an isolated letter."""
     for words in sorted(choices.values(), key=len, reverse=True):
         if _contains_letter(words, patterns):
             text = _text_pattern(words.strip()).sub("text", text)
@@ -432,7 +431,7 @@ def _find_named_choice(text: str, choices: Mapping[str, str]) -> str | None:
         ending = r"(?=\s*(?:\Z|[.,;:!?)\n\"*]))" if core.casefold() in BARE_WORDS else ""
         if core and re.search(_text_pattern(core).pattern + ending, text, re.IGNORECASE):
             found[key] = core.casefold()
-    # "Paris, France" holds "Paris": the longer one is meant.
+    # "Paris, France" contains "Paris": the longer choice is meant.
     longest = [
         key
         for key, core in found.items()

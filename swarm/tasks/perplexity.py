@@ -1,4 +1,4 @@
-"""Perplexity: how well a model foresees a text of the user's, in bits a byte."""
+"""Perplexity: how well a model predicts the user's text, in bits per byte."""
 
 import json
 import math
@@ -13,38 +13,38 @@ from swarm.models.base import Completion, Example, Request
 from swarm.tasks.base import Item, Score, TaskRun, mean_score
 
 UNIFORM_BITS_PER_BYTE = 8.0
-"""Bits a byte of who holds all bytes for equally likely."""
+"""Bits per byte of a uniform distribution over all bytes."""
 
 
 class Perplexity:
-    """Windows of a text, each scored as the continuation of what stands before it.
+    """Windows of a text, each scored as the continuation of the text before it.
 
-    The file is plain text, or JSON lines (.jsonl) with a "text" each, which are texts of their
-    own. Windows do not overlap, and are cut at white space, so that all models are scored on the
-    same texts however they cut them into tokens; a text's first window begins after the model's
-    beginning-of-text token. The seed divides the windows into two halves, dev and test, and mixes
-    each half's order; a limit takes the first of it. A window's context may be of the other half:
-    it is read and not scored.
+    The file is plain text, or JSON lines (.jsonl) with a "text" each, which are separate texts.
+    Windows do not overlap, and are cut at white space, so that all models are scored on the same
+    texts independent of their tokenizers; a text's first window begins after the model's
+    beginning-of-text token. The seed divides the windows into two halves, dev and test, and
+    shuffles each half; a limit takes the first of it. A window's context may belong to the other
+    half: it is read and not scored.
 
-    The utility is minus the bits a byte (log base 2), which unlike the perplexity a token can be
-    compared between tokenizers: 0 is certainty, and higher is better. It is that of all windows'
-    bytes together: an item's value is minus its bits over the mean bytes of its split's windows,
-    so that the utility is the values' mean. Each score's measures are the window's own
-    "bits_per_byte", "perplexity" (a token) and "tokens". What cannot be scored, for a model whose
-    numbers overflow, is worth 8 bits a byte.
+    The utility is minus the bits per byte (log base 2), which unlike the perplexity per token can
+    be compared between tokenizers: 0 is certainty, and higher is better. It is computed over the
+    bytes of all windows together: an item's value is minus its bits over the mean bytes of its
+    split's windows, so that the utility is the values' mean. Each score's measures are the window's
+    own "bits_per_byte", "perplexity" (per token) and "tokens". A window that cannot be scored,
+    because a model's numbers overflow, counts 8 bits per byte.
 
     Args:
         name: The task's name.
         file: Path of the file, UTF-8.
-        window: The most characters of a window.
-        context: The most characters before a window that are shown with it.
-        dev_limit: The most dev windows; `None` is all.
-        test_limit: The most test windows; `None` is all.
-        seed: Of the division into dev and test.
+        window: Maximum number of characters of a window.
+        context: Maximum number of characters shown before a window.
+        dev_limit: Maximum number of dev windows; `None` is all.
+        test_limit: Maximum number of test windows; `None` is all.
+        seed: Seed of the division into dev and test.
         dev_seed: Seed of another order of the dev windows, from which `dev_limit` takes the first;
             `None` is that of `seed`. The test windows never depend on it.
-        too_long: What becomes of windows that do not fit into the model's context: "refuse", "drop"
-            or "truncate", which cuts what is shown before a window and never the window.
+        too_long: Treatment of windows that exceed the model's context: "refuse", "drop" or
+            "truncate", which cuts the context before a window and never the window.
 
     Raises:
         UserError: A value is not allowed.
@@ -81,7 +81,7 @@ class Perplexity:
         self._splits: dict[str, list[Item]] = {}
 
     def items(self, split: str) -> Sequence[Item]:
-        """The windows of "dev" or "test"; see `Task.items`."""
+        """Return the windows of "dev" or "test"; see `Task.items`."""
         if split not in self.limits:
             raise UserError(f"split: {split!r} is not one of {', '.join(self.limits)}.")
         if not self._splits:
@@ -89,38 +89,38 @@ class Perplexity:
         return self._splits[split]
 
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        """Take these in the place of a split's windows, from now on."""
+        """Replace a split's windows from now on."""
         self._splits[split] = add_mean_bytes(items)
 
     def run(self, items: Sequence[Item]) -> TaskRun:
-        """Have every window scored, in one round."""
+        """Score every window, in one round."""
         completions = yield [Request(item["prompt"], 0, (item["answer"],)) for item in items]
         return [
             self.score_completion(item, said) for item, said in zip(items, completions, strict=True)
         ]
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.base.HasGoldAnswers`: the loss is minus the utility, in bits a byte."""
+        """See `swarm.tasks.base.HasGoldAnswers`: the loss in bits per byte, minus the utility."""
         return [
             Example(item["prompt"], (item["answer"],), unit=item["mean_bytes"] * math.log(2))
             for item in items
         ]
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """The value in words, which is the answer of a score; 8 bits a byte for none."""
+        """Return the value, which a score's answer contains as text; 8 bits per byte for `None`."""
         if answer is not None:
             return float(answer)
         return -UNIFORM_BITS_PER_BYTE * count_bytes(item["answer"]) / item["mean_bytes"]
 
     def utility(self, scores: Sequence[Score]) -> float:
-        """Minus the bits a byte."""
+        """Return minus the bits per byte."""
         return mean_score(scores)
 
     def score_completion(self, item: Item, completion: Completion) -> Score:
-        """What a window's log probability is worth.
+        """Score a window by its log probability.
 
         Raises:
-            UserError: The model gives none.
+            UserError: The model returns none.
         """
         logprob = choice_logprob(completion, f"task={self.name}")
         if not math.isfinite(logprob):
@@ -134,7 +134,7 @@ class Perplexity:
         return Score(value, repr(value), measures=measures)
 
     def _load_splits(self) -> dict[str, list[Item]]:
-        """Both splits, from the file."""
+        """Load both splits from the file."""
         if self.file is None:
             raise UserError("task.file: name a text file, or a .jsonl file with a text a line.")
         path = find_path(self.file)
@@ -161,13 +161,13 @@ class Perplexity:
 
 
 def add_mean_bytes(items: Sequence[Item]) -> list[Item]:
-    """The items, each with the mean bytes of all of them."""
+    """Return the items, each with the mean bytes of all of them."""
     bytes_each = sum(count_bytes(item["answer"]) for item in items) / len(items)
     return [{**item, "mean_bytes": bytes_each} for item in items]
 
 
 def read_texts(path: Path) -> list[str]:
-    """The texts of a file: one, or of a .jsonl file one a line.
+    """Return the texts of a file: one, or one per line of a .jsonl file.
 
     Raises:
         UserError: It is missing, empty, no UTF-8 text, or a line has no "text".
@@ -199,10 +199,10 @@ def _parse_line(path: Path, number: int, line: str) -> str:
 
 
 def split_windows(text: str, most: int) -> list[tuple[int, str]]:
-    """A text in pieces of at most so many characters, each with its place; none is empty.
+    """Split a text into nonempty pieces of at most `most` characters, each with its start index.
 
-    A piece ends before white space, which the next one begins with; in its second half if there is
-    such a place there, else where it is full.
+    A piece ends before white space in its second half, with which the next one begins; without
+    white space there, it ends at `most` characters.
     """
     found, start = [], 0
     while start < len(text):
@@ -216,7 +216,7 @@ def split_windows(text: str, most: int) -> list[tuple[int, str]]:
 
 
 def preceding_context(text: str, start: int, most: int) -> str:
-    """At most so many characters before a place, from the beginning of a word on."""
+    """Return at most `most` characters before an index, starting at the beginning of a word."""
     first = max(0, start - most)
     shown = text[first:start]
     if first == 0 or not shown or shown[0].isspace() or text[first - 1].isspace():
@@ -226,10 +226,10 @@ def preceding_context(text: str, start: int, most: int) -> str:
 
 
 def choice_logprob(completion: Completion, key: str) -> float:
-    """The log probability of a request's only choice.
+    """Return the log probability of a request's only choice.
 
     Raises:
-        UserError: The model gave none; the message begins with `key`.
+        UserError: The model returned none; the message begins with `key`.
     """
     if len(completion.logprobs) != 1:
         raise UserError(
@@ -239,5 +239,5 @@ def choice_logprob(completion: Completion, key: str) -> float:
 
 
 def count_bytes(text: str) -> int:
-    """Bytes of a text in UTF-8."""
+    """Return the number of bytes of a text in UTF-8."""
     return len(text.encode("utf-8", "surrogatepass"))

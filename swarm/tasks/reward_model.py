@@ -1,4 +1,4 @@
-"""Free text worth what a reward model says, on a scale that the experts' own answers set."""
+"""Free text scored by a reward model, on a scale set by the experts' own answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,32 +16,31 @@ MODES = ("default", "verbose", "concise", "reverse")
 class RewardModelTask(FreeText):
     """Answers to prompts, valued by a reward model; objective 3 of Model Swarms.
 
-    With `q`, the reward's place between `low` and `high`, and `l`, the length's place between
-    `length_low` and `length_high`, each cut off at 0 and at 1, an answer is worth, as in the
+    With `q`, the reward scaled linearly between `low` and `high`, and `l`, the length scaled
+    between `length_low` and `length_high`, each clipped to [0, 1], an answer's value is, as in the
     original's code:
 
     - "default", q.
     - "verbose", (q + l) / 2.
     - "concise", (q + 1 - l) / 2.
     - "reverse", -(q + 1) / 2: -1 for the best reward, -1/2 for the worst. (The original takes the
-      mean of q and the unscaled length, which is 1 once it is cut off.)
+      mean of q and the unscaled length, which is 1 after clipping.)
 
     An answer without a reward has the mode's lowest value. Limits that the mode needs and that are
-    not given are the lowest and the highest that the experts' dev answers have; where these are one
-    number, an answer is at 0, 1/2 or 1, as it is below, at or above it. Before all that is needed
-    is known, values are raw rewards, with "reverse" their negatives.
+    not given are the minimum and the maximum of the experts' dev answers; if these are equal, an
+    answer is at 0, 1/2 or 1, as it is below, at or above them. Before all limits are known, values
+    are raw rewards, with "reverse" their negatives.
 
     Args:
-        name: See `Written`; the scorer gives the measures "reward" and "length".
+        name: See `FreeText`; the scorer returns the measures "reward" and "length".
         scorer: See `name`.
         mode: As above.
         low: The rewards worth 0 and 1, in the reward model's unit; `None` measures both.
         high: See `low`.
-        length_low: The lengths at 0 and 1, in tokens of the reward model; `None`
-            measures both.
+        length_low: The lengths at 0 and 1, in tokens of the reward model; `None` measures both.
         length_high: See `length_low`.
-        chat: Put the prompt as one user turn through the model's chat template.
-        **written: Further arguments of `Written`.
+        chat: Send the prompt as one user turn through the model's chat template.
+        **written: Further arguments of `FreeText`.
 
     Raises:
         UserError: A value is not allowed.
@@ -72,16 +71,16 @@ class RewardModelTask(FreeText):
         self.highest, self.lowest = (-0.5, -1.0) if mode == "reverse" else (1.0, 0.0)
 
     def run(self, items: Sequence[Item]) -> TaskRun:
-        """Ask about every item in one round."""
+        """Request a text for every item in one round."""
         scores = yield from super().run(items)
         return [self.apply_scale(score) for score in scores]
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """The value of an answer as a text of its own, on the scale."""
+        """Return the value of an answer, scored as a text, on the scale."""
         return self.apply_scale(self.scorer.score([item], [answer or ""])[0]).value
 
     def calibrate(self, scores: Sequence[Score]) -> dict[str, float]:
-        """See `Calibrated.calibrate`.
+        """See `HasScoreScale.calibrate`.
 
         Raises:
             UserError: None of the scores has a reward.
@@ -100,17 +99,17 @@ class RewardModelTask(FreeText):
         return found | self.given
 
     def restore_scale(self, scale: Mapping[str, Any]) -> None:
-        """See `Calibrated.restore`."""
+        """See `HasScoreScale.restore_scale`."""
         self.scale = dict(scale)
 
     def check_scale(self, alone: bool = True) -> None:
-        """See that values mean something where no experts set the scale, as in an evaluation.
+        """Check that values are meaningful where no experts set the scale, as in an evaluation.
 
         Args:
             alone: The task is no part of a mixture, whose other parts are no rewards.
 
         Raises:
-            UserError: The mode, or the mixture, needs limits that are not known.
+            UserError: The mode, or the mixture, needs limits that are unknown.
         """
         if self.scale is None and not (alone and self.mode in ("default", "reverse")):
             keys = [limit for pair in self.needed.values() for limit in pair]
@@ -120,7 +119,7 @@ class RewardModelTask(FreeText):
             )
 
     def apply_scale(self, score: Score) -> Score:
-        """See `Calibrated.settled`."""
+        """See `HasScoreScale.apply_scale`."""
         if self.scale is None:
             if "reward" not in score.measures:
                 return score
@@ -142,14 +141,14 @@ class RewardModelTask(FreeText):
 
 
 def relative_value(value: float, low: float, high: float) -> float:
-    """Where `value` lies from `low`, 0, to `high`, 1; outside of them it is 0 or 1."""
+    """Scale `value` linearly from `low`, 0, to `high`, 1, clipped to [0, 1]."""
     if low == high:
         return 0.5 + ((value > low) - (value < low)) / 2
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
 def _scale_limits(name: str, low: object, high: object) -> dict[str, float]:
-    """Both limits under their names, or nothing if neither is given."""
+    """Return both limits under their names, or nothing if neither is given."""
     other = name.replace("low", "high")
     if low is None and high is None:
         return {}

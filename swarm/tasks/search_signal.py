@@ -1,4 +1,4 @@
-"""What a search climbs on a task with right answers: accuracy, how likely they are, or both."""
+"""The signal a search maximizes on a task with right answers: accuracy, log probability or both."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,23 +15,26 @@ from swarm.tasks.base import Item, Score, TaskRun, mean_score
 SIGNALS = ("accuracy", "logprob", "both")
 
 MIN_LOGPROB = -100.0
-"""Nats a token: the lowest log probability that is told apart, and that of a model whose numbers
-overflow. One item that a model holds for impossible must not outweigh all others."""
+"""Lower bound of a log probability, in nats per token; also the value where numbers overflow.
+
+One item that a model considers impossible must not outweigh all others.
+"""
 
 
 class SearchSignalTask(ABC):
-    """Items with an "answer" each, asked about in one round and valued by a signal.
+    """Items with an "answer" each, requested in one round and scored by a signal.
 
-    - "accuracy": 1 for a right answer, 0 for a wrong one. Few items change between two models that
-      are near each other, so that a search sees steps and noise.
+    - "accuracy": 1 for a right answer, 0 for a wrong one. Few items change between two similar
+      models, so that a search sees steps and noise.
     - "logprob": the mean natural log probability of the gold answer's tokens after the prompt, from
-      `LEAST` to 0. The model reads the answer (teacher forcing, one forward) and writes nothing: a
-      score's answer and text are empty, and the answer `None` where there was no number.
-    - "both": the mean of right or wrong and the probability that "logprob" is the logarithm of,
-      0 to 1. Each score's measures are "correct" and "logprob". Costs two prompts an item.
+      `MIN_LOGPROB` to 0. The model reads the answer (teacher forcing, one forward pass) and
+      generates nothing: a score's answer and text are empty, and the answer is `None` if the number
+      was not finite.
+    - "both": the mean of right or wrong and the probability that "logprob" is the logarithm of, 0
+      to 1. Each score's measures are "correct" and "logprob". Costs two prompts per item.
 
-    Whatever the signal, `grade` values an answer as right or wrong, and `plain` is the task by its
-    accuracy, which a verdict rests on.
+    Whatever the signal, `grade` scores an answer as right or wrong, and `metric_task` is the task
+    by its accuracy, on which a verdict is based.
 
     Args:
         signal: As above.
@@ -41,7 +44,7 @@ class SearchSignalTask(ABC):
     """
 
     signals: Sequence[str] = SIGNALS
-    """Those that a class of tasks knows."""
+    """Signals that the class supports."""
 
     def __init__(self, signal: str) -> None:
         self.signal = validation.check_one_of("signal", signal, self.signals)
@@ -63,7 +66,7 @@ class SearchSignalTask(ABC):
 
     @property
     def metric_task(self) -> Self:
-        """The task by its accuracy, of the same items, read once; itself if that is its signal."""
+        """The task by its accuracy, on the same items, read once; itself if that is its signal."""
         if self.signal == "accuracy":
             return self
         plain = copy(self)
@@ -71,10 +74,10 @@ class SearchSignalTask(ABC):
         return plain
 
     def run(self, items: Sequence[Item]) -> TaskRun:
-        """Ask about every item in one round.
+        """Send all requests of the items in one round.
 
         Raises:
-            UserError: The signal needs log probabilities, and the model gives none.
+            UserError: The signal needs log probabilities, and the model returns none.
         """
         asked = [] if self.signal == "logprob" else [self.build_request(item) for item in items]
         golds = [] if self.signal == "accuracy" else [self.gold_request(item) for item in items]
@@ -91,34 +94,33 @@ class SearchSignalTask(ABC):
         return [_combine_score(score, one) for score, one in zip(scores, likely, strict=True)]
 
     def utility(self, scores: Sequence[Score]) -> float:
-        """The mean value: the accuracy, nats a token, or the mean of accuracy and probability."""
+        """Return the mean value: accuracy, nats per token, or mean of accuracy and probability."""
         return mean_score(scores)
 
     @abstractmethod
     def build_request(self, item: Item) -> Request:
-        """What is put to the model about one item, for its answer."""
+        """Return the request for an answer to one item."""
 
     @abstractmethod
     def score_completion(self, item: Item, completion: Completion) -> Score:
-        """What the completion of that request is worth: 1 or 0."""
+        """Score the completion of that request: 1 or 0."""
 
     def gold_text(self, item: Item) -> str:
-        """The gold answer in the words that are scored."""
+        """Return the gold answer as the text that is scored."""
         return str(item["answer"]).strip()
 
     def gold_request(self, item: Item) -> Request:
-        """The item's prompt with its gold answer as the continuation to be scored."""
+        """Return a request that scores the gold answer as the continuation of the item's prompt."""
         prompt = self.build_request(item).prompt
         return Request(prompt, 0, (format_continuation(prompt, self.gold_text(item)),))
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.base.HasGoldAnswers`: the gold answer's tokens, straight after the
-        prompt."""
+        """See `swarm.tasks.base.HasGoldAnswers`: the gold answer, directly after the prompt."""
         requests = [self.gold_request(item) for item in items]
         return [Example(request.prompt, request.choices) for request in requests]
 
     def _logprob_per_token(self, completion: Completion) -> float:
-        """Nats a token of the request's only choice; not finite where the model's are not."""
+        """Return the nats per token of the request's only choice; may be not finite."""
         if len(completion.logprobs) != 1 or len(completion.choice_tokens) != 1:
             raise UserError(
                 f"task.signal={self.signal} needs a model that gives the log probability of the "
@@ -128,7 +130,7 @@ class SearchSignalTask(ABC):
 
 
 def format_continuation(prompt: str | tuple[Message, ...], answer: str) -> str:
-    """The answer as it continues a prompt.
+    """Return the answer as a continuation of a prompt.
 
     After a chat header, or white space, an answer starts at once; else with a space.
     """
@@ -147,5 +149,5 @@ def _combine_score(score: Score, logprob: float) -> Score:
 
 
 def _clip_logprob(logprob: float) -> float:
-    """The value of a log probability; rounding can lift one of 0 above it."""
+    """Clip a log probability to the bounds of a value; rounding can lift one of 0 above it."""
     return min(0.0, max(MIN_LOGPROB, logprob)) if math.isfinite(logprob) else MIN_LOGPROB

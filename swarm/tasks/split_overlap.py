@@ -1,4 +1,4 @@
-"""What the dev and test items of a file have in common, and how items are divided between them."""
+"""Overlap of the dev and test items of a file, and the division of items between them."""
 
 import hashlib
 import json
@@ -8,17 +8,17 @@ from typing import Any
 from swarm.tasks.base import Item
 
 ItemIdentity = tuple[str, tuple[str, ...], str]
-"""Question, choice texts in sorted order (none without choices), text of the right answer."""
+"""Question, choice texts in sorted order (empty without choices), text of the right answer."""
 
 
 def item_identity(item: Item, fields: Sequence[str] = ()) -> ItemIdentity:
-    """What makes two items the same to someone who has seen one of them.
+    """Return the content by which two items count as the same.
 
-    Ids, letters and the order of the choices do not count; a question that comes back with other
-    choices is another item.
+    Ids, letters and the order of the choices do not count; the same question with other choices is
+    another item.
 
     Args:
-        fields: The item's fields that are its question; none is "question", else "prompt".
+        fields: The item's fields that are its question; empty is "question", else "prompt".
     """
     question = "\n".join(str(item.get(field)) for field in fields)
     if not fields:
@@ -34,12 +34,12 @@ def item_identity(item: Item, fields: Sequence[str] = ()) -> ItemIdentity:
 def assign_shared_items(
     dev: Sequence[Item], test: Sequence[Item], fields: Sequence[str] = ()
 ) -> dict[str, set[ItemIdentity]]:
-    """Who keeps which of the items that are in both splits.
+    """Assign each item that occurs in both splits to one of them.
 
     The shared items are sorted by the text of the right answer, then by domain, then by a hash of
-    their content; every second one, from the first on, stays in dev and the others stay in test.
-    So each right answer is halved as evenly as its number allows, the hash makes the halves
-    unlike the file's order, and the division depends on nothing but the items themselves.
+    their content; every second one, from the first on, stays in dev and the others stay in test. So
+    each right answer is halved as evenly as its number allows, the halves are independent of the
+    file's order, and the division depends on nothing but the items themselves.
 
     Returns:
         For "dev" and "test" the shared items that stay there; both are empty if none is shared.
@@ -53,7 +53,7 @@ def assign_shared_items(
 
 
 def split_dev_third(items: Sequence[Item], fields: Sequence[str] = ()) -> list[bool]:
-    """Of each item whether it is of dev, where a file says nothing of splits.
+    """Return for each item whether it is a dev item, for a file without splits.
 
     Dev is the third, rounded up, of the different items whose content has the lowest hashes. So
     equal items are in one split, the file's order does not count, and one more item moves at most
@@ -68,7 +68,7 @@ def split_dev_third(items: Sequence[Item], fields: Sequence[str] = ()) -> list[b
 def exclude_items(
     items: Sequence[Item], gone: Collection[ItemIdentity], fields: Sequence[str] = ()
 ) -> list[Item]:
-    """The items that are not in `gone`, in their order."""
+    """Return the items that are not in `gone`, in their order."""
     return (
         [item for item in items if item_identity(item, fields) not in gone] if gone else list(items)
     )

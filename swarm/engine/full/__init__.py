@@ -1,1 +1,1 @@
-"""Whole models instead of adapters: weights are mixed tensor by tensor."""
+"""Full models instead of adapters: weights are mixed tensor by tensor."""

@@ -1,4 +1,7 @@
-"""A model's weights on disk: one safetensors file or several shards, read and written in parts."""
+"""A model's weights on disk: safetensors files or shards, read and written in chunks.
+
+Also the check that models are of one architecture, so that their weights can be mixed.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,18 +20,18 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 FLOAT_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""The types that are mixed, as safetensors and as torch calls them."""
+"""Tensor types that are mixed, by their safetensors and torch names."""
 
 INTEGER_DTYPES = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
-"""The types that are taken over as they are."""
+"""Tensor types that are copied unchanged."""
 
 CHUNK_NUMBERS = 1 << 20
-"""Numbers of a tensor that are in memory at once while it is mixed, unless one row has more."""
+"""Numbers of a tensor in memory at once during mixing, unless one row has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies, and its type (as safetensors calls it) and shape."""
+    """File, type (safetensors name) and shape of a tensor."""
 
     file: Path
     dtype: str
@@ -36,7 +39,7 @@ class StoredTensor:
 
 
 class Checkpoint:
-    """The tensors of the model in `folder`, of which only the files' headers have been read.
+    """The tensors of the model in `folder`, of which only the files' headers are read.
 
     Attributes:
         tensors: By name.
@@ -59,13 +62,13 @@ class Checkpoint:
                 raise UserError(f"{folder}: {name} is of type {stored.dtype}; mixed are {allowed}")
 
     def read_rows(self, name: str, rows: Any) -> "Tensor":
-        """The rows (`parts`) of a tensor, as they are in the file; to be read and not changed."""
-        # Opened each time: what stays mapped would count as this process's memory.
+        """Return rows (`iterate_row_slices`) of a tensor as in the file; must not be modified."""
+        # Reopened each time: pages that stay mapped would count as this process's memory.
         with safe_open(str(self.tensors[name].file), framework="pt") as file:
             return file.get_tensor(name) if rows is ... else file.get_slice(name)[rows]
 
     def are_tensors_equal(self, one: str, other: str) -> bool:
-        """Whether two of the tensors are equal in type, shape and every number."""
+        """Return whether two of the tensors are equal in type, shape and every number."""
         import torch
 
         first, second = self.tensors[one], self.tensors[other]
@@ -76,7 +79,7 @@ class Checkpoint:
 
 
 def iterate_row_slices(shape: tuple[int, ...]) -> Iterator[Any]:
-    """Indices that cut a tensor of this shape along its first axis into parts of `PART` numbers."""
+    """Yield indices that cut a tensor along its first axis into chunks of `CHUNK_NUMBERS`."""
     if not shape:
         yield ...
         return
@@ -88,12 +91,12 @@ def iterate_row_slices(shape: tuple[int, ...]) -> Iterator[Any]:
 def write_shards(
     folder: Path, sizes: Mapping[str, int], limit: float, make: Callable[[str], "Tensor"]
 ) -> None:
-    """Write tensors under the names that transformers looks for; one shard is in memory at a time.
+    """Write tensors under transformers' file names; one shard is in memory at a time.
 
     Args:
         sizes: Bytes of each tensor.
         limit: Bytes of a shard, unless one tensor has more.
-        make: Gives a tensor by name.
+        make: Returns a tensor by name.
     """
     from safetensors.torch import save_file
 
@@ -110,7 +113,7 @@ def write_shards(
 
 
 def _pack_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
-    """The names in their order, cut into shards."""
+    """Divide the names, in order, into shards."""
     shards: list[list[str]] = [[]]
     room = limit
     for name, size in sizes.items():
@@ -123,7 +126,7 @@ def _pack_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """Tensor -> file, as the index says; "*" stands for all where there is but one file."""
+    """Return tensor -> file from the index; "*" means all tensors if there is a single file."""
     if not (path := folder / INDEX_FILE).is_file():
         if (folder / WEIGHTS_FILE).is_file():
             return {"*": WEIGHTS_FILE}
@@ -149,9 +152,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
         raise UserError(f"{file} is damaged ({error})") from None
 
 
-# Whether whole models are of one architecture, so that their weights can be mixed.
-
-# Settings that do not change what a model makes of a text that it is given.
+# Settings that do not affect a model's output for a given text.
 # fmt: off
 IGNORED_SETTINGS = {
     "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "auto_map",
@@ -167,7 +168,7 @@ def check_settings(folders: Sequence[Path], trust_remote_code: bool) -> None:
     """Compare each folder's config.json, with the defaults filled in, with the first folder's.
 
     Raises:
-        UserError: One cannot be read, or they differ in a setting that counts.
+        UserError: One cannot be read, or they differ in a relevant setting.
     """
     first, *others = [_load_settings(folder, trust_remote_code) for folder in folders]
     for folder, mine in zip(folders[1:], others, strict=True):
@@ -200,10 +201,10 @@ def _drop_ignored(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def common_tensors(models: Sequence[Checkpoint]) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the tensors that all models have.
+    """Return name -> shape of the tensors that all models have.
 
-    A matrix that only some have is left out where it is a copy of another one there: the output
-    layer of a model that ties it to its embedding may be in the file or not.
+    A matrix that only some have is left out if it is a copy of another one there: the output layer
+    of a model that ties it to its embedding may be in the file or not.
 
     Raises:
         UserError: Shapes or types differ, or a tensor is missing that is no copy.
@@ -216,7 +217,8 @@ def common_tensors(models: Sequence[Checkpoint]) -> dict[str, tuple[int, ...]]:
     for model in models:
         for name in sorted(set(model.tensors) - set(common)):
             shape = list(model.tensors[name].shape)
-            # Vectors of norms are alike before training; equal matrices are tied.
+            # Only matrices: equal matrices are tied, but vectors of norms can be equal before
+            # training.
             if len(shape) < 2 or not any(model.are_tensors_equal(name, other) for other in common):
                 lacking = next(one for one in models if name not in one.tensors)
                 raise UserError(

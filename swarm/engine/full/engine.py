@@ -1,4 +1,4 @@
-"""The engine on one resident model, whose weights are written anew for every position."""
+"""The engine on one resident model, whose weights are rewritten for every position."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class FullWeightsEngine(HFEngine):
-    """Answers with mixtures of whole models' weights, one position after the other.
+    """Answers with mixtures of full models' weights, one position after the other.
 
-    The memory it takes is one model's, however many are mixed.
+    Its memory is that of one model, independent of the number of experts.
 
     Args:
         max_tokens: See `swarm.engine.hf.HFEngine`.
@@ -46,14 +46,14 @@ class FullWeightsEngine(HFEngine):
 
 
 class ResidentModel:
-    """A model in memory that becomes one position after the other.
+    """A model in memory that is set to one position after the other.
 
     Args:
-        model: Its weights are written over, those that are tied once.
-        pool: What is mixed.
+        model: Its weights are overwritten; tied weights once.
+        pool: The models to mix.
 
     Raises:
-        UserError: The model has a weight that the pool's models have not, or of another shape.
+        UserError: The model has a weight that the pool's models lack, or of another shape.
     """
 
     def __init__(self, model: Any, pool: FullModelPool) -> None:
@@ -62,13 +62,13 @@ class ResidentModel:
         self._held: list[float] | None = None
 
     def set_positions(self, coefficients: "Tensor", merge: bool = False) -> None:
-        """Become the position in [1, K], unless it is the one that is there."""
+        """Set the position in [1, K], unless it is already set."""
         import torch
 
         vector = coefficients[0].tolist()
         if vector == self._held:
             return
-        # Nobody knows what is there if this is interrupted.
+        # If this is interrupted, the weights are a mixture of two positions.
         self._held = None
         with torch.no_grad():
             for weight, name in self._weights:
@@ -77,7 +77,7 @@ class ResidentModel:
 
 
 def named_weights(model: Any, pool: FullModelPool) -> list[tuple["Tensor", str]]:
-    """Each weight of a model with the name of its tensor in the pool; tied ones count once.
+    """Return each weight of a model with its tensor's name in the pool; tied ones count once.
 
     Raises:
         UserError: There is none, or it does not fit.
@@ -93,7 +93,7 @@ def named_weights(model: Any, pool: FullModelPool) -> list[tuple["Tensor", str]]
 
 
 def _find_stored_tensor(weight: Any, names: Sequence[str], pool: FullModelPool) -> str | None:
-    """The pool's tensor for a weight of so many names; `None` for a buffer that files leave out."""
+    """Return the pool's tensor for a weight's names; `None` for a buffer that files leave out."""
     from torch.nn import Parameter
 
     folder = pool.checkpoints[0].folder
@@ -120,7 +120,7 @@ def _find_stored_tensor(weight: Any, names: Sequence[str], pool: FullModelPool) 
 
 
 def as_full_model_pool(pool: ExpertPool) -> FullModelPool:
-    """The pool, as the models it has to be.
+    """Return the pool as a `FullModelPool`.
 
     Raises:
         UserError: It is of another kind.

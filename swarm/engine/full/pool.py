@@ -1,4 +1,4 @@
-"""A pool of whole models of one architecture, mixed in all their weights."""
+"""A pool of full models of one architecture, mixed in all their weights."""
 
 import hashlib
 import json
@@ -38,19 +38,20 @@ GIGABYTE = 10**9
 class FullModelPool:
     """K models; a position [K] is x = sum_j c_j W_j at each of their tensors W.
 
-    Each tensor is summed in float64 in the order of the models and rounded once, part by part from
-    the files, so that no second model is ever in memory. Tensors of whole numbers, which have to
-    be the same in all, are taken over.
+    Each tensor is summed in float64 in the order of the models and rounded once, chunk by chunk
+    from the files, so that no second model is ever in memory. Integer tensors, which have to be the
+    same in all models, are copied.
 
     Args:
         models: Folders or hub ids; single files or shards of safetensors.
-        base: How the models are opened (dtype, trust_remote_code), and whose configuration and
-            tokenizer a saved model gets; `None` is the first model, opened with the defaults.
-        shard_gigabytes: The most 10^9 bytes of a file of a saved model; one such file is in memory
-            while it is written.
+        base: How the models are opened (dtype, trust_remote_code), and the source of a saved
+            model's configuration and tokenizer; `None` is the first model, opened with the
+            defaults.
+        shard_gigabytes: Maximum size of a saved model's file, in 10^9 bytes; one such file is in
+            memory while it is written.
 
     Raises:
-        UserError: Fewer than two models, one of them twice, or no size of a file.
+        UserError: Fewer than two models, one of them twice, or an invalid file size.
     """
 
     saves = "model"
@@ -76,19 +77,19 @@ class FullModelPool:
         return len(self.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The pool travels to a worker as its settings; the worker reads the files itself."""
+        """Pickle the pool as its settings; a worker reads the files itself."""
         return FullModelPool, (self.models, self.base, self.shard_gigabytes)
 
     def open(self, base: "str | NamedModel | None" = None) -> "FullModelPool":
-        """Gives the pool itself: names are known, and files are looked at when they are needed."""
+        """Return the pool itself: names are known, and files are read on demand."""
         return self
 
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
-        """The models' files, which are downloaded where they are not on this disk.
+        """The models' files, downloaded if they are not on disk.
 
         Raises:
-            UserError: A model cannot be had, or its files cannot be read.
+            UserError: A model is unavailable, or its files cannot be read.
         """
         with name_pool_models_key():
             bases = [base_model_like(self.base, path) for path in self.models]
@@ -107,7 +108,7 @@ class FullModelPool:
         """Compare configurations, names and shapes, and read every weight of every model once.
 
         Raises:
-            UserError: The models differ, or a weight is not finite; it says which and where.
+            UserError: The models differ, or a weight is not finite; the message names it.
         """
         check_settings([one.folder for one in self.checkpoints], self.base.trust_remote_code)
         first = self.checkpoints[0]
@@ -117,13 +118,13 @@ class FullModelPool:
                     _check_rows(name, model.read_rows(name, rows), model, first, rows)
 
     def are_tensors_equal(self, one: str, other: str) -> bool:
-        """Whether two tensors are copies of each other in every model."""
+        """Return whether two tensors are copies of each other in every model."""
         return all(model.are_tensors_equal(one, other) for model in self.checkpoints)
 
     def fill_tensor(self, into: "Tensor", name: str, vector: Sequence[float]) -> None:
-        """Write a tensor of a position [K] into one of its shape, rounded to that one's type.
+        """Write a tensor of a position [K] into one of its shape, rounded to the target's type.
 
-        A position that is one model alone is that model's tensor, bit for bit if the type is its.
+        A position with a single model is that model's tensor, bit for bit if the types are equal.
         """
         for rows in iterate_row_slices(self.tensors[name]):
             into[rows].copy_(self._mix_rows(name, rows, vector, into.device))
@@ -139,14 +140,16 @@ class FullModelPool:
         total: Tensor | None = None
         for coefficient, model in zip(vector, self.checkpoints, strict=True):
             if coefficient != 0.0:
+                # A copy, because tensors of the file must not be modified in place.
                 term = model.read_rows(name, rows).to(device, torch.float64, copy=True)
-                # Two operations, each of which rounds the same on every device.
+                # Two operations, each of which rounds the same on every device; a fused
+                # multiply-add may not.
                 term.mul_(coefficient)
                 total = term if total is None else total.add_(term)
         return torch.zeros((), dtype=torch.float64) if total is None else total
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of names, order and weights."""
+        """Return 16 hexadecimal digits of names, order and weights."""
         digest = hashlib.sha256()
         for name, path in zip(self.names, self.models, strict=True):
             model = base_model_like(self.base, path)
@@ -156,14 +159,14 @@ class FullModelPool:
     def save(
         self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
     ) -> None:
-        """Write the model at a position [K] as transformers does, whole or not at all.
+        """Write the model at a position [K] in transformers' format, atomically.
 
-        Its type is `base.dtype` or, where that is "auto", the models' own; configuration, tokenizer
-        and generation settings are the base's. A model that was saved there before is replaced.
+        Its type is `base.dtype` or, if that is "auto", the models' own; configuration, tokenizer
+        and generation settings are the base's. A model saved there before is replaced.
 
         Raises:
-            UserError: The vector is not K finite numbers, or the folder cannot be written or holds
-                anything else.
+            UserError: The vector is not K finite numbers, or the folder cannot be written or
+                contains anything else.
         """
         folder, vector = Path(folder), self._validate_vector(coefficients)
         home = Path(self.base.resolve())
@@ -184,7 +187,7 @@ class FullModelPool:
     def save_note(
         self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
     ) -> None:
-        """Write only what a position [K] is made of (swarm.json), in place of a model each."""
+        """Write only the description (swarm.json) of a position [K], without a model."""
         note = {**(extra or {}), **self._build_note(self._validate_vector(coefficients))}
         write_folder_atomic(Path(folder), lambda fresh: None, note, "position")
 
@@ -202,7 +205,7 @@ class FullModelPool:
         write_shards(folder, sizes, self.shard_gigabytes * GIGABYTE, make_tensor)
 
     def _saved_dtype(self, name: str) -> "torch.dtype":
-        """The type in which a tensor is saved."""
+        """Return the type in which a tensor is saved."""
         import torch
 
         stored = [model.tensors[name].dtype for model in self.checkpoints]
@@ -228,7 +231,7 @@ class FullModelPool:
 
 
 def _check_rows(name: str, part: "Tensor", model: Checkpoint, first: Checkpoint, rows: Any) -> None:
-    """Raise UserError where numbers cannot be mixed."""
+    """Raise UserError if numbers cannot be mixed."""
     import torch
 
     if part.is_floating_point():
@@ -244,7 +247,7 @@ def _check_rows(name: str, part: "Tensor", model: Checkpoint, first: Checkpoint,
 
 
 def _copy_text_files(home: Path, folder: Path, code: bool) -> None:
-    """Copy configuration, tokenizer and whatever belongs to them; no weights and no index."""
+    """Copy configuration, tokenizer and related files; no weights and no index."""
     kinds = [kind for kind in SAFE_FILES if kind != "*.safetensors"] + ["*.py"] * code
     for file in sorted({file for kind in kinds for file in home.glob(kind)}):
         if not file.name.endswith(".index.json") and file.name != NOTE_FILE:
@@ -252,7 +255,7 @@ def _copy_text_files(home: Path, folder: Path, code: bool) -> None:
 
 
 def _set_dtype(path: Path, kinds: Iterable["torch.dtype"]) -> None:
-    """Let a config.json say the type of most of the tensors."""
+    """Set the type in a config.json to that of most of the tensors."""
     floats = [str(kind).removeprefix("torch.") for kind in kinds if kind.is_floating_point]
     config = json.loads(path.read_text(encoding="utf-8"))
     key = "torch_dtype" if "torch_dtype" in config else "dtype"

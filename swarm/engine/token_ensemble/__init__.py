@@ -1,1 +1,1 @@
-"""Token-level ensembles of whole models that share a tokenizer."""
+"""Token-level ensembles of full models that share a tokenizer."""

@@ -1,4 +1,4 @@
-"""Token Swarms: whole models mixed token by token, as an engine and, once found, as one model."""
+"""Token Swarms: full models mixed token by token, as an engine and as one model."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,24 +16,24 @@ from swarm.errors import UserError
 from swarm.models.base import Completion, Request
 
 PROBE_TEXT = "Question: is 3 + 4 = 7?\n(A) yes (B) no\nAnswer:"
-"""A text that all tokenizers have to cut alike."""
+"""A text that all tokenizers have to encode alike."""
 
 
 class TokenEnsembleEngine(HFEngine):
     """Answers with mixtures of a panel's next-token distributions (arXiv 2410.11163, figure 5).
 
-    The next token's chances are sum_k w_k p_k, one below zero counted as none; greedy decoding
-    takes the likeliest. The first model's tokenizer and chat template write the prompts, and a
-    text ends where any of the models would end it.
+    The next token's probabilities are sum_k w_k p_k, negative ones clipped to zero; greedy decoding
+    takes the likeliest. Prompts use the first model's tokenizer and chat template, and a text ends
+    where any of the models would end it.
 
     Args:
-        max_tokens: The most padded prompt and new tokens in one batch of a model; `None` chooses
-            4,096 on a CPU and 65,536 on a GPU. Halved, and remembered, when the device runs out
+        max_tokens: Maximum number of padded prompt and new tokens in one batch of a model; `None`
+            chooses 4,096 on a CPU and 65,536 on a GPU. Halved permanently when the device runs out
             of memory.
     """
 
     def __init__(self, max_tokens: int | None = None) -> None:
-        # A mixed model takes all particles at once, as a stacked one does.
+        # A mixed model runs all particles at once, as a stacked one does.
         super().__init__("stacked", max_tokens)
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
@@ -43,8 +43,7 @@ class TokenEnsembleEngine(HFEngine):
         return tokenizer
 
     def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
-        """See `swarm.engine.base.Engine`; the panel's members say themselves what they are based
-        on."""
+        """See `swarm.engine.base.Engine`; the panel's members define their own bases."""
         from swarm.engine.token_ensemble.model import EnsembleModel
 
         models, self._tokenizer, width = collect_compatible(
@@ -59,10 +58,10 @@ class TokenEnsembleEngine(HFEngine):
     def generate_weighted(
         self, weights: np.ndarray, requests: Sequence[Request]
     ) -> list[Completion]:
-        """Answer each of R requests with a mixture of its own, whose weights are [R, K].
+        """Answer each of R requests with a separate mixture, with weights [R, K].
 
-        A model reads only the requests in which it has a weight. To the mixed model each request
-        is a particle, so that those that are done stay in their batch to its end.
+        A model reads only the requests in which it has a weight. To the mixed model each request is
+        a particle, so that finished ones stay in their batch until its end.
         """
         import torch
 
@@ -84,10 +83,10 @@ class TokenEnsembleEngine(HFEngine):
         return [done[i] for i in range(len(requests))]
 
     def log_perplexities(self, prompts: Sequence[Any]) -> tuple[np.ndarray, int]:
-        """The natural log of each model's perplexity of each prompt, [R, K], and the tokens read.
+        """Return each model's log perplexity of each prompt, [R, K], and the tokens read.
 
-        It is the mean negative log probability of a prompt's tokens; turns are read as the chat
-        template writes them.
+        It is the mean negative natural log probability of a prompt's tokens; turns are formatted
+        with the chat template.
         """
         texts = [prompt_to_text(self._tokenizer, prompt) for prompt in prompts]
         different = list(dict.fromkeys(texts))
@@ -110,7 +109,7 @@ class TokenEnsembleModel:
         trust_remote_code: Whether code that comes with the models may run.
 
     Raises:
-        UserError: There is no mixture in the folder, or a model of it is gone.
+        UserError: There is no mixture in the folder, or one of its models is missing.
     """
 
     def __init__(
@@ -129,10 +128,10 @@ class TokenEnsembleModel:
 def read_mixture(
     folder: str | Path, trust_remote_code: bool = False
 ) -> tuple[ModelEnsemble, np.ndarray]:
-    """The open panel of a saved mixture, and its weights [K].
+    """Return the open panel of a saved mixture, and its weights [K].
 
     Raises:
-        UserError: There is no mixture in the folder, or a model of it is gone.
+        UserError: There is no mixture in the folder, or one of its models is missing.
     """
     file = Path(folder) / MIXTURE_FILE
     try:
@@ -146,7 +145,7 @@ def read_mixture(
 
 
 def prompt_to_text(tokenizer: Any, prompt: Any) -> str:
-    """A request's prompt as the text that a model reads, without what begins every text."""
+    """Return a request's prompt as text, without the beginning-of-text token."""
     if isinstance(prompt, str):
         return prompt
     text = apply_chat_template(tokenizer, prompt, tokenize=False)
@@ -154,7 +153,7 @@ def prompt_to_text(tokenizer: Any, prompt: Any) -> str:
 
 
 def as_model_ensemble(pool: ExpertPool) -> ModelEnsemble:
-    """The pool, as the panel it has to be.
+    """Return the pool as a `ModelEnsemble`.
 
     Raises:
         UserError: It is of another kind.
@@ -167,13 +166,13 @@ def as_model_ensemble(pool: ExpertPool) -> ModelEnsemble:
 
 
 def collect_compatible(members: Iterable[tuple[str, Any, Any]]) -> tuple[list[Any], Any, int]:
-    """The models, the first one's tokenizer, and the size of the vocabulary that they share.
+    """Return the models, the first one's tokenizer, and the size of their shared vocabulary.
 
     Args:
         members: Name, model and tokenizer of each.
 
     Raises:
-        UserError: They share none; it says which two differ, and how.
+        UserError: They share none; the message names two models and their difference.
     """
     opened = list(members)
     first, _, tokenizer = opened[0]
@@ -194,10 +193,10 @@ def collect_compatible(members: Iterable[tuple[str, Any, Any]]) -> tuple[list[An
 
 
 def describe_tokenizer_difference(one: Any, other: Any) -> str | None:
-    """How two tokenizers differ, in words; `None` where a text is the same tokens to both.
+    """Describe how two tokenizers differ; `None` if both encode a text to the same tokens.
 
-    Which tokens begin, end and pad a text may differ, as between a base model and its chat
-    version, as long as `PROBE` comes out the same.
+    Which tokens begin, end and pad a text may differ, as between a base model and its chat version,
+    as long as `PROBE_TEXT` is encoded alike.
     """
     ours, theirs = one.get_vocab(), other.get_vocab()
     if differ := [word for word in {**ours, **theirs} if ours.get(word) != theirs.get(word)]:

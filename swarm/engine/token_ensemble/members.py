@@ -1,4 +1,4 @@
-"""A panel: whole models that share a tokenizer, of any architectures, to be mixed as they speak."""
+"""A panel: full models of any architectures that share a tokenizer, mixed during decoding."""
 
 import copy
 import hashlib
@@ -26,9 +26,9 @@ class EnsembleMember:
     """One model of a panel.
 
     Attributes:
-        name: As results call it.
-        base: The model, or what its adapter changes.
-        adapter: A LoRA; `None` where the base is the model.
+        name: The name in results.
+        base: The model, or the base of its adapter.
+        adapter: A LoRA; `None` if the base is the model.
     """
 
     name: str
@@ -62,17 +62,17 @@ class ModelEnsemble:
         return len(self.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A panel travels to a worker as its settings, closed; the worker opens its own files."""
+        """Pickle the panel as its settings, closed; a worker opens its own files."""
         return ModelEnsemble, (self.models, self.base)
 
     def open(self, base: "str | NamedModel | None" = None) -> "ModelEnsemble":
-        """Find out what each member is, from configurations alone; gives the panel itself.
+        """Resolve each member, from configurations alone, and return the panel itself.
 
         Args:
-            base: Not asked for: models need no common base.
+            base: Ignored: models need no common base.
 
         Raises:
-            UserError: An adapter cannot be read, or nobody says what it is an adapter of.
+            UserError: An adapter cannot be read, or its base is unknown.
         """
         if is_adapter_folder(self.base.path):
             raise UserError(
@@ -94,16 +94,16 @@ class ModelEnsemble:
         return EnsembleMember(name, base_model_like(self.base, adapter.base_model), adapter)
 
     def members(self) -> list[EnsembleMember]:
-        """The models, once the panel is open."""
+        """Return the models, once the panel is open."""
         if not self._members:
             raise RuntimeError("the panel has to be opened first: Panel.open()")
         return self._members
 
     def check(self) -> None:
-        """Have every model's files on this disk, and read every weight of the adapters once.
+        """Resolve every model's files on this disk, and read every weight of the adapters once.
 
         Raises:
-            UserError: A model is not there and cannot be downloaded, or a weight is not finite.
+            UserError: A model is missing and cannot be downloaded, or a weight is not finite.
         """
         for member in self.members():
             with name_pool_models_key():
@@ -113,7 +113,7 @@ class ModelEnsemble:
                     member.adapter.load_factors(module)
 
     def load_members(self, device: str) -> Iterator[tuple[str, Any, Any]]:
-        """Name, model and tokenizer of each member on `device`; "meta" is shapes and no weights.
+        """Yield name, model and tokenizer of each member on `device`; "meta" is without weights.
 
         Adapters of one base share its weights.
 
@@ -134,7 +134,7 @@ class ModelEnsemble:
             yield member.name, model, tokenizer
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of what the search runs on: names, order and weights."""
+        """Return 16 hexadecimal digits of the search's models: names, order and weights."""
         digest = hashlib.sha256()
         for member in self.members():
             digest.update(f"{member.name}\n{member.base.fingerprint()}\n".encode())
@@ -145,10 +145,10 @@ class ModelEnsemble:
     def save(
         self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
     ) -> None:
-        """Write the mixture at a position [K]: mixture.json for
-        `swarm.engine.token_ensemble.engine.TokenEnsembleModel`.
+        """Write the mixture at a position [K] as a mixture.json.
 
-        swarm.json says what it is made of, with what `extra` adds; it is written last.
+        It is read by `swarm.engine.token_ensemble.engine.TokenEnsembleModel`. A swarm.json with its
+        components and `extra` is written last.
 
         Raises:
             UserError: The vector is not K finite numbers, or the folder cannot be written.
@@ -172,7 +172,7 @@ class ModelEnsemble:
 
 
 def parse_models(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """The models that pool.models gives, and their names: the last part of each, or all of it.
+    """Return the models in pool.models and their names: the last path component, or the full path.
 
     Raises:
         UserError: Fewer than two models, or one of them twice.
@@ -190,21 +190,21 @@ def parse_models(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
 
 
 def base_model_like(base: BaseModel, path: str) -> BaseModel:
-    """The model at `path`, opened with the settings of `base`."""
+    """Return the model at `path`, opened with the settings of `base`."""
     if path in (base.path, base.name):
         return base
-    # The wheel stands for the base alone.
+    # The wheel replaces the base alone.
     return BaseModel(path, None, base.dtype, base.trust_remote_code)
 
 
 def is_adapter_folder(path: str | None) -> bool:
-    """Whether `path` is a folder with an adapter and no model."""
+    """Return whether `path` is a folder with an adapter and no model."""
     folder = files.find_path(path or "")
     return (folder / CONFIG_FILE).is_file() and not (folder / "config.json").is_file()
 
 
 def with_adapter(model: Any, member: EnsembleMember, device: str) -> Any:
-    """The model with a member's adapter in its layers; weights shared, `model` left as it is.
+    """Return a copy of the model with a member's adapter in its layers; weights are shared.
 
     Raises:
         UserError: The adapter does not fit.
@@ -235,7 +235,7 @@ def with_adapter(model: Any, member: EnsembleMember, device: str) -> Any:
 
 @contextmanager
 def name_pool_models_key() -> Iterator[None]:
-    """Name the key that a member came by, where a base model would name its own."""
+    """Replace the base model's key in errors by pool.models, which the member was set with."""
     try:
         yield
     except UserError as error:
@@ -244,7 +244,7 @@ def name_pool_models_key() -> Iterator[None]:
 
 
 def _portable_path(base: BaseModel) -> str:
-    """Where a model is to be found from any folder: its hub id, or its folder's absolute path."""
+    """Return a model's location valid from any folder: its hub id, or an absolute path."""
     path, folder = str(base.path), Path(base.resolve())
     hub = not files.find_path(path).is_dir() and folder == find_in_hub_cache(path)
     return path if hub else str(folder.absolute())

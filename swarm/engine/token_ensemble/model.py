@@ -1,8 +1,8 @@
-"""K models of one vocabulary as one model, which says each particle's own mixture of what they say.
+"""K models of one vocabulary as one model, which returns each particle's mixture of their outputs.
 
-It is called as transformers' models are, so all that reads and writes with those works on it. As
-what a model says of a text does not depend on who asks, each model reads a text once, for however
-many particles: prompts, and the answers for as long as they agree.
+It is called as transformers' models are, so that all code for those works on it. As a model's
+output for a text is the same for every particle, each model reads a text once: prompts, and the
+answers for as long as they agree.
 """
 
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ import torch
 from swarm.engine.decode import can_share_prefix
 
 MIN_PROBABILITY = torch.finfo(torch.float32).tiny
-"""The least that a token's share of a mixture counts as; a negative share counts as this too."""
+"""Lower bound of a token's probability in a mixture; negative ones are raised to it too."""
 
 
 class EnsembleOutput(NamedTuple):
-    """What a mixed model answers a call with, under transformers' names."""
+    """Output of a mixed model, with transformers' names."""
 
     logits: torch.Tensor
     past_key_values: Any
 
 
 class EnsembleCache:
-    """The K models' caches, and which of its rows stands for each of the batch's.
+    """The K models' caches, and the mapping of the batch's rows to theirs.
 
     Attributes:
-        caches: A model's own cache; `None` where it has read nothing.
-        places: For each model the place in its cache of each row of the batch; -1 of a row whose
-            particle has no use for the model.
-        sizes: How many rows a model's own cache has.
+        caches: Each model's own cache; `None` if it has read nothing.
+        places: For each model the index in its cache of each row of the batch; -1 for a row whose
+            particle does not use the model.
+        sizes: Number of rows of each model's own cache.
     """
 
     def __init__(self, models: int, rows: int) -> None:
@@ -39,47 +39,48 @@ class EnsembleCache:
         self.sizes = [0] * models
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Let so many rows stand where one was."""
+        """Repeat each row `repeats` times."""
         self.places = [[place for place in row for _ in range(repeats)] for row in self.places]
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Go on with these rows of the batch; the models' own are chosen when they read on."""
+        """Select these rows of the batch; the models' own caches are reduced at the next call."""
         chosen = indices.tolist()
         self.places = [[row[i] for i in chosen] for row in self.places]
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens, so many as transformers' negative number says."""
+        """Remove the last tokens; their number is negative, as in transformers."""
         for cache in self.caches:
             if cache is not None:
                 cache.crop(tokens_to_remove)
 
 
 class EnsembleModel:
-    """K causal language models; particle p's next token has the chances sum_k w[p, k] p_k.
+    """K causal language models; particle p's next token has the probabilities sum_k w[p, k] p_k.
 
-    A share below zero, which negative weights can lead to, counts as none. The logits are the
-    natural logs of the shares (their softmax renormalises them); of a particle that is one model
-    alone, they are the model's own.
+    A negative probability, which negative weights can lead to, counts as zero. The logits are the
+    natural logs of the probabilities (their softmax renormalizes them); for a particle that is a
+    single model, they are the model's own.
 
     Args:
-        models: Of transformers, on one device.
-        width: The size of the vocabulary; what a model has beyond it is padding.
+        models: Models of transformers, on one device.
+        width: The size of the vocabulary; further columns of a model are padding.
     """
 
     def __init__(self, models: Sequence[Any], width: int) -> None:
         self._models = models
         self._width = width
         self._weights = torch.eye(1, len(models), dtype=torch.float64).tolist()
-        # Reading may take a short cut only if all models allow it: the strictest speaks for all.
+        # Prefix sharing is possible only if all models allow it: expose the most restrictive
+        # config.
         self.config = next((m.config for m in models if not can_share_prefix(m)), models[0].config)
 
     @property
     def device(self) -> Any:
-        """Where the models are."""
+        """The models' device."""
         return self._models[0].device
 
     def set_positions(self, coefficients: torch.Tensor, merge: bool = False) -> None:
-        """Become P positions, [P, K]; the next calls have R = P * b rows, particle by particle."""
+        """Set P positions, [P, K]; the next calls have R = P * b rows, particle by particle."""
         self._weights = coefficients.tolist()
 
     def __call__(
@@ -91,7 +92,7 @@ class EnsembleModel:
         use_cache: bool = True,
         logits_to_keep: int = 0,
     ) -> EnsembleOutput:
-        """Read [R, t] tokens on; logits [R, w, vocabulary] of the last w positions, 0 for all."""
+        """Read [R, t] more tokens; logits [R, w, vocabulary] of the last w positions, 0 for all."""
         rows, length = input_ids.shape
         cache = (
             EnsembleCache(len(self._models), rows) if past_key_values is None else past_key_values
@@ -116,17 +117,17 @@ class EnsembleModel:
         return EnsembleOutput(self._mix_logits(logits, cache.places), cache)
 
     def _models_of_particle(self, particle: int) -> list[int]:
-        """The models that a particle is made of; the first, unheard, for one made of none."""
+        """Return the models with a nonzero weight in a particle; the first if there is none."""
         return [k for k, weight in enumerate(self._weights[particle]) if weight] or [0]
 
     def _share_rows(
         self, cache: EnsembleCache, number: int, fresh: Sequence[tuple[int, ...]]
     ) -> list[int]:
-        """One row of the batch for each text that a model has to read on, its cache made to fit.
+        """Return one row of the batch for each text that a model has to read, and adapt its cache.
 
         Args:
-            fresh: What is new in each row: rows that stood in one place, and have the same new
-                tokens, are the same text.
+            fresh: The new tokens and mask of each row: rows with the same cache index and the same
+                new tokens are the same text.
         """
         size = len(fresh) // len(self._weights)
         needed = [number in self._models_of_particle(p) for p in range(len(self._weights))]
@@ -150,7 +151,7 @@ class EnsembleModel:
     def _mix_logits(
         self, logits: Sequence[torch.Tensor], places: Sequence[list[int]]
     ) -> torch.Tensor:
-        """Each particle's logits, [R, w, vocabulary], from those of the texts the models read."""
+        """Return each particle's logits, [R, w, vocabulary], mixed from the models' logits."""
         size = len(places[0]) // len(self._weights)
         shares: dict[int, torch.Tensor] = {}
         mixed = []

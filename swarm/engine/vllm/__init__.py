@@ -1,2 +1,5 @@
-"""vLLM as an engine, for whoever has it installed: `engine`. Nothing is imported from it before it
-is started (`starting`); what comes from its inside stands in `extension`."""
+"""vLLM as an optional engine.
+
+Nothing is imported from vLLM before it is started (`launch`); code that depends on its internals is
+in `extension`.
+"""

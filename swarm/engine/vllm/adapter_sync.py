@@ -1,4 +1,4 @@
-"""A way into vLLM for positions, and the folders that both ways load adapters from."""
+"""Positions as adapters in vLLM: written as folders, or as coefficients into its slots."""
 
 import itertools
 import json
@@ -20,8 +20,6 @@ from swarm.pool.pool import Pool
 if TYPE_CHECKING:
     import torch
 
-# Adapters at a position, made of what the pool holds, and written as vLLM reads them.
-
 
 class HostBasis:
     """The experts of an open pool in memory, float32 on the CPU.
@@ -29,9 +27,9 @@ class HostBasis:
     Attributes:
         count: K x G, the coefficients of a position.
         rows: K.
-        shared: Whether A is the same at every position and the coefficients are in B alone, as in
-            the delta space.
-        starts: Of each module, where the coefficients of its group begin in a position.
+        shared: Whether A is the same at every position and only B has coefficients, as in the delta
+            space.
+        starts: For each module, the index of its group's first coefficient in a position.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -48,10 +46,10 @@ class HostBasis:
     def write_adapter(
         self, position: Sequence[float] | np.ndarray, folder: Path, dtype: str
     ) -> None:
-        """Write the adapter at a position [G * K], summed in float32, in a new folder.
+        """Write the adapter at a position [G * K], summed in float32, to a new folder.
 
         Args:
-            dtype: Of the file's weights, such as "bfloat16".
+            dtype: Type of the file's weights, such as "bfloat16".
         """
         import torch
         from safetensors.torch import save_file
@@ -62,7 +60,7 @@ class HostBasis:
             for side, weight in zip("AB", mix_factors(factors, coefficients), strict=True):
                 key = f"base_model.model.{module}.lora_{side}.weight"
                 tensors[key] = weight.to(getattr(torch, dtype)).contiguous()
-        # The scaling is in B: alpha is the rank.
+        # B includes the scaling, so alpha equals the rank.
         config = {
             "peft_type": "LORA",
             "r": self._rank,
@@ -78,8 +76,7 @@ class HostBasis:
 def mix_factors(
     factors: "tuple[torch.Tensor, torch.Tensor, torch.Tensor]", coefficients: "torch.Tensor"
 ) -> "tuple[torch.Tensor, torch.Tensor]":
-    """A [r, in] and B [out, r] of one module, from what `swarm.pool.pool.Pool.expert_factors`
-    gives."""
+    """Return A [r, in] and B [out, r] of one module, from `swarm.pool.pool.Pool.expert_factors`."""
     import torch
 
     down, up, places = factors
@@ -90,22 +87,22 @@ def mix_factors(
 
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Storage in memory, where Linux has it."""
+"""Memory-backed storage on Linux."""
 
 FOLDER_PREFIX = "model-swarms-"
-"""How the names of the folders there begin; the number of their process comes next."""
+"""Prefix of the names of folders there; followed by the process id."""
 
 STALE_AFTER_S = 600.0
-"""A folder of a process that is gone is removed after so many seconds."""
+"""Seconds after which a folder of a finished process is removed."""
 
 
 class AdapterSync:
-    """Brings positions into vLLM; those that come again right away are there already.
+    """Loads positions into vLLM; repeated positions are not loaded again.
 
     Args:
-        llm: The engine, of vLLM's `LLM`.
+        llm: The engine, vLLM's `LLM`.
         basis: The experts.
-        most: Positions at once.
+        most: Maximum number of positions at once.
     """
 
     def __init__(self, llm: Any, basis: HostBasis, most: int) -> None:
@@ -116,13 +113,13 @@ class AdapterSync:
         remove_stale_folders()
 
     def update_positions(self, positions: np.ndarray) -> list[Any]:
-        """Bring in positions [P, G * K] in the place of those before.
+        """Replace the loaded positions by positions [P, G * K].
 
         Returns:
             vLLM's name of each, a `LoRARequest`.
 
         Raises:
-            UserError: vLLM does not take them, or does not hold what was written.
+            UserError: vLLM refuses them, or does not contain what was written.
         """
         if self._held is None or not np.array_equal(positions, self._held):
             self._held = None
@@ -131,11 +128,11 @@ class AdapterSync:
         return self.requests
 
     def sync_positions(self, positions: np.ndarray) -> None:
-        """Bring in other positions, whose names are `requests` then."""
+        """Load other positions, and set their names in `requests`."""
         raise NotImplementedError
 
     def verify_loaded(self) -> None:
-        """Make sure that vLLM still holds what it was given.
+        """Check that vLLM still holds the loaded adapters.
 
         Raises:
             UserError: It does not.
@@ -143,10 +140,10 @@ class AdapterSync:
         raise NotImplementedError
 
     def load_adapter(self, position: np.ndarray, number: int) -> Any:
-        """Have vLLM load the adapter at a position [G * K] under a number; gives its name.
+        """Load the adapter at a position [G * K] into vLLM under a number, and return its name.
 
         Raises:
-            UserError: vLLM does not take the adapter, or not all of it.
+            UserError: vLLM refuses the adapter, or part of it.
         """
         from vllm.lora.request import LoRARequest
 
@@ -160,7 +157,7 @@ class AdapterSync:
 
 
 def check_ignored(modules: list[str]) -> None:
-    """Refuse an adapter of which vLLM leaves something out, which it does without a word.
+    """Refuse an adapter of which vLLM leaves something out, which it does silently.
 
     Raises:
         UserError: There are such modules.
@@ -173,7 +170,7 @@ def check_ignored(modules: list[str]) -> None:
 
 
 def check_sound(problem: str) -> None:
-    """Refuse to go on with other weights than those that were asked for.
+    """Refuse to continue with other weights than those requested.
 
     Raises:
         UserError: There is a problem.
@@ -184,7 +181,7 @@ def check_sound(problem: str) -> None:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder for a moment: in memory, or with other temporary files where that has no room."""
+    """Create a temporary folder: in memory, or on disk if less than 1 GiB of memory is free."""
     try:
         memory = shutil.disk_usage(SHARED_MEMORY).free > 2**30
     except OSError:
@@ -196,24 +193,22 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def remove_stale_folders() -> None:
-    """Remove what processes that were killed have left in memory."""
+    """Remove folders that killed processes have left in memory."""
     for folder in SHARED_MEMORY.glob(f"{FOLDER_PREFIX}*"):
         number = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
         if not number.isdigit() or Path("/proc", number).exists():
             continue
-        # Another container may share the memory and not the numbers of processes.
+        # Another container may share the memory but not the process ids, so a missing process alone
+        # is no proof.
         if time.time() - folder.stat().st_mtime > STALE_AFTER_S:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-# Positions as adapters in folders, vLLM's own way in.
 
 
 class FolderSync(AdapterSync):
     """Writes each position as an adapter, has vLLM load it, and removes the folder at once.
 
-    No name or number comes twice in the life of an engine: vLLM's prefix cache goes by the name,
-    its loaded adapters go by the number.
+    No name or number is reused in the life of an engine: vLLM's prefix cache is keyed by the name,
+    its loaded adapters by the number.
     """
 
     def __init__(self, llm: Any, basis: HostBasis, most: int) -> None:
@@ -221,30 +216,28 @@ class FolderSync(AdapterSync):
         self._numbers = itertools.count(1)
 
     def sync_positions(self, positions: np.ndarray) -> None:
-        """See `Way.bring`."""
+        """See `AdapterSync.sync_positions`."""
         while self.requests:
             self.llm.llm_engine.remove_lora(self.requests.pop().lora_int_id)
         for position in positions:
             self.requests.append(self.load_adapter(position, next(self._numbers)))
 
     def verify_loaded(self) -> None:
-        """See `Way.verify`."""
+        """See `AdapterSync.verify_loaded`."""
         gone = {one.lora_int_id for one in self.requests} - self.llm.llm_engine.list_loras()
         check_sound(f"vLLM has dropped {len(gone)} adapters of a job under way" if gone else "")
 
 
-# Positions as coefficients, which vLLM's workers write into the places of adapters.
-
-
 class SlotSync(AdapterSync):
-    """Keeps as many adapters as positions in their places, for good, and has them written over.
+    """Allocates a permanent slot per position, and has vLLM's workers overwrite the slots.
 
-    vLLM's prefix cache goes by an adapter's name and path, and each writing gives new ones, so
-    cached prompts of other weights stay apart; the number finds the place. Nothing may be evicted
-    or put to sleep, since vLLM's own copy of an adapter stays what it was at first.
+    Only coefficients are sent. vLLM's prefix cache is keyed by an adapter's name and path, and each
+    write sets new ones, so that cached prompts of other weights are not reused; the number
+    identifies the slot. Nothing may be evicted or put to sleep, since vLLM's own copy of an adapter
+    is never updated.
 
     Raises:
-        UserError: vLLM does not take the experts, or has layers that cannot be written like this.
+        UserError: vLLM refuses the experts, or has layers that cannot be written like this.
     """
 
     def __init__(self, llm: Any, basis: HostBasis, most: int) -> None:
@@ -265,7 +258,7 @@ class SlotSync(AdapterSync):
             llm.llm_engine.pin_lora(number)
 
     def sync_positions(self, positions: np.ndarray) -> None:
-        """See `Way.bring`."""
+        """See `AdapterSync.sync_positions`."""
         from vllm.lora.request import LoRARequest
 
         numbers = self._numbers[: len(positions)]
@@ -278,6 +271,6 @@ class SlotSync(AdapterSync):
         ]
 
     def verify_loaded(self) -> None:
-        """See `Way.verify`."""
+        """See `AdapterSync.verify_loaded`."""
         for problem in self.llm.collective_rpc("swarm_changed"):
             check_sound(problem)

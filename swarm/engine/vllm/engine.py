@@ -1,4 +1,4 @@
-"""The engine on vLLM: its batches and its paged cache, one adapter a position."""
+"""The engine on vLLM: its batches and its paged cache, one adapter per position."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,27 +30,28 @@ if TYPE_CHECKING:
 SYNC_CLASSES: dict[str, type[AdapterSync]] = {"folders": FolderSync, "slots": SlotSync}
 
 MAX_LORAS = 8
-"""Adapters in one batch, where `engine.max_loras` does not say."""
+"""Adapters per batch if `engine.max_loras` is not set."""
 
 
 class VLLMEngine:
     """Answers with vLLM, in this process (with tensor parallelism: in its processes as well).
 
-    Sampled texts are drawn by vLLM's generators, so they are not those of `engine=hf`.
+    Sampled texts are drawn by vLLM's generators, so they differ from those of `engine=hf`.
 
     Args:
-        way: How a position comes into vLLM. "folders": as an adapter in memory-backed storage,
+        way: How a position is loaded into vLLM. "folders": as an adapter in memory-backed storage,
             under a name and id that were never used before. "slots": its coefficients, from which
-            vLLM's own workers, who hold the experts, write the adapter into its place.
-        max_loras: The most positions in one batch; more are answered after each other.
-        tensor_parallel_size: GPUs that share one model; so many of `gpus` make one worker.
+            vLLM's own workers, who hold the experts, write the adapter into its slot.
+        max_loras: Maximum number of positions in one batch; more are answered after each other.
+        tensor_parallel_size: GPUs that share one model; this many of `gpus` form one worker.
         gpu_memory_utilization: The share of a GPU's memory that vLLM takes, 0 to 1.
-        max_model_len: The most tokens of a prompt and its answer; `None` is the model's context.
+        max_model_len: Maximum number of tokens of a prompt and its answer; `None` is the model's
+            context.
         options: More arguments of vLLM's `EngineArgs`, by name.
 
     Attributes:
         devices: See `swarm.engine.base.MultiGpuEngine`.
-        plan, why: What a dry run reckons with.
+        plan, why: The plan assumed by a dry run, and the reason.
 
     Raises:
         UserError: A value is not allowed.
@@ -96,7 +97,7 @@ class VLLMEngine:
         self._asker: VLLMScheduler | None = None
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
-        """See `swarm.engine.base.Engine`; what vLLM itself finds wrong shows when it starts."""
+        """See `swarm.engine.base.Engine`; vLLM's own checks run only when it starts."""
         mixed = require_adapter_pool(pool)
         plain = HFEngine()
         tokenizer = plain.check(base, mixed)
@@ -132,7 +133,7 @@ class VLLMEngine:
             with wrap_start_errors():
                 basis = HostBasis(mixed)
                 self._way = SYNC_CLASSES[self.way](self._llm, basis, self.max_loras)
-                # What a device does not compute shows with the first token.
+                # Unsupported operations of a device fail only with the first token.
                 self.generate(np.zeros((1, basis.count)), [[Request("", 1)]])
         except BaseException:
             self.close()
@@ -156,19 +157,19 @@ class VLLMEngine:
         return answers
 
     def close(self) -> None:
-        """End vLLM and give its memory back; it may be opened again."""
+        """Shut vLLM down and release its memory; it may be opened again."""
         if self._llm is not None:
             stop_vllm(self._llm)
         self._llm = self._way = self._asker = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travels to a worker as its settings."""
+        """Pickle the engine as its settings."""
         own = {**self.settings, "options": self.options}
         return partial(VLLMEngine, self.way, self.max_loras, self.devices, **own), ()
 
 
 def require_adapter_pool(pool: ExpertPool) -> Pool:
-    """The pool, as the pool of adapters that it has to be.
+    """Return the pool as a pool of adapters.
 
     Raises:
         UserError: It is of another kind.

@@ -1,4 +1,4 @@
-"""What runs inside vLLM's workers; the only place that knows vLLM's inside (0.32 and 0.33)."""
+"""Code that runs inside vLLM's workers; the only module that uses its internals (0.32 and 0.33)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,12 +10,12 @@ class SlotTensor(NamedTuple):
     """One tensor of slots, and the experts' share of it.
 
     Attributes:
-        name: Of the layer, in vLLM's words.
+        name: Name of the layer in vLLM.
         slots: [slots, 1, ...], vLLM's own.
         basis: [K, 1, ...], float32, cut and packed as the slots are; [1, 1, ...] if fixed.
-        start: Where the coefficients of its group begin in a position.
-        fixed: Whether all positions have the same, which is in the slots already.
-        sums, sizes: [K], each row's checksum, and that of its values without their signs.
+        start: Index of its group's first coefficient in a position.
+        fixed: Whether it is the same for all positions, and already in the slots.
+        sums, sizes: [K], each row's checksum, and that of its absolute values.
     """
 
     name: str
@@ -28,31 +28,31 @@ class SlotTensor(NamedTuple):
 
 
 class WorkerExtension:
-    """Methods that vLLM's worker gets (`worker_extension_cls`), called by `collective_rpc`."""
+    """Methods added to vLLM's worker (`worker_extension_cls`), called by `collective_rpc`."""
 
     model_runner: Any
 
     def swarm_ignored(self, number: int) -> list[str]:
-        """The modules of a loaded adapter that belong to no layer of the model."""
+        """Return the modules of a loaded adapter that belong to no layer of the model."""
         manager = self.model_runner.lora_manager._adapter_manager
         return unmatched_modules(manager, manager.get_adapter(number))
 
     def swarm_take(self, folder: str) -> None:
-        """Read one more expert, as vLLM itself would pack it for a slot."""
+        """Read one more expert, packed by vLLM as for a slot."""
         self._swarm_rows = [
             *getattr(self, "_swarm_rows", []),
             read_adapter(self.model_runner.lora_manager, folder),
         ]
 
     def swarm_hold(self, starts: Mapping[str, int], shared: bool) -> tuple[str, list[str]]:
-        """Keep the experts that were read as the slots have them.
+        """Store the experts that were read in the layout of the slots.
 
         Args:
             starts: See `swarm.engine.vllm.adapter_sync.HostBasis`.
             shared: Likewise.
 
         Returns:
-            Why that cannot be, empty if it can, and the modules that vLLM would leave out.
+            Why this is impossible, empty if it is not, and the modules that vLLM would leave out.
         """
         manager = self.model_runner.lora_manager._adapter_manager
         rows, self._swarm_rows = self._swarm_rows, []
@@ -79,7 +79,7 @@ class WorkerExtension:
         """Write the combinations of positions [P, G * K] into the slots of these adapters.
 
         Returns:
-            What is wrong with them afterwards, by their checksums; empty if nothing.
+            The error found by their checksums afterwards; empty if there is none.
         """
         self._swarm_noted = {}
         places, gone = self._swarm_places(numbers)
@@ -98,7 +98,7 @@ class WorkerExtension:
                 mine.abs() @ part.sizes * relative_tolerance(part) + absolute_tolerance(part)
             )
         found = self._swarm_sums(places)
-        # So that what is not a number is wrong too.
+        # Negated comparison, so that NaN counts as an error too.
         right = (found - torch.stack(expected)).abs() <= torch.stack(error)
         if not bool(right.all()):
             part = self._swarm_parts[int((~right).any(1).nonzero()[0])]
@@ -107,7 +107,7 @@ class WorkerExtension:
         return ""
 
     def swarm_changed(self) -> str:
-        """What is no longer as it was written; empty if nothing."""
+        """Return which slot has changed since it was written; empty if none."""
         places, gone = self._swarm_places(list(self._swarm_noted))
         if gone or not self._swarm_noted:
             return gone
@@ -117,7 +117,7 @@ class WorkerExtension:
         return ""
 
     def _swarm_places(self, numbers: Sequence[int]) -> tuple[torch.Tensor, str]:
-        """The slots [P] that these adapters are in, and what is wrong with that."""
+        """Return the slots [P] of these adapters, and an error if one is missing."""
         manager = self.model_runner.lora_manager._adapter_manager
         held = manager.lora_index_to_id
         found = [held.index(number) for number in numbers if number in held]
@@ -125,20 +125,21 @@ class WorkerExtension:
         return torch.tensor(found, dtype=torch.long, device=manager.device), gone
 
     def _swarm_sums(self, places: torch.Tensor) -> torch.Tensor:
-        """The checksums of all parts of some slots, [parts, P]."""
+        """Return the checksums of all tensors of some slots, [parts, P]."""
         return torch.stack([row_checksums(part.slots[places]) for part in self._swarm_parts])
 
 
 def unmatched_modules(manager: Any, adapter: Any) -> list[str]:
-    """The modules of an adapter that vLLM has packed but will not find a layer for."""
+    """Return the modules of an adapter that vLLM has packed but will not find a layer for."""
     return sorted(name for name in adapter.loras if name not in manager.modules)
 
 
 def read_adapter(worker: Any, folder: str) -> Any:
-    """An adapter in float32 as vLLM packs it; registered nowhere."""
+    """Return an adapter in float32 as vLLM packs it, without registering it."""
     from vllm.lora.request import LoRARequest
 
     manager, config = worker._adapter_manager, worker.lora_config
+    # vLLM casts to lora_dtype on loading, but positions are mixed in float32.
     kept, config.lora_dtype = config.lora_dtype, torch.float32
     try:
         adapter = worker._load_adapter(LoRARequest("row", 1, folder))
@@ -151,11 +152,11 @@ def read_adapter(worker: Any, folder: str) -> Any:
 def slot_tensors(
     name: str, layer: Any, weights: Sequence[Any], where: Sequence[int], shared: bool
 ) -> list[SlotTensor]:
-    """The tensors of one layer; vLLM's own `set_lora` cuts and places the experts' weights.
+    """Return the tensors of one layer; vLLM's own `set_lora` shards and places the weights.
 
     Args:
-        weights: Of each expert, vLLM's packed weights, or `None`.
-        where: Of each slice of the layer, the start of its group; -1 of one that no expert has.
+        weights: For each expert, vLLM's packed weights, or `None`.
+        where: For each slice of the layer, the start of its group; -1 if no expert has the slice.
     """
     stacks = {side: getattr(layer, f"lora_{side}_stacked") for side in "ab"}
     single = not isinstance(stacks["a"], tuple)
@@ -189,19 +190,19 @@ def slot_tensors(
 
 
 def row_checksums(rows: torch.Tensor) -> torch.Tensor:
-    """A number for each row [P] that changes with a value and, unlike a sum, with its place."""
+    """Return a number per row [P] that changes with a value and, unlike a sum, with its index."""
     flat = rows.float().flatten(1)
     ramp = torch.linspace(1, 2, flat.shape[1], device=flat.device)
     return (flat * ramp).sum(1, dtype=torch.float64)
 
 
 def relative_tolerance(part: SlotTensor) -> float:
-    """By what share a slot's values may differ: rounded to its type once, in float32 before."""
+    """Return the relative error of a slot's values: rounded to its type once, in float32 before."""
     return torch.finfo(part.slots.dtype).eps + 8 * torch.finfo(torch.float32).eps
 
 
 def absolute_tolerance(part: SlotTensor) -> float:
-    """By how much a slot's checksum may differ for what its type has no numbers for."""
+    """Return the absolute error of a slot's checksum from values that underflow its type."""
     values = part.slots[0].numel()
     kind = torch.finfo(part.slots.dtype)
     return 2.0 * values * kind.smallest_normal * kind.eps

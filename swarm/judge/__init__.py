@@ -1,1 +1,1 @@
-"""Judging: models answer sets of questions, and another model says what the answers are worth."""
+"""Benchmarks with judges: models answer sets of questions, and a judge model rates the answers."""

@@ -1,4 +1,4 @@
-"""Have answers judged, and see who wins: python -m swarm.judge mt_bench show --out outputs."""
+"""Judge answers and compare models: python -m swarm.judge mt_bench show --out outputs."""
 
 import sys
 

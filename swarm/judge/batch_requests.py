@@ -1,4 +1,4 @@
-"""Many requests put to one model; a kill or a failure costs only what is not answered yet."""
+"""Batches of requests to one model, with a journal that makes them resumable."""
 
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -20,20 +20,20 @@ from swarm.models.base import (
 )
 
 BATCH_SIZE = 32
-"""Requests at once; what they come to is kept before the next are asked."""
+"""Requests per batch; each batch is stored before the next is sent."""
 
 MAX_FAILURES_SHOWN = 5
-"""Failures that are told one by one."""
+"""Maximum number of failures to print."""
 
 
 @dataclass(slots=True)
 class BatchResult:
-    """What requests came to.
+    """Results of requests.
 
     Attributes:
-        answers: By key, in the order of the requests.
-        failures: By key, why there is no answer.
-        kept: How many of the answers were in the journal already.
+        answers: Answers by key, in request order.
+        failures: Reasons for missing answers, by key.
+        kept: Number of answers that were already in the journal.
     """
 
     answers: dict[str, Completion] = field(default_factory=dict)
@@ -42,11 +42,11 @@ class BatchResult:
 
     @property
     def exit_code(self) -> int:
-        """The exit code: 0 if there is an answer to everything."""
+        """Exit code: 0 if all requests were answered."""
         return 1 if self.failures else 0
 
     def format_report(self, what: str = "answers") -> list[str]:
-        """Lines that say how many there are, and which failed and why."""
+        """Return lines with the number of answers and the failures."""
         total = len(self.answers) + len(self.failures)
         kept = f", {self.kept} of them from earlier" if self.kept else ""
         lines = [f"{len(self.answers)} of {total} {what}{kept}"]
@@ -66,21 +66,21 @@ def send_requests(
     output: Path,
     batch: int = BATCH_SIZE,
 ) -> BatchResult:
-    """Answer every request that the journal does not answer yet, and keep each answer there.
+    """Answer every request that is not in the journal, and store the answers there.
 
-    An answer counts as kept if its key, the model (its name and its `identity`) and the request are
-    the same: whoever changes a prompt, a temperature or a preset is asking something else. A
-    failure is never kept. Where all of a batch fail for the same reason, nothing more is asked.
+    A stored answer is reused if its key, the model (name and `model_identity`) and the request are
+    equal: a different prompt, temperature or preset is a different request. Failures are not
+    stored. If all requests of a batch fail for the same reason, the remaining ones are not sent.
 
     Args:
-        model: Who is asked.
+        model: The model.
         who: Its name.
-        requests: By a key that is unique in the journal, such as a question's id.
-        output: What the answers will be in; beside it is the journal of those that there are.
-        batch: How many requests are put at once.
+        requests: Requests by a key that is unique in the journal, such as a question's id.
+        output: Output file of the answers; the journal is beside it.
+        batch: Number of requests per batch.
 
     Raises:
-        UserError: The journal cannot be read or written; nothing is asked then.
+        UserError: The journal cannot be read or written; nothing is sent then.
     """
     from swarm.registry.name_resolution import model_identity
 
@@ -118,7 +118,7 @@ def send_requests(
 
 
 def sum_usage(completions: Iterable[Completion]) -> dict[str, Any]:
-    """What answers took: how many there are, their tokens, and the cost in the prices' currency."""
+    """Return the number of answers, their tokens, and the cost in the currency of the prices."""
     all_ = list(completions)
     return {
         "answers": len(all_),
@@ -130,7 +130,7 @@ def sum_usage(completions: Iterable[Completion]) -> dict[str, Any]:
 
 
 def format_usage(what: str, taken: Mapping[str, Any]) -> str:
-    """`spent` as a line for people."""
+    """Format the result of `sum_usage` in one line."""
     older = 0 if taken["cost"] else taken["answers"]
     unpriced = taken.get("unpriced", older)
     rest = f" and {unpriced} answers, no price known" if unpriced else ""
@@ -143,7 +143,7 @@ def format_usage(what: str, taken: Mapping[str, Any]) -> str:
 
 
 def report_result(replies: BatchResult, what: str, who: str, output: Path) -> int:
-    """Print how many replies there are, what they took and where they lie; give the exit code."""
+    """Print the number of replies, their usage and the output path; return the exit code."""
     lines = [*replies.format_report(what), format_usage(who, sum_usage(replies.answers.values()))]
     print("\n".join([*lines, *([f"wrote {output}"] if output.exists() else [])]))
     return replies.exit_code
@@ -152,11 +152,11 @@ def report_result(replies: BatchResult, what: str, who: str, output: Path) -> in
 def describe_missing_answers(
     questions: Collection[Any], answers: Mapping[str, Mapping[Any, Any]]
 ) -> list[str]:
-    """A line for each model that did not answer all of the questions.
+    """Return a line per model with unanswered questions.
 
     Args:
-        questions: Their ids.
-        answers: By model and question's id.
+        questions: Ids of the questions.
+        answers: Answers by model and question id.
     """
     lines = []
     for model, mine in answers.items():

@@ -1,4 +1,4 @@
-"""Options that the formats' actions share: which models there are, and how they are asked."""
+"""Command line `python -m swarm.judge FORMAT ACTION`, and options shared by all formats."""
 
 import argparse
 import os
@@ -17,18 +17,17 @@ from swarm.models.providers import Providers, parse_counted_names
 if TYPE_CHECKING:
     from swarm.registry.registry import Roster
 
-# The command `python -m swarm.judge FORMAT ACTION`: each format has a module with its actions.
 
 FORMATS = {
     "alpaca_eval": "in pairs against reference answers, with win rates (AlpacaEval 2)",
     "mt_bench": "questions of two turns, rated or compared (MT-Bench)",
     "flask": "by a rubric for each skill (FLASK)",
 }
-"""The modules of this package that are formats; each has `subcommands(parser)`."""
+"""Subpackages for the formats; each has `add_subcommands(parser)`."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line: a sub-command a format, and below it one an action."""
+    """Build the parser: a subcommand per format, and below it one per action."""
     made = CommandParser(
         prog="python -m swarm.judge",
         description="Have models answer questions, and another model judge the answers.",
@@ -43,13 +42,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def normalize_option(word: str) -> str:
-    """An option by its one spelling: `--max-tokens` is as good as `--max_tokens`."""
+    """Normalize an option: `--max-tokens` is the same as `--max_tokens`."""
     name, equals, value = word.partition("=")
     return name[:2] + name[2:].replace("-", "_") + equals + value if word[:2] == "--" else word
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run an action and give its exit code; a user's mistake is one line."""
+    """Run an action and return its exit code; print a user's error in one line."""
     words = sys.argv[1:] if arguments is None else arguments
     given = build_parser().parse_args([normalize_option(word) for word in words])
     try:
@@ -61,14 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped; the same command goes on", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read the table has enough; the interpreter must not try to write the rest.
+        # The reader of the pipe has closed it; keep the interpreter from flushing to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
 def parse_positive_int(text: str) -> int:
-    """A number from 1, for argparse."""
+    """Parse an integer of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise ValueError(text)
@@ -76,7 +75,7 @@ def parse_positive_int(text: str) -> int:
 
 
 def parse_temperature(text: str) -> float:
-    """A number from 0, for argparse."""
+    """Parse a number of at least 0, for argparse."""
     value = float(text)
     if not 0 <= value < float("inf"):
         raise ValueError(text)
@@ -84,7 +83,7 @@ def parse_temperature(text: str) -> float:
 
 
 def parse_index(text: str) -> int:
-    """A whole number from 0, for argparse."""
+    """Parse an integer of at least 0, for argparse."""
     value = int(text)
     if value < 0:
         raise ValueError(text)
@@ -92,7 +91,7 @@ def parse_index(text: str) -> int:
 
 
 def parse_output_file(text: str) -> Path:
-    """The path of a file to be written, for argparse."""
+    """Parse the path of an output file, for argparse."""
     path = Path(text)
     if not path.name or path.is_dir():
         raise ValueError(text)
@@ -100,14 +99,14 @@ def parse_output_file(text: str) -> Path:
 
 
 def parse_folder(text: str) -> Path:
-    """The path of a folder, there or not, for argparse."""
+    """Parse the path of a folder, which may not exist yet, for argparse."""
     path = Path(text)
     if path.exists() and not path.is_dir():
         raise ValueError(text)
     return path
 
 
-# What argparse calls the value that is wanted.
+# argparse shows these names in its error messages.
 parse_positive_int.__name__ = "whole number from 1"
 parse_temperature.__name__ = "number from 0"
 parse_index.__name__ = "whole number from 0"
@@ -116,7 +115,7 @@ parse_folder.__name__ = "folder"
 
 
 def add_generation_options(parser: argparse.ArgumentParser, max_tokens: int, usual: float) -> None:
-    """How a model answers: `temperature`, `max_tokens`, `system`, `seed`."""
+    """Add options of answers: `temperature`, `max_tokens`, `system`, `seed`."""
     add = parser.add_argument
     add("--temperature", type=parse_temperature, default=usual, help="of sampling (%(default)s)")
     add(
@@ -131,7 +130,7 @@ def add_generation_options(parser: argparse.ArgumentParser, max_tokens: int, usu
 
 
 def add_batch_options(parser: argparse.ArgumentParser) -> None:
-    """How many questions there are, and how many are put at once: `limit`, `batch`."""
+    """Add options of batches: `limit`, `batch`."""
     add = parser.add_argument
     add("--limit", type=parse_positive_int, metavar="N", help="only the first N questions")
     add(
@@ -144,7 +143,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Where models come from: `providers`, `base`, `pool`, `device`, `no_cache`."""
+    """Add options of the registry: `providers`, `base`, `pool`, `device`, `no_cache`."""
     add = parser.add_argument
     add("--providers", metavar="FILE", help="endpoints of your own")
     add(
@@ -167,7 +166,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_mixture_options(parser: argparse.ArgumentParser) -> None:
-    """Proposers before the model that answers: `reference_models`, `rounds`."""
+    """Add options of a mixture of agents: `reference_models`, `rounds`."""
     add = parser.add_argument
     add(
         "--reference_models",
@@ -180,10 +179,10 @@ def add_mixture_options(parser: argparse.ArgumentParser) -> None:
 
 
 def load_answering_model(given: argparse.Namespace) -> Model:
-    """The model that answers: --model, or the mixture of --reference_models that it aggregates.
+    """Return the answering model: --model, or a mixture of --reference_models aggregated by it.
 
     Raises:
-        UserError: There is no such model, it cannot be asked, or an option has no effect.
+        UserError: The model does not exist or is not usable, or an option has no effect.
     """
     proposers = parse_counted_names(given.reference_models or [])
     if not proposers and given.rounds is not None:
@@ -204,10 +203,10 @@ def load_answering_model(given: argparse.Namespace) -> Model:
 
 
 def load_model(given: argparse.Namespace, name: str) -> Model:
-    """The model of a name, checked; a local one is loaded when it is first asked.
+    """Return the model of a name after checking it; local models are loaded on first use.
 
     Raises:
-        UserError: There is no such model, or it cannot be asked.
+        UserError: The model does not exist or is not usable.
     """
     roster = _load_roster(given)
     model = roster.model(name)

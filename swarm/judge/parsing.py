@@ -1,4 +1,10 @@
-"""Which of two answers is better, by a judge that sees each pair in both orders."""
+"""Parsing of judges' replies (scores by skill, grades, picks), and pairwise comparison.
+
+Only the reply is parsed, never the judged text. Contradictory verdicts count as none: the requested
+form, in double brackets, takes precedence; if several bracketed verdicts differ (a judge may repeat
+an instruction of the answer), a line that contains nothing but a verdict decides. Pairs are judged
+in both orders to cancel position bias.
+"""
 
 import math
 import re
@@ -10,20 +16,18 @@ from typing import NamedTuple, TypeVar
 from swarm.models.base import Completion, Message, Request
 from swarm.scorers.llm_judge import make_fence, parse_rating
 
-# Reads scores by skill in a judge's reply: a dictionary at its end, or lines like "Skill: 4".
-
 NOT_APPLICABLE = "N/A"
 
 LOWEST_SCORE, HIGHEST_SCORE = 1.0, 5.0
 
 MAX_REPLY_CHARS = 20_000
-"""Characters at a reply's end that are looked at."""
+"""Number of characters at the end of a reply to parse."""
 
 MAX_BLOCKS = 50
-"""Parts in braces that are looked at."""
+"""Maximum number of brace-delimited parts to parse."""
 
 SkillScores = dict[str, float | str | None]
-"""By skill: its score, `NOT_APPLICABLE`, or `None` where none can be read."""
+"""Score by skill, `NOT_APPLICABLE`, or `None` if unparsed."""
 
 SCORE_PATTERN = (
     r"[\s*_\"'`]{0,6}(?:score\b[\s*_\"'`]{0,6})?[:=][\s*_\"'`]{0,6}"
@@ -35,12 +39,12 @@ SCORE_PATTERN = (
 
 
 def parse_skill_scores(reply: str, skills: Sequence[str]) -> SkillScores:
-    """The score of each of these skills, from 1 to 5.
+    """Parse the score of each of these skills, from 1 to 5.
 
-    The last part in braces that names one of the skills decides, be it JSON, Python or less than
-    that; where there is none, all that is written as "Skill: 4". Case, underscores and quotes do
-    not matter, and one word of a skill's name is enough where no other skill has it. A skill that
-    is given two different scores, or one off the scale, has none.
+    The last brace-delimited part that names a skill decides, whether JSON, Python or malformed;
+    without one, text of the form "Skill: 4". Case, underscores and quotes are ignored, and a single
+    word of a skill's name suffices if no other skill contains it. A skill with two different
+    scores, or one out of range, has none.
     """
     text = unicodedata.normalize("NFKC", reply[-MAX_REPLY_CHARS:]).casefold()
     forms = {skill: _skill_pattern(skill, skills) for skill in skills}
@@ -52,7 +56,7 @@ def parse_skill_scores(reply: str, skills: Sequence[str]) -> SkillScores:
 
 
 def _skill_pattern(skill: str, skills: Sequence[str]) -> re.Pattern[str]:
-    """A skill's name, whole or one word that is its alone, with a score behind it."""
+    """Return a pattern of a skill's name, or of a word unique to it, followed by a score."""
     words = _split_words(skill)
     others = {word for other in skills if other != skill for word in _split_words(other)}
     whole = r"[\s_\-]{0,3}".join(map(re.escape, words))
@@ -65,7 +69,7 @@ def _split_words(skill: str) -> list[str]:
 
 
 def _iter_blocks(text: str) -> Iterator[str]:
-    """The parts in braces, the last to open first; one that never closes goes to the end."""
+    """Yield the brace-delimited parts, last first; an unclosed one extends to the end."""
     opened, closed = [], {}
     for match in re.finditer("[{}]", text):
         if match[0] == "{":
@@ -89,25 +93,18 @@ def _parse_score(match: re.Match[str]) -> float | str | None:
     return value if fits else None
 
 
-# Reads the verdict in a judge's reply: a grade from 1 to 10, or which of two answers is better.
-#
-# Only the reply is read, never what was judged. A reply that gives several verdicts has none: the
-# form that is wanted, in double brackets, goes before others; where several stand in brackets and
-# differ (a judge may repeat what an answer told it to say), a line that is nothing but a verdict
-# decides.
-
 T = TypeVar("T")
 
 
 DOUBLE_BRACKETS = re.compile(r"\[\[([^\[\]\n]{1,40})\]\]")
 SINGLE_BRACKETS = re.compile(r"(?<!\[)\[([^\[\]\n]{1,40})\](?![\](])")
 CUT_OFF = re.compile(r"\[[^\[\]]{0,20}\Z")
-"""The end of a reply that had no room for its grade: "[[1" may have been a 10."""
+"""Truncated end of a reply: "[[1" may have been a 10."""
 
 LABEL_PATTERN = re.compile(
     r"[\W_]*(?:(?:my|the|final|overall|rating|score|grade|verdict|answer|is)\b[\W_]*)*(?:/\s*10)?[\W_]*"
 )
-"""What a line that is nothing but a verdict may hold beside it."""
+"""Text allowed beside the verdict on a line that contains nothing else."""
 
 GRADE_PATTERN = re.compile(
     r"[^\w\-]*(?:(?:rating|score|grade)[^\w\-]{1,3})?"
@@ -125,12 +122,12 @@ WHOLE_PICK_PATTERN = re.compile(r"\W*(?:(?:assistant|answer|model)\s)?(?P<pick>[
 
 
 def parse_grade(reply: str) -> float | None:
-    """The grade, 1 to 10, halves and tenths too, or `None` where there is none or more than one.
+    """Parse a grade from 1 to 10, possibly fractional; `None` if missing or contradictory.
 
-    "[[7]]", "[[7.5]]", "[[7/10]]" and "[[rating: 7]]" are grades; so is, where nothing stands in
-    double brackets, what `swarm.scorers.llm_judge` reads as a clear one: "Rating: 7/10", "[7]", "7
-    out of 10". "The answer is 7" is none: a judge may only have answered the question itself.
-    "[[0]]" and "[[85]]" are on a scale that was not asked for.
+    Accepts "[[7]]", "[[7.5]]", "[[7/10]]" and "[[rating: 7]]"; without double brackets also what
+    `swarm.scorers.llm_judge` accepts as clear: "Rating: 7/10", "[7]", "7 out of 10". Rejects "The
+    answer is 7", which may be the judge's answer to the question, and values on another scale,
+    "[[0]]" and "[[85]]".
     """
     text = _reply_end(reply)
     marks = _find_marks(text, DOUBLE_BRACKETS, _parse_grade_mark)
@@ -140,10 +137,10 @@ def parse_grade(reply: str) -> float | None:
 
 
 def parse_pick(reply: str) -> str | None:
-    """Which answer is better, "A" or "B", "tie", or `None` where that is not said or said twice.
+    """Parse the better answer: "A", "B" or "tie"; `None` if missing or contradictory.
 
-    "[[A]]", "[[B]]" and "[[C]]" (neither) are verdicts; "[[tie]]" and "[[Answer A]]" too, the same
-    in single brackets, "Verdict: A", and a reply that is nothing but the letter.
+    Accepts "[[A]]", "[[B]]" and "[[C]]" (neither), "[[tie]]" and "[[Answer A]]", the same in single
+    brackets, "Verdict: A", and a reply that consists of the letter.
     """
     text = _reply_end(reply).casefold()
     for form in (DOUBLE_BRACKETS, SINGLE_BRACKETS):
@@ -160,7 +157,7 @@ def _reply_end(reply: str) -> str:
 
 
 def _find_marks(text: str, form: re.Pattern[str], read: Callable[[str], T | None]) -> set[T]:
-    """The verdicts in brackets; what else stands in brackets is none."""
+    """Return the verdicts in brackets, ignoring other bracketed text."""
     found = (read(match[1]) for match in form.finditer(text))
     return {verdict for verdict in found if verdict is not None}
 
@@ -177,7 +174,7 @@ def _decide_mark(
 
 
 def _parse_grade_mark(mark: str) -> float | None:
-    """What stands in brackets as a grade; 0 is a number that is none."""
+    """Parse bracketed text as a grade; 0.0 for a number out of range."""
     if not (match := GRADE_PATTERN.fullmatch(mark.casefold())):
         return None
     value = float(match["value"].replace(",", "."))
@@ -194,17 +191,18 @@ def _normalize_pick(word: str) -> str:
 
 
 READINGS = ("logprobs", "choices", "text")
-"""How a preference is read: from the likeliest first tokens of a reply, from the probabilities of
-two given replies (local models), or from a verdict at the end of a text."""
+"""Sources of a preference: the most likely first tokens of a reply, the probabilities of two given
+replies (local models), or a verdict at the end of a text.
+"""
 
 ORDERS = ("model first", "reference first")
 
 LETTERS = ("A", "B")
 LETTER_PREFIXES = ("", " ")
-"""What may stand before a letter within its token."""
+"""Possible text before the letter within its token."""
 
 TOP_LOGPROBS = 5
-"""How many tokens an endpoint is asked to tell; more are not allowed everywhere."""
+"""Number of top tokens requested from an endpoint; some do not allow more."""
 
 PAIR_PROMPT = """\
 Two assistants were given the same task. Decide whose answer serves the person better who set it. \
@@ -242,7 +240,7 @@ TEXT_FORM = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerPair:
-    """Two answers to one instruction; `key` is the pair's own."""
+    """Two answers to one instruction; `key` identifies the pair."""
 
     key: str
     instruction: str
@@ -251,13 +249,13 @@ class AnswerPair:
 
 
 class PairVerdict(NamedTuple):
-    """What a judge said of a pair in one order.
+    """A judge's verdict on a pair in one order.
 
     Attributes:
-        preference: For the model's answer, from 0 to 1; `None` where nothing could be read.
-        share: How probable the two letters were together, where probabilities were told: little
-            says that the judge does not do what it is asked. `None` without them.
-        reply: What the judge wrote; empty where it only scored choices.
+        preference: Preference for the model's answer, from 0 to 1; `None` if unparsed.
+        share: Total probability of the two letters, if probabilities were reported: a low value
+            means that the judge does not follow the instructions. `None` without them.
+        reply: The judge's text; empty if it only scored choices.
     """
 
     preference: float | None
@@ -266,12 +264,12 @@ class PairVerdict(NamedTuple):
 
 
 def build_requests(pair: AnswerPair, reading: str, max_tokens: int) -> dict[str, Request]:
-    """What the judge is asked about a pair, by `key(pair, order)`; nothing of two equal answers.
+    """Build the judge's requests for a pair, by `request_key(pair, order)`; none for equal answers.
 
     Args:
         pair: The two answers.
         reading: One of `READINGS`.
-        max_tokens: Of a reply that is read as a text.
+        max_tokens: Maximum number of tokens of a text reply.
     """
     if pair.output == pair.reference:
         return {}
@@ -285,12 +283,12 @@ def build_requests(pair: AnswerPair, reading: str, max_tokens: int) -> dict[str,
 
 
 def request_key(pair: AnswerPair, order: str) -> str:
-    """What a pair's reply in one of the `ORDERS` is kept under."""
+    """Return the journal key of a pair in one of the `ORDERS`."""
     return f"{pair.key}/{order}"
 
 
 def build_prompt(instruction: str, first: str, second: str, reading: str) -> str:
-    """What the judge reads; it does not learn who wrote what."""
+    """Build the judge's prompt, which does not reveal the authors."""
     form = TEXT_FORM if reading == "text" else LETTER_FORM
     line = make_fence(instruction, first, second)
     return PAIR_PROMPT.format(
@@ -309,7 +307,7 @@ def _build_request(text: str, reading: str, max_tokens: int) -> Request:
 
 
 def parse_verdict(completion: Completion, order: str) -> PairVerdict:
-    """What a reply says for the model's answer, as probabilities where it has some."""
+    """Parse a reply into a verdict on the model's answer, from probabilities if available."""
     a, b = _letter_probabilities(completion)
     share = a + b if a + b > 0 else None
     first = a / share if share else None
@@ -321,9 +319,9 @@ def parse_verdict(completion: Completion, order: str) -> PairVerdict:
 
 
 def _letter_probabilities(completion: Completion) -> tuple[float, float]:
-    """How probable "A" and "B" are, each in all ways to write it; 0 is what was not told.
+    """Return the probabilities of "A" and "B", summed over their forms; 0 if not reported.
 
-    A letter that is not among the likeliest tokens counts as 0, as in AlpacaEval.
+    A letter that is not among the top tokens counts as 0, as in AlpacaEval.
     """
     if completion.logprobs:
         letters = [letter for letter in LETTERS for _ in LETTER_PREFIXES]
@@ -337,10 +335,10 @@ def _letter_probabilities(completion: Completion) -> tuple[float, float]:
 
 
 def mean_preference(verdicts: Sequence[PairVerdict]) -> float | None:
-    """A pair's preference: the mean of both orders; `None` unless both could be read.
+    """Return a pair's mean preference over both orders; `None` unless both were parsed.
 
-    Of one order alone it would hold the judge's taste for a place. Two equal answers, about which
-    there are no verdicts, are a draw.
+    A single order would include the judge's position bias. Equal answers, which have no verdicts,
+    are a draw.
     """
     if not verdicts:
         return 0.5
@@ -349,6 +347,6 @@ def mean_preference(verdicts: Sequence[PairVerdict]) -> float | None:
 
 
 def orders_disagree(verdicts: Sequence[PairVerdict]) -> bool:
-    """Whether the two orders prefer different answers: the judge goes by the place."""
+    """Return whether the two orders prefer different answers, which indicates position bias."""
     sides = [one.preference - 0.5 for one in verdicts if one.preference is not None]
     return len(sides) == 2 and sides[0] * sides[1] < 0

@@ -1,1 +1,1 @@
-"""The mixture of agents at the command line: a chat, one question, or a part of a pipe."""
+"""Command line of the mixture of agents: a chat, a single question, or a part of a pipe."""

@@ -10,7 +10,7 @@ from swarm.moa.arguments import parse_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; a user's mistake is one line, and its code is given back."""
+    """Run the command line; print a user's error in one line and return its exit code."""
     try:
         given = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         from swarm.moa.cli import run
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read the answer has enough; the interpreter must not try to write the rest.
+        # The reader of the pipe has closed it; keep the interpreter from flushing to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

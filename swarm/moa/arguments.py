@@ -36,10 +36,10 @@ else to standard error.
 
 
 class MoAArgumentParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and what may have been meant."""
+    """Argument parser with one-line errors and suggestions."""
 
     def error(self, message: str) -> NoReturn:
-        """End with the message.
+        """Exit with the message.
 
         Raises:
             UserError: Always.
@@ -58,10 +58,10 @@ class MoAArgumentParser(argparse.ArgumentParser):
 
 
 def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
-    """What the command line says; `multi_turn` is `None` where it does not.
+    """Parse the command line; `multi_turn` is `None` if not given.
 
     Raises:
-        UserError: It is not understood, or it says two things at once.
+        UserError: It is invalid or contradictory.
     """
     given = build_parser().parse_args(_normalize_options(words))
     if given.layers is not None:
@@ -85,10 +85,10 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _check_list_alone(given: argparse.Namespace) -> None:
-    """See that nothing else is wanted with --list.
+    """Check that --list is used without conflicting options.
 
     Raises:
-        UserError: Something is.
+        UserError: Another option is given.
     """
     for name, value in vars(given).items():
         if value not in (None, False, "none") and name not in ("list", "providers", "pool"):
@@ -96,7 +96,7 @@ def _check_list_alone(given: argparse.Namespace) -> None:
 
 
 def _normalize_options(words: Sequence[str]) -> list[str]:
-    """Options by their one spelling: underscores, and a truth value joined to its name."""
+    """Normalize options: underscores in names, and truth values joined to their names."""
     found: list[str] = []
     words = list(words)
     while words:
@@ -117,14 +117,14 @@ TRUTH_VALUES = {"true": True, "false": False, "yes": True, "no": False, "1": Tru
 
 
 def parse_bool(word: str) -> bool:
-    """A truth value."""
+    """Parse a truth value."""
     if word.lower() not in TRUTH_VALUES:
         raise argparse.ArgumentTypeError(f"{word!r} is not true or false")
     return TRUTH_VALUES[word.lower()]
 
 
 def number_type(kind: type, lowest: float, above: bool = False) -> Callable[[str], float]:
-    """A number of this kind that is no lower, or higher."""
+    """Return a parser of numbers not below, or strictly above, `lowest`."""
 
     def parse_number(word: str) -> float:
         try:
@@ -141,7 +141,7 @@ def number_type(kind: type, lowest: float, above: bool = False) -> Callable[[str
 
 
 def build_parser() -> MoAArgumentParser:
-    """The options, in groups."""
+    """Build the parser, with options in groups."""
     made = MoAArgumentParser(
         prog="python -m swarm.moa",
         usage="%(prog)s [OPTION ...] [QUESTION]",

@@ -1,4 +1,4 @@
-"""The chat: what a person types is a question or a command, until the person leaves."""
+"""Interactive chat with a mixture of agents: progress display, input, session and commands."""
 
 import contextlib
 import json
@@ -24,19 +24,19 @@ from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.scheduler import STOPPED
 from swarm.multi_agent.types import AgentAnswer, AnswerDelta, CallStarted, Transcript
 
-# What a mixture is doing, told while it does it: live in a terminal, a line a layer elsewhere.
-
 
 class MixtureProgress:
-    """Watches one question being answered; a `swarm.multi_agent.types.OnEvent`.
+    """Shows the progress of one question; a `swarm.multi_agent.types.OnEvent`.
+
+    A terminal has a live line; other streams get one line per layer.
 
     Args:
-        notes: Where to tell; a terminal shows who is being waited for.
-        quiet: Nothing is told.
-        show: Is handed the last answer's text, piece by piece; `None` waits for the whole.
+        notes: Stream for the progress.
+        quiet: Show nothing.
+        show: Receives the final answer's text in pieces; `None` waits for the complete answer.
 
     Attributes:
-        answers: Every call that came to an end, as they came.
+        answers: Finished calls, in order of completion.
     """
 
     def __init__(self, notes: TextIO, quiet: bool, show: Callable[[str], None] | None) -> None:
@@ -49,7 +49,7 @@ class MixtureProgress:
 
     def __enter__(self) -> "MixtureProgress":
         if not self._quiet and is_tty(self._notes):
-            # What goes to standard output is written there as it is.
+            # Standard output must stay unchanged for pipes.
             self._live = Live(
                 get_renderable=self._render_live,
                 refresh_per_second=8,
@@ -66,7 +66,7 @@ class MixtureProgress:
         self._print_layer()
 
     def __call__(self, number: int, event: CallStarted | AgentAnswer | AnswerDelta) -> None:
-        """Take notice of an event."""
+        """Handle an event."""
         if isinstance(event, CallStarted):
             self._start_call(event)
         elif isinstance(event, AgentAnswer):
@@ -77,7 +77,7 @@ class MixtureProgress:
 
     @property
     def answers_by_layer(self) -> list[AgentAnswer]:
-        """The answers, layer by layer."""
+        """The answers, ordered by layer."""
         return sorted(self.answers, key=lambda answer: answer.layer)
 
     def _start_call(self, event: CallStarted) -> None:
@@ -88,13 +88,13 @@ class MixtureProgress:
         self._asked.append(event)
 
     def stop_live(self) -> None:
-        """Give the terminal back, before anything else is written to it."""
+        """Stop the live display, before anything else is written to the terminal."""
         if self._live:
             self._live.stop()
             self._live = None
 
     def _print_layer(self) -> None:
-        """Say what the layer came to that is over."""
+        """Print the result of the finished layer."""
         if self._quiet or not self._asked:
             return
         line = escape_control_chars(
@@ -110,7 +110,7 @@ class MixtureProgress:
         return [answer for answer in self.answers if answer.layer == self._layer]
 
     def _render_live(self) -> Text:
-        """The live line; asked for by a thread of the display's own."""
+        """Render the live line; called by rich's refresh thread."""
         here, asked = self._current_answers(), list(self._asked)
         waiting = [event.name for event in asked]
         for answer in here:
@@ -126,30 +126,28 @@ class MixtureProgress:
         )
 
 
-# What a person types: a line, or several that belong together.
-
 PROMPT, CONTINUATION_PROMPT = ">>> ", "... "
 FENCE = '"""'
 
 
 class UserInput(NamedTuple):
-    """One thing that was said; `verbatim` where it stood in quotes and can be no command."""
+    """One input; `verbatim` if it was quoted and cannot be a command."""
 
     text: str
     verbatim: bool = False
 
 
 def read_input(ask: Callable[[str], str]) -> UserInput:
-    """Read until something is whole.
+    """Read one complete input.
 
-    A line that begins with three double quotes goes on to where three come again; a line that ends
-    with a backslash goes on in the next.
+    An input that begins with three double quotes extends to the next three; a line that ends with a
+    backslash continues on the next.
 
     Args:
-        ask: Shows a prompt and gives a line, as `input` does.
+        ask: Shows a prompt and returns a line, like `input`.
 
     Raises:
-        EOFError: There is no more.
+        EOFError: The input has ended.
     """
     line = ask(PROMPT)
     if line.lstrip().startswith(FENCE):
@@ -170,11 +168,12 @@ def _read_fenced(line: str, ask: Callable[[str], str]) -> str:
 
 
 def make_line_reader(answers: TextIO | None, notes: TextIO) -> Callable[[str], str]:
-    """Asks a person at a terminal.
+    """Return a function that reads lines from a terminal.
 
     Args:
-        answers: Where a line editor may write; `None`, and whatever is no terminal, is left alone.
-        notes: Where else the prompt goes.
+        answers: Stream that a line editor may write to; `None`, and anything but a terminal, gets
+            no prompts.
+        notes: Stream for the prompts otherwise.
     """
     if not is_tty(answers):
 
@@ -183,26 +182,23 @@ def make_line_reader(answers: TextIO | None, notes: TextIO) -> Callable[[str], s
             return input()
 
         return read_line
-    with contextlib.suppress(ImportError):  # what was typed is then not there to be taken again
+    with contextlib.suppress(ImportError):  # then without line editing and history
         import readline  # noqa: F401
     return input
 
 
-# Questions put to a mixture one after the other: shown while they are answered, and remembered.
-
-
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How questions are put and answers shown.
+    """Request settings and output format of a chat.
 
     Attributes:
-        temperature, max_tokens: Of every call of a slot that says nothing of its own.
-        seed: Of sampling, for models that take one.
-        system: What the system's turn says.
-        multi_turn: Whether a question comes with the turns before it.
-        json: An object a line in place of the text.
-        streamed: Whether the text is shown as it comes.
-        quiet: No progress.
+        temperature, max_tokens: Defaults of calls of agents without such a setting.
+        seed: Sampling seed, for models that support one.
+        system: System prompt.
+        multi_turn: Include previous turns in a question.
+        json: Print one JSON object per line instead of text.
+        streamed: Print the text as it arrives.
+        quiet: Print no progress.
     """
 
     temperature: float
@@ -216,19 +212,19 @@ class ChatOptions:
 
 
 class ChatSession:
-    """Asks a mixture.
+    """Answers questions with a mixture, and remembers the conversation.
 
     Args:
-        mixture: Who answers.
-        manner: How.
-        answers: Where answers go, and nothing else.
-        notes: Where progress and warnings go.
-        remarks: Hears what is logged meanwhile.
-        told: Is given each question with all that came of it, as JSON values.
+        mixture: The model.
+        manner: Settings.
+        answers: Stream for answers only.
+        notes: Stream for progress and warnings.
+        remarks: Collects logged warnings.
+        told: Receives each turn as JSON.
 
     Attributes:
-        turns: All questions, those without an answer too.
-        remembered: The turns that the next question comes with; each has an answer.
+        turns: All turns, including those without an answer.
+        remembered: Answered turns included in the next question.
     """
 
     def __init__(
@@ -246,11 +242,11 @@ class ChatSession:
         self.remembered: list[ChatTurn] = []
 
     def answer_question(self, question: str) -> None:
-        """Put a question, show its answer and remember both.
+        """Answer a question, print the answer and remember both.
 
         Raises:
             UserError: There is no answer.
-            KeyboardInterrupt: It was stopped; what had come by then is in `turns`.
+            KeyboardInterrupt: It was stopped; the answers received so far are in `turns`.
         """
         turn = ChatTurn(question)
         self.turns.append(turn)
@@ -269,14 +265,14 @@ class ChatSession:
             turn.answers = turn.stages.answers if turn.stages else progress.answers_by_layer
             self._print_warnings(turn)
             self.told(turn_to_json(turn))
-        # An endpoint may refuse a conversation with an empty turn in it.
+        # Endpoints may refuse conversations with empty turns.
         if self.manner.multi_turn and turn.text.strip():
             self.remembered.append(turn)
         if self.manner.json:
             print(json.dumps(turn_to_json(turn)), file=self.answers, flush=True)
 
     def _run_mixture(self, question: str, progress: MixtureProgress) -> Transcript:
-        """Ask, and show the text; it ends with its line."""
+        """Run the mixture and print the text, ending with a newline."""
         prompt = build_conversation(self.remembered, question, self.manner.system)
         over = threading.Event()
         request = Request(
@@ -284,7 +280,7 @@ class ChatSession:
             self.manner.max_tokens,
             temperature=self.manner.temperature,
             seed=self.manner.seed,
-            # Who is stopped leaves threads behind, whose models need not write on.
+            # Models still running in background threads after an interrupt may stop.
             decided=lambda text: over.is_set(),
         )
         try:
@@ -307,7 +303,7 @@ class ChatSession:
         self.answers.flush()
 
     def _print_warnings(self, turn: ChatTurn) -> None:
-        """Tell what should be known beside the answer, each thing once."""
+        """Print the warnings of a turn, each once."""
         told = [*(turn.stages.warnings if turn.stages else []), *self.remarks.pop_messages()]
         if turn.error == STOPPED:
             names = [one.name for one in turn.answers if one.error == STOPPED]
@@ -337,12 +333,12 @@ EXIT_HINT = "exit or Ctrl-D leaves the chat, and so does Ctrl-C once more"
 
 
 class TerminalChat:
-    """Talks with one person.
+    """Interactive loop with one user.
 
     Args:
         session: Answers the questions.
-        ask: Shows a prompt and gives a line, as `input` does.
-        models: What /models tells.
+        ask: Shows a prompt and returns a line, like `input`.
+        models: Output of /models.
     """
 
     def __init__(
@@ -352,7 +348,7 @@ class TerminalChat:
         self._saved: set[Path] = set()
 
     def run_loop(self) -> int:
-        """Until the person leaves; gives the exit code."""
+        """Run until the user exits; return the exit code."""
         interrupted = False
         while True:
             try:
@@ -376,7 +372,7 @@ class TerminalChat:
                 self._print_lines(["stopped"])
 
     def _handle_input(self, said: UserInput) -> bool:
-        """Do what was said; true where it was to leave."""
+        """Handle one input; return True if the user exits."""
         if not said.text.strip():
             return False
         if said.verbatim or not said.text.startswith("/"):
@@ -393,10 +389,10 @@ class TerminalChat:
         return False
 
     def _run_command(self, word: str, rest: str) -> Iterable[str]:
-        """What a command has to say.
+        """Run a command and return its output.
 
         Raises:
-            UserError: There is no such command, or it cannot be done.
+            UserError: The command does not exist or fails.
         """
         session = self.session
         if word not in COMMANDS:
@@ -431,7 +427,7 @@ class TerminalChat:
         return format.format_stages(session.turns[-1], rest)
 
     def _save_session(self, name: str) -> list[str]:
-        """Write the session; a file that was not written by it stays as it is."""
+        """Save the session; existing files are not overwritten unless saved by this session."""
         if not name:
             raise UserError("/save: name a file, as in /save talk.json")
         path = Path(name).expanduser().resolve()

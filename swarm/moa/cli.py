@@ -1,4 +1,7 @@
-"""The command line of the mixture of agents, read and checked before anything is loaded."""
+"""Command line of the mixture of agents: options, effective settings, and the command.
+
+Options are parsed and checked before anything is loaded.
+"""
 
 import logging
 import os
@@ -26,11 +29,8 @@ if TYPE_CHECKING:
     from swarm.models.providers import Providers
 
 
-# What can be named: presets, endpoints and the models of this machine.
-
-
 def format_available_models(providers: Providers, local: LocalModels) -> Iterator[str]:
-    """Lines that tell of them."""
+    """Yield lines that list the available presets, endpoints and local models."""
     yield "presets (--preset NAME, or the path of a yaml):"
     for name in preset_names():
         first = (conf_folder() / "moa" / f"{name}.yaml").read_text(encoding="utf-8").split("\n")[0]
@@ -44,7 +44,7 @@ def format_available_models(providers: Providers, local: LocalModels) -> Iterato
 
 
 def format_endpoint(provider: Provider) -> str:
-    """Where an endpoint is, and whether its key is there."""
+    """Return an endpoint's URL and whether its key is set."""
     key = provider.api_key_env
     there = key and os.environ.get(key, "").strip()
     told = f"{key} is {'' if there else 'not '}set" if key else "no key needed"
@@ -54,22 +54,20 @@ def format_endpoint(provider: Provider) -> str:
     return f"{where}, {told}"
 
 
-# The mixture that the command line asks for: a preset, and over it what was said.
-
 DIRECT_OPTIONS = ("strategy", "prompt", "quorum", "seed", "context")
-"""Options that a preset has as keys of the same name."""
+"""Options that are preset keys of the same name."""
 
 REQUEST_OPTIONS = ("temperature", "max_tokens", "system", "seed")
-"""Options that are no part of a mixture, but of what it is asked."""
+"""Options of the request, not of the mixture."""
 
 
 class MixtureSettings(NamedTuple):
-    """What is to be asked.
+    """Effective settings of a command.
 
     Attributes:
-        mixture: As a preset has it.
-        asked: Temperature, max_tokens, system and seed of what it is asked.
-        origin: Where the mixture comes from, in words.
+        mixture: Settings in the form of a preset.
+        asked: Temperature, max_tokens, system and seed of the requests.
+        origin: Source of the mixture, for messages.
     """
 
     mixture: dict[str, Any]
@@ -78,16 +76,16 @@ class MixtureSettings(NamedTuple):
 
     @property
     def trace_header(self) -> dict[str, Any]:
-        """For the header of a trace; a replay begins with it."""
+        """Header of a trace; a replay starts from it."""
         return {"preset": self.mixture, "asked": self.asked}
 
     @property
     def uses_local_models(self) -> bool:
-        """Whether a model of this machine may be asked."""
+        """True if a local model may be used."""
         return _names_local_model(slot["model"] for slot in iterate_slots(self.mixture))
 
     def with_replayed_models(self, replay: Replay) -> dict[str, Any]:
-        """The mixture with the models of a trace, where a fallback is often not met."""
+        """Return the mixture for a replay, without a fallback that is not in the trace."""
         if fallback := self.mixture.get("fallback"):
             try:
                 replay.get_model(fallback["model"])
@@ -96,7 +94,7 @@ class MixtureSettings(NamedTuple):
         return self.mixture
 
     def build_chat_options(self, given: Namespace) -> ChatOptions:
-        """How a session asks."""
+        """Build the options of a session."""
         return ChatOptions(
             **self.asked,
             multi_turn=given.multi_turn is not False,
@@ -107,12 +105,12 @@ class MixtureSettings(NamedTuple):
 
 
 def _names_local_model(models: Iterable[str]) -> bool:
-    """Whether one of them may be of this machine; what is in a mixture is not known here."""
+    """Return whether a name may involve a local model; nested mixtures are assumed to."""
     return any(name.startswith(("local/", "moa/")) for name in models)
 
 
 def iterate_slots(mixture: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The proposers, the aggregator, and the fallback where there is one."""
+    """Yield the proposers, the aggregator, and the fallback if there is one."""
     yield from mixture["proposers"] if mixture.get("layers", 2) > 1 else []
     yield mixture["aggregator"]
     if mixture.get("fallback"):
@@ -120,14 +118,14 @@ def iterate_slots(mixture: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def build_settings(given: Namespace, recorded: Mapping[str, Any]) -> MixtureSettings:
-    """What the command line comes to.
+    """Determine the effective settings.
 
     Args:
-        given: As `swarm.moa.cli.parse_arguments` gives it.
-        recorded: The header of the trace that is replayed; empty without one.
+        given: Result of `swarm.moa.cli.parse_arguments`.
+        recorded: Header of the replayed trace; empty without one.
 
     Raises:
-        UserError: An option has no effect, or there is no such preset.
+        UserError: An option has no effect, or the preset does not exist.
     """
     mixture, origin = _initial_mixture(given, recorded)
     if pairs := parse_counted_names(given.reference_models or []):
@@ -142,7 +140,7 @@ def build_settings(given: Namespace, recorded: Mapping[str, Any]) -> MixtureSett
         {key: getattr(given, key) for key in DIRECT_OPTIONS if getattr(given, key) is not None}
     )
     _fill_open_slots(mixture, given.aggregator)
-    # What the command line says holds for all, whatever the preset says of one of them.
+    # Command line options apply to all agents and override the preset's settings.
     for slot in iterate_slots(mixture):
         for key in ("temperature", "max_tokens", "timeout"):
             if getattr(given, key) is not None:
@@ -156,7 +154,7 @@ def build_settings(given: Namespace, recorded: Mapping[str, Any]) -> MixtureSett
 
 
 def _initial_mixture(given: Namespace, recorded: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The mixture before the command line has changed it, and where it comes from."""
+    """Return the mixture before command line overrides, and its source."""
     if given.preset:
         return read_preset(given.preset), f"preset {given.preset}"
     if "preset" in recorded:
@@ -180,10 +178,10 @@ def _initial_mixture(given: Namespace, recorded: Mapping[str, Any]) -> tuple[dic
 
 
 def _fill_open_slots(mixture: dict[str, Any], model: str | None) -> None:
-    """Give the slots that leave the model open the one that was named.
+    """Fill in the model of agents without one.
 
     Raises:
-        UserError: None was.
+        UserError: No model was named.
     """
     for slot in iterate_slots(mixture):
         if slot.get("model") is None and model is None:
@@ -192,10 +190,10 @@ def _fill_open_slots(mixture: dict[str, Any], model: str | None) -> None:
 
 
 def _check_unused_options(given: Namespace, mixture: Mapping[str, Any]) -> None:
-    """See that no option is without effect on this mixture.
+    """Check that all options affect this mixture.
 
     Raises:
-        UserError: One is.
+        UserError: An option has no effect.
     """
     models = [slot["model"] for slot in iterate_slots(mixture)]
     remote = any(not name.startswith(("local/", "function/", "llm/")) for name in models)
@@ -222,14 +220,11 @@ CALL_OPTIONS = (*LOCAL_OPTIONS, *REMOTE_OPTIONS, "timeout", "no_cache")
 PROPOSER_OPTIONS = ("reference_models", "quorum", "prompt")
 
 
-# The command: builds the mixture that was asked for, and puts questions to it.
-
-
 def run(given: Namespace) -> int:
-    """Do what the command line says; gives the exit code.
+    """Run the command; return the exit code.
 
     Raises:
-        UserError: It cannot be done, or the one question has no answer.
+        UserError: It cannot be run, or the single question has no answer.
     """
     typed, answers, notes = std_streams()
     remarks = WarningCollector()
@@ -274,7 +269,7 @@ def run(given: Namespace) -> int:
 
 
 def _run_session(given: Namespace, session: ChatSession, question: str | None) -> int:
-    """Ask the one question, or whatever a person types; gives the exit code."""
+    """Answer the single question, or run the chat; return the exit code."""
     if question is not None:
         session.answer_question(question)
         return 0
@@ -285,10 +280,10 @@ def _run_session(given: Namespace, session: ChatSession, question: str | None) -
 
 
 def _read_question(given: Namespace, typed: TextIO | None) -> str | None:
-    """The one question; `None` where a person types.
+    """Return the single question; `None` for a chat.
 
     Raises:
-        UserError: There is none, or an option is for a chat alone.
+        UserError: It is empty, or an option is for a chat only.
     """
     question = given.question
     if question in (None, "-") and (question or not is_tty(typed)):
@@ -305,10 +300,10 @@ def _read_question(given: Namespace, typed: TextIO | None) -> str | None:
 def _build_mixture(
     given: Namespace, wanted: MixtureSettings, replay: Replay | None
 ) -> MixtureOfAgents:
-    """The mixture with its models; nothing heavy is loaded.
+    """Build the mixture with its models; nothing heavy is loaded.
 
     Raises:
-        UserError: There is no such model, or a value is not allowed.
+        UserError: A model does not exist, or a value is invalid.
     """
     if replay:
         return build_mixture(wanted.with_replayed_models(replay), replay.get_model)
@@ -321,15 +316,15 @@ def _build_mixture(
 
 
 def _local_options(given: Namespace, *names: str) -> dict[str, Any]:
-    """What was said of the models of this machine."""
+    """Return the given options of local models."""
     return {name: getattr(given, name) for name in names if getattr(given, name) is not None}
 
 
 def load_providers(given: Namespace) -> "Providers":
-    """The endpoints, each under its limits or the one that was asked for.
+    """Load the endpoints, with the concurrency limit of the command line if given.
 
     Raises:
-        UserError: The file is not as agreed.
+        UserError: The file is invalid.
     """
     from swarm.models.providers import Providers
 
@@ -340,10 +335,10 @@ def load_providers(given: Namespace) -> "Providers":
 
 
 def _choose_device(given: Namespace, notes: TextIO) -> str:
-    """Where the models of this machine are to run; a person is told what takes its time now.
+    """Choose the device of local models, and announce that loading takes time.
 
     Raises:
-        UserError: There is no such device.
+        UserError: The device does not exist.
     """
     from swarm.engine.base_model import choose_device
 

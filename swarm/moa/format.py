@@ -1,4 +1,4 @@
-"""What the chat's commands tell: stages, costs, models and turns, as lines of text."""
+"""Text and JSON output of the chat: turns, stages, costs and models."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,19 +10,17 @@ from swarm.multi_agent import scheduler
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, Transcript
 
-# What was asked and what came of it: the turns of a chat, for people, programs and later turns.
-
 
 @dataclass(slots=True)
 class ChatTurn:
-    """One question.
+    """One question and its answer.
 
     Attributes:
-        question: As it was asked.
-        answers: Every call that came to an end.
-        stages: The whole; `None` where it failed or was stopped.
-        error: Why there is no answer.
-        warnings: What else should be known.
+        question: The question.
+        answers: Finished calls.
+        stages: Complete transcript; `None` if the question failed or was stopped.
+        error: Reason for a missing answer.
+        warnings: Warnings for the user.
     """
 
     question: str
@@ -33,17 +31,17 @@ class ChatTurn:
 
     @property
     def text(self) -> str:
-        """The answer; empty where there is none."""
+        """The answer; empty if there is none."""
         return self.stages.final.text if self.stages else ""
 
     @property
     def messages(self) -> tuple[Message, Message]:
-        """The question and the answer, as later turns are told of them."""
+        """The question and the answer, as included in later turns."""
         return Message("user", self.question), Message("assistant", self.text)
 
 
 def turn_to_json(turn: ChatTurn) -> dict[str, Any]:
-    """A turn as a program reads it; a cost that nobody knows is null."""
+    """Convert a turn to JSON; an unknown cost is null."""
     layers: dict[int, list[dict[str, Any]]] = {}
     for answer in turn.answers:
         layers.setdefault(answer.layer, []).append(_call_to_json(answer))
@@ -66,7 +64,7 @@ def turn_to_json(turn: ChatTurn) -> dict[str, Any]:
 
 
 def _call_to_json(answer: AgentAnswer) -> dict[str, Any]:
-    """One call with all that is known of it."""
+    """Convert one call to JSON."""
     plain = isinstance(answer.prompt, str)
     prompt = answer.prompt if plain else [turn._asdict() for turn in answer.prompt]  # type: ignore[union-attr]
     return {
@@ -82,7 +80,7 @@ def _call_to_json(answer: AgentAnswer) -> dict[str, Any]:
 
 
 def _completion_metrics(answer: AgentAnswer) -> dict[str, Any]:
-    """What the completion says beside its text; nothing where there is none."""
+    """Return a completion's fields other than its text; empty if there is none."""
     if answer.completion is None:
         return {}
     told = asdict(answer.completion)
@@ -93,14 +91,14 @@ def _completion_metrics(answer: AgentAnswer) -> dict[str, Any]:
 def build_conversation(
     turns: Sequence[ChatTurn], question: str, system: str | None
 ) -> tuple[Message, ...]:
-    """The turns, all of them answered, and the question."""
+    """Build the conversation of answered turns and a new question."""
     before = [message for turn in turns for message in turn.messages]
     first = [Message("system", system)] if system else []
     return (*first, *before, Message("user", question))
 
 
 def format_outcome(answer: AgentAnswer) -> str:
-    """What a call came to, in a few words."""
+    """Summarize the result of a call."""
     if answer.completion is None:
         return "failed"
     said = answer.completion
@@ -110,27 +108,27 @@ def format_outcome(answer: AgentAnswer) -> str:
 
 
 def pluralize(count: int, what: str) -> str:
-    """So many of something."""
+    """Format a count with its noun."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def format_layer(layer: int, layers: int, asked: int, answers: Sequence[AgentAnswer]) -> str:
-    """What a layer came to, in one line."""
+    """Summarize the result of a layer in one line."""
     good = sum(not answer.error for answer in answers)
     parts = "; ".join(f"{answer_label(answer)} {format_outcome(answer)}" for answer in answers)
     return f"layer {layer} of {layers}: {good} of {asked} answered ({parts or 'none yet'})"
 
 
 def answer_label(answer: AgentAnswer) -> str:
-    """Who was asked, and which time where it is not the first."""
+    """Return the model's name, with the sample number if it is not the first."""
     return f"{answer.name} #{answer.sample + 1}" if answer.sample else answer.name
 
 
 def format_stages(turn: ChatTurn, which: str) -> Iterable[str]:
-    """All answers of a turn; with a number, that one and all that it was asked.
+    """Yield all answers of a turn; with a number, that one and its prompt.
 
     Raises:
-        UserError: There is no such answer.
+        UserError: The answer does not exist.
     """
     if not turn.answers:
         raise UserError("/stages: the last turn has no answers")
@@ -153,7 +151,7 @@ def format_stages(turn: ChatTurn, which: str) -> Iterable[str]:
 
 
 def format_heading(number: int, answer: AgentAnswer) -> str:
-    """A call's number, place and outcome."""
+    """Return a call's heading: number, layer, role and result."""
     asked = answer.completion and not answer.completion.cached
     cost = f", {scheduler.sum_usage([answer]).format_cost()}" if asked else ""
     who = f"layer {answer.layer}, {answer.role} {answer_label(answer)}"
@@ -161,7 +159,7 @@ def format_heading(number: int, answer: AgentAnswer) -> str:
 
 
 def format_costs(turns: Sequence[ChatTurn]) -> Iterable[str]:
-    """What the last turn and all of them took."""
+    """Yield the usage of the last turn and of all turns."""
     for title, some in (("last turn", turns[-1:]), ("session", turns)):
         answers = [answer for turn in some for answer in turn.answers]
         yield f"{title}, {pluralize(len(some), 'question')}:"
@@ -169,14 +167,14 @@ def format_costs(turns: Sequence[ChatTurn]) -> Iterable[str]:
 
 
 def format_history(turns: Sequence[ChatTurn]) -> Iterable[str]:
-    """Questions and answers."""
+    """Yield questions and answers."""
     for turn in turns:
         yield f">>> {turn.question}"
         yield turn.text
 
 
 def summarize_mixture(mixture: MixtureOfAgents) -> str:
-    """Who speaks, in one line."""
+    """Summarize the mixture in one line."""
     last = f"{mixture.aggregator.name} {STRATEGY_PHRASES[mixture.strategy]}"
     if mixture.layers == 1:
         return f"{mixture.aggregator.name} answers alone"
@@ -187,7 +185,7 @@ def summarize_mixture(mixture: MixtureOfAgents) -> str:
 
 
 def format_models(mixture: MixtureOfAgents) -> Iterable[str]:
-    """Every slot, and what it says of itself."""
+    """Yield every agent with its settings."""
     rounds = range(1, mixture.layers)
     layers = f"layers {rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else "layer 1"
     for slot in mixture.proposers if rounds else ():
@@ -212,7 +210,7 @@ def _format_agent_count(slot: AgentSpec) -> str:
 
 
 def _format_agent_settings(slot: AgentSpec) -> str:
-    """What holds for the slot alone."""
+    """Format the agent's own settings."""
     keys = ("temperature", "max_tokens", "timeout", "system")
     told = [f"{key} {value!r}" for key in keys if (value := getattr(slot, key)) is not None]
     return f" ({', '.join(told)})" if told else ""

@@ -1,4 +1,8 @@
-"""A model maps requests to completions; local, remote, mixed or simulated, all are used alike."""
+"""Requests, completions and the `Model` protocol; usage totals and JSON forms.
+
+A model maps requests to completions. Local, remote, mixed and simulated models have the same
+interface.
+"""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
@@ -17,25 +21,27 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question to a model.
+    """One request to a model.
 
     Attributes:
-        prompt: Text to be continued as it stands, or turns for the model's chat template.
-        max_new_tokens: The most tokens that may be generated; 0 with `choices`.
-        choices: Continuations to be scored instead of generating: the completion carries the log
-            probability of each. After an empty prompt they are scored as the text's beginning.
-        decided: Given the text so far, whether more text cannot change what is read from it;
-            a model may then stop. `None`: only the model's own end token stops it.
-        temperature: Of sampling; 0 is greedy, `None` the model's own setting.
-        seed: Of sampling, for models that take one; `None` is the model's own setting.
-        stop: Texts at which the answer ends; it does not hold them.
-        top_logprobs: How many likeliest tokens are to be told at each place; 0 tells none, -1 the
-            chosen token alone.
-        sample: Which of several answers to one request, from 0. Greedy answers do not differ by it.
-        timeout: Seconds for this answer with all repetitions; `None` is the model's own setting. A
-            model that cannot be interrupted may take longer.
-        body: Fields of the request to a chat endpoint, over what the others come to; one of `None`
-            is left out. Whoever sets it has to know that the model is behind one.
+        prompt: Text to continue verbatim, or turns for the model's chat template.
+        max_new_tokens: Maximum number of tokens to generate; 0 with `choices`.
+        choices: Continuations to score instead of generating: the completion has the log
+            probability of each. After an empty prompt they are scored as the beginning of a text.
+        decided: Maps the text so far to whether more text cannot change the parsed answer; a model
+            may then stop. `None`: only the model's end token stops it.
+        temperature: Sampling temperature; 0 is greedy, `None` the model's default.
+        seed: Sampling seed, for models that support one; `None` is the model's default.
+        stop: Strings that end the answer; they are not part of it.
+        top_logprobs: Number of most likely tokens to report per position; 0 reports none, -1 the
+            chosen token only.
+        sample: Index of one of several answers to the same request, from 0. Greedy answers do not
+            depend on it.
+        timeout: Seconds for this answer including retries; `None` is the model's default. A model
+            that cannot be interrupted may take longer.
+        body: Fields of the chat endpoint's request body; they override those derived from the other
+            attributes, and a value of `None` removes a field. Only for models behind such an
+            endpoint.
     """
 
     prompt: str | tuple[Message, ...]
@@ -52,7 +58,7 @@ class Request:
 
 
 class Token(NamedTuple):
-    """One token of an answer: its text, its log probability, and the likeliest at its place."""
+    """A generated token, its log probability, and the most likely tokens at its position."""
 
     text: str
     logprob: float
@@ -64,23 +70,22 @@ class Completion:
     """The answer to one request.
 
     Attributes:
-        text: What was generated, without the prompt; empty when choices were scored.
-        logprobs: Natural log probability of each of the request's choices, in their order.
-        prompt_tokens: Tokens read.
-        new_tokens: Tokens generated, or read beyond the prompt to score choices.
-        greedy: Of each choice, whether greedy decoding says just that; empty if the model cannot
-            tell.
-        choice_tokens: Of each choice, its tokens; empty if the model cannot tell.
-        cost: What the answer cost when it was made, in the currency of the model's prices.
-        reasoning: What the model thought before it answered, where it says so apart.
-        finish: Why the text ended: "stop", "length", another word of the server's, or "" where the
-            model does not say.
-        tokens: The answer token by token, where `Request.top_logprobs` asked for it.
-        model: What the server says has answered; empty if it says nothing.
-        seconds: From the request to the answer's end; of a kept answer, when it was made.
-        cached: Whether the answer was kept and nothing was asked now.
-        priced: Whether `cost` follows from known prices, which may be 0; `False` where an endpoint
-            has answered whose prices are not known, `None` where nothing is said of prices.
+        text: Generated text, without the prompt; empty when choices were scored.
+        logprobs: Natural log probability of each of the request's choices, in order.
+        prompt_tokens: Number of tokens in the prompt.
+        new_tokens: Number of tokens generated, or read beyond the prompt to score choices.
+        greedy: For each choice, True if greedy decoding generates exactly it; empty if unknown.
+        choice_tokens: Number of tokens of each choice; empty if unknown.
+        cost: Cost of the answer when it was generated, in the currency of the model's prices.
+        reasoning: The model's reasoning, where the endpoint reports it separately.
+        finish: Finish reason: "stop", "length", another value of the server, or "" if unknown.
+        tokens: The answer token by token, if `Request.top_logprobs` requested it.
+        model: Model name reported by the server; empty if it reports none.
+        seconds: Time from the request to the end of the answer; for a cached answer, the time when
+            it was generated.
+        cached: True if the answer came from the cache.
+        priced: True if `cost` follows from known prices, which may be 0; `False` if an endpoint
+            without known prices answered, `None` if prices do not apply.
     """
 
     text: str
@@ -100,29 +105,29 @@ class Completion:
 
     @property
     def known_cost(self) -> float | None:
-        """The cost; `None` where no price is known."""
+        """The cost, or `None` if no price is known."""
         return self.cost if self.priced or self.cost else None
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and its gold answer, for the loss that a gradient descends.
+    """A prompt and its gold answer, for a gradient-based loss.
 
     With one choice the loss is the cross-entropy of its tokens in nats, divided by `unit`; with
-    several it is minus the log of the gold choice's share of all choices' probability.
+    several it is the negative log of the gold choice's share of the probability of all choices.
 
     Attributes:
-        prompt: As a request's.
+        prompt: See `Request.prompt`.
         choices: The gold answer alone, or all options, each as it follows the prompt.
-        gold: Which of the choices is right.
-        weight: Of the example in a mean over examples.
-        unit: What the nats of a single choice are divided by; `None` is its number of tokens.
-        units: What the nats of each of several choices are divided by before the softmax, their
-            characters for example; empty divides none.
-        ends: Whether the text ends after the answer; the end-of-text token is then part of it.
-        unlabelled: The loss is the entropy of the answers' distribution instead, in nats: of the
-            choices' shares, or with one choice of the token that follows the prompt. Neither
-            `gold` nor a single choice is looked at.
+        gold: Index of the correct choice.
+        weight: Weight of the example in a mean over examples.
+        unit: Divisor of the nats of a single choice; `None` is its number of tokens.
+        units: Divisors of the nats of each of several choices before the softmax, for example their
+            number of characters; empty divides none.
+        ends: True if the text ends after the answer, so that the end-of-text token is part of it.
+        unlabelled: Use the entropy of the answer distribution as the loss instead, in nats: of the
+            choices' shares, or with one choice of the token that follows the prompt. `gold` and a
+            single choice are then ignored.
     """
 
     prompt: "str | tuple[Message, ...]"
@@ -136,7 +141,7 @@ class Example:
 
 
 class Model(Protocol):
-    """Whatever answers requests."""
+    """Anything that answers requests."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer all requests; the i-th completion belongs to the i-th request."""
@@ -144,19 +149,19 @@ class Model(Protocol):
 
 
 class Delta(NamedTuple):
-    """A piece of an answer, as it comes."""
+    """A piece of a streamed answer."""
 
     text: str = ""
     reasoning: str = ""
 
 
 Stream = Generator[Delta, None, Completion]
-"""Gives the pieces of an answer and returns the whole; closing it ends what is under way."""
+"""Yields the pieces of an answer and returns the completion; closing it cancels the request."""
 
 
 @runtime_checkable
 class SupportsStreaming(Protocol):
-    """A model that can give an answer piece by piece."""
+    """A model that can stream an answer."""
 
     def stream(self, request: Request) -> Stream:
         """Answer one request; see `stream`."""
@@ -165,18 +170,18 @@ class SupportsStreaming(Protocol):
 
 @runtime_checkable
 class SupportsPartialFailure(Protocol):
-    """A model of which one request may fail while others are answered."""
+    """A model that can fail on one request and still answer the others."""
 
     def generate_each(self, requests: Sequence[Request]) -> "list[Completion | UserError]":
-        """Answer what can be answered; see `attempt`."""
+        """Answer as many requests as possible; see `generate_each`."""
         ...
 
 
 def stream(model: Model, request: Request) -> Stream:
-    """Answer one request piece by piece; in one piece where the model cannot do better.
+    """Stream the answer to one request; a model without streaming yields a single piece.
 
     Raises:
-        UserError: As the model's.
+        UserError: The model failed.
     """
     if isinstance(model, SupportsStreaming):
         return (yield from model.stream(request))
@@ -186,9 +191,9 @@ def stream(model: Model, request: Request) -> Stream:
 
 
 def generate_each(model: Model, requests: Sequence[Request]) -> "list[Completion | UserError]":
-    """What each request comes to: an answer, or why there is none; order kept, nothing raised.
+    """Answer all requests; a failed request gives its error instead of raising it.
 
-    A model that answers all or nothing fails in all.
+    A model without `generate_each` fails on all requests if it fails on one.
     """
     if isinstance(model, SupportsPartialFailure):
         return model.generate_each(requests)
@@ -198,14 +203,14 @@ def generate_each(model: Model, requests: Sequence[Request]) -> "list[Completion
         return [error] * len(requests)
 
 
-# Requests and completions as JSON, without what is as it is by default.
-
 OMITTED_FIELDS = ("prompt", "decided", "timeout")
-"""Of a request: the first is written in a way of its own, the others do not say what is asked."""
+"""Request fields left out of the JSON: the first is written separately, the others do not affect
+the answer.
+"""
 
 
 def request_to_json(request: Request) -> dict[str, Any]:
-    """The "prompt" of a request or its "messages", and the settings."""
+    """Convert a request to JSON: its "prompt" or "messages", and the non-default settings."""
     if isinstance(request.prompt, str):
         asked: dict[str, Any] = {"prompt": request.prompt}
     else:
@@ -217,16 +222,16 @@ def request_to_json(request: Request) -> dict[str, Any]:
 
 
 def completion_to_json(completion: Completion) -> dict[str, Any]:
-    """What `completion_of` reads."""
+    """Convert a completion to the JSON that `completion_from_json` reads."""
     whole = asdict(completion)
     return {"text": completion.text, **{key: whole[key] for key in _non_default_fields(completion)}}
 
 
 def completion_from_json(said: Mapping[str, Any]) -> Completion:
-    """The completion.
+    """Restore a completion from its JSON form.
 
     Raises:
-        TypeError: It is none; or `ValueError`.
+        TypeError: It is not a completion; or `ValueError`.
     """
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in said.items()
@@ -245,10 +250,10 @@ _MutableCompletion: Any = make_dataclass(
 
 
 def completion_from_fields(values: Mapping[str, Any]) -> Completion:
-    """The completion of values that are as they should be, in half the time.
+    """Build a completion from validated values, in half the time of its constructor.
 
-    A frozen class sets each of its attributes the long way; one that is alike and not frozen does
-    not, and is then called by the other's name.
+    A frozen dataclass sets each attribute through `object.__setattr__`, which is slow. This fills a
+    mutable class with the same slots and then changes its class.
     """
     made = _MutableCompletion(**values)
     made.__class__ = Completion
@@ -256,25 +261,22 @@ def completion_from_fields(values: Mapping[str, Any]) -> Completion:
 
 
 def _non_default_fields(value: Any) -> dict[str, Any]:
-    """The fields that are not as they are by default."""
+    """Return the fields that differ from their defaults."""
     found = {field.name: getattr(value, field.name) for field in fields(value)}
     defaults = {field.name: field.default for field in fields(value)}
     return {name: one for name, one in found.items() if one != defaults[name]}
 
 
-# What was asked of a model in this process, and what it cost.
-
-
 @dataclass(slots=True)
 class UsageTotals:
-    """What a model was asked for in this process.
+    """Token counts and cost of a model's requests in this process.
 
     Attributes:
-        requests: Answers that the endpoint gave.
-        cached: Answers that were not asked for again.
-        refused: Texts that the endpoint would not answer; theirs are empty.
-        prompt_tokens, new_tokens: As the endpoint counts them.
-        cost: Of the tokens, by the model's prices.
+        requests: Number of answers from the endpoint.
+        cached: Number of answers from the cache.
+        refused: Number of prompts that the endpoint refused; their answers are empty.
+        prompt_tokens, new_tokens: As counted by the endpoint.
+        cost: Cost of the tokens at the model's prices.
     """
 
     requests: int = 0
@@ -285,7 +287,7 @@ class UsageTotals:
     cost: float = 0.0
 
     def add(self, answer: Mapping[str, Any], cost: float) -> None:
-        """Count an answer that the endpoint gave."""
+        """Count an answer from the endpoint."""
         self.requests += 1
         self.prompt_tokens += answer["prompt_tokens"]
         self.new_tokens += answer["new_tokens"]
@@ -293,7 +295,7 @@ class UsageTotals:
 
 
 def compute_cost(answer: Mapping[str, Any], prices: Mapping[str, float]) -> float:
-    """What an answer's tokens cost."""
+    """Return the cost of an answer's tokens; prices are per million tokens."""
     if not prices:
         return 0.0
     prompt, new = prices.get("prompt", 0.0), prices.get("new", 0.0)
@@ -301,10 +303,10 @@ def compute_cost(answer: Mapping[str, Any], prices: Mapping[str, float]) -> floa
 
 
 def validate_prices(prices: object) -> dict[str, float]:
-    """Prices of a million prompt and new tokens.
+    """Validate prices per million prompt and new tokens.
 
     Raises:
-        UserError: They are something else.
+        UserError: The prices are invalid.
     """
     if prices is None:
         return {}

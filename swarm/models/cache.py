@@ -1,9 +1,12 @@
-"""Answers that were paid for once, kept in one SQLite file by all that could change them.
+"""SQLite cache of model answers, shared by processes and threads, and the model that uses it.
 
-Before an answer is asked for its key is claimed in the same file, so that of several processes
-that want it one pays. A claim counts as long as its process lives: that holds a lock of the
-kernel's on a byte of a file beside the cache, the byte whose number the claim has. Claims hold back
-no thread of their own process, which may be waiting for that thread's answer.
+A process claims an answer's key in the same file before it requests the answer, so that only one of
+several processes pays for it. A claim is valid while its process lives: the process holds a kernel
+lock on one byte of a file beside the cache, at the offset stored in the claim. Claims never block
+threads of the same process, because one of them may be waiting for the other's answer.
+
+`CachedModel` answers from the cache, `CacheWriter` batches writes on an event loop, and the
+functions at the end report and remove entries.
 """
 
 import asyncio
@@ -50,18 +53,18 @@ DELETE_ROW = "DELETE FROM answers WHERE key = ?"
 SELECT_RANGE = "SELECT key, value FROM answers WHERE key BETWEEN ? AND ? ORDER BY key"
 INSERT_ROW = "INSERT OR IGNORE INTO answers (key, value, time, label) VALUES (?, ?, ?, ?)"
 ADDED_COLUMNS = {"time": "REAL", "label": "TEXT"}
-"""Columns that the files of earlier versions lack; NULL in the rows that were there."""
+"""Columns missing in files of earlier versions; NULL in rows that existed before."""
 
 _encode_sorted_json = json.JSONEncoder(sort_keys=True).encode
 
 KEYS_PER_QUERY = 500
-"""Keys in one look-up."""
+"""Number of keys in one query."""
 
 LOCK_TIMEOUT_S = 30.0
-"""Seconds to wait for another process that writes."""
+"""Seconds to wait for another process to finish writing."""
 
 FIRST_LOOK, LAST_LOOK = 0.05, 1.0
-"""Seconds between two looks for an answer that another process asks for; they grow."""
+"""First and maximum interval in seconds between checks for another process's answer."""
 
 _presences: dict[str, "Presence"] = {}
 _presence_lock = threading.Lock()
@@ -69,14 +72,14 @@ _inherited_connections: list[sqlite3.Connection] = []
 
 
 class Cache:
-    """Keeps JSON values by key; several processes and threads may use the same file at once.
+    """JSON values by key; several processes and threads may use the same file at once.
 
     Args:
-        file: Path of the file; `None` is answers.sqlite in `swarm._util.files.cache_folder()`. Not
-            on a network file system: SQLite's write-ahead log does not work there.
+        file: Path of the file; `None` is answers.sqlite in `swarm._util.files.cache_folder()`. It
+            must not be on a network file system: SQLite's write-ahead log does not work there.
 
     Raises:
-        UserError: The path is no text.
+        UserError: The path is not a string.
     """
 
     def __init__(self, file: str | None = None) -> None:
@@ -93,14 +96,14 @@ class Cache:
 
     @property
     def path(self) -> Path:
-        """Where the file lies."""
+        """Path of the file."""
         return Path(self.file).expanduser() if self.file else cache_folder() / "answers.sqlite"
 
     def get(self, keys: Sequence[str]) -> dict[str, Any]:
-        """The values that are kept of these keys.
+        """Return the stored values of these keys.
 
         Raises:
-            UserError: The file cannot be read or made.
+            UserError: The file cannot be read or created.
         """
         found: dict[str, Any] = {}
         with self.open_connection() as connection:
@@ -112,16 +115,16 @@ class Cache:
         return _parse_values(found)
 
     def get_range(self, first: str, last: str) -> dict[str, Any]:
-        """The values of all keys that are kept from one to another, in their order.
+        """Return the stored values of all keys in a range (inclusive), in key order.
 
         Raises:
-            UserError: The file cannot be read or made.
+            UserError: The file cannot be read or created.
         """
         with self.open_connection() as connection:
             return _parse_values(dict(connection.execute(SELECT_RANGE, (first, last)).fetchall()))
 
     def delete(self, keys: Sequence[str]) -> int:
-        """Keep these no longer; gives how many there were.
+        """Delete these keys and return how many existed.
 
         Raises:
             UserError: The file cannot be written.
@@ -132,10 +135,10 @@ class Cache:
             return connection.executemany(DELETE_ROW, [(key,) for key in keys]).rowcount
 
     def put(self, key: str, value: Any, label: str | None = None) -> Any:
-        """Keep a value, at once; gives the one that is kept, which is the first of its key.
+        """Store a value immediately; return the stored one, which is the first written for its key.
 
         Args:
-            label: Whose answer it is, a model's name.
+            label: Name of the model that gave the answer.
 
         Raises:
             UserError: The file cannot be written.
@@ -143,7 +146,7 @@ class Cache:
         return self.put_many({key: value}, label)[key]
 
     def put_many(self, values: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
-        """Keep several values in one go; see `put`."""
+        """Store several values in one transaction; see `put`."""
         rows = [(key, json.dumps(value), time.time(), label) for key, value in values.items()]
         with self.open_connection() as connection:
             if len(rows) == 1:
@@ -156,11 +159,11 @@ class Cache:
         return found if new == len(rows) else found | self.get(list(values))
 
     def claim(self, keys: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Claim answers that are about to be asked for; `release` them when they are kept.
+        """Claim answers before requesting them; `release` them once they are stored.
 
         Returns:
-            What is kept of the keys by now, and the keys that are now this process's. Any other
-            one is asked for by another process, which lives.
+            The values stored by now, and the keys claimed by this process. All other keys are
+            claimed by other live processes.
 
         Raises:
             UserError: The file cannot be written.
@@ -189,7 +192,7 @@ class Cache:
         return _parse_values(kept), mine
 
     def release(self, keys: Sequence[str]) -> None:
-        """Give up claims of this process, whether their answers came or not.
+        """Release claims of this process, whether or not their answers arrived.
 
         Raises:
             UserError: The file cannot be written.
@@ -208,18 +211,18 @@ class Cache:
         ask: Callable[[list[str]], dict[str, T]],
         timeout: float | None = None,
     ) -> tuple[dict[str, T], dict[str, Any]]:
-        """Ask for answers that are not kept; those that others ask for at the moment are awaited.
+        """Request answers that are not stored; wait for those that other processes are requesting.
 
         Args:
-            ask: Gives what each of some keys comes to, and keeps it where it is an answer.
-            timeout: Seconds after which what others owe is asked for nevertheless; `None`: it is
-                awaited as long as they live.
+            ask: Requests the answers of some keys, stores successful ones and returns all results.
+            timeout: Seconds after which answers claimed by other processes are requested anyway;
+                `None` waits as long as those processes live.
 
         Returns:
-            What was asked for, and what is kept of the other keys.
+            The requested results, and the stored values of the other keys.
 
         Raises:
-            UserError: The file cannot be used; also what `ask` raises.
+            UserError: The file cannot be used; also errors of `ask`.
         """
         asked: dict[str, T] = {}
         kept: dict[str, Any] = {}
@@ -240,17 +243,17 @@ class Cache:
         return asked, kept
 
     def _thread_connection(self) -> sqlite3.Connection:
-        """This thread's connection; none is carried over a fork."""
+        """Return this thread's connection; connections are not reused after a fork."""
         process, connection = getattr(self._own, "opened", (None, None))
         if connection is not None and process == os.getpid():
             return connection
         if connection is not None:
-            # To close it here could harm the file that the parent has open.
+            # Closing it here could corrupt the file that the parent process has open.
             _inherited_connections.append(connection)
-        # SQLite gives its write-ahead log the mode of the file.
+        # Create the file first: SQLite gives its write-ahead log the same permissions.
         make_folder(self.path.parent, private=True)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        if self.file is None:  # who names another file may share it
+        if self.file is None:  # another file may be shared
             with suppress(PermissionError):
                 self.path.parent.chmod(0o700)
                 self.path.chmod(0o600)
@@ -263,10 +266,10 @@ class Cache:
 
     @contextmanager
     def open_connection(self) -> Iterator[sqlite3.Connection]:
-        """This thread's connection, for one use of it.
+        """Provide this thread's connection for one operation.
 
         Raises:
-            UserError: The file cannot be opened, or what is done inside fails.
+            UserError: The file cannot be opened, or the operation fails.
         """
         try:
             yield self._thread_connection()
@@ -278,23 +281,23 @@ class Cache:
 
 
 def make_cache_key(*parts: Any) -> str:
-    """A key that changes with any of the parts, which are JSON values."""
+    """Return a key that depends on all parts, which are JSON values."""
     text = _encode_sorted_json(parts)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _parse_values(found: dict[str, str]) -> dict[str, Any]:
-    """Values out of their JSON; one text is read in a third of the time that many take."""
+    """Decode JSON values; one joined document decodes three times as fast as many small ones."""
     return dict(zip(found, json.loads(f"[{','.join(found.values())}]"), strict=True))
 
 
 def make_sample_key(key: str, sample: int) -> str:
-    """The key of one of several answers: `key_of(key, sample)`, made in a third of the time."""
+    """Return the key of one sample: `make_cache_key(key, sample)`, computed three times as fast."""
     return hashlib.sha256(f'["{key}", {sample}]'.encode()).hexdigest()
 
 
 def _migrate_table(connection: sqlite3.Connection) -> None:
-    """Make the table, or give the one of an earlier version its columns; one process does it."""
+    """Create the table, or add missing columns to an earlier version's, in one transaction."""
     if _column_names(connection) >= set(ADDED_COLUMNS) and _column_names(connection, "claims"):
         return
     connection.execute("BEGIN IMMEDIATE")
@@ -314,26 +317,27 @@ def _column_names(connection: sqlite3.Connection, table: str = "answers") -> set
 
 
 class Presence:
-    """That this process lives, for others that share a cache; it ends with the process.
+    """Marks this process as alive for others that share a cache; ends with the process.
 
     Args:
-        cache: Beside which the file lies whose bytes are locked; nothing is written to it.
+        cache: Path of the cache; bytes of a file beside it are locked, nothing is written to it.
 
     Attributes:
-        number: Of the byte that is this process's.
+        number: Offset of this process's byte.
     """
 
     def __init__(self, cache: Path) -> None:
         self.process, self.number = os.getpid(), int.from_bytes(os.urandom(7), "big")
         file = cache.with_name(f"{cache.name}-claims")
-        # Never closed: that would release all locks that the process has on the file.
+        # Never closed: POSIX releases all of a process's locks on a file when it closes any
+        # descriptor of it.
         self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        with suppress(OSError):  # who may use the cache may use this
+        with suppress(OSError):  # as accessible as the cache
             os.fchmod(self._descriptor, cache.stat().st_mode & 0o777)
         self._lock(self.number)
 
     def holds(self, cache: Path) -> bool:
-        """Whether this process made it, on the file that is there now."""
+        """Return whether this process created it, on the file that exists now."""
         file = cache.with_name(f"{cache.name}-claims")
         try:
             return self.process == os.getpid() and os.path.samestat(
@@ -343,7 +347,7 @@ class Presence:
             return False
 
     def sees(self, number: int) -> bool:
-        """Whether another process, of this number, lives."""
+        """Return whether another process with this number is alive."""
         if not self._lock(number):
             return True
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, number)
@@ -358,7 +362,7 @@ class Presence:
 
 
 def _presence(cache: Path) -> Presence:
-    """This process's for a cache."""
+    """Return this process's presence for a cache."""
     with _presence_lock:
         found = _presences.get(str(cache))
         if found is None or not found.holds(cache):
@@ -367,7 +371,10 @@ def _presence(cache: Path) -> Presence:
 
 
 def retry_while_locked(work: Callable[[], T]) -> T:
-    """SQLite does not wait by itself where two processes make the same new file."""
+    """Retry work while the database is locked.
+
+    SQLite's own timeout does not apply when two processes create the same file.
+    """
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -378,24 +385,22 @@ def retry_while_locked(work: Callable[[], T]) -> T:
         time.sleep(0.01)
 
 
-# A model whose answers are kept: what was asked once is not asked again.
-
 REQUESTS_PER_BATCH = 64
-"""Requests that are asked before their answers are kept; an interrupt loses no more."""
+"""Requests sent before their answers are stored; an interrupt loses at most this many."""
 
 
 class CachedModel:
-    """Asks a model for what is not kept of it, and keeps its answers; failures are not kept.
+    """Answers from a cache; requests missing answers from a model and stores them, except failures.
 
-    A key is made of the identity and of everything in a request that changes its answer. Of equal
-    requests in a call, the k-th has the k-th sample of their answer from `Request.sample` on, and
-    the same again at the next call; those with a temperature of 0 have one answer. A model is not
-    told when it may stop (`Request.decided`): what is kept is whole.
+    A key depends on the identity and on everything in a request that affects its answer. The k-th
+    of equal requests in a call gets the k-th sample, counted from `Request.sample`, and the same
+    one in the next call; requests with temperature 0 share one answer. `Request.decided` is not
+    passed on, so that cached answers are complete.
 
     Args:
-        model: Whose answers are kept.
-        cache: Where.
-        identity: What tells the model from all others that share the cache, as JSON has it.
+        model: Model that answers on a cache miss.
+        cache: Cache of the answers.
+        identity: JSON value that distinguishes the model from all others sharing the cache.
         label: The model's name in `python -m swarm.cache info`.
     """
 
@@ -404,17 +409,17 @@ class CachedModel:
         self.identity, self.label = list(identity), label
 
     def check(self) -> None:
-        """See `swarm.tasks.base.RequiresSetup.check`; the model's, if it has one."""
+        """Check the model if it supports it; see `swarm.tasks.base.RequiresSetup.check`."""
         if check := getattr(self.model, "check", None):
             check()
 
     def open(self, device: str) -> None:
-        """See `swarm.tasks.base.RequiresSetup.open`; the model's, if it has one."""
+        """Load the model if it supports it; see `swarm.tasks.base.RequiresSetup.open`."""
         if opened := getattr(self.model, "open", None):
             opened(device)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `Model.generate`; what was answered beside a failure is kept nevertheless."""
+        """See `Model.generate`; if a request fails, the other answers are stored anyway."""
         return require_completions(self.generate_each(requests))
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
@@ -438,7 +443,7 @@ class CachedModel:
         return [found[key] for key, _ in asked]
 
     def stream(self, request: Request) -> Stream:
-        """See `swarm.models.base.stream`; an answer that is kept comes in one piece."""
+        """Stream one answer (see `swarm.models.base.stream`); a cached one is a single piece."""
         ((key, whole),) = self._keyed_requests([request])
         if key in (kept := self.cache.get([key])):
             answer = _restore_completion(kept[key])
@@ -448,11 +453,11 @@ class CachedModel:
         return self._store_completion(key, answer)
 
     def request_key(self, request: Request) -> str:
-        """Under which, with the sample's number, an answer is kept; greedy ones have number 0."""
+        """Return the key shared by all samples of a request."""
         return make_cache_key("model", self.identity, request_to_json(replace(request, sample=0)))
 
     def _keyed_requests(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
-        """The requests as the model gets them, each with the key of its answer."""
+        """Return the requests to pass to the model, each with its cache key."""
         seen: Counter[tuple[str, int]] = Counter()
         asked = []
         for request in requests:
@@ -472,18 +477,15 @@ def _restore_completion(value: Any) -> Completion:
     return replace(completion_from_json(value), cached=True)
 
 
-# Answers on their way into the cache: those that come at the same moment are written together.
-
-
 class CacheWriter:
-    """Keeps answers as they come, and says in the end which are kept.
+    """Stores answers as they arrive, batching those of one event loop iteration.
 
-    What has come in one turn of the event loop is written before the next: an answer is in the file
-    before anybody is told of it.
+    An answer is written before the next iteration starts, so it is in the file before any consumer
+    sees it.
 
     Args:
-        cache: Where; `None` keeps nothing.
-        label: Whose answers they are.
+        cache: Cache to write to; `None` stores nothing.
+        label: Name of the model that gave the answers.
     """
 
     def __init__(self, cache: Cache | None, label: str | None) -> None:
@@ -493,10 +495,10 @@ class CacheWriter:
         self._error: UserError | None = None
 
     def add(self, key: str, answer: Any) -> None:
-        """Keep an answer; called on the event loop.
+        """Schedule an answer for writing; must be called on the event loop.
 
         Raises:
-            UserError: An earlier one could not be written.
+            UserError: An earlier answer could not be written.
         """
         if self._error:
             raise self._error
@@ -513,17 +515,15 @@ class CacheWriter:
             self._error = error
 
     def get_stored(self, key: str, answer: Any) -> Any:
-        """The answer of a key that is kept: another's, if that came first.
+        """Return the stored answer of a key: another process's if that was written first.
 
         Raises:
-            UserError: One could not be written.
+            UserError: An answer could not be written.
         """
         if self._error:
             raise self._error
         return self._written.get(key, answer)
 
-
-# What a file of kept answers holds, and how some of them are removed.
 
 ENTRY_BYTES = "LENGTH(key) + LENGTH(CAST(value AS BLOB))"
 SELECT_BY_LABEL = (
@@ -538,13 +538,13 @@ OLDEST_BEYOND_SIZE = (
 
 
 class CacheEntryStats(NamedTuple):
-    """What a file holds of one label.
+    """Statistics of the entries with one label.
 
     Attributes:
-        label: The model's name; `None` where none was written down.
-        answers: How many.
-        bytes: Of their keys and values.
-        oldest, newest: When they were kept, as `time.time` has it; `None` if unknown.
+        label: The model's name; `None` if not recorded.
+        answers: Number of answers.
+        bytes: Size of their keys and values.
+        oldest, newest: Times of storage as of `time.time`; `None` if unknown.
     """
 
     label: str | None
@@ -555,7 +555,7 @@ class CacheEntryStats(NamedTuple):
 
 
 class CacheFilter(NamedTuple):
-    """Some of the answers: an SQL condition on the columns of a `Cache`, and its values."""
+    """A subset of the entries: an SQL condition on the columns of a `Cache`, and its parameters."""
 
     condition: str
     values: tuple[Any, ...] = ()
@@ -563,39 +563,39 @@ class CacheFilter(NamedTuple):
 
 ALL_ENTRIES = CacheFilter("TRUE")
 UNDATED_ENTRIES = CacheFilter("time IS NULL")
-"""Answers that were kept before their time was written down."""
+"""Entries stored before times were recorded."""
 
 
 def filter_older_than(seconds: float) -> CacheFilter:
-    """Answers of known time that are older than so many seconds."""
+    """Select entries of known time older than a number of seconds."""
     return CacheFilter("time < ?", (time.time() - seconds,))
 
 
 def filter_by_label(label: str | None) -> CacheFilter:
-    """The answers of one model, or those of which no model was written down."""
+    """Select the entries of one model, or those without a recorded model."""
     return CacheFilter("label IS ?", (label,))
 
 
 def filter_beyond_size(size: int) -> CacheFilter:
-    """The oldest answers, as many as are too many for `size` bytes; of unknown time is oldest."""
+    """Select the oldest entries beyond `size` bytes; those of unknown time count as oldest."""
     return CacheFilter(OLDEST_BEYOND_SIZE, (size,))
 
 
 def stats_by_label(cache: Cache) -> list[CacheEntryStats]:
-    """What the file holds of each label; the largest part first.
+    """Return the statistics of each label, largest first.
 
     Raises:
-        UserError: The file cannot be read or made.
+        UserError: The file cannot be read or created.
     """
     with cache.open_connection() as connection:
         return [CacheEntryStats(*row) for row in connection.execute(SELECT_BY_LABEL).fetchall()]
 
 
 def count_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
-    """How many answers these are, and their bytes.
+    """Return the number of matching entries and their size in bytes.
 
     Raises:
-        UserError: The file cannot be read or made.
+        UserError: The file cannot be read or created.
     """
     asked = f"SELECT COUNT(*), COALESCE(SUM({ENTRY_BYTES}), 0) FROM answers WHERE {which.condition}"
     with cache.open_connection() as connection:
@@ -604,10 +604,10 @@ def count_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
 
 
 def remove_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
-    """Remove answers and give the disk its space back; gives how many, and their bytes.
+    """Remove entries and free their disk space; return their number and size in bytes.
 
     Raises:
-        UserError: The file cannot be written, or another process held it for too long.
+        UserError: The file cannot be written, or another process locked it for too long.
     """
     found = count_entries(cache, which)
     with cache.open_connection() as connection:

@@ -16,21 +16,20 @@ from swarm.models.threaded import ThreadedModel
 
 
 class FunctionModel(ThreadedModel):
-    """Answers with what a function returns, or yields piece by piece.
+    """Answers with the return value of a function, or the pieces that it yields.
 
-    It is called with the request's prompt as it is: a text, or the conversation as a tuple of turns
-    (role, content). It returns a text, a `Completion`, or an iterator of texts. What it raises is
-    the request's failure. The most new tokens, a temperature and a seed are not for it.
+    The function is called with the request's prompt: a string, or the conversation as a tuple of
+    (role, content) turns. It returns a string, a `Completion`, or an iterator of strings. An
+    exception fails the request. Token limit, temperature and seed are not passed.
 
     Args:
-        function: The function, or where it is: "package.module:name". Python has to find the
-            module, and looks in the folder in which the command is given too; it is imported at
-            the first use.
-        concurrency: In how many threads it may run at once; more than one for a function that
-            allows it.
+        function: The function, or its location "package.module:name". The module must be importable
+            from `sys.path` or the current folder; it is imported on first use.
+        concurrency: Number of threads that may call it at once; more than one requires a
+            thread-safe function.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     def __init__(self, function: str | Callable[..., Any], concurrency: int = 1) -> None:
@@ -48,18 +47,18 @@ class FunctionModel(ThreadedModel):
         """Import the function; see `swarm.tasks.base.RequiresSetup.check`.
 
         Raises:
-            UserError: There is no such module, or no such function in it.
+            UserError: The module does not exist or has no such function.
         """
         self._load_function()
 
     def open(self, device: str) -> None:
-        """Nothing to load."""
+        """Do nothing; there is nothing to load."""
 
     def source(self) -> str:
-        """The text of the file that the function is in; empty where there is none.
+        """Return the source text of the function's file; empty if there is none.
 
         Raises:
-            UserError: As `check`.
+            UserError: See `check`.
         """
         try:
             return inspect.getsource(inspect.getmodule(self._load_function()))  # type: ignore[arg-type]
@@ -90,7 +89,7 @@ class FunctionModel(ThreadedModel):
         if not isinstance(self.function, str):
             return self.function
         module, _, name = self.function.partition(":")
-        # The folder of the command is in no path where a script of another folder is the command.
+        # sys.path lacks the current folder when the command is a script in another folder.
         if not {"", str(Path.cwd())} & set(sys.path):
             sys.path.append(str(Path.cwd()))
         try:
@@ -108,14 +107,14 @@ class FunctionModel(ThreadedModel):
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """How messages call a function."""
+    """Return the function's name for messages."""
     named = getattr(function, "__qualname__", type(function).__qualname__)
     module = getattr(function, "__module__", None)
     return f"{module}:{named}" if module else str(named)
 
 
 def describe_exception(error: BaseException, function: Callable[..., Any] | None) -> str:
-    """An error in one line, with the last line of the function's own file as far as it is known."""
+    """Format an exception in one line, with the last line of the function's file if known."""
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(function, "__code__", None)
     if code is None:

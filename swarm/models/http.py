@@ -1,4 +1,8 @@
-"""Many JSON requests to one server at once: paced, timed, repeated, and without a leaked key."""
+"""JSON requests to one server: concurrent, rate-limited, with timeouts, retries and streaming.
+
+`HttpClient` is the public class; `RetryingClient` makes one call and retries it until its answer
+can be parsed. API keys never appear in messages.
+"""
 
 import asyncio
 import json
@@ -32,28 +36,27 @@ from swarm.models.transport import (
     validate_url,
 )
 
-# One call to a server, repeated as often as is allowed, until its answer is understood.
-
 T = TypeVar("T")
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 
 FIRST_WAIT, MAX_WAIT = 0.5, 30.0
-"""Seconds before the first repetition; they double, up to the longest."""
+"""Seconds before the first retry, doubled on each, and their maximum."""
 
 OVERTAKEN_BEFORE_BACKOFF, MAX_OVERTAKEN = 3, 10
-"""Refusals of a request while others are accepted, after which it waits longer than they do, and
-may fail for good."""
+"""Number of refusals while other requests are accepted, after which a request backs off behind
+them, and may fail for good.
+"""
 
 
 class Call(NamedTuple):
     """One request.
 
     Attributes:
-        body: What is sent, as JSON.
-        tokens: How many tokens it will come to, roughly; for `Limits.tokens_per_minute`.
-        timeout: Seconds for the answer with all repetitions, from when our own limits let it go;
-            `None`: `Limits.timeout` and `Limits.retries` alone bound it.
+        body: JSON request body.
+        tokens: Estimated number of tokens; for `Limits.tokens_per_minute`.
+        timeout: Seconds for the answer including retries, from when the client's limits let it
+            start; `None`: only `Limits.timeout` and `Limits.retries` bound it.
     """
 
     body: Any
@@ -62,49 +65,50 @@ class Call(NamedTuple):
 
 
 ParseResponse = Callable[[int, Any, float], T]
-"""Makes of the n-th call's answer, and of the seconds that it took with all repetitions, what is
-wanted; a `ValueError` or its like: ask again."""
+"""Parses the n-th call's answer, given its duration in seconds including retries; a `ValueError` or
+similar triggers a retry.
+"""
 
 OnBadRequest = Callable[[int, BadRequest], T]
-"""Says what the n-th call comes to where the server refuses it, or raises."""
+"""Returns the result of the n-th call if the server refuses it, or raises."""
 
 
 class Transport(Protocol):
-    """Sends a body and gives what is answered."""
+    """Sends a body and returns the answer."""
 
     @property
     def begun(self) -> bool:
-        """Whether a part of the answer is with the caller already: no repetition then."""
+        """True once the caller has received a part of the answer; then there are no retries."""
         ...
 
     async def __call__(self, body: Any) -> Any:
-        """One answer."""
+        """Send one request and return its answer."""
         ...
 
 
 class StreamParser(Protocol[P_co]):
-    """Makes pieces of the events of a stream."""
+    """Turns the events of a stream into pieces."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer is whole even if nothing more comes."""
+        """True if the answer is complete even if the connection ends now."""
         ...
 
     def parse_event(self, content: Any) -> Sequence[P_co]:
-        """The pieces in one event; a `ValueError` or its like: it is not as agreed."""
+        """Return the pieces in one event; raise `ValueError` or similar if it is malformed."""
         ...
 
     def flush_pending(self) -> Sequence[P_co]:
-        """The pieces that were held back until it was certain that nothing more comes."""
+        """Return the pieces that were held back until the end of the stream."""
         ...
 
     def assemble_response(self) -> Any:
-        """What the server would have said at once."""
+        """Return the equivalent non-streamed response."""
         ...
 
 
 class StreamingTransport(Generic[P]):
-    """An exchange whose answer comes in pieces, each handed over at once."""
+    """Transport that emits the pieces of an answer as they arrive."""
 
     def __init__(
         self, post: HttpTransport, reader: Callable[[], StreamParser[P]], emit: Callable[[P], None]
@@ -113,10 +117,10 @@ class StreamingTransport(Generic[P]):
         self.begun = False
 
     async def __call__(self, body: Any) -> Any:
-        """The whole, after all pieces.
+        """Return the complete response after all pieces.
 
         Raises:
-            RequestError: There is none; an answer that broke off is none.
+            RequestError: The request failed or the answer was cut off.
         """
         reader = self.reader()
 
@@ -132,7 +136,7 @@ class StreamingTransport(Generic[P]):
             if not (ended or reader.is_complete):
                 raise ServerFault(f"{self.post.who}: the answer broke off")
         self._emit_pieces(reader.flush_pending())
-        # A key that came in two halves is whole here.
+        # Redact again: a key split over two events is visible only here.
         return self.post.redact_key(reader.assemble_response())
 
     def _emit_pieces(self, pieces: Sequence[P]) -> None:
@@ -143,15 +147,15 @@ class StreamingTransport(Generic[P]):
 
 @dataclass
 class RetryingClient(Generic[T]):
-    """Makes calls to one server.
+    """Makes calls to one server, with retries.
 
     Attributes:
-        who: The server, as messages call it.
-        turns: When a request may go.
-        read: Is handed each answer.
-        refused: What a call comes to that the server refuses; `None`: that is an error.
-        throttle: The rate that the server accepts.
-        repeated: Repetitions so far.
+        who: The server's name in messages.
+        turns: Rate limiter.
+        read: Parses each answer.
+        refused: Returns the result of a refused call; `None` raises instead.
+        throttle: Adaptive rate accepted by the server.
+        repeated: Number of retries so far.
     """
 
     who: str
@@ -162,10 +166,10 @@ class RetryingClient(Generic[T]):
     repeated: int = 0
 
     async def __call__(self, exchange: Transport, number: int, call: Call) -> T:
-        """What the call comes to.
+        """Return the parsed answer of a call.
 
         Raises:
-            RequestError: It failed for good.
+            RequestError: The call failed for good.
         """
         failed = CallFailures()
         if call.timeout is None:
@@ -226,11 +230,11 @@ class RetryingClient(Generic[T]):
     def _acquire_place(
         self, call: Call, failed: "CallFailures"
     ) -> AbstractAsyncContextManager[float]:
-        """A place for the call, and the time at which it goes; see `Turns.place`.
+        """Return a concurrency slot and the start time; see `RateLimiter.acquire_place`.
 
         Raises:
-            TimeoutError: The server has asked to wait longer than the call's answer may take.
-            TooLate: The server has accepted nothing for `Limits.rate_limit_timeout`.
+            TimeoutError: The server requested a pause longer than the call's timeout.
+            DeadlineExceeded: The server accepted nothing for `Limits.rate_limit_timeout`.
         """
         if call.timeout and self.throttle.remaining_pause >= call.timeout:
             raise TimeoutError
@@ -242,7 +246,7 @@ class RetryingClient(Generic[T]):
         return self.turns.limits.rate_limit_timeout
 
     def _retry_delay(self, error: RequestError, attempt: int) -> float | None:
-        """Seconds until the call may be repeated; `None` if it may not."""
+        """Return the seconds until a retry, or `None` if there must be none."""
         if not error.passing or attempt >= self.turns.limits.retries:
             return None
         spread = random.SystemRandom().uniform(0.5, 1.0)
@@ -254,15 +258,15 @@ class RetryingClient(Generic[T]):
 
 @dataclass
 class CallFailures:
-    """What the attempts of one call came to.
+    """Failed attempts of one call.
 
     Attributes:
-        times: Attempts that failed.
-        limited: Those that met a rate limit.
-        first: When it was met first, as `time.monotonic` has it.
-        overtaken: How often it was met though the server had accepted other requests since the
-            time before.
-        last: What the last one came to.
+        times: Number of failed attempts.
+        limited: Number of attempts refused by a rate limit.
+        first: Time of the first such refusal, as of `time.monotonic`.
+        overtaken: Number of such refusals although the server had accepted other requests since the
+            previous one.
+        last: Error of the last attempt.
     """
 
     times: int = 0
@@ -274,11 +278,11 @@ class CallFailures:
 
     @property
     def summary(self) -> str:
-        """How often was asked, and what was said at last."""
+        """Number of attempts and the last error."""
         return f"asked {self.times} times, and told at last: {self.last}"
 
     def add(self, error: RequestError, throttle: AdaptiveThrottle) -> None:
-        """Count one."""
+        """Count a failed attempt."""
         self.times, self.last = self.times + 1, error
         if isinstance(error, RateLimited):
             if not self.limited:
@@ -288,30 +292,30 @@ class CallFailures:
             self.limited, self._accepted = self.limited + 1, throttle.accepted
 
     def is_exhausted(self, most: float, throttle: AdaptiveThrottle) -> bool:
-        """Whether so many seconds of refusals are over.
+        """Return whether `most` seconds of refusals have passed.
 
-        They begin anew when the server accepts another request: this one has to wait its turn. But
-        one that is refused again and again while others are accepted may never be, as one that is
-        too large for a limit of tokens.
+        The time restarts when the server accepts another request, since this one has to wait its
+        turn. A request refused again and again while others are accepted may never succeed, for
+        example one larger than a token limit; it is given up as well.
         """
         now = time.monotonic()
         overtaken = self.overtaken >= MAX_OVERTAKEN and now - self.first >= most
         return overtaken or now >= self.retry_deadline(most, throttle)
 
     def retry_deadline(self, most: float, throttle: AdaptiveThrottle) -> float:
-        """When so many seconds of refusals are over if nothing is accepted until then."""
+        """Return when `most` seconds of refusals end if nothing is accepted until then."""
         return max(self.first, throttle.last_accepted) + most if self.limited else math.inf
 
     def rate_limit_delay(
         self, sent: float, throttle: AdaptiveThrottle, most: float
     ) -> float | None:
-        """Seconds until a call may be repeated whose last failure is a rate limit; `None`: never.
+        """Return the seconds until a rate-limited call may be retried; `None`: never.
 
-        It is the least that the call waits; then the throttle says when it goes.
+        This is the minimum; afterwards the throttle decides.
 
         Args:
-            sent: When the call went, as `time.monotonic` has it.
-            throttle: Is told of the refusal.
+            sent: Time when the call was sent, as of `time.monotonic`.
+            throttle: Records the refusal.
             most: `Limits.rate_limit_timeout`.
         """
         error = self.last
@@ -322,31 +326,31 @@ class CallFailures:
         if (error.after or 0.0) > most or self.is_exhausted(most, throttle):
             self.build_final_error(most)
             return None
-        # Behind the others, the more often it was overtaken.
+        # Back off behind other requests, exponentially in how often this one was overtaken.
         behind = (
             FIRST_WAIT * 2.0**self.overtaken if self.overtaken > OVERTAKEN_BEFORE_BACKOFF else 0.0
         )
         return max(error.after or 0.0, min(MAX_WAIT, behind))
 
     def build_final_error(self, most: float) -> RequestError:
-        """The last error, which is one for good now."""
+        """Mark the last error as final and return it."""
         error = self.last
         assert error
         error.args = (f"{error}; not repeated beyond {most:g} s (limits.rate_limit_timeout)",)
-        # A request that is overtaken says nothing of the others.
+        # An overtaken request does not imply that others will fail.
         error.passing, error.general = False, self.overtaken < MAX_OVERTAKEN
         return error
 
 
 def parse_response(who: str, function: Callable[..., T], *given: Any) -> T:
-    """What the function makes of a server's words.
+    """Apply a parser to a server's response.
 
     Args:
-        given: Of an event its content; else a number, the content and the seconds.
+        given: For an event its content; otherwise call number, content and seconds.
 
     Raises:
-        ServerFault: It does not understand them. The message says why in the function's own words
-            (`NotAgreed`), or else what came.
+        ServerFault: It cannot be parsed. The message is the parser's (`MalformedResponse`) or shows
+            the content.
     """
     try:
         return function(*given)
@@ -359,24 +363,24 @@ def parse_response(who: str, function: Callable[..., T], *given: Any) -> T:
 
 
 class HttpClient:
-    """Posts JSON to one URL, with a key that it reads from the environment when it is needed.
+    """Posts JSON to one URL, with a key read from the environment when needed.
 
-    It may be pickled, and used from several threads, beside a running event loop, after a fork.
+    It can be pickled and used from several threads, beside a running event loop, and after a fork.
 
     Args:
-        name: What messages call the server.
-        url: Where to post to.
-        api_key_env: The name of the environment variable with the key; `None` sends no key.
-        limits: How hard the server may be pressed.
-        header, scheme: The header that carries the key, and what stands before it.
+        name: The server's name in messages.
+        url: URL to post to.
+        api_key_env: Name of the environment variable with the key; `None` sends no key.
+        limits: Rate, concurrency and timeout limits.
+        header, scheme: Header of the key, and the prefix of its value.
 
     Attributes:
-        turns: When the next request may go.
-        throttle: The rate that the server accepts, as far as it was learnt.
-        repeated: How many repetitions there were.
+        turns: Rate limiter.
+        throttle: Adaptive rate accepted by the server.
+        repeated: Number of retries.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     def __init__(
@@ -400,9 +404,9 @@ class HttpClient:
         self.repeated = 0
 
     def for_model(self, name: str) -> "HttpClient":
-        """Another model of the server; both together keep to the limits.
+        """Return a client for another model of the server; both share the limits.
 
-        What is learnt of the server's rate limits is of the one model.
+        The adaptive rate is learned per model.
         """
         other = object.__new__(type(self))
         throttle = self.turns.get_throttle(name)
@@ -411,14 +415,14 @@ class HttpClient:
 
     @property
     def who(self) -> str:
-        """The server, as messages call it."""
+        """The server's name and URL, for messages."""
         return f"{self.name} ({self.url})"
 
     def read_api_key(self) -> str | None:
-        """What is sent as the key.
+        """Return the API key.
 
         Raises:
-            UserError: There is none in the environment.
+            UserError: The environment variable is not set.
         """
         return read_key(self.who, self.api_key_env)
 
@@ -426,9 +430,9 @@ class HttpClient:
     async def open_caller(
         self, read: ParseResponse[T], refused: OnBadRequest[T] | None = None
     ) -> AsyncIterator[Callable[[int, Call], Awaitable[T]]]:
-        """Make calls one by one, on the event loop of `swarm.models.threaded.shared_event_loop`.
+        """Provide a function that makes one call; see `run_calls` for arguments.
 
-        What it gives makes one call by its number and its body; see `gather` for the arguments.
+        It must be used on the event loop of `swarm.models.threaded.shared_event_loop`.
 
         Raises:
             UserError: There is no key; a call raises its `RequestError`.
@@ -437,10 +441,10 @@ class HttpClient:
             yield lambda number, call: asking(post, number, call)
 
     def check(self) -> None:
-        """Look for the key, and at the proxy if there is one.
+        """Check the key and the proxy's URL.
 
         Raises:
-            UserError: There is no key, or the proxy has no possible URL.
+            UserError: There is no key, or the proxy's URL is invalid.
         """
         proxy_for(self.url)
         self.read_api_key()
@@ -448,17 +452,17 @@ class HttpClient:
     def run_calls(
         self, calls: Sequence[Call], read: ParseResponse[T], refused: OnBadRequest[T] | None = None
     ) -> list[T]:
-        """Make all calls, reading the answers as they come; gives them in the calls' order.
+        """Make all calls and parse the answers as they arrive; return the results in order.
 
-        The first call that fails for good ends the others.
+        The first call that fails for good cancels the others.
 
         Args:
-            calls: What to ask.
-            read: Is handed each answer, in another thread; a `UserError` ends everything.
-            refused: What a call comes to that the server refuses; `None`: that is an error.
+            calls: Calls to make.
+            read: Parses each answer, in another thread; a `UserError` cancels everything.
+            refused: Returns the result of a refused call; `None` raises instead.
 
         Raises:
-            RequestError: A call failed for good; the class says how.
+            RequestError: A call failed for good; the class gives the kind of failure.
         """
         found = self._run_on_loop(calls, read, refused, together=True)
         return [done for done in found if not isinstance(done, UserError)]
@@ -466,10 +470,10 @@ class HttpClient:
     def run_each_call(
         self, calls: Sequence[Call], read: ParseResponse[T], refused: OnBadRequest[T] | None = None
     ) -> list[T | UserError]:
-        """As `gather`, but a call that fails for good has its error in the list.
+        """Make all calls like `run_calls`, but return the errors of failed calls in the list.
 
-        An error that all others would meet too, as that of a wrong key, is theirs if they have not
-        begun.
+        An error that would affect all calls, such as a wrong key, is also the result of calls not
+        yet started.
 
         Raises:
             UserError: There is no key.
@@ -483,17 +487,17 @@ class HttpClient:
         read: ParseResponse[T],
         refused: OnBadRequest[T],
     ) -> Generator[P, None, T]:
-        """Make one call whose answer comes in pieces, or in one where the server knows no better.
+        """Make one call and yield its answer in pieces; a single piece if the server cannot stream.
 
-        Once there was a piece nothing is repeated. To close the generator ends the call.
+        There are no retries after the first piece. Closing the generator cancels the call.
 
         Args:
-            call: What to ask.
-            reader: Makes a reader of events; each repetition has a new one.
-            read, refused: See `gather`.
+            call: Call to make.
+            reader: Creates a stream parser; each retry gets a new one.
+            read, refused: See `run_calls`.
 
         Raises:
-            RequestError: The call failed for good; the class says how.
+            RequestError: The call failed for good; the class gives the kind of failure.
         """
         key = self.read_api_key()
 
@@ -553,7 +557,7 @@ class HttpClient:
     async def _open_session(
         self, key: str | None, read: ParseResponse[T], refused: OnBadRequest[T] | None
     ) -> AsyncIterator[tuple[RetryingClient[T], HttpTransport]]:
-        """Connections, and how they are used."""
+        """Open connections, with the client that uses them."""
         import aiohttp
 
         proxy = proxy_for(self.url)

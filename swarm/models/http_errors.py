@@ -1,4 +1,4 @@
-"""What can go wrong with a request: one class a kind, one line a message, never a key in it."""
+"""Request errors: one class per kind, one-line messages that never contain a key."""
 
 import time
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 from swarm.errors import UserError
 
 MAX_MESSAGE_LENGTH = 300
-"""Characters of a server's own words that a message repeats."""
+"""Maximum number of characters of a server's message to repeat."""
 
 CONTENT_ERROR_CODES = (
     "content_filter",
@@ -17,28 +17,28 @@ CONTENT_ERROR_CODES = (
     "context_length_exceeded",
     "string_above_max_length",
 )
-"""Reasons to refuse a request that lie in its text: another text may be answered."""
+"""Error codes caused by the request's text; another text may be accepted."""
 
 MISSING_KEY_HINT = (
     "; no key was sent: put it into OPENAI_API_KEY, or into the variable of api_key_env"
 )
-"""What to do about a server that wants a key and was given none."""
+"""Hint for a server that requires a key when none was sent."""
 
 MAX_RETRY_AFTER_S = 120.0
-"""The most seconds that a server may ask us to wait; `Limits.rate_limit_timeout` after a 429."""
+"""Maximum Retry-After in seconds to honour; after a 429 it is `Limits.rate_limit_timeout`."""
 
 QUOTA_ERROR_CODE = "insufficient_quota"
-"""What an endpoint calls an account without money, which waiting does not mend."""
+"""Error code of an exhausted account; waiting does not help."""
 
 
 class RequestError(UserError):
     """A request failed.
 
     Attributes:
-        passing: Whether the same request may succeed later.
-        general: Whether other requests to the same model will fail likewise.
-        after: Seconds that the server asks us to wait, or `None`.
-        content: What the server said, as JSON or as text; `None` if nothing.
+        passing: True if the same request may succeed later.
+        general: True if other requests to the same model will fail as well.
+        after: Seconds to wait requested by the server, or `None`.
+        content: The server's response as JSON or text; `None` if there is none.
     """
 
     passing = False
@@ -50,7 +50,7 @@ class RequestError(UserError):
         self.content = content
 
     def with_attempt_count(self, times: int) -> "RequestError":
-        """The same, saying how often was asked."""
+        """Return the error with the number of attempts in its message."""
         if times == 1:
             return self
         error = type(self)(f"{self}; asked {times} times", self.after, self.content)
@@ -59,11 +59,11 @@ class RequestError(UserError):
 
 
 class MalformedResponse(ValueError):
-    """What a server says is not what was agreed; the message says in what."""
+    """A server's response does not have the expected form; the message explains the difference."""
 
 
 class AccessDenied(RequestError):
-    """401, 402, 403: the key, or the account, does not allow it."""
+    """401, 402, 403: the key or account is not authorized."""
 
     general = True
 
@@ -75,7 +75,7 @@ class NotFound(RequestError):
 
 
 class BadRequest(RequestError):
-    """Another 4xx: this request is not accepted; others may be."""
+    """Another 4xx: this request is refused; others may be accepted."""
 
 
 class RateLimited(RequestError):
@@ -85,19 +85,19 @@ class RateLimited(RequestError):
 
 
 class ServerFault(RequestError):
-    """5xx, or an answer that is not what was agreed."""
+    """5xx, or a malformed response."""
 
     passing = True
 
 
 class ConnectionFailed(RequestError):
-    """No connection, or a lost one."""
+    """Connection failed or lost."""
 
     passing = True
 
 
 class RequestTimeout(RequestError):
-    """No connection or no answer in time; 408."""
+    """No connection or no answer in time; also 408."""
 
     passing = True
 
@@ -117,12 +117,12 @@ ERROR_CLASS_BY_STATUS: dict[int, type[RequestError]] = {
 def error_from_response(
     who: str, status: int, headers: Mapping[str, str], content: Any, api_key_env: str | None
 ) -> RequestError:
-    """The error that an answer of status 300 or above stands for.
+    """Return the error for a response of status 300 or above.
 
     Args:
         who: The server's name and URL.
-        content: Its answer, as JSON or as text, without the key.
-        api_key_env: The environment variable with the key, for the advice.
+        content: Response as JSON or text, without the key.
+        api_key_env: Environment variable with the key, for the hint.
     """
     kind = ERROR_CLASS_BY_STATUS.get(status, ServerFault if status >= 500 else BadRequest)
     title = HTTPStatus(status).phrase if status in list(HTTPStatus) else ""
@@ -148,12 +148,12 @@ def error_from_response(
 
 
 def error_code(content: Any) -> str:
-    """The machine-readable reason in a server's error, or nothing."""
+    """Return the machine-readable code in a server's error, or ""."""
     return _error_field(content, "code")
 
 
 def error_type(content: Any) -> str:
-    """The kind of a server's error, or nothing."""
+    """Return the type in a server's error, or ""."""
     return _error_field(content, "type")
 
 
@@ -164,7 +164,7 @@ def _error_field(content: Any, name: str) -> str:
 
 
 def error_message(content: Any) -> str:
-    """The words in a server's error, in whichever of the usual places they are."""
+    """Return the message in a server's error, from any of its usual fields."""
     if isinstance(content, Mapping):
         for key in ("error", "message", "detail"):
             if content.get(key):
@@ -176,13 +176,13 @@ def error_message(content: Any) -> str:
 
 
 def to_one_line(words: str) -> str:
-    """A server's words, fit for a terminal: short, one line, printable."""
+    """Shorten a server's message to one printable line."""
     line = " ".join("".join(c if c.isprintable() else " " for c in words).split())
     return line if len(line) <= MAX_MESSAGE_LENGTH else f"{line[:MAX_MESSAGE_LENGTH]} ..."
 
 
 def parse_retry_after(value: str) -> float | None:
-    """The seconds in a Retry-After header, which has a number or an HTTP date (RFC 9110)."""
+    """Parse a Retry-After header: a number of seconds or an HTTP date (RFC 9110)."""
     try:
         found = float(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A model of the `llm` package (llm.datasette.io), whichever of its plugins brings it."""
+"""Models of the `llm` package (llm.datasette.io), from any of its plugins."""
 
 import logging
 import math
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REMOTE_CONCURRENCY = 8
-"""Requests under way at once to a model that wants a key, which is hence behind an endpoint."""
+"""Concurrent requests to a model that needs a key and is therefore remote."""
 
 OPTION_NAMES = {
     "temperature": ("temperature",),
     "seed": ("seed",),
     "max_new_tokens": ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict"),
 }
-"""What plugins call a request's settings, the first that a model has."""
+"""Names of the request's settings in plugins; the first one that a model has is used."""
 
 
 class LLM(ThreadedModel):
-    """Asks a model that `llm` knows; keys and settings are llm's, and nothing is logged there.
+    """A model known to `llm`, with llm's keys and settings; nothing is written to llm's log.
 
-    What comes before the last turn goes to the model as llm's own conversations do. A temperature,
-    a seed and the most new tokens go to models that have such an option. A request that meets a
-    rate limit (429) is repeated as those of `swarm.models.openai` are, at a rate that all requests
-    to the model share (`Throttle`), unless a part of its answer has come. It is warned once of a
-    temperature or a seed that a model does not take; the most new tokens, which every request has,
-    are then left to it without a word. Stops are looked for in the text.
+    Turns before the last one are passed as an llm conversation. Temperature, seed and the token
+    limit are passed to models with such an option. A rate-limited request (429) is retried like
+    those of `swarm.models.openai`, at a rate shared by all requests to the model
+    (`AdaptiveThrottle`), unless a part of its answer has arrived. An unsupported temperature or
+    seed is logged once as a warning; an unsupported token limit, which every request has, is
+    ignored silently. Stop strings are applied to the text.
 
     Args:
-        model: A model's name or alias, as `llm models` lists them.
-        concurrency: Requests under way at once; `None`: `AT_ONCE`, or one where a model wants no
-            key and may hence live in this process.
+        model: A model's name or alias, as listed by `llm models`.
+        concurrency: Number of concurrent requests; `None`: `REMOTE_CONCURRENCY`, or 1 if the model
+            needs no key and may therefore run in this process.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     def __init__(self, model: str, concurrency: int | None = None) -> None:
@@ -74,7 +74,7 @@ class LLM(ThreadedModel):
         return {k: v for k, v in kept.items() if k not in ("_line", "_pace")} | {"_model": None}
 
     def check(self) -> None:
-        """Look for the package, the model and its key; see `swarm.tasks.base.RequiresSetup.check`.
+        """Check the package, the model and its key; see `swarm.tasks.base.RequiresSetup.check`.
 
         Raises:
             UserError: One of them is missing.
@@ -87,7 +87,7 @@ class LLM(ThreadedModel):
                 raise UserError(f"{self.who}: {self._error_text(error)}") from None
 
     def open(self, device: str) -> None:
-        """Nothing to load; a plugin that holds weights loads them when it is asked."""
+        """Do nothing; a plugin with local weights loads them on the first request."""
 
     def _load_model(self) -> "llm.Model":
         if self._model is None:
@@ -132,10 +132,10 @@ class LLM(ThreadedModel):
                 self._wait_after_rate_limit(error, sent, failed, end, begun)
 
     def _wait_for_admission(self, failed: CallFailures, end: float) -> float:
-        """Wait until a request may go; gives the time.
+        """Wait until a request may be sent; return the time.
 
         Raises:
-            RequestError: It may not go before its end, or nothing is accepted any more.
+            RequestError: It cannot be sent before its deadline, or requests are no longer accepted.
         """
         most = self.limits.rate_limit_timeout
         try:
@@ -156,10 +156,10 @@ class LLM(ThreadedModel):
     def _wait_after_rate_limit(
         self, error: RateLimited, sent: float, failed: CallFailures, end: float, begun: bool
     ) -> None:
-        """Wait before a request is repeated that met a rate limit.
+        """Wait before retrying a rate-limited request.
 
         Raises:
-            RequestError: It may not be repeated.
+            RequestError: It must not be retried.
         """
         with self._pace:
             failed.add(error, self.throttle)
@@ -181,10 +181,10 @@ class LLM(ThreadedModel):
         options: dict[str, Any],
         streamed: bool,
     ) -> Stream:
-        """The answer of one request.
+        """Stream the answer to one request.
 
         Raises:
-            UserError: There is none; `RateLimited` where the endpoint says 429.
+            UserError: The request failed; `RateLimited` if the endpoint returned 429.
         """
         text: list[str] = []
         reasoning: list[str] = []
@@ -210,7 +210,7 @@ class LLM(ThreadedModel):
 
     def _concurrency_limit(self) -> int:
         if self.concurrency is None:
-            with suppress(UserError):  # each request will say it
+            with suppress(UserError):  # reported by each request
                 return REMOTE_CONCURRENCY if self._load_model().needs_key else 1
         return super()._concurrency_limit()
 
@@ -221,14 +221,14 @@ class LLM(ThreadedModel):
         options: dict[str, Any],
         streamed: bool,
     ) -> "llm.Response":
-        """Ask in a conversation of llm's that holds the earlier turns."""
+        """Prompt in an llm conversation that contains the earlier turns."""
         import llm
 
         conversation = model.conversation()
         messages = [llm.system(asked.system)] if asked.system else []
         for said, answer in asked.earlier:
             messages += [llm.user(said), llm.assistant(answer)]
-            # Plugins of before llm 0.32 read the conversation's responses, later ones the messages.
+            # Plugins before llm 0.32 read the conversation's responses, later ones the messages.
             told: Any = {"model": model.model_id, "messages": [messages[-1].to_dict()]}
             kept = llm.Response.from_dict(told, model=model)
             kept.prompt = llm.Prompt(said, model, system=asked.system or None)
@@ -242,13 +242,13 @@ class LLM(ThreadedModel):
         )
 
     def _build_options(self, model: "llm.Model", request: Request) -> dict[str, Any]:
-        """The request's settings, as the model's own options call them."""
+        """Return the request's settings under the model's option names."""
         has = type(model.Options()).model_fields
         options = {}
         for setting, names in OPTION_NAMES.items():
             value = getattr(request, setting)
             if setting == "seed" and value is not None:
-                value += request.sample  # or all samples would be the same
+                value += request.sample  # otherwise all samples would be the same
             name = next((name for name in names if name in has), None)
             if value is None:
                 continue
@@ -260,7 +260,7 @@ class LLM(ThreadedModel):
         return options
 
     def _error_text(self, error: Exception) -> str:
-        """An error's words in one line, without the key that a server may say back."""
+        """Return an error's message in one line, without the key, which a server may repeat."""
         words = str(error)
         with suppress(Exception):
             if key := self._load_model().get_key():
@@ -269,13 +269,13 @@ class LLM(ThreadedModel):
 
 
 def find_rate_limit(who: str, error: Exception, words: str) -> RateLimited | None:
-    """The rate limit that an error of a plugin stands for, or `None`.
+    """Return the rate limit error that a plugin's error stands for, or `None`.
 
-    Plugins raise what their client does: it, or what it was made of, has the status 429 as
+    Plugins raise their client's exceptions: the exception or its cause has status 429 as
     `status_code` or `code`, or as the `status_code` of its `response`.
 
     Args:
-        words: The error's own, without a key.
+        words: The error's message, without a key.
     """
     one: BaseException | None = error
     for _ in range(5):
@@ -299,7 +299,7 @@ def find_rate_limit(who: str, error: Exception, words: str) -> RateLimited | Non
 
 
 class ConversationParts(NamedTuple):
-    """A conversation as llm has them: exchanges, and what is said now."""
+    """A conversation in llm's form: system prompt, earlier exchanges, and the current prompt."""
 
     system: str
     earlier: list[tuple[str, str]]
@@ -307,9 +307,9 @@ class ConversationParts(NamedTuple):
 
 
 def split_conversation(request: Request, who: str) -> ConversationParts:
-    """The request as system's words, earlier exchanges, and the last turn.
+    """Split a request into system prompt, earlier exchanges, and the last turn.
 
-    Turns of the user that follow each other are one.
+    Consecutive user turns are joined.
 
     Raises:
         UserError: The last turn is not the user's.

@@ -1,4 +1,4 @@
-"""A model behind any OpenAI-compatible chat endpoint: a vendor's, a router's or your own server."""
+"""Models behind any OpenAI-compatible chat endpoint: a vendor's, a router's or a user's server."""
 
 import asyncio
 import itertools
@@ -48,47 +48,49 @@ from swarm.models.rate_limit import Limits
 log = logging.getLogger(__name__)
 
 MAX_LOGPROB_RETRIES = 2
-"""Repetitions of a request whose answer lacks the log probabilities that were asked for, where the
-endpoint may tell them."""
+"""Retries of a request whose answer lacks the requested log probabilities, if the endpoint may
+support them.
+"""
 
 BASE_URL, API_KEY_ENV = "https://api.openai.com/v1", "OPENAI_API_KEY"
 
 
 class OpenAI:
-    """Asks `base_url`/chat/completions; a prompt that is plain text goes as one user turn.
+    """Client of `base_url`/chat/completions; a plain text prompt is sent as one user turn.
 
-    What a model thinks before it answers, in a field of its own or between <think> and </think>,
-    is no part of its text. Answers are kept (`cache`), refusals too, and not paid for twice; what
-    fails is not kept, nor is an answer without the log probabilities that were asked for, which is
-    asked for again. Where requests are alike, a model with a temperature of 0 is asked once;
-    else the k-th of them in a call of `generate` is the k-th sample from `Request.sample` on, and
-    the same again at the next call. With a seed the k-th sample is asked for with the seed plus k.
+    Reasoning, in a separate field or between <think> and </think>, is not part of the text.
+    Answers, including refusals, are stored in `cache` and not paid for twice; failures are not
+    stored, nor are answers without the requested log probabilities, which are requested again. With
+    temperature 0 equal requests share one answer; otherwise the k-th of them in a call of
+    `generate` gets the k-th sample, counted from `Request.sample`, and the same one in the next
+    call. With a seed, the k-th sample is requested with the seed plus k.
 
     Args:
-        model: The model's name at the endpoint; `None` has to be set before anything is asked.
-        base_url: The endpoint, up to and without /chat/completions.
+        model: The model's name at the endpoint; `None` must be set before the first request.
+        base_url: The endpoint's URL without /chat/completions.
         api_key_env: Name of the environment variable with the key; `None` sends no key.
-        temperature: `None` leaves it to the endpoint.
-        seed: For endpoints that take one; `None` sends none.
-        body: Further fields of the request, such as {"reasoning_effort": "low"}.
-        tokens_field: What the endpoint calls the most new tokens: "max_tokens", or
-            "max_completion_tokens" as OpenAI's reasoning models want it.
+        temperature: Sampling temperature; `None` leaves it to the endpoint.
+        seed: Sampling seed, for endpoints that support one; `None` sends none.
+        body: Additional request fields, such as {"reasoning_effort": "low"}.
+        tokens_field: Field of the token limit: "max_tokens", or "max_completion_tokens" as required
+            by OpenAI's reasoning models.
         prices: Cost of a million tokens, {"prompt": ..., "new": ...}; `None` counts no cost.
-        limits: How hard the endpoint may be pressed.
-        cache: Where answers are kept; `None` keeps none.
-        samples_at_once: How many samples of one prompt a single request may ask for, by the field
-            `n`; endpoints that know it count the prompt once. Of no effect with a seed.
-        client: Shared with other models of one endpoint, as its limits are; stands for `base_url`,
-            `api_key_env` and `limits`. It posts to
+        limits: Rate, concurrency and timeout limits.
+        cache: Cache of the answers; `None` stores none.
+        samples_at_once: Maximum number of samples of one prompt per request (field `n`); endpoints
+            that support it count the prompt once. Ignored with a seed.
+        client: Client shared with other models of the endpoint, including its limits; replaces
+            `base_url`, `api_key_env` and `limits`. It must post to
             `swarm.models.openai_protocol.chat_url(base_url)`.
-        greedy_once: Whether samples with a temperature of 0 are one; else each is asked for.
+        greedy_once: Share one answer among equal requests with temperature 0; otherwise each is
+            requested.
 
     Attributes:
-        totals: What was asked so far, in this process.
-        fixed: What every request says that does not say otherwise itself.
+        totals: Usage so far, in this process.
+        fixed: Default fields of every request body.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class OpenAI:
         client: HttpClient | None = None,
         greedy_once: bool = True,
     ) -> None:
-        # Before any message that repeats the URL.
+        # Validate the URL first: later messages repeat it, and it must contain no password.
         url = chat_url(base_url)
         if model is not None and (not isinstance(model, str) or not model.strip()):
             raise UserError(f"model={model!r}: must be the name of a model at {base_url}")
@@ -134,14 +136,14 @@ class OpenAI:
         self.cache, self.greedy_once = cache, greedy_once
         self.totals = UsageTotals()
         self._stream_options = True
-        self._tells: bool | None = None  # log probabilities; not known before they are asked for
+        self._tells: bool | None = None  # supports log probabilities; None until known
         self._warned = False
 
     def check(self) -> None:
-        """See that a model is named and that the key is there.
+        """Check that a model name and a key are set.
 
         Raises:
-            UserError: It is not so.
+            UserError: One of them is missing.
         """
         if self.model is None:
             raise UserError(
@@ -151,23 +153,23 @@ class OpenAI:
         self.client.check()
 
     def open(self, device: str) -> None:
-        """Nothing to load; connections are made when something is asked."""
+        """Do nothing; connections are opened on request."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Answer all requests, many at once; see `Model.generate`.
+        """Answer all requests concurrently; see `Model.generate`.
 
         Raises:
-            UserError: Choices are to be scored, which a chat endpoint cannot do.
-            RequestError: The endpoint failed for good. What it had answered by then is kept.
+            UserError: Choices were to be scored, which a chat endpoint cannot do.
+            RequestError: The endpoint failed for good. Answers received before are stored.
         """
         self.check()
         return self._generate_with_cache(requests, self.client.run_calls)
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """Answer what can be answered; see `swarm.models.base.generate_each`.
+        """Answer as many requests as possible; see `swarm.models.base.generate_each`.
 
-        What the endpoint says against all requests alike, such as a wrong key or a model that it
-        does not know, ends the asking.
+        An error that affects all requests, such as a wrong key or an unknown model, stops the
+        remaining ones.
         """
         possible = [request for request in requests if not request.choices]
         try:
@@ -178,13 +180,12 @@ class OpenAI:
         return [self._choices_error() if request.choices else next(found) for request in requests]
 
     def stream(self, request: Request) -> Stream:
-        """Answer one request piece by piece; see `swarm.models.base.stream`.
+        """Stream the answer to one request; see `swarm.models.base.stream`.
 
-        An answer that is kept comes in one piece. Nothing is kept of one that does not come to its
-        end.
+        A cached answer is yielded in one piece. An incomplete answer is not stored.
 
         Raises:
-            UserError: As `generate`; also where the endpoint breaks off.
+            UserError: See `generate`; also if the endpoint cuts the answer off.
         """
         self.check()
         asked = self.list_pending_samples([request])
@@ -242,7 +243,7 @@ class OpenAI:
     def _request_uncached(
         self, new: list[PendingSample], ask: Callable[..., list[Any]]
     ) -> dict[str, Any]:
-        """Answer or error by key."""
+        """Return answers or errors by key."""
         found: dict[str, Any] = {}
         keeping = CacheWriter(self.cache, self.model)
         while left := [answer for answer in new if answer.key not in found]:
@@ -260,7 +261,7 @@ class OpenAI:
         return {key: keeping.get_stored(key, answer) for key, answer in found.items()}
 
     def list_pending_samples(self, requests: Sequence[Request]) -> list[PendingSample]:
-        """What is to be asked for the requests, and under which keys it is kept."""
+        """Return the samples to request, with their cache keys."""
         if any(request.choices for request in requests):
             raise self._choices_error()
         url, field = self.client.url, self.tokens_field
@@ -276,7 +277,7 @@ class OpenAI:
         if not self.cache:
             return {}
         kept = self.cache.get([answer.key for answer in asked])
-        # Earlier versions kept answers without the log probabilities that were asked for.
+        # Earlier versions stored answers without the requested log probabilities.
         useless = [
             one.key for one in asked if one.key in kept and lacks_logprobs(one.body, kept[one.key])
         ]
@@ -287,17 +288,17 @@ class OpenAI:
     def _build_calls(
         self, groups: Sequence[Sequence[PendingSample]], keeping: CacheWriter, again: bool = True
     ) -> tuple[list[Call], Any, Any]:
-        """The calls, and what is done with an answer and with a refusal as soon as it is there."""
+        """Return the calls, and the handlers of answers and refusals."""
         calls = [build_call(group, self.tokens_field) for group in groups]
         return calls, *self.response_handlers(groups, calls, keeping, again)
 
     def response_handlers(
         self, groups: Any, calls: Any, keeping: CacheWriter, again: bool = True
     ) -> tuple[Any, Any]:
-        """What is done with an answer and with a refusal; by number, groups and calls.
+        """Return the handlers of answers and refusals, which are called with a call number.
 
         Args:
-            again: Whether an answer that lacks log probabilities may be asked for again.
+            again: Retry answers that lack log probabilities.
         """
         lacking: Counter[int] = Counter()
 
@@ -321,7 +322,7 @@ class OpenAI:
                 lacking[number] += 1
                 if lacking[number] <= min(MAX_LOGPROB_RETRIES, self.client.limits.retries):
                     raise MalformedResponse("no log probabilities, which were asked for")
-                # An endpoint that has told them before may do so the next time.
+                # An endpoint that has returned them before may do so the next time.
                 self._tells = self._tells or False
             return store_answers(number, answers)
 
@@ -343,7 +344,7 @@ class OpenAI:
             log.warning("%s: the answers are by another model, %s", self.client.who, other)
 
     def build_completion(self, answer: CompletionFields, cached: bool) -> Completion:
-        """An answer as others have it."""
+        """Build a completion from stored fields."""
         cost, priced = compute_cost(answer, self.prices), bool(self.prices)
         told = {**answer, "cost": cost, "cached": cached, "priced": priced}
         return completion_from_json(told) if "tokens" in told else completion_from_fields(told)
@@ -359,20 +360,18 @@ class OpenAI:
         )
 
 
-# An endpoint's model asked for one answer after another, on the event loop where it is asked.
-
 GenerateSamples = Callable[[Sequence[str], Request, int], Awaitable[list[Completion]]]
-"""Keeps by keys what is answered to a request: one sample a key, the first of this number."""
+"""Requests one sample per key, the first with the given sample index, and stores them by key."""
 
 
 @asynccontextmanager
 async def open_sampler(model: OpenAI) -> AsyncIterator[GenerateSamples]:
-    """Ask on the event loop of `swarm.models.threaded.shared_event_loop`; answers are kept as they
-    come.
+    """Provide a function that requests samples one call at a time and stores them as they arrive.
 
-    What it gives answers one request, even if its answer is kept already, and raises what it fails
-    for. Of a request with a seed the k-th sample is asked for with the seed plus k, and alone. For
-    several samples (`n`) an endpoint may give fewer answers than keys.
+    It must be used on the event loop of `swarm.models.threaded.shared_event_loop`. It requests the
+    answer even if it is already cached, and raises its error on failure. For a request with a seed,
+    the k-th sample is requested with the seed plus k, and alone. For several samples (`n`) an
+    endpoint may return fewer answers than keys.
 
     Raises:
         UserError: There is no key.
@@ -396,7 +395,7 @@ async def open_sampler(model: OpenAI) -> AsyncIterator[GenerateSamples]:
                 answers = await asked(number, calls[number])
             finally:
                 del under_way[number], calls[number]
-            # What came in this turn of the loop is written before the next.
+            # Let the event loop run `CacheWriter`, which writes this iteration's answers.
             await asyncio.sleep(0)
             said = zip(keys, answers, strict=False)
             return [

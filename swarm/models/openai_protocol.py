@@ -1,4 +1,4 @@
-"""What is read of a chat completion, which came at once or in pieces, and what is kept of it."""
+"""Chat completions protocol: request bodies, cache keys, parsing of full and streamed answers."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,28 +13,28 @@ from swarm.models.postprocess import ThoughtSplitter, split_thoughts
 from swarm.models.transport import validate_url
 
 MIN_LOGPROB = -9999.0
-"""The log probability of what cannot be."""
+"""Log probability used for impossible tokens."""
 
 CompletionFields = dict[str, Any]
-"""What is kept: the fields of a `Completion` that say anything, as JSON."""
+"""JSON form of an answer in the cache: the non-default fields of a `Completion`."""
 
 USAGE_FIELDS = {"prompt_tokens": "prompt_tokens", "new_tokens": "completion_tokens"}
-"""Fields of a completion, and what a server calls them."""
+"""Completion fields and their names in a server's usage record."""
 
 
 def parse_answers(content: Any, most: int, seconds: float) -> list[CompletionFields]:
-    """What is kept of each of a completion's answers, at most so many.
+    """Parse the answers of a chat completion, at most `most` of them.
 
-    The server counts the tokens of all its answers together; each has an equal part.
+    The server counts the tokens of all answers together; they are divided equally.
 
     Args:
-        content: What the server said.
-        most: How many were asked for.
-        seconds: How long it took.
+        content: The server's response.
+        most: Number of answers requested.
+        seconds: Duration of the request.
 
     Raises:
-        ValueError: It is no completion, as where a router answers 200 and an error; or another
-            error that says so.
+        ValueError: It is not a completion, for example a router's error with status 200; or a
+            similar exception.
     """
     choices = content.get("choices") if isinstance(content, Mapping) else None
     if not choices:
@@ -53,7 +53,7 @@ def parse_answers(content: Any, most: int, seconds: float) -> list[CompletionFie
 
 
 def parse_choice(choice: Mapping[str, Any]) -> CompletionFields:
-    """One answer, without what belongs to all of them; beside the text, only what says anything."""
+    """Parse one answer, without fields shared by all; empty fields are left out."""
     text, thoughts = split_message_text(choice["message"])
     told = split_thoughts(text)
     answer: CompletionFields = {"text": told.text}
@@ -68,9 +68,9 @@ def parse_choice(choice: Mapping[str, Any]) -> CompletionFields:
 
 
 def lacks_logprobs(body: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
-    """Whether an answer has a text, and none of the log probabilities that the body asks for.
+    """Return whether a non-empty answer lacks the log probabilities requested in the body.
 
-    Endpoints leave them out now and then. Such an answer is of no use to who asked, and not kept.
+    Endpoints omit them occasionally. Such an answer is useless to the caller and not stored.
     """
     if not body.get("logprobs") or not answer.get("text"):
         return False
@@ -79,10 +79,10 @@ def lacks_logprobs(body: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
 
 
 def split_message_text(message: Mapping[str, Any]) -> tuple[str, str]:
-    """Text and thoughts of a message or of a piece of one, as the server tells them apart.
+    """Split a message, or a piece of one, into text and reasoning as reported by the server.
 
     Raises:
-        ValueError: The content is no text.
+        ValueError: The content is not text.
     """
     text, thoughts = message.get("content") or "", ""
     for field in ("reasoning_content", "reasoning"):
@@ -99,14 +99,14 @@ def split_message_text(message: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def join_text_parts(parts: Any) -> str:
-    """The text of a list of parts, or of a text."""
+    """Join the text of a list of parts; a string is returned as it is."""
     if isinstance(parts, str):
         return parts
     return "".join(str(part["text"]) for part in parts if part.get("type") == "text")
 
 
 def parse_tokens(choice: Mapping[str, Any]) -> list[Token]:
-    """The tokens of an answer or of a piece of one, where log probabilities were asked for."""
+    """Parse the tokens of an answer or of a piece, if log probabilities were requested."""
     told = (choice.get("logprobs") or {}).get("content") or []
     return [
         Token(
@@ -122,12 +122,12 @@ def parse_tokens(choice: Mapping[str, Any]) -> list[Token]:
 
 
 def parse_logprob(said: Any) -> float:
-    """A log probability; what some servers write for none at all, minus infinity, is no JSON."""
+    """Parse a log probability; minus infinity, written by some servers, is not valid JSON."""
     return max(MIN_LOGPROB, float(said))
 
 
 class StreamedCompletion:
-    """Reads a chat completion from the events of a stream; see `swarm.models.http.StreamParser`."""
+    """Parses a streamed chat completion; see `swarm.models.http.StreamParser`."""
 
     def __init__(self) -> None:
         self._thoughts = ThoughtSplitter()
@@ -139,14 +139,14 @@ class StreamedCompletion:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the server said why the text ends."""
+        """True once the server has sent a finish reason."""
         return bool(self._finish or self._at_once)
 
     def parse_event(self, content: Any) -> list[Delta]:
-        """What one event adds, if anything.
+        """Return the pieces added by one event.
 
         Raises:
-            ValueError: It tells of an error, or is none of a chat completion.
+            ValueError: It reports an error, or is not a chat completion event.
         """
         if content.get("error"):
             raise MalformedResponse(to_one_line(error_message(content)))
@@ -165,11 +165,11 @@ class StreamedCompletion:
         return nonempty_deltas(Delta(piece.text, thoughts + piece.reasoning))
 
     def flush_pending(self) -> list[Delta]:
-        """What was held back because it might have been a tag."""
+        """Return text held back because it might have been a tag."""
         return nonempty_deltas(self._thoughts.flush_pending())
 
     def assemble_response(self) -> Any:
-        """The completion as if it had come at once."""
+        """Return the equivalent non-streamed completion."""
         if self._at_once or not self._texts:
             return self._at_once
         text, thoughts = ("".join(parts) for parts in zip(*self._texts, strict=True))
@@ -182,33 +182,31 @@ class StreamedCompletion:
 
 
 def nonempty_deltas(delta: Delta) -> list[Delta]:
-    """The piece, if there is anything in it."""
+    """Return the piece unless it is empty."""
     return [delta] if any(delta) else []
 
 
 def is_same_model(asked: str, other: str) -> bool:
-    """Whether a server may call the model that was asked so.
+    """Return whether a reported model name may denote the requested model.
 
-    Servers add a date or a tag, and leave out who made it; they resolve "latest".
+    Servers add a date or a tag, omit the vendor, and resolve "latest".
     """
     mine, theirs = (name.casefold().rsplit("/", 1)[-1] for name in (asked, other))
     mine = mine.removesuffix("-latest")
     return not theirs or mine in theirs or theirs in mine
 
 
-# What is sent to a chat endpoint for a request, and under which key the answer is kept.
-
 CHARS_PER_TOKEN = 4
-"""For the estimate of `Limits.tokens_per_minute`; the server's own count corrects it."""
+"""Estimate for `Limits.tokens_per_minute`; corrected by the server's count."""
 
 
 class PendingSample(NamedTuple):
-    """One answer that is to be had.
+    """A sample to request.
 
     Attributes:
-        key: Under which it is kept.
-        alike: The same key for all that a single request may ask for together.
-        body: What is sent for it alone.
+        key: Its cache key.
+        alike: Equal for all samples that a single request may return together.
+        body: Request body for this sample alone.
         timeout: See `Request.timeout`.
     """
 
@@ -219,16 +217,16 @@ class PendingSample(NamedTuple):
 
 
 def chat_url(base_url: object) -> str:
-    """Where chats are posted to.
+    """Return the URL to post chats to.
 
     Raises:
-        UserError: It is no base URL; the message leaves a password out.
+        UserError: The base URL is invalid; the message omits a password.
     """
     return validate_url(f"{base_url}".rstrip("/") + "/chat/completions")
 
 
 def build_body(request: Request, tokens_field: str, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON for a request; its own settings go before the model's, `fixed`."""
+    """Build the body of a request; its settings override the model's defaults in `fixed`."""
     plain = isinstance(request.prompt, str)
     turns = (Message("user", str(request.prompt)),) if plain else request.prompt
     body = {
@@ -252,7 +250,7 @@ def build_body(request: Request, tokens_field: str, fixed: Mapping[str, Any]) ->
 
 
 def override_fields(body: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """A body with what a request says over it; one of `None` is left out."""
+    """Override fields of a body; those set to `None` are removed."""
     whole = {**body, **told}
     return {key: value for key, value in whole.items() if value is not None}
 
@@ -264,15 +262,16 @@ def list_pending_samples(
     fixed: Mapping[str, Any],
     greedy_once: bool = True,
 ) -> Iterator[PendingSample]:
-    """What is to be had for the requests: another answer each.
+    """Yield a sample for each request.
 
     Args:
-        greedy_once: Equal ones with a temperature of 0 have one answer.
+        greedy_once: Share one sample among equal requests with temperature 0.
     """
     seen: Counter[tuple[str, int]] = Counter()
     for request in requests:
         body = build_body(request, tokens_field, fixed)
-        # A key in the body is no part of the question: another one would pay for all again.
+        # Hide secrets in the cache key: another API key in the body must not pay for all answers
+        # again.
         told = {
             name: HIDDEN if isinstance(one, str) and SECRET.search(name) else one
             for name, one in body.items()
@@ -288,7 +287,7 @@ def list_pending_samples(
 
 
 def group_samples(answers: Sequence[PendingSample], most: int) -> list[list[PendingSample]]:
-    """The answers that go into one request each, at most so many."""
+    """Group samples into requests of at most `most` samples each."""
     alike: dict[Any, list[PendingSample]] = defaultdict(list)
     for answer in answers:
         alike[answer.alike, answer.timeout].append(answer)
@@ -296,9 +295,9 @@ def group_samples(answers: Sequence[PendingSample], most: int) -> list[list[Pend
 
 
 def build_call(group: Sequence[PendingSample], tokens_field: str) -> Call:
-    """The request for a group."""
+    """Build the call for a group."""
     body, count = group[0].body, len(group)
-    # A turn's content may be parts, or nothing where it is a call of tools.
+    # A turn's content may be a list of parts, or missing in a tool call.
     read = sum(len(turn.get("content") or "") for turn in body["messages"]) / CHARS_PER_TOKEN
     tokens = float(read + count * body.get(tokens_field, 0))
     return Call(body | ({"n": count} if count > 1 else {}), tokens, group[0].timeout)

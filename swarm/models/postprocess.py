@@ -1,15 +1,13 @@
-"""What a model thinks before it answers, told apart from its answer, even as it comes in pieces."""
+"""Postprocessing of answers: stop strings, and reasoning in <think> tags, also when streamed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from swarm.models.base import Completion, Delta, Stream
 
-# Where an answer ends: at the first of a request's stops, which it does not hold.
-
 
 def truncate_at_stop(completion: Completion, stops: Sequence[str]) -> Completion:
-    """The completion up to the first stop; its tokens stay those that were generated."""
+    """Truncate the completion at the first stop string; its tokens remain those generated."""
     end = _find_first_stop(completion.text, stops)
     if end is None:
         return completion
@@ -17,10 +15,10 @@ def truncate_at_stop(completion: Completion, stops: Sequence[str]) -> Completion
 
 
 def stream_until_stop(stream: Stream, stops: Sequence[str]) -> Stream:
-    """The stream up to the first stop.
+    """Truncate a stream at the first stop string.
 
-    A piece that may be the beginning of a stop waits for the next one. The stream is read to its
-    end, for what it cost.
+    Text that may begin a stop string is held back until the next piece. The stream is consumed to
+    its end to obtain the cost.
     """
     if not stops:
         return (yield from stream)
@@ -49,7 +47,7 @@ def _find_first_stop(text: str, stops: Sequence[str]) -> int | None:
 
 
 def _partial_stop_length(text: str, stops: Sequence[str]) -> int:
-    """How many of the last characters may be the beginning of a stop."""
+    """Return the length of the longest suffix that may begin a stop string."""
     longest = min(len(text), max((len(stop) for stop in stops), default=1) - 1)
     ends = (n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in stops))
     return next(ends, 0)
@@ -59,9 +57,9 @@ OPENING_TAGS, CLOSING_TAGS = ("<think>", "<thinking>"), ("</think>", "</thinking
 
 
 class ThoughtSplitter:
-    """Splits a text that may begin with <think> ... </think>; one that never ends is all thought.
+    """Separates leading <think> ... </think> from the answer; unclosed thoughts extend to the end.
 
-    What stands before the thoughts is dropped if it is blank; elsewhere the tags are text.
+    Blank text before the thoughts is dropped; tags elsewhere are text.
     """
 
     def __init__(self) -> None:
@@ -69,7 +67,7 @@ class ThoughtSplitter:
         self._in: bool | None = None
 
     def feed(self, piece: str) -> Delta:
-        """What is certain by now."""
+        """Add text and return what is certain by now."""
         if self._in is False:
             return Delta(piece)
         self._held += piece
@@ -85,7 +83,7 @@ class ThoughtSplitter:
         return self._split_at_closing_tag()
 
     def flush_pending(self) -> Delta:
-        """What has been held back for the end of a tag that did not come."""
+        """Return text held back because it might have begun a tag."""
         held, self._held = self._held, ""
         return Delta(reasoning=held) if self._in else Delta(held)
 
@@ -96,7 +94,7 @@ class ThoughtSplitter:
             thought, self._held = self._held[:place], self._held[place + len(tag) :]
             self._in = False
             return Delta(self.flush_pending().text, thought)
-        # A tag may have begun.
+        # Hold back the beginning of a possible tag.
         place = self._held.rfind("<")
         if place < 0 or not any(tag.startswith(self._held[place:]) for tag in CLOSING_TAGS):
             place = len(self._held)
@@ -105,7 +103,7 @@ class ThoughtSplitter:
 
 
 def split_thoughts(text: str) -> Delta:
-    """A whole text and its thoughts."""
+    """Split a complete text into answer and reasoning."""
     if "<" not in text:
         return Delta(text)
     splitter = ThoughtSplitter()

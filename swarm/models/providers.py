@@ -1,4 +1,4 @@
-"""Named endpoints, each with its key's variable, its limits and its prices, out of yaml files."""
+"""Named endpoints with their key variables, limits and prices, from YAML files; sample counts."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,20 +17,18 @@ from swarm.models.openai_protocol import chat_url
 from swarm.models.rate_limit import Limits
 from swarm.models.transport import validate_env_name, validate_url
 
-# How often a model is asked, where its name says so: "qwen2:7b:3".
-
 MAX_SAMPLE_COUNT = 99
-"""Samples that a name may ask for."""
+"""Maximum number of samples in a model name."""
 
 
 def split_sample_count(name: str) -> tuple[str, int]:
-    """A name, and how often its model is asked: "qwen2:7b:3" is ("qwen2:7b", 3).
+    """Split a model name and its sample count: "qwen2:7b:3" is ("qwen2:7b", 3).
 
-    A last part of digits alone is a number of samples; other tags belong to the name, and
-    "name:8:1" says that 8 is one too.
+    A last part of digits only is a count; other tags belong to the name. If the name ends in
+    digits, append a count: "name:8:1".
 
     Raises:
-        UserError: The number is not from 1 to `MOST`.
+        UserError: The count is not between 1 and `MAX_SAMPLE_COUNT`.
     """
     head, colon, tail = name.rpartition(":")
     if not colon or not (tail.isascii() and tail.isdigit()):
@@ -45,10 +43,10 @@ def split_sample_count(name: str) -> tuple[str, int]:
 
 
 def parse_counted_names(lists: Iterable[str]) -> list[tuple[str, int]]:
-    """Names and counts in lists with commas: ["a,b:3", "c"] is [("a", 1), ("b", 3), ("c", 1)].
+    """Parse comma-separated names with counts: ["a,b:3", "c"] is [("a", 1), ("b", 3), ("c", 1)].
 
     Raises:
-        UserError: A name is missing, or a number is not allowed.
+        UserError: A name is missing, or a count is invalid.
     """
     lists = list(lists)
     names = [name.strip() for one in lists for name in one.split(",")]
@@ -58,10 +56,10 @@ def parse_counted_names(lists: Iterable[str]) -> list[tuple[str, int]]:
 
 
 PROVIDERS_VARIABLE = "MODEL_SWARMS_PROVIDERS"
-"""The environment variable that names the user's file."""
+"""Environment variable with the path of the user's file."""
 
 OFFICIAL_API_URL = "https://api.openai.com/"
-"""Where the newer models take max_completion_tokens alone; it is of use nowhere else."""
+"""Endpoint whose newer models accept max_completion_tokens only; others need not support it."""
 
 NUMBER_TYPES = (int, float, type(None))
 
@@ -77,19 +75,19 @@ PROVIDER_KEYS: dict[str, tuple[tuple[type, ...], str]] = {
     "body": ((dict,), "a mapping of fields of the request"),
     "prices": ((dict,), "a mapping such as {gpt-4o-mini: {prompt: 0.1, new: 0.4}}"),
 }
-"""What a provider may have: of which type, and how messages call that."""
+"""Allowed keys of a provider: types, and their description in messages."""
 
 
 class Provider:
-    """One endpoint and its models; whatever is asked there shares the endpoint's limits.
+    """One endpoint and its models, which share the endpoint's limits.
 
     Args:
-        name: As names of models begin.
-        settings: The keys that conf/providers.yaml describes; base_url is a must.
+        name: Prefix of its model names.
+        settings: Keys as described in conf/providers.yaml; base_url is required.
 
     Raises:
-        UserError: A key or a value is not allowed; the message begins with the key and does not
-            repeat the value, which may be a secret.
+        UserError: A key or value is invalid; the message begins with the key and does not repeat
+            the value, which may be a secret.
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -107,14 +105,14 @@ class Provider:
         self.prices = {str(m): _parse_price(m, p) for m, p in settings.get("prices", {}).items()}
 
     def create_model(self, name: str, **settings: Any) -> OpenAI:
-        """One of the endpoint's models.
+        """Create one of the endpoint's models.
 
         Args:
-            name: As the endpoint calls it.
-            settings: Further arguments of `OpenAI`, over the provider's own.
+            name: Name at the endpoint.
+            settings: Further arguments of `OpenAI`, overriding the provider's.
 
         Raises:
-            UserError: A value is not allowed.
+            UserError: A value is invalid.
         """
         url = self._resolve_url()
         newest = self.tokens_field is None and f"{url}/".startswith(OFFICIAL_API_URL)
@@ -132,24 +130,24 @@ class Provider:
         return OpenAI(name, **{**own, **settings})
 
     def has_prices(self, model: str) -> bool:
-        """Whether the model's prices are known; else its answers seem to cost nothing."""
+        """Return whether the model's prices are known; otherwise its cost is counted as 0."""
         return model in self.prices
 
     @cached_property
     def client(self) -> HttpClient:
-        """What all of the provider's models are asked through.
+        """HTTP client shared by all models of the provider.
 
         Raises:
-            UserError: The URL in the environment is none.
+            UserError: The URL in the environment variable is invalid.
         """
         key = self.api_key_env
         if self.is_url_overridden and key and not os.environ.get(key, "").strip():
-            key = None  # many a server of one's own wants none, and one that does says so
+            key = None  # self-hosted servers often need none
         return HttpClient(self.name, chat_url(self._resolve_url()), key, self.limits)
 
     @property
     def is_url_overridden(self) -> bool:
-        """Whether the environment says where the endpoint is."""
+        """True if an environment variable overrides the URL."""
         return bool(self.base_url_env and os.environ.get(self.base_url_env, "").strip())
 
     def _resolve_url(self) -> str:
@@ -169,13 +167,14 @@ class Providers(Mapping[str, Provider]):
 
     @classmethod
     def load(cls, file: str | Path | None = None) -> "Providers":
-        """The providers that ship, and over them those of a file.
+        """Load the shipped providers, overridden by those of a file.
 
         Args:
-            file: `None`: the one in $MODEL_SWARMS_PROVIDERS, else the user's own if there is one.
+            file: `None`: the one in $MODEL_SWARMS_PROVIDERS, or else the user's default file if it
+                exists.
 
         Raises:
-            UserError: A file is not there or not as agreed; the message names it, the provider and
+            UserError: A file is missing or invalid; the message names the file, the provider and
                 the key.
         """
         shipped = conf_folder() / "providers.yaml"
@@ -204,17 +203,18 @@ class Providers(Mapping[str, Provider]):
 
 
 def read_provider_settings(file: Path) -> dict[str, dict[str, Any]]:
-    """What a yaml file says of each provider.
+    """Read the settings of each provider from a YAML file.
 
     Raises:
-        UserError: It cannot be read, or is not as agreed.
+        UserError: It cannot be read, or is invalid.
     """
     import yaml
 
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
-        # Not the error's own words, nor the name of an alias or a tag: they quote the file.
+        # Omit the error's message and the names of aliases and tags: they quote the file, which may
+        # contain secrets.
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
         quotes = isinstance(error, (yaml.composer.ComposerError, yaml.constructor.ConstructorError))
         why = "" if quotes else f": {error.problem}"
@@ -240,10 +240,10 @@ def read_provider_settings(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def check_keys(settings: Mapping[Any, Any]) -> None:
-    """See that all keys are known, and the values of their types.
+    """Check the names of all keys and the types of their values.
 
     Raises:
-        UserError: One is not.
+        UserError: One is invalid.
     """
     for key, value in settings.items():
         _check_known_key(key, PROVIDER_KEYS, "")
@@ -261,7 +261,7 @@ def check_keys(settings: Mapping[Any, Any]) -> None:
 
 
 def merge_settings(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with some of them changed; of a mapping, those of its keys that are named."""
+    """Override settings; mappings are merged key by key."""
     new = {
         key: {**before.get(key, {}), **value} if isinstance(value, dict) else value
         for key, value in changed.items()
@@ -270,7 +270,7 @@ def merge_settings(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dic
 
 
 def _find_user_file(file: str | Path | None) -> Path | None:
-    """The user's file; `None` if there is none and none is named."""
+    """Return the path of the user's file; `None` if none is named and the default is missing."""
     if named := file or os.environ.get(PROVIDERS_VARIABLE, "").strip():
         return Path(named).expanduser()
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")

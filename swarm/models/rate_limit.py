@@ -1,4 +1,4 @@
-"""How hard a server may be pressed, and when the next request may go."""
+"""Rate limits of a server, fixed and learned, and scheduling of its requests."""
 
 import asyncio
 import random
@@ -13,26 +13,26 @@ from swarm.errors import UserError
 
 @dataclass(frozen=True)
 class Limits:
-    """How hard a server may be pressed; none of it changes an answer.
+    """Limits on requests to a server; they do not affect answers.
 
-    The limits are those of one process: of several workers each has its own.
+    The limits apply per process: each worker has its own.
 
     Attributes:
-        concurrency: The most requests under way at once.
-        requests_per_minute: They are sent evenly, never in bursts; `None` is no limit.
-        tokens_per_minute: Likewise, of tokens read and written; estimated before a request is
-            sent and put right by what the server counted. `None` is no limit.
-        connect_timeout: Seconds for a connection.
-        timeout: Seconds for a whole request; a silent server and a trickling one both meet it.
-        retries: How often a request is repeated after 408, 409, 425, 5xx, a lost connection, a
-            timeout or an answer that is not as agreed.
-        rate_limit_timeout: Seconds for which a request is repeated that meets a rate limit (429):
-            from its first refusal, or from when the server last accepted another request. These
-            repetitions are not among `retries`; the rate of all requests is lowered meanwhile
-            (`Throttle`). 0 repeats none.
+        concurrency: Maximum number of concurrent requests.
+        requests_per_minute: Requests are spaced evenly, never sent in bursts; `None` is no limit.
+        tokens_per_minute: The same for prompt and new tokens; estimated before a request is sent
+            and corrected by the server's count. `None` is no limit.
+        connect_timeout: Seconds to establish a connection.
+        timeout: Seconds for a complete request, however slowly data arrives.
+        retries: Number of retries after 408, 409, 425, 5xx, a lost connection, a timeout or a
+            malformed response.
+        rate_limit_timeout: Seconds to retry a rate-limited request (429), counted from its first
+            refusal or from when the server last accepted another request. These do not count as
+            `retries`; meanwhile the rate of all requests is reduced (`AdaptiveThrottle`). 0 retries
+            none.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     concurrency: int = 16
@@ -62,14 +62,14 @@ class Limits:
 
 
 class Pacer:
-    """Spreads what is sent evenly over time; `None` a minute is no limit."""
+    """Spaces events evenly over time; a rate of `None` is no limit."""
 
     def __init__(self, per_minute: float | None) -> None:
         self._seconds = 60.0 / per_minute if per_minute else 0.0
         self._free = 0.0
 
     def reserve_slot(self, amount: float = 1.0) -> float:
-        """Take the next place; gives the time, of `time.monotonic`, at which it begins."""
+        """Reserve the next slot; return its start as of `time.monotonic`."""
         if not self._seconds:
             return 0.0
         begin = max(time.monotonic(), self._free)
@@ -77,44 +77,47 @@ class Pacer:
         return begin
 
     def adjust_reservation(self, amount: float) -> None:
-        """Add to what was booked; less than 0 gives some of it back."""
+        """Add to the reserved amount; a negative value releases a part of it."""
         self._free += amount * self._seconds
 
 
 class DeadlineExceeded(Exception):
-    """A request cannot go in time."""
+    """A request cannot be sent before its deadline."""
 
 
 class AdaptiveThrottle:
-    """Rate at which a server accepts requests, learnt from those that it refuses with 429.
+    """Rate at which a server accepts requests, learned from its 429 responses.
 
-    Additive increase, multiplicative decrease (Chiu and Jain, 1989), of requests a second: there
-    is no limit before the first 429. A refusal lowers the rate of all requests: a little where the
-    server had accepted many at this rate, more where few. Refusals of requests that were sent
-    before the last decrease count once. Where nothing was accepted since then, a lower rate does
-    not help: sending pauses instead, for twice as long each time. The requests under way at once
-    fall with the rate. A wait that the server asks for (Retry-After) is kept by all requests.
+    Additive increase, multiplicative decrease (Chiu and Jain, 1989) of requests per second; there
+    is no limit before the first 429. A refusal lowers the rate of all requests: slightly if the
+    server accepted many at this rate, more if few. Refusals of requests sent before the last
+    decrease count once. If nothing was accepted since then, a lower rate does not help: sending
+    pauses instead, twice as long each time. The number of concurrent requests falls with the rate.
+    All requests honour a Retry-After.
 
     The constants are the best of 162 sets simulated, for token buckets, sliding and fixed windows.
 
     Attributes:
-        rate: Requests a second; `None` is no limit.
-        accepted: How many requests the server has answered.
-        last_accepted: When it answered the last one, as `time.monotonic` has it.
+        rate: Requests per second; `None` is no limit.
+        accepted: Number of requests answered by the server.
+        last_accepted: Time of the last answer, as of `time.monotonic`.
     """
 
     MANY, ENOUGH = 0.95, 20
-    """Decrease to this share, where so many requests were accepted since the last decrease."""
+    """Factor of a small decrease, and the number of requests accepted since the last decrease that
+    it requires.
+    """
     FEW = 0.7
-    """Decrease where there were fewer."""
+    """Factor of the decrease after fewer accepted requests."""
     SLOWLY, QUICKLY = 0.01, 0.1
-    """Increase a second, after a small decrease as a share of the lowered rate (additive), after a
-    large one of the rate itself (TCP's slow start)."""
+    """Increase per second: after a small decrease as a share of the lowered rate (additive), after
+    a large one of the current rate (TCP's slow start).
+    """
     STEP = 0.05
-    """The largest increase by one accepted request."""
+    """Maximum increase per accepted request."""
     FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
     WINDOW = 3.0
-    """Seconds over which the accepted requests are counted."""
+    """Seconds over which accepted requests are counted."""
 
     def __init__(self) -> None:
         self.rate: float | None = None
@@ -132,28 +135,28 @@ class AdaptiveThrottle:
 
     @property
     def remaining_pause(self) -> float:
-        """Seconds for which the server has asked us to wait."""
+        """Seconds left of the wait requested by the server."""
         return self._quiet_until - time.monotonic()
 
     def pause_for(self, seconds: float) -> None:
-        """Send nothing for so long: what one request was told holds for all."""
+        """Pause all requests for this many seconds."""
         self._quiet_until = max(self._quiet_until, time.monotonic() + seconds)
 
     def send_lock(self) -> asyncio.Lock:
-        """Lock for the next request to go; of the running loop, as `Turns.gate`."""
+        """Return the running loop's lock for sending; see `RateLimiter.concurrency_gate`."""
         loop = asyncio.get_running_loop()
         if loop not in self._lines:
             self._lines = {loop: asyncio.Lock()}
         return self._lines[loop]
 
     async def wait_until_clear(self, latest: Callable[[], float]) -> bool:
-        """Wait until a request may go; gives whether the server had asked to wait.
+        """Wait until a request may be sent; return whether the server had requested a wait.
 
         Args:
-            latest: Gives the time, as `time.monotonic` has it, beyond which it does not wait.
+            latest: Returns the deadline as of `time.monotonic`.
 
         Raises:
-            TooLate: It cannot go before `latest`.
+            DeadlineExceeded: It cannot be sent before `latest`.
         """
         waited = False
         while (step := self.next_wait(latest)) > 0:
@@ -162,10 +165,10 @@ class AdaptiveThrottle:
         return waited
 
     def next_wait(self, latest: Callable[[], float]) -> float:
-        """Seconds until `earliest`, or 1 at most: an answer may end a pause; 0 or less: go.
+        """Return the seconds to wait, at most 1 since an answer may end a pause; 0 or less: send.
 
         Raises:
-            TooLate: A request cannot go before `latest`.
+            DeadlineExceeded: A request cannot be sent before `latest`.
         """
         wait = self.next_send_time() - (now := time.monotonic())
         if wait > 0 and now + wait > latest():
@@ -173,11 +176,11 @@ class AdaptiveThrottle:
         return min(wait, 1.0)
 
     def next_send_time(self) -> float:
-        """When the next request may go, as `time.monotonic` has it."""
+        """Return when the next request may be sent, as of `time.monotonic`."""
         return max(self._quiet_until, self._paused_until, self._free)
 
     def record_send(self) -> float:
-        """Count a request that goes now; gives the time."""
+        """Count a request sent now; return the time."""
         now = time.monotonic()
         self._sent.append(now)
         if self.rate is not None:
@@ -185,7 +188,7 @@ class AdaptiveThrottle:
         return now
 
     def record_success(self, sent: float) -> None:
-        """The server has answered a request that was sent then."""
+        """Record an answer to a request sent at `sent`."""
         now = time.monotonic()
         self.accepted, self.last_accepted = self.accepted + 1, now
         self._fruitless, self._paused_until = 0, 0.0
@@ -198,12 +201,12 @@ class AdaptiveThrottle:
         self.rate, self._increased = self.rate + step * of, now
 
     def record_refusal(self, sent: float, after: float | None, overtaken: bool = False) -> None:
-        """The server has refused a request that was sent then.
+        """Record a refusal of a request sent at `sent`.
 
         Args:
-            after: Seconds that it asks us to wait; `None`: it does not say.
-            overtaken: Whether the server has accepted others again and again while it refused this
-                one, which then says nothing of the rate.
+            after: Seconds to wait requested by the server; `None` if not given.
+            overtaken: True if the server repeatedly accepted other requests while refusing this
+                one, so that the refusal does not reflect the rate.
         """
         if after is not None:
             self.pause_for(after)
@@ -217,7 +220,7 @@ class AdaptiveThrottle:
         elif not self._since:
             pause = min(self.LONGEST_PAUSE, self.FIRST_PAUSE * 2.0**self._fruitless)
             self._fruitless += 1
-            # Also where the server asks for less, as some ask for 0 s again and again.
+            # Even if the server requests less: some repeatedly request 0 s.
             self._paused_until = now + pause * random.SystemRandom().uniform(0.5, 1.0)
             self._lower_rate(self.rate, self._increase)
         elif self._since < self.ENOUGH:
@@ -225,7 +228,7 @@ class AdaptiveThrottle:
         else:
             window = min(self.WINDOW, now - self._changed)
             came = sum(at > now - window for at in self._came)
-            # Of a window that is too short, or that was quiet for other reasons, it is chance.
+            # The rate of a window that is too short or was mostly idle is unreliable.
             told = window >= 1.0 and came >= self.ENOUGH
             self._lower_rate(
                 self.MANY * (min(self.rate, came / window) if told else self.rate), self.SLOWLY
@@ -239,9 +242,9 @@ class AdaptiveThrottle:
 
 
 class RateLimiter:
-    """When the next request to one server may go, as the limits allow.
+    """Decides when requests to one server may be sent, within the limits.
 
-    All who share it share the limits. It may be pickled; what was booked stays behind.
+    All users of the instance share the limits. Pickling drops reservations.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -255,18 +258,18 @@ class RateLimiter:
         return RateLimiter, (self.limits,)
 
     def get_throttle(self, model: str) -> AdaptiveThrottle:
-        """What is learnt of one model's rate limit: servers limit each by itself."""
+        """Return the throttle of one model: servers limit each model separately."""
         return self._throttles.setdefault(model, AdaptiveThrottle())
 
     def concurrency_gate(self) -> asyncio.Semaphore:
-        """For as many at once as may be; of the loop we are in: after a fork there is another."""
+        """Return the running loop's semaphore; after a fork the loop differs."""
         loop = asyncio.get_running_loop()
         if loop not in self._gates:
             self._gates = {loop: asyncio.Semaphore(self.limits.concurrency)}
         return self._gates[loop]
 
     async def wait_for_limits(self, tokens: float) -> None:
-        """Wait until our own limits allow one more request."""
+        """Wait until the client's limits allow one more request."""
         begin = max(self.tokens.reserve_slot(tokens), self._requests.reserve_slot())
         if begin and (wait := begin - time.monotonic()) > 0:
             await asyncio.sleep(wait)
@@ -275,14 +278,14 @@ class RateLimiter:
     async def acquire_place(
         self, throttle: AdaptiveThrottle, tokens: float, latest: Callable[[], float]
     ) -> AsyncIterator[float]:
-        """Hold a place among the requests under way; gives the time at which the request goes.
+        """Acquire a concurrency slot; provide the time at which the request is sent.
 
-        The place is taken last, once the throttle and the limits a minute let the request go: a
-        model that waits for its rate limit leaves the places to the endpoint's other models. Where
-        the server had asked us to wait, our own limits are kept anew from then on.
+        The slot is acquired last, after the throttle and the per-minute limits: a model waiting for
+        its rate limit leaves the slots to the endpoint's other models. After a wait requested by
+        the server, the per-minute limit starts anew.
 
         Raises:
-            TooLate: See `Throttle.clear`.
+            DeadlineExceeded: See `AdaptiveThrottle.wait_until_clear`.
         """
         gate = self.concurrency_gate()
         async with throttle.send_lock():
@@ -293,7 +296,7 @@ class RateLimiter:
                         break
                     await asyncio.sleep(wait)
                 await gate.acquire()
-                # A refusal may have come while this request waited for the gate.
+                # A refusal may have arrived while this request waited for the gate.
                 if throttle.next_send_time() <= time.monotonic():
                     break
                 gate.release()

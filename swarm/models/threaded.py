@@ -1,4 +1,4 @@
-"""A model that answers in plain Python: one thread a request, so that none keeps others waiting."""
+"""Models implemented in plain Python, one thread per request; the shared event loop."""
 
 import asyncio
 import os
@@ -15,24 +15,25 @@ from swarm.models.base import Completion, Delta, Request, Stream
 from swarm.models.http_errors import RequestTimeout
 from swarm.models.postprocess import stream_until_stop
 
-# One event loop in a thread of its own, for notebooks, threads and forks alike.
-
 T = TypeVar("T")
 P = TypeVar("P")
 
 STREAM_END: Any = object()
-"""Comes after the last piece."""
+"""Sentinel after the last piece."""
 
 
 class EventLoopThread:
-    """An event loop in a thread of its own; the thread ends with the process."""
+    """An event loop in a daemon thread.
+
+    Works in notebooks, in threads and after forks, where the caller may have a running loop.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="swarm-http", daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the work; an interrupt ends it."""
+        """Run a coroutine and wait for its result; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -43,7 +44,7 @@ class EventLoopThread:
     def stream_items(
         self, work: Callable[[Callable[[P], None]], Coroutine[Any, Any, T]]
     ) -> Generator[P, None, T]:
-        """Give what the work hands over as it comes, and return its result; to close it ends it."""
+        """Yield the items that a coroutine emits, and return its result; closing cancels it."""
         waiting: queue.SimpleQueue[P] = queue.SimpleQueue()
 
         async def run_to_end() -> T:
@@ -62,7 +63,7 @@ class EventLoopThread:
 
 
 async def run_in_thread(function: Callable[..., T], *given: Any) -> T:
-    """What a function gives that takes its time; the thread does not keep the process alive."""
+    """Run a blocking function in a daemon thread, which does not keep the process alive."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -87,7 +88,7 @@ _lock = threading.Lock()
 
 
 def shared_event_loop() -> EventLoopThread:
-    """The one background loop of this process, which begins here if it has to."""
+    """Return the background loop of this process; start it on first use."""
     global _shared_loop
     with _lock:
         _shared_loop = _shared_loop or EventLoopThread()
@@ -95,7 +96,7 @@ def shared_event_loop() -> EventLoopThread:
 
 
 def _reset_after_fork() -> None:
-    """A forked child has the loop's objects and not its thread, and perhaps a lock held."""
+    """Reset state after a fork: the child lacks the loop's thread, and a lock may be held."""
     global _shared_loop, _lock
     _shared_loop, _lock = None, threading.Lock()
 
@@ -105,18 +106,17 @@ if hasattr(os, "register_at_fork"):
 
 
 class ThreadedModel:
-    """Generates, attempts and streams by what `_speak` says of one request.
+    """Base of models that implement `_generate_one` for a single request.
 
-    At most `concurrency` requests are under way at once, over all callers. A request that takes
-    longer than its timeout is given up: its thread ends when it comes to its next piece, and with
-    the process if it never does.
+    At most `concurrency` requests run at once, over all callers. A request that exceeds its timeout
+    is abandoned: its thread ends at the next piece, or with the process if there is none.
 
     Args:
-        who: The model, as messages call it.
-        concurrency: From 1 on; `None`: `_at_once` says it when something is asked.
+        who: The model's name in messages.
+        concurrency: At least 1; `None` uses `_concurrency_limit` at the first request.
 
     Raises:
-        UserError: The concurrency is not allowed.
+        UserError: The concurrency is invalid.
     """
 
     def __init__(self, who: str, concurrency: int | None) -> None:
@@ -140,7 +140,7 @@ class ThreadedModel:
         return self.concurrency or 1
 
     def _generate_one(self, request: Request, streamed: bool) -> Stream:
-        """Answer one request, in a thread of its own; what it raises is a `UserError`."""
+        """Answer one request, called in its thread; raise `UserError` on failure."""
         raise NotImplementedError
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -156,7 +156,7 @@ class ThreadedModel:
         return self._stream_in_thread(request, streamed=True)
 
     def _run_requests(self, requests: Sequence[Request], through: bool) -> list[Any]:
-        """One for each request; unless it goes `through`, the first failure ends it."""
+        """Return one result per request; unless `through`, the first failure stops the rest."""
         found: list[Any] = [None] * len(requests)
         waiting = queue.SimpleQueue[int]()
         for number in range(len(requests)):
@@ -196,7 +196,7 @@ class ThreadedModel:
         return _ConcurrencySlot(self._gate)
 
     def _stream_in_thread(self, request: Request, streamed: bool) -> Stream:
-        """What `_speak` says in a thread of its own; given up at the request's timeout."""
+        """Run `_generate_one` in a new thread; abandon it at the request's timeout."""
         place = self._acquire_slot()
         start = time.monotonic()
         end = None if request.timeout is None else start + request.timeout
@@ -233,18 +233,18 @@ class ThreadedModel:
 
 
 class _ConcurrencySlot:
-    """One of the gate's places, taken when made; who leaves it first gives it back."""
+    """One unit of a semaphore, acquired on construction and released at most once."""
 
     def __init__(self, gate: threading.Semaphore) -> None:
         gate.acquire()
         self._gate, self._once = gate, threading.Lock()
 
     def is_released(self) -> bool:
-        """Whether it was given back."""
+        """Return whether it was released."""
         return self._once.locked()
 
     def release(self) -> None:
-        """Give it back, if that was not done."""
+        """Release it unless already released."""
         if self._once.acquire(blocking=False):
             self._gate.release()
 

@@ -1,8 +1,8 @@
-"""A trace: who was asked what and answered what, one line of JSON a call; and its replay.
+"""Traces of model calls, one JSON line per call, and their replay.
 
-Lines are of two kinds. The first of a run is a header, {"run", "time", "about"}; every other is a
-call, {"run", "time", "call", "request"} with an "answer" or an "error". `call` says who was asked,
-by name at least. Keys of endpoints are no part of a request or an answer, and so of no trace.
+The first line of a run is a header, {"run", "time", "about"}; every other line is a call, {"run",
+"time", "call", "request"} with an "answer" or an "error". `call` identifies the model, at least by
+"name". API keys are not part of requests or answers, and therefore of no trace.
 """
 
 import errno
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 
 
 class Trace:
-    """A file to which calls are added, whole and at once, by any number of threads and processes.
+    """A file to which calls are appended atomically, by any number of threads and processes.
 
     Args:
-        path: The file; more is added to one that is there.
-        about: Of the run's header: its configuration and the toolkit's version, say. JSON values,
-            and none of them secret.
+        path: The file; an existing one is appended to.
+        about: Header of the run, for example its configuration and the package version. JSON values
+            without secrets.
 
     Raises:
         UserError: The file cannot be written.
@@ -55,12 +55,12 @@ class Trace:
     def add_call(
         self, call: Mapping[str, Any], request: Request, came: Completion | UserError
     ) -> None:
-        """Add one call.
+        """Append one call.
 
         Args:
-            call: Who was asked: the "name", and what else there is to say, such as role and layer.
-            request: What was asked.
-            came: What was answered, or why there is no answer.
+            call: The model's "name" and further information, such as role and layer.
+            request: The request.
+            came: The answer or the error.
 
         Raises:
             UserError: The file cannot be written.
@@ -78,7 +78,8 @@ class Trace:
             if first:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 data = b"\n" * _has_partial_line(self.path) + data
-            # One write to a file that is opened to append: no lock, and no line inside another.
+            # A single write to a file opened with O_APPEND is atomic: no lock, and no interleaved
+            # lines.
             file = private(str(self.path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 if os.write(file, data) < len(data):
@@ -90,7 +91,7 @@ class Trace:
 
 
 def _has_partial_line(path: Path) -> bool:
-    """Whether the last line was not written to its end, as after a kill."""
+    """Return whether the last line is incomplete, as after a kill."""
     if not path.is_file() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
@@ -99,13 +100,13 @@ def _has_partial_line(path: Path) -> bool:
 
 
 class TracingModel:
-    """A model whose every call is added to a trace.
+    """A model whose calls are all added to a trace.
 
     Args:
-        model: Who answers.
-        name: As the trace calls it, and a replay finds it.
-        trace: Where calls are added.
-        call: What else the trace is to say of who was asked.
+        model: The model that answers.
+        name: Its name in the trace, used by a replay.
+        trace: The trace.
+        call: Further information about the model for the trace.
     """
 
     def __init__(
@@ -115,15 +116,15 @@ class TracingModel:
         self.call = {"name": name, **(call or {})}
 
     def check(self) -> None:
-        """As the model's own, where it has one."""
+        """Check the model, if it supports it."""
         getattr(self.model, "check", lambda: None)()
 
     def open(self, device: str) -> None:
-        """As the model's own, where it has one."""
+        """Load the model, if it supports it."""
         getattr(self.model, "open", lambda device: None)(device)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.base.Model`; what was answered beside a failure is in the trace too."""
+        """See `swarm.models.base.Model`; if a request fails, the others are traced too."""
         return require_completions(self.generate_each(requests))
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
@@ -134,7 +135,7 @@ class TracingModel:
         return came
 
     def stream(self, request: Request) -> Generator[Delta, None, Completion]:
-        """See `swarm.models.base.stream`; one that is closed early is in the trace as an error."""
+        """Stream one answer, see `swarm.models.base.stream`; closing early adds an error."""
         came: Completion | UserError = UserError("closed before its end")
         try:
             came = yield from stream(self.model, request)
@@ -147,19 +148,19 @@ class TracingModel:
 
 
 class Replay:
-    """The models of a trace, answering from it alone; the same questions get the same answers.
+    """The models of a trace, answering from it alone; equal requests get equal answers.
 
-    What was asked several times with all settings and the sample the same is answered in the order
-    of the trace, its last answer again and again. Errors are answers too.
+    Requests made several times with the same settings and sample are answered in the order of the
+    trace, the last answer repeatedly. Errors are replayed too.
 
     Args:
-        path: A trace. A line that was not written to its end is left out, which is logged.
+        path: A trace. An incomplete line is skipped and logged.
 
     Attributes:
-        about: What the header of the last run says.
+        about: Header of the last run.
 
     Raises:
-        UserError: The file cannot be read or is no trace.
+        UserError: The file cannot be read or is not a trace.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -193,10 +194,10 @@ class Replay:
         self._came[record["call"]["name"]][request_key(record["request"])].append(came)
 
     def get_model(self, name: str) -> "ReplayModel":
-        """The model of that name, always the same one.
+        """Return the model of that name, always the same instance.
 
         Raises:
-            UserError: Nobody of that name was asked.
+            UserError: The trace has no calls of this model.
         """
         if name not in self._came:
             found = ", ".join(sorted(self._came)) or "nobody"
@@ -206,7 +207,7 @@ class Replay:
         return self._models.setdefault(name, ReplayModel(self, name))
 
     def next_completion(self, name: str, request: Request) -> Completion | UserError:
-        """The next answer of `name` to a request, or why there is none."""
+        """Return the next answer of `name` to a request, or its error."""
         key = request_key(request_to_json(request))
         with self._lock:
             if not (came := self._came[name].get(key)):
@@ -216,7 +217,7 @@ class Replay:
 
 
 class ReplayModel:
-    """A model that says again what it said in a trace; see `Replay.model`."""
+    """A model that repeats its answers from a trace; see `Replay.get_model`."""
 
     def __init__(self, replay: Replay, name: str) -> None:
         self._replay, self.name = replay, name
@@ -225,7 +226,7 @@ class ReplayModel:
         """See `swarm.models.base.Model`.
 
         Raises:
-            UserError: It was not asked this, or failed then too.
+            UserError: The trace lacks the request, or it failed there too.
         """
         return require_completions(self.generate_each(requests))
 
@@ -235,10 +236,10 @@ class ReplayModel:
 
 
 def require_completions(came: Sequence[Completion | UserError]) -> list[Completion]:
-    """The completions, if there is one for every request.
+    """Return the completions, provided that no request failed.
 
     Raises:
-        UserError: The first that is there instead.
+        UserError: The first error.
     """
     for one in came:
         if isinstance(one, UserError):
@@ -247,5 +248,5 @@ def require_completions(came: Sequence[Completion | UserError]) -> list[Completi
 
 
 def request_key(request: Mapping[str, Any]) -> str:
-    """What a request of the trace is found by."""
+    """Return the lookup key of a request."""
     return json.dumps(request, sort_keys=True)

@@ -1,4 +1,7 @@
-"""One request: JSON goes, JSON comes back, or an error that says in one line what happened."""
+"""HTTP requests with JSON bodies, JSON or event-stream responses, and one-line error messages.
+
+Also contains the validation of URLs, key variables and proxies.
+"""
 
 import json
 import os
@@ -23,14 +26,12 @@ from swarm.models.rate_limit import Limits
 if TYPE_CHECKING:
     import aiohttp
 
-# Where a server is, how it is reached, and which environment variable holds its key.
-
 
 def validate_url(url: object) -> str:
-    """`url` if it can be posted to and holds no secret.
+    """Return `url` if it can be posted to and contains no secret.
 
     Raises:
-        UserError: It is not; the message leaves a password out.
+        UserError: It is invalid; the message omits a password.
     """
     parts = split_url(url)
     if not isinstance(url, str) or parts is None:
@@ -47,7 +48,7 @@ def validate_url(url: object) -> str:
 
 
 def split_url(url: object) -> SplitResult | None:
-    """What an http or https URL consists of; `None` if it has no possible host or port."""
+    """Split an http or https URL; `None` if its host or port is invalid."""
     if not isinstance(url, str) or not re.fullmatch(r"https?://[^\s/?#]+(/\S*)?", url):
         return None
     try:
@@ -58,7 +59,7 @@ def split_url(url: object) -> SplitResult | None:
 
 
 def validate_env_name(name: object) -> str | None:
-    """`name` if it is `None` or may be an environment variable's.
+    """Return `name` if it is `None` or a valid name of an environment variable.
 
     Raises:
         UserError: It is neither. The message does not repeat it: it may be the key itself.
@@ -72,10 +73,10 @@ def validate_env_name(name: object) -> str | None:
 
 
 def read_key(who: str, variable: str | None) -> str | None:
-    """The key in an environment variable; `None` without one.
+    """Return the key in an environment variable; `None` without a variable.
 
     Raises:
-        UserError: The variable is not there, or holds no key.
+        UserError: The variable is not set, or contains no valid key.
     """
     if variable is None:
         return None
@@ -91,10 +92,10 @@ def read_key(who: str, variable: str | None) -> str | None:
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for a URL (HTTPS_PROXY, NO_PROXY and their like).
+    """Return the proxy for a URL from the environment (HTTPS_PROXY, NO_PROXY and similar).
 
     Raises:
-        UserError: It is none; the message does not repeat it: a password may be in it.
+        UserError: The proxy is invalid; the message does not repeat it: it may contain a password.
     """
     parts = urlsplit(url)
     if urllib.request.proxy_bypass(parts.hostname or ""):
@@ -108,20 +109,18 @@ def proxy_for(url: str) -> str | None:
     return proxy
 
 
-# Server-sent events out of the bytes of a stream, wherever those are cut.
-
 LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class ServerSentEvent(NamedTuple):
-    """One event: its name, empty if it has none, and its text."""
+    """One server-sent event: its name, empty if it has none, and its data."""
 
     name: str
     data: str
 
 
 class EventStreamParser:
-    """Reads a stream chunk by chunk (WHATWG HTML, 9.2.6)."""
+    """Incremental parser of server-sent events (WHATWG HTML, 9.2.6)."""
 
     def __init__(self) -> None:
         self._left = b""
@@ -129,9 +128,9 @@ class EventStreamParser:
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
-        """The events that end in this chunk."""
+        """Yield the events completed by this chunk, which may be cut at any byte."""
         waiting = self._left + chunk
-        # A carriage return that comes last may be half a line's end.
+        # A trailing carriage return may be the first half of a CRLF.
         sure = len(waiting) - waiting.endswith(b"\r")
         *lines, rest = LINE_END.split(waiting[:sure])
         self._left = rest + waiting[sure:]
@@ -139,7 +138,7 @@ class EventStreamParser:
             yield from self._parse_line(line.decode("utf-8", "replace").removeprefix("\ufeff"))
 
     def flush_pending(self) -> Iterator[ServerSentEvent]:
-        """What the stream ends with; some servers leave out the empty line after it."""
+        """Yield the last event; some servers omit the empty line after it."""
         return self.feed(b"\n\n")
 
     def _parse_line(self, line: str) -> Iterator[ServerSentEvent]:
@@ -157,19 +156,19 @@ class EventStreamParser:
 _encode_json = json.JSONEncoder(ensure_ascii=False).encode
 
 MIN_KEY_LENGTH = 8
-"""Characters from which on a key is looked for in what a server says."""
+"""Minimum length of keys to redact; shorter ones would match ordinary text."""
 
 
 @dataclass(frozen=True)
 class HttpTransport:
-    """Sends one body after another to a URL.
+    """Posts bodies to a URL.
 
     Attributes:
-        session: Carries the key in its headers, and the timeouts.
-        who: The server, as messages call it.
-        url, proxy: Where it goes, and through what.
-        key: What no message and no answer may hold.
-        api_key_env: Where the key is from, for messages.
+        session: Session with the key in its headers, and the timeouts.
+        who: The server's name in messages.
+        url, proxy: URL, and the proxy to use.
+        key: Key to redact from messages and answers.
+        api_key_env: Environment variable of the key, for messages.
         limits: For messages.
     """
 
@@ -183,20 +182,20 @@ class HttpTransport:
 
     @property
     def begun(self) -> bool:
-        """Never: an answer is there as a whole."""
+        """Always False: an answer arrives in one piece."""
         return False
 
     def redact_key(self, content: Any) -> Any:
-        """JSON in which no text holds the key."""
+        """Return the JSON value with the key redacted."""
         text = json.dumps(content)
         cleaned = self._redact_text(text)
         return content if cleaned == text else json.loads(cleaned)
 
     async def __call__(self, body: Any) -> Any:
-        """The JSON that the server answers to this body.
+        """Return the server's JSON response to this body.
 
         Raises:
-            RequestError: There is none; the class says why.
+            RequestError: The request failed; the class gives the kind of failure.
         """
         import aiohttp
 
@@ -208,13 +207,13 @@ class HttpTransport:
         return self._parse_response(response, raw)
 
     async def stream_events(self, body: Any, take: Callable[[Any], None]) -> bool:
-        """Hand over the JSON of each event; or of the answer, where it comes as a whole.
+        """Pass on the JSON of each event, or of the response if it is not a stream.
 
         Returns:
-            Whether the server said that this was all.
+            True if the server marked the end of the stream.
 
         Raises:
-            RequestError: As when called.
+            RequestError: See `__call__`.
         """
         import aiohttp
 
@@ -233,7 +232,7 @@ class HttpTransport:
             begin += chunk
             if begin.strip():
                 break
-        # No line of a stream of events begins with a brace.
+        # No line of an event stream begins with a brace.
         if response.status >= 300 or begin.lstrip().startswith(b"{"):
             take(self._parse_response(response, begin + await response.content.read()))
             return True
@@ -247,7 +246,7 @@ class HttpTransport:
     def _dispatch_events(
         self, events: Iterable[ServerSentEvent], take: Callable[[Any], None]
     ) -> bool:
-        """Whether one of the events says that it was the last; they are handed over until then."""
+        """Pass on the events; return True at the end marker."""
         for event in events:
             if event.data.strip() == "[DONE]":
                 return True
@@ -259,13 +258,13 @@ class HttpTransport:
         return False
 
     def _send(self, body: Any) -> Any:
-        """What comes back, to be entered and read."""
-        # Half a surrogate pair, which many servers refuse, is sent as "?".
+        """Return the response as a context manager."""
+        # Lone surrogates, which many servers refuse, are sent as "?".
         data = _encode_json(body).encode("utf-8", "replace")
         return self.session.post(self.url, data=data, proxy=self.proxy, allow_redirects=False)
 
     def _connection_error(self, error: Exception) -> RequestError:
-        """Why nothing, or not all, came back."""
+        """Return the error for a failed connection."""
         import aiohttp
 
         if isinstance(error, aiohttp.ConnectionTimeoutError):
@@ -280,10 +279,10 @@ class HttpTransport:
         return ConnectionFailed(f"{self.who}: the connection failed: {words}")
 
     def _parse_response(self, response: "aiohttp.ClientResponse", raw: bytes) -> Any:
-        """The JSON of an answer that has been read.
+        """Parse the body of a response.
 
         Raises:
-            RequestError: It is none, or an error.
+            RequestError: It is an error, or not JSON.
         """
         text = self._redact_text(raw.decode("utf-8", "replace"))
         content, sound = try_parse_json(text)
@@ -297,14 +296,14 @@ class HttpTransport:
         return content
 
     def _redact_text(self, text: str) -> str:
-        """A server may say the key back to us; it must not be kept anywhere."""
+        """Redact the key, which a server may repeat; it must not be stored anywhere."""
         if self.key is None or len(self.key) < MIN_KEY_LENGTH:
             return text
         return text.replace(self.key, "***")
 
 
 def try_parse_json(text: str) -> tuple[Any, bool]:
-    """The JSON in a text, or the text itself; and whether it is JSON."""
+    """Parse JSON, or return the text itself; and whether it is JSON."""
     try:
         return json.loads(text), True
     except (ValueError, RecursionError):
@@ -312,7 +311,7 @@ def try_parse_json(text: str) -> tuple[Any, bool]:
 
 
 def describe_connection_error(error: Exception) -> str:
-    """Why there is no connection, without a URL: that of a proxy may hold a password."""
+    """Describe a connection error without a URL, which for a proxy may contain a password."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientResponseError):

@@ -1,4 +1,4 @@
-"""What collaborations share: each is a model, and each request goes its own way through it."""
+"""Base class of multi-agent models, and streaming of their events."""
 
 import logging
 import threading
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 
 class Collaboration(ABC, Generic[S]):
-    """A model made of models, that answers a request by a script of calls.
+    """A model composed of other models, which answers a request by a script of calls.
 
     Attributes:
-        trace: Where every call is recorded; `None` records none.
-        context: The most tokens of a prompt; `None` leaves nothing out.
+        trace: Trace of every call; `None` records none.
+        context: Maximum number of tokens in a prompt; `None` is no limit.
     """
 
     trace: Trace | None
@@ -44,21 +44,21 @@ class Collaboration(ABC, Generic[S]):
     @property
     @abstractmethod
     def agent_specs(self) -> list[AgentSpec]:
-        """Who may be asked."""
+        """All agents that may be called."""
 
     @abstractmethod
     def _iterate_rounds(
         self, request: Request, logged: set[str], tell: Callable[[Any], None]
     ) -> Script[S]:
-        """The way of a request; `tell` is told its own events, `logged` is in the log already."""
+        """Script of a request; `tell` receives events, `logged` contains logged warnings."""
 
     @property
     def members(self) -> list[Model]:
-        """The models that may be asked, each once."""
+        """The distinct models that may be called."""
         return list({id(slot.model): slot.model for slot in self.agent_specs}.values())
 
     def check(self) -> None:
-        """Have each member look for what it needs, where it has a `check`.
+        """Check all members that support it.
 
         Raises:
             UserError: Something is missing.
@@ -67,15 +67,15 @@ class Collaboration(ABC, Generic[S]):
             getattr(model, "check", lambda: None)()
 
     def open(self, device: str) -> None:
-        """Have each member load what it needs, where it has an `open`."""
+        """Load all members that support it."""
         for model in self.members:
             getattr(model, "open", lambda device: None)(device)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.base.Model`; `Completion.seconds` is the time of the whole.
+        """See `swarm.models.base.Model`; `Completion.seconds` is the total time.
 
         Raises:
-            UserError: Of a request that came to nothing, the first.
+            UserError: Error of the first failed request.
         """
         return require_completions(self.generate_each(requests))
 
@@ -85,11 +85,11 @@ class Collaboration(ABC, Generic[S]):
         return [one.final if isinstance(one, Transcript) else one for one in came]
 
     def run(self, requests: Sequence[Request], watch: OnEvent | None = None) -> list[S | UserError]:
-        """What each request came to, with all that was said on the way; order kept.
+        """Return a transcript or an error per request, in order.
 
         Args:
-            requests: To be answered.
-            watch: Is told of each event.
+            requests: Requests to answer.
+            watch: Receives each event.
         """
         return run_in_lockstep(
             self._build_scripts(requests, watch), watch or ignore_event, self.trace
@@ -98,7 +98,7 @@ class Collaboration(ABC, Generic[S]):
     def _build_scripts(
         self, requests: Sequence[Request], watch: OnEvent | None = None
     ) -> list[Script[S]]:
-        logged: set[str] = set()  # a dead member is no news at each of a thousand requests
+        logged: set[str] = set()  # a failed member is logged once for all requests
         told: Callable[[int, Any], None] = watch or ignore_event
 
         def build_script(number: int, request: Request) -> Script[S]:
@@ -109,27 +109,27 @@ class Collaboration(ABC, Generic[S]):
 
 
 class RequestContext(Generic[S]):
-    """One request on its way through a collaboration.
+    """State of one request in a collaboration.
 
     Args:
-        owner: Whose.
-        request: To be answered.
-        stages: What it comes to, to be filled.
-        logged: Warnings that the log has already, of requests that are on their way together.
+        owner: The collaboration.
+        request: The request to answer.
+        stages: Its transcript, to be filled.
+        logged: Warnings already logged for requests of the same batch.
     """
 
     def __init__(
         self, owner: Collaboration[S], request: Request, stages: S, logged: set[str]
     ) -> None:
         self.owner, self.request, self.stages, self._logged = owner, request, stages, logged
-        self._left_out = 0  # the most exchanges that a prompt had no room for
+        self._left_out = 0  # most exchanges omitted from a prompt
         self.started = time.monotonic()
 
     def write_within_context(self, write: Callable[[Messages], Messages]) -> Messages:
-        """What `write` makes of the conversation, or of as much of it as the context has room for.
+        """Apply `write` to the conversation, without old exchanges that do not fit the context.
 
         Raises:
-            UserError: There is not even room for the last question.
+            UserError: Even the last question does not fit.
         """
         turns, left_out = fit_to_context(
             prompt_to_messages(self.request.prompt), self.owner.context, write
@@ -138,15 +138,15 @@ class RequestContext(Generic[S]):
         return turns
 
     def time_left(self, slot: AgentSpec) -> float | None:
-        """Seconds for a call: the slot's, and no more than what is left of the request's."""
+        """Return the seconds for a call: the agent's timeout, or the request's remaining time."""
         if self.request.timeout is None:
             return slot.timeout
-        # A call with no time left fails by itself, as every late one does.
+        # Not 0: a call without time left should fail with the usual timeout error.
         left = max(0.001, self.started + self.request.timeout - time.monotonic())
         return left if slot.timeout is None else min(left, slot.timeout)
 
     def add_warning(self, words: str) -> None:
-        """Tell it in the stages, and in the log unless that has it."""
+        """Add a warning to the transcript, and log it once."""
         if words not in self.stages.warnings:
             self.stages.warnings.append(words)
         if words not in self._logged:
@@ -154,7 +154,7 @@ class RequestContext(Generic[S]):
             log.warning("%s", words)
 
     def build_transcript(self, final: Completion) -> S:
-        """The stages, with the last answer and what all calls took."""
+        """Complete the transcript with the final answer and the total usage of all calls."""
         if self._left_out:
             many = f"up to {self._left_out} of the oldest exchanges are"
             many = "the oldest exchange is" if self._left_out == 1 else many
@@ -173,16 +173,16 @@ class RequestContext(Generic[S]):
 
 
 def are_costs_known(calls: Sequence[Completion]) -> bool | None:
-    """Whether the cost of all calls is known; see `Completion.priced`."""
+    """Return whether the cost of all calls is known; see `Completion.priced`."""
     told = {call.priced for call in calls}
     return False if False in told else True if True in told else None
 
 
 def stop_when_decided(script: Script[S], request: Request) -> Script[S]:
-    """The script, which asks no more once the request is decided whatever is said.
+    """Run the script until the request is decided regardless of the text.
 
     Raises:
-        UserError: It is.
+        UserError: The request is decided, so that its answer is no longer needed.
     """
     answers: Any = None
     while True:
@@ -197,11 +197,11 @@ def stop_when_decided(script: Script[S], request: Request) -> Script[S]:
 
 
 def number_samples(asked: Sequence[tuple[Model, Request]], sample: int) -> list[Request]:
-    """The requests with their samples numbered: a model's that are alike are answers of their own.
+    """Number the samples so that equal requests to one model get different answers.
 
     Args:
-        asked: What is asked of whom at one time.
-        sample: Of the collaboration's own request.
+        asked: Models and requests of one round.
+        sample: Sample index of the collaboration's request.
     """
     alike = [
         (id(model), request.prompt, request.temperature, request.max_new_tokens)
@@ -216,12 +216,10 @@ def number_samples(asked: Sequence[tuple[Model, Request]], sample: int) -> list[
 
 
 def failure_reasons(came: Iterable[AgentAnswer]) -> list[str]:
-    """Who gave no answer and why, each reason once."""
+    """Return the failures by agent, each reason once."""
     counted = Counter(f"{answer.name}: {answer.error}" for answer in came if answer.error)
     return [why if n == 1 else f"{why} ({n} times)" for why, n in counted.items()]
 
-
-# Following what goes on: the events of a collaboration, in the thread that asks for them.
 
 E = TypeVar("E")
 N = TypeVar("N")
@@ -229,16 +227,17 @@ T = TypeVar("T")
 
 
 class Cancelled(Exception):
-    """Nobody follows any more."""
+    """The consumer of the events has gone."""
 
 
 def stream_events(run: Callable[[OnEvent], T]) -> Generator[tuple[int, Any], None, T]:
-    """Runs in a thread, yields each event with its request's number, and returns what came of it.
+    """Run in a thread; yield each event with its request's index, and return the result.
 
-    Closing it ends the run at its next event: what was asked is answered, nothing more is asked.
+    Closing the generator ends the run at its next event: calls in progress finish, no new ones
+    start.
 
     Args:
-        run: Tells its events to the watch that it is given.
+        run: Function that reports its events to the given callback.
     """
     events: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
     left = threading.Event()
@@ -274,9 +273,9 @@ def stream_events(run: Callable[[OnEvent], T]) -> Generator[tuple[int, Any], Non
 def map_events(
     events: Generator[E, None, T], change: Callable[[E], N | None]
 ) -> Generator[N, None, T]:
-    """Yields what `change` makes of each event, unless that is `None`, and returns as `events`.
+    """Yield `change(event)` for each event unless it is `None`; return the result of `events`.
 
-    Closing it closes them.
+    Closing the generator closes `events`.
     """
     with closing(events):
         while True:

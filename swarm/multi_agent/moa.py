@@ -1,4 +1,8 @@
-"""Mixture of Agents: layers of models that read each other's answers, and are used as one model."""
+"""Mixture of Agents: layers of models that read each other's answers, used as one model.
+
+Contains the script of a request, the prompts that show answers to a model (their structure, not
+their wording, follows arXiv 2406.04692), and `MixtureOfAgents`.
+"""
 
 import json
 import random
@@ -29,36 +33,34 @@ from swarm.multi_agent.types import (
     prompt_to_messages,
 )
 
-# The way of one request through a mixture of agents: its layers, and how the last one ends it.
-
 LEADING_NUMBER = re.compile(
     r"[\W_]*(?:(?:answer|number)[\W_]*)?(\d{1,9})(?=[\W_])(?![.,]\d)", re.IGNORECASE
 )
-"""The number with which a ranker's reply begins, once it is written to its end."""
+"""Number at the beginning of a ranker's reply, once complete."""
 
 STANDALONE_NUMBER = r"(?<![\w.,])\d{1,9}(?![.,]?\w)"
-"""A number that is no part of a word or of another number."""
+"""A number that is not part of a word or of another number."""
 
 NAMED_NUMBER = re.compile(
     r"\b(?:answer|number|response|option|candidate|choice|choose|pick|prefer|select|best|it is)"
     rf"(?: is)?[\W_]{{1,9}}({STANDALONE_NUMBER})",
     re.IGNORECASE,
 )
-"""A number that is said to be that of an answer."""
+"""A number explicitly referred to as an answer."""
 
 PICK_TOKENS = 16
-"""A ranker may write as many, even if the answer to the request has to be shorter."""
+"""Minimum token limit of a ranker, even if the request's is smaller."""
 
 FinalAnswerScript = Generator[list[AgentCall], list[AgentAnswer], Completion]
 
 
 class MoARun(RequestContext[Transcript]):
-    """One request on its way; `script` is run by `swarm.multi_agent.scheduler`.
+    """One request in a mixture; `swarm.multi_agent.scheduler` runs its script.
 
     Args:
-        mixture: Whose.
-        request: To be answered.
-        logged: Warnings that the log has already, of requests that are on their way together.
+        mixture: The mixture of agents.
+        request: The request to answer.
+        logged: Warnings already logged for requests of the same batch.
     """
 
     def __init__(self, mixture: "MixtureOfAgents", request: Request, logged: set[str]) -> None:
@@ -66,10 +68,11 @@ class MoARun(RequestContext[Transcript]):
         self.mixture = mixture
 
     def iterate_rounds(self) -> Script[Transcript]:
-        """Ask layer by layer.
+        """Run the layers in order.
 
         Raises:
-            UserError: Choices are to be scored, too few answered, or what they said is too long.
+            UserError: Choices were to be scored, too few agents answered, or the answers exceed the
+                context.
         """
         if self.request.choices:
             raise UserError(
@@ -86,7 +89,7 @@ class MoARun(RequestContext[Transcript]):
     def _run_layer(
         self, layer: int, before: Sequence[AgentAnswer]
     ) -> Generator[list[AgentCall], list[AgentAnswer], list[AgentAnswer]]:
-        """The answers of the proposers that gave one."""
+        """Run one layer and return the successful answers."""
         order = self._answer_order(layer, len(before))
         texts = [before[place].text for place in order]
         came = yield self._build_proposer_calls(layer, texts)
@@ -103,7 +106,7 @@ class MoARun(RequestContext[Transcript]):
         return answered
 
     def _build_proposer_calls(self, layer: int, texts: Sequence[str]) -> list[AgentCall]:
-        """A call for each sample of each proposer; a model's are numbered where asked alike."""
+        """Build a call per sample of each proposer, with distinct samples of equal requests."""
         asked = []
         for slot in self.mixture.proposers:
             request = self._build_request(slot, layer, texts)
@@ -117,16 +120,16 @@ class MoARun(RequestContext[Transcript]):
         ]
 
     def _aggregate_answers(self, answers: Sequence[AgentAnswer]) -> FinalAnswerScript:
-        """One answer made of all answers."""
+        """Synthesize all answers into one."""
         layer = self.mixture.layers
         texts = [answers[place].text for place in self._answer_order(layer, len(answers))]
         return (yield from self._request_final_answer(layer, layer, texts))
 
     def _aggregate_in_windows(self, answers: Sequence[AgentAnswer]) -> FinalAnswerScript:
-        """Self-MoA-Seq (arXiv 2502.00674): as many answers at a time as a window holds.
+        """Self-MoA-Seq (arXiv 2502.00674): aggregate the answers window by window.
 
-        From the second window on the best answer so far takes the first places, several times. An
-        empty answer is not better than the one before it.
+        From the second window on, the best answer so far takes the first positions, several times.
+        An empty answer does not replace the previous one.
         """
         window, reserve = self.mixture.window, self.mixture.reserve
         texts = [answer.text for answer in answers]
@@ -146,7 +149,7 @@ class MoARun(RequestContext[Transcript]):
         return best
 
     def _rank_answers(self, answers: Sequence[AgentAnswer]) -> FinalAnswerScript:
-        """One of the answers, as a ranker chooses; see LLM ranker in arXiv 2406.04692."""
+        """Return the answer chosen by a ranker; see LLM ranker in arXiv 2406.04692."""
         layer = self.mixture.layers
         order = self._answer_order(layer, len(answers))
         texts = [answers[place].text for place in order]
@@ -164,7 +167,7 @@ class MoARun(RequestContext[Transcript]):
     def _request_final_answer(
         self, layer: int, layers: int, texts: Sequence[str], choose: bool = False
     ) -> FinalAnswerScript:
-        """The aggregator's answer, or the fallback's; an empty one if there is no better."""
+        """Return the aggregator's answer, or the fallback's; an empty one if there is no better."""
         came: list[AgentAnswer] = []
         self.stages.layers.append(came)
         last = layer == layers and not choose
@@ -187,7 +190,7 @@ class MoARun(RequestContext[Transcript]):
     def _build_request(
         self, slot: AgentSpec, layer: int, texts: Sequence[str], choose: bool = False
     ) -> Request:
-        """What the slot is asked: the conversation, and the answers of the layer before."""
+        """Build an agent's request: the conversation, and the answers of the previous layer."""
         asked = self.request
         most = slot.max_tokens or asked.max_new_tokens
         if choose and texts:
@@ -218,7 +221,7 @@ class MoARun(RequestContext[Transcript]):
         )
 
     def _random_key(self, layer: int) -> str:
-        """What chance in one layer's prompts follows from."""
+        """Return the seed of the randomness in one layer's prompts."""
         asked = self.request
         return json.dumps([self.mixture.seed, layer, asked.sample, asked.prompt])
 
@@ -227,10 +230,10 @@ class MoARun(RequestContext[Transcript]):
 
 
 def parse_pick(text: str, count: int) -> int | None:
-    """Which of the answers 1 to `count` a ranker's reply names; `None` where that is unclear.
+    """Parse a ranker's reply: an answer from 1 to `count`, or `None` if unclear.
 
-    It is the number with which the reply begins, or else the only possible one in it, if that is
-    said to be an answer's: other texts have numbers, too.
+    It is the number at the beginning of the reply, or else the only valid number, provided that it
+    is explicitly referred to as an answer: other text contains numbers, too.
     """
     begins = LEADING_NUMBER.match(f"{text} ")
     found = [begins[1]] if begins else re.findall(STANDALONE_NUMBER, text)
@@ -242,14 +245,9 @@ def parse_pick(text: str, count: int) -> int | None:
 
 
 def has_pick(text: str) -> bool:
-    """Whether a ranker's reply begins with a number; see `Request.decided`."""
+    """Return whether a ranker's reply begins with a number; see `Request.decided`."""
     return LEADING_NUMBER.match(text) is not None
 
-
-# Prompts: how a model is shown what others have answered, to make one answer of it or choose one.
-#
-# The forms follow Mixture of Agents (arXiv 2406.04692) in what they say and where, not in its
-# words.
 
 PROMPT_FORMS = ("safe", "paper")
 
@@ -281,21 +279,21 @@ LIST_HEADING = "Answers of the models:"
 
 @dataclass(frozen=True, slots=True)
 class AnswersPrompt:
-    """How answers are shown.
+    """Prompt that shows answers to a model.
 
     Attributes:
-        form: "safe": in the user's last turn, below what the user said, each between tags with a
-            code that no answer contains, in an order by chance, and the instruction in the system's
-            turn, which is the same for every request. "paper": all of it in the system's turn, a
-            numbered list in the slots' order; an answer can pass for an instruction there.
-        text: Your own instruction in place of `SYNTHESIZE` (safe; that the answers are quotations
-            is said in any case) or of `LISTED` and `SYNTHESIZE` (paper).
-        heading: The line between instruction and answers (paper only); `None`: `HEADING`. With the
+        form: "safe": the answers are in the last user turn, below the user's text, each between
+            tags with a code that no answer contains, in random order; the instruction is in the
+            system turn and the same for every request. "paper": everything is in the system turn,
+            as a numbered list in agent order; an answer can pass for an instruction there.
+        text: Custom instruction in place of `SYNTHESIZE_PROMPT` (safe; the note that answers are
+            quotations stays) or of `LISTED_INTRODUCTION` and `SYNTHESIZE_PROMPT` (paper).
+        heading: Line between instruction and answers (paper only); `None`: `LIST_HEADING`. With the
             text and the heading of the original (`inject_references_to_messages` of its utils.py),
             "paper" writes the same system turn byte by byte.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     form: str = "safe"
@@ -314,11 +312,11 @@ class AnswersPrompt:
             raise UserError(f"prompt.heading: form={self.form} has none; form=paper does")
 
     def order_answers(self, count: int, key: str, kept: int = 0) -> list[int]:
-        """In which order the answers 0 to count - 1 are shown.
+        """Return the order in which answers 0 to count - 1 are shown.
 
         Args:
-            key: The same order comes for the same key.
-            kept: How many of the first keep their places.
+            key: Random seed; equal keys give equal orders.
+            kept: Number of leading answers that stay first.
         """
         rest = list(range(kept, count))
         if self.form == "safe":
@@ -328,13 +326,13 @@ class AnswersPrompt:
     def add_answers(
         self, turns: Messages, answers: Sequence[str], key: str, choose: bool = False
     ) -> Messages:
-        """The conversation with the answers, each verbatim and once; as it is where there are none.
+        """Add the answers to the conversation, each verbatim and once; unchanged without answers.
 
         Args:
             turns: The conversation.
-            answers: In the order in which they are shown, numbered from 1.
-            key: The same code comes for the same key, conversation and answers.
-            choose: Whether a number is wanted, in place of an answer made of the answers.
+            answers: In display order, numbered from 1.
+            key: Random seed of the tag code.
+            choose: Request the number of an answer instead of a synthesis.
         """
         if not answers:
             return turns
@@ -349,7 +347,7 @@ class AnswersPrompt:
         said = f"{LISTED_INTRODUCTION} {CHOOSE_PROMPT if choose else SYNTHESIZE_PROMPT}"
         if self.text and not choose:
             said = self.text
-        # White space at the ends is removed, as in the original's utils.py.
+        # The original's utils.py strips whitespace, too.
         numbered = [f"{number}. {answer.strip()}" for number, answer in enumerate(answers, 1)]
         return "\n".join([said, "", self.heading or LIST_HEADING, *numbered])
 
@@ -357,7 +355,7 @@ class AnswersPrompt:
 def append_fenced_answers(
     turns: Messages, answers: Sequence[str], key: str, choose: bool
 ) -> Messages:
-    """The conversation with the answers between tags, at the end of the last user's turn."""
+    """Add the answers between tags at the end of the last user turn."""
     code = find_unused_code(key, [*answers, *(turn.content for turn in turns)])
     opening = f'<answer-{code} number="{{}}">'
     parts = [
@@ -372,7 +370,7 @@ def append_fenced_answers(
 
 
 def append_to_user_turn(turns: Messages, block: str) -> Messages:
-    """The conversation with a text at the end of the last user's turn."""
+    """Append text to the last user turn."""
     for place in range(len(turns) - 1, -1, -1):
         if turns[place].role == "user":
             asked = Message("user", f"{turns[place].content}\n\n{block}")
@@ -381,7 +379,7 @@ def append_to_user_turn(turns: Messages, block: str) -> Messages:
 
 
 def find_unused_code(key: str, texts: Sequence[str]) -> str:
-    """Eight hexadecimal digits by chance, by `key`, that are in none of the texts."""
+    """Return eight random hexadecimal digits, seeded by `key`, that occur in none of the texts."""
     draws = random.Random(f"code {key}")
     everything = "\n".join(texts).lower()
     while True:
@@ -394,43 +392,43 @@ STRATEGIES = ("aggregate", "rank", "sequential")
 
 
 class MixtureOfAgents(Collaboration[Transcript]):
-    """A model made of models (Wang et al., arXiv 2406.04692).
+    """Mixture of Agents (Wang et al., arXiv 2406.04692) as a model.
 
-    Each proposer of the first layer gets the conversation as it is; those of a later one, and the
-    aggregator, get the answers of the layer before too, all of them, verbatim. Each distinct model
-    of a layer is asked in a thread of its own, and the whole batch at once. A request takes
-    exactly `calls` calls.
+    Each proposer of the first layer gets the conversation unchanged; those of later layers, and the
+    aggregator, also get all answers of the previous layer verbatim. Each distinct model of a layer
+    runs in a separate thread, with the batch of all requests. A request takes exactly `calls`
+    calls.
 
-    What a slot does not say is as the request has it. `stop`, `seed`, `decided` and `top_logprobs`
-    hold for all slots, so that a proposer of the first layer is asked just as it would be alone; a
-    ranker's number is not subject to them. `timeout` is for the whole.
+    Agent settings default to the request's. `stop`, `seed`, `decided` and `top_logprobs` apply to
+    all agents, so that a proposer of the first layer gets the same request as without the mixture;
+    they do not apply to a ranker's number. `timeout` is for the complete answer.
 
     Args:
-        proposers: Who answers in every layer but the last.
-        aggregator: Who has the last word.
-        layers: The proposers' and the aggregator's; 1 is the aggregator alone.
-        strategy: "aggregate": the last answer is made of all answers (the paper). "rank": the
-            aggregator chooses one of them, which is given verbatim. "sequential": Self-MoA-Seq
-            (arXiv 2502.00674) for many samples in two layers: the aggregator reads `window` answers
-            at a time, of which from the second time on the first `reserve` are what it has made.
-        prompt: How answers are shown: "safe", "paper" or a `Prompt`.
-        quorum: How many proposers of a layer have to answer, each sample counted; an empty answer
-            is none. 0: where nobody does, the next layer gets the conversation alone.
-        fallback: Who is asked where the aggregator fails; `None`: that is an error.
-        seed: Of the order in which answers are shown.
-        context: The most tokens of a prompt, at four characters a token; the oldest exchanges of a
-            longer conversation are left out. Answers never are: that is an error. `None` leaves
-            nothing out.
+        proposers: Agents of every layer but the last.
+        aggregator: Agent of the last layer.
+        layers: Number of layers including the aggregator's; 1 is the aggregator alone.
+        strategy: "aggregate": synthesize all answers (the paper). "rank": the aggregator chooses
+            one of them, which is returned verbatim. "sequential": Self-MoA-Seq (arXiv 2502.00674)
+            for many samples in two layers: the aggregator reads `window` answers at a time; from
+            the second time on the first `reserve` are its previous result.
+        prompt: Form of the prompts: "safe", "paper" or an `AnswersPrompt`.
+        quorum: Minimum number of answers of a layer, counting samples; empty answers do not count.
+            0: if all fail, the next layer gets the conversation alone.
+        fallback: Agent called if the aggregator fails; `None`: that is an error.
+        seed: Random seed of the display order of answers.
+        context: Maximum number of tokens in a prompt, at four characters per token; the oldest
+            exchanges of a longer conversation are omitted. Answers are never omitted: that is an
+            error. `None` is no limit.
         window: See "sequential".
         reserve: See `window`.
-        trace: Where every call is recorded; `None` records none.
+        trace: Trace of every call; `None` records none.
 
     Attributes:
-        depth: Layers, each window of "sequential" counted, if all proposers answer.
-        calls: Calls a request: proposals (layers - 1) + 1; sequential: proposals + windows.
+        depth: Number of layers, counting each window of "sequential", if all proposers answer.
+        calls: Calls per request: proposals * (layers - 1) + 1; sequential: proposals + windows.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     def __init__(
@@ -492,24 +490,23 @@ class MixtureOfAgents(Collaboration[Transcript]):
             raise UserError(f"reserve={self.reserve}: must be below window={self.window}")
 
     def count_windows(self, answers: int) -> int:
-        """How often the aggregator is asked about so many answers, with "sequential"."""
+        """Return the number of aggregator calls for this many answers, with "sequential"."""
         return 1 + max(0, ceil((answers - self.window) / (self.window - self.reserve)))
 
     @property
     def agent_specs(self) -> list[AgentSpec]:
-        """Who may be asked."""
+        """All agents that may be called."""
         slots = [*(self.proposers if self.layers > 1 else ()), self.aggregator]
         return [*slots, self.fallback] if self.fallback else slots
 
     def stream(self, request: Request) -> Stream:
-        """The last answer piece by piece, once the proposers are done; see
-        `swarm.models.base.stream`.
+        """Stream the final answer once the proposers are done; see `swarm.models.base.stream`.
 
-        What is chosen by rank comes in one piece.
+        With strategy "rank" the answer is a single piece.
 
         Raises:
-            UserError: It came to nothing; or it broke off when part of it had been given, which no
-                fallback mends.
+            UserError: The request failed; or the answer was cut off after its first piece, when a
+                fallback is no longer possible.
         """
         (script,) = self._build_scripts([request])
         stages = yield from stream_final_answer(script, trace=self.trace)
@@ -518,14 +515,14 @@ class MixtureOfAgents(Collaboration[Transcript]):
     def run(
         self, requests: Sequence[Request], watch: OnEvent | None = None, pieces: bool = True
     ) -> list[Transcript | UserError]:
-        """What each request came to, with all that was said on the way; order kept.
+        """Return a transcript or an error per request, in order.
 
         Args:
-            requests: To be answered.
-            watch: Is told of each call and answer; of a single request's last answer also piece by
-                piece.
-            pieces: Without them the last answer is asked for as a whole: where it breaks off, it is
-                asked for again or left to the fallback, as nothing of it was shown.
+            requests: Requests to answer.
+            watch: Receives each call and answer; for a single request also the pieces of the final
+                answer.
+            pieces: If False, the final answer is not streamed: if it is cut off, it is retried or
+                left to the fallback, as none of it was shown.
         """
         if watch and pieces and len(requests) == 1:
             return [self._run_streaming(self._build_scripts(requests)[0], watch)]

@@ -1,4 +1,4 @@
-"""Presets: mixtures of agents as small yaml files, those of conf/moa and your own."""
+"""Presets of mixtures of agents: YAML files in conf/moa, and the user's files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -13,27 +13,25 @@ from swarm.models.trace import Trace
 from swarm.multi_agent.moa import AnswersPrompt, MixtureOfAgents
 from swarm.multi_agent.types import AgentSpec
 
-# Presets of a kind: the yaml files of its folder in conf, and the user's own.
-
 
 def list_shipped_presets(kind: str) -> list[str]:
-    """The presets of a kind that ship."""
+    """Return the names of the shipped presets of a kind."""
     return sorted(path.stem for path in (conf_folder() / kind).glob("*.yaml"))
 
 
 def is_preset_path(name: str) -> bool:
-    """Whether a preset's name is the path of a file."""
+    """Return whether a preset's name is a path."""
     return name.endswith((".yaml", ".yml")) or "/" in name
 
 
 def preset_path(kind: str, name: str) -> Path:
-    """The file of a preset.
+    """Return the file of a preset.
 
     Args:
-        name: One of `shipped`, or a path.
+        name: One of `list_shipped_presets`, or a path.
 
     Raises:
-        UserError: None that ships has this name.
+        UserError: No shipped preset has this name.
     """
     if is_preset_path(name):
         return Path(name).expanduser()
@@ -49,10 +47,10 @@ def preset_path(kind: str, name: str) -> Path:
 
 
 def check_mapping(place: str, value: Any, allowed: Sequence[str]) -> dict[str, Any]:
-    """A mapping of nothing but the keys that are allowed.
+    """Validate a mapping with allowed keys only.
 
     Raises:
-        UserError: It is something else, or has another key.
+        UserError: It is not a mapping, or has another key.
     """
     if not isinstance(value, dict):
         raise UserError(f"{place}: {value!r} is no mapping of {', '.join(allowed)}")
@@ -72,18 +70,18 @@ PROMPT_KEYS = ("form", "text", "heading")
 
 
 def preset_names() -> list[str]:
-    """The presets that ship."""
+    """Return the names of the shipped presets."""
     return list_shipped_presets("moa")
 
 
 def read_preset(name: str | Path) -> dict[str, Any]:
-    """A preset: the arguments of `MixtureOfAgents`, a slot as a mapping with its model's name.
+    """Read a preset: the arguments of `MixtureOfAgents`, with agents as mappings with model names.
 
     Args:
-        name: One of `preset_names`, or the path of a yaml file.
+        name: One of `preset_names`, or the path of a YAML file.
 
     Raises:
-        UserError: There is none, or it has a key that is not known, or a value of the wrong kind.
+        UserError: It does not exist, has an unknown key, or a value of the wrong type.
     """
     path = preset_path("moa", str(name))
     found = read_yaml(path)
@@ -94,10 +92,10 @@ def read_preset(name: str | Path) -> dict[str, Any]:
 
 
 def validate_preset(found: Any) -> dict[str, Any]:
-    """The content of a preset, every slot of it as a mapping.
+    """Validate the content of a preset and convert every agent to a mapping.
 
     Raises:
-        UserError: A key is not known, or a value is of the wrong kind.
+        UserError: A key is unknown, or a value has the wrong type.
     """
     preset = check_mapping("the preset", found, PRESET_KEYS)
     layers = preset.get("layers", 2)
@@ -124,17 +122,17 @@ def build_mixture(
     model: str | None = None,
     trace: Trace | None = None,
 ) -> MixtureOfAgents:
-    """The mixture of agents of a preset.
+    """Build the mixture of agents of a preset.
 
     Args:
         preset: See `read_preset`.
-        model_of: Gives the model of a name; the same one for the same name, so that it is asked
-            once a layer.
-        model: The name for slots that leave it open (`model: null`).
-        trace: Where calls are recorded.
+        model_of: Returns the model of a name; equal names must give the same instance, so that it
+            is called once per layer.
+        model: Model name for agents without one (`model: null`).
+        trace: Trace of the calls.
 
     Raises:
-        UserError: A value is not allowed, a model is not named, or `model_of` has none.
+        UserError: A value is invalid, or a model is missing or unknown.
     """
     settings = validate_preset(dict(preset))
 
@@ -159,7 +157,7 @@ def build_mixture(
 
 
 def _parse_slot(place: str, given: Any) -> dict[str, Any]:
-    """A slot, which may be written as a model's name alone."""
+    """Parse an agent, which may be written as a model name only."""
     slot = check_mapping(place, {"model": given} if isinstance(given, str) else given, SLOT_KEYS)
     name = slot.get("model")
     if name is not None and (not isinstance(name, str) or not name.strip()):

@@ -1,4 +1,4 @@
-"""Rounds of calls: what collaborations ask at one time is asked at once, each model in a thread."""
+"""Concurrent rounds of agent calls, one thread per model; usage totals of the calls."""
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -21,19 +21,19 @@ T = TypeVar("T")
 EMPTY_ANSWER = "an empty answer"
 
 STOPPED = "stopped"
-"""The error of an answer that was under way when somebody stopped it."""
+"""Error of an answer in progress when the user stopped it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentCall:
-    """One slot that is to be asked once.
+    """One call of an agent.
 
     Attributes:
-        slot: Who is asked.
-        sample: Which of the slot's samples, from 0; `request.sample` is the model's count.
-        request: What is asked.
-        layer, layers, role: See `Answer` and `Asked`.
-        last: Whether the answer is the collaboration's own, as it comes, and so may be streamed.
+        slot: The agent.
+        sample: Index of the agent's sample, from 0; `request.sample` counts per model.
+        request: The request.
+        layer, layers, role: See `AgentAnswer` and `CallStarted`.
+        last: True if the answer is that of the collaboration, and may be streamed.
     """
 
     slot: AgentSpec
@@ -46,17 +46,17 @@ class AgentCall:
 
     @property
     def started_event(self) -> CallStarted:
-        """The event."""
+        """Event at the start of the call."""
         return CallStarted(self.layer, self.layers, self.role, self.slot.name, self.sample)
 
     @property
     def trace_record(self) -> dict[str, Any]:
-        """Who is asked, for the trace."""
+        """Description of the call for the trace."""
         who = {"name": self.slot.name, "role": self.role, "layer": self.layer}
         return {**who, "sample": self.sample}
 
     def build_answer(self, came: Completion | UserError) -> AgentAnswer:
-        """What came, as an answer of this call."""
+        """Build the answer of this call from its result."""
         said = None if isinstance(came, UserError) else came
         error = "" if said and said.text.strip() else EMPTY_ANSWER if said else str(came)
         prompt = self.request.prompt
@@ -64,9 +64,10 @@ class AgentCall:
 
 
 def build_stopped_answer(call: AgentCall, text: str = "", reasoning: str = "") -> AgentAnswer:
-    """The answer of a call that was under way when somebody stopped it, with what was given of it.
+    """Build the answer of a call that the user stopped, with the text received so far.
 
-    Endpoints count its tokens and do not say how many: they are estimated by its characters.
+    Endpoints bill its tokens without reporting them: they are estimated from the number of
+    characters.
     """
     prompt = call.request.prompt
     asked = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
@@ -85,12 +86,13 @@ def build_stopped_answer(call: AgentCall, text: str = "", reasoning: str = "") -
 
 
 Script = Generator[list[AgentCall], list[AgentAnswer], S]
-"""How a collaboration goes about one request: it yields rounds of calls, one at least in each, is
-sent their answers, and returns what came of it, or raises a `UserError`."""
+"""Script of one request: yields rounds of at least one call, is sent their answers, and returns the
+transcript or raises a `UserError`.
+"""
 
 
 def ignore_event(number: int, event: Any) -> None:
-    """Nobody watches."""
+    """Do nothing."""
 
 
 def run_in_lockstep(
@@ -98,7 +100,7 @@ def run_in_lockstep(
     watch: OnEvent = ignore_event,
     trace: Trace | None = None,
 ) -> list[T | UserError]:
-    """What the scripts come to, in their order; a round of all of them is asked at once."""
+    """Run scripts concurrently and return their results in order; each round is one batch."""
     done: dict[int, T | UserError] = {}
     waiting: dict[int, Any] = dict.fromkeys(range(len(scripts)))
     while waiting:
@@ -119,12 +121,12 @@ def run_in_lockstep(
 def stream_final_answer(
     script: Script[S], watch: OnEvent = ignore_event, trace: Trace | None = None
 ) -> Generator[Delta, None, S]:
-    """Gives the last answer piece by piece and returns what the script came to.
+    """Run a script; yield the pieces of the final answer and return the transcript.
 
-    Closing it ends the answer that is under way.
+    Closing the generator cancels the answer in progress.
 
     Raises:
-        UserError: As the script's; or the last answer broke off when part of it had been given.
+        UserError: Raised by the script; or the final answer was cut off after its first piece.
     """
     answers: Any = None
     given = False
@@ -147,7 +149,7 @@ def stream_final_answer(
 def _stream_call(
     call: AgentCall, watch: OnEvent, trace: Trace | None
 ) -> Generator[Delta, None, AgentAnswer]:
-    """One call's answer as it comes; one that fails before its text begins is a failed answer."""
+    """Stream one call; a failure before the first text is returned as a failed answer."""
     watch(0, call.started_event)
     model = call.slot.model
     if trace:
@@ -183,10 +185,10 @@ def run_calls(
     watch: OnEvent = ignore_event,
     trace: Trace | None = None,
 ) -> list[AgentAnswer]:
-    """Answers to all calls, in their order; each distinct model gets its own as one batch.
+    """Run all calls, as one batch per distinct model; return the answers in order.
 
     Args:
-        asked: Each call with the number of the request that it is for.
+        asked: Calls, each with the index of its request.
     """
     batches: dict[int, list[int]] = {}
     for place, (number, call) in enumerate(asked):
@@ -215,9 +217,9 @@ def run_calls(
 
 
 def run_concurrently(work: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]:
-    """Number and result of each piece of work, as they come; all are under way at the same time.
+    """Run functions concurrently; yield index and result of each as they complete.
 
-    An interrupt is not kept waiting: the threads then end by themselves, or with the process.
+    An interrupt is not delayed: the threads then end on their own, or with the process.
     """
     if len(work) == 1:
         yield 0, work[0]()
@@ -240,21 +242,19 @@ def run_concurrently(work: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]
         yield number, result
 
 
-# What was spent: calls, tokens and cost of each model, and nothing guessed.
-
 NO_PRICE = "no price known"
 
 
 @dataclass(slots=True)
 class ModelUsage:
-    """One model's part, or the sum of several.
+    """Usage of one model, or the sum of several.
 
     Attributes:
-        calls: All, those that failed or were kept too.
-        cached, failed: Of those, the kept answers and the calls without an answer.
-        prompt_tokens, new_tokens: Of what was asked now, as the models count them.
-        cost: Of what was asked now, in the currency of the prices.
-        priced, unpriced: Calls asked now whose price is known, and those of which it is not.
+        calls: Number of calls, including failed and cached ones.
+        cached, failed: Number of cached answers and of failed calls.
+        prompt_tokens, new_tokens: As counted by the models, without cached answers.
+        cost: Cost without cached answers, in the currency of the prices.
+        priced, unpriced: Number of calls, without cached answers, with and without a known price.
     """
 
     calls: int = 0
@@ -284,11 +284,11 @@ class ModelUsage:
 
     @property
     def known_cost(self) -> float | None:
-        """The cost; `None` where no call asked now came with a price."""
+        """The cost; `None` if no call, except cached ones, has a known price."""
         return None if self.unpriced and not self.priced else self.cost
 
     def format_cost(self) -> str:
-        """The cost in words."""
+        """Format the cost."""
         if self.known_cost is None:
             return NO_PRICE
         rest = f" and {self.unpriced} calls, {NO_PRICE}" if self.unpriced else ""
@@ -296,7 +296,7 @@ class ModelUsage:
 
 
 def sum_usage(answers: Iterable[AgentAnswer]) -> ModelUsage:
-    """The account of all answers together."""
+    """Sum up the usage of all answers."""
     found = ModelUsage()
     for answer in answers:
         found.add(answer)
@@ -304,7 +304,7 @@ def sum_usage(answers: Iterable[AgentAnswer]) -> ModelUsage:
 
 
 def format_usage_table(answers: Sequence[AgentAnswer]) -> list[str]:
-    """Each model's account and their sum, in columns."""
+    """Format the usage per model and its sum, in columns."""
     names = list(dict.fromkeys(answer.name for answer in answers))
     accounts = [sum_usage(answer for answer in answers if answer.name == name) for name in names]
     rows = [("model", "calls", "cached", "failed", "tokens read", "tokens new", "cost")]

@@ -1,4 +1,4 @@
-"""Models that work together in text: who speaks, what was said on the way, and what came of it."""
+"""Data types of multi-agent models: agents, answers, transcripts, events and conversations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,20 +12,19 @@ __all__ = ["AgentAnswer", "AgentSpec", "AnswerDelta", "CallStarted", "OnEvent", 
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """One place in a collaboration: a model, and how it is asked there.
+    """An agent of a collaboration: a model and its settings.
 
     Attributes:
-        model: Who speaks.
-        name: As stages, warnings and traces call it.
-        temperature: `None` is the request's.
-        max_tokens: The most new tokens; `None` is the request's.
-        system: What the model is told as the system's turn, after the conversation's own where it
-            has one; `None` is nothing.
-        count: How many samples it gives; each is an answer of its own.
-        timeout: Seconds for one answer with all repetitions; `None` is the model's own setting.
+        model: The model.
+        name: Its name in transcripts, warnings and traces.
+        temperature: Sampling temperature; `None` is the request's.
+        max_tokens: Maximum number of new tokens; `None` is the request's.
+        system: System prompt, appended to the conversation's if it has one; `None` adds none.
+        count: Number of samples; each is a separate answer.
+        timeout: Seconds for one answer including retries; `None` is the model's default.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     model: Model
@@ -59,7 +58,7 @@ def _is_positive_int(value: object) -> bool:
 
 
 def _finite_or_none(value: object) -> float | None:
-    """A finite number, or `None`."""
+    """Return a finite number, or `None`."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value) if abs(value) < float("inf") else None
     return None
@@ -67,17 +66,17 @@ def _finite_or_none(value: object) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class AgentAnswer:
-    """What one call of a collaboration came to.
+    """Result of one call of a collaboration.
 
     Attributes:
-        layer: From 1; the aggregator's is the last. Of a consortium, the iteration.
-        role: "proposer", "aggregator", "fallback" or "ranker"; of a consortium, "member",
+        layer: From 1; the aggregator's is the last. For a consortium, the iteration.
+        role: "proposer", "aggregator", "fallback" or "ranker"; for a consortium, "member",
             "reviewer", "arbiter" or "fallback".
-        name: The slot's.
-        sample: Which of the slot's samples, from 0.
-        prompt: What was asked.
-        completion: What came back; `None` where nothing did.
-        error: Why there is no answer, as where it was empty; empty where there is one.
+        name: The agent's name.
+        sample: Index of the agent's sample, from 0.
+        prompt: The prompt sent.
+        completion: The completion; `None` if the call failed.
+        error: Reason for a missing or empty answer; empty on success.
     """
 
     layer: int
@@ -90,20 +89,19 @@ class AgentAnswer:
 
     @property
     def text(self) -> str:
-        """What was said; empty where nothing came back."""
+        """Text of the completion; empty if the call failed."""
         return self.completion.text if self.completion else ""
 
 
 @dataclass(slots=True)
 class Transcript:
-    """All that led to the answer to one request.
+    """Everything that led to the answer to one request.
 
     Attributes:
-        layers: Every layer's answers in the slots' order, those that failed too; of a consortium,
-            those of every round of calls.
-        final: The completion that the collaboration gives: its text, and the tokens, cost and
-            seconds of all calls together.
-        warnings: What a user should know: a proposer that failed, a fallback that was used.
+        layers: Answers of every layer in agent order, including failed ones; for a consortium, of
+            every round of calls.
+        final: The collaboration's completion: its text, and the total tokens, cost and seconds.
+        warnings: Warnings for the user, such as a failed proposer or the use of a fallback.
     """
 
     layers: list[list[AgentAnswer]] = field(default_factory=list)
@@ -112,13 +110,13 @@ class Transcript:
 
     @property
     def answers(self) -> list[AgentAnswer]:
-        """All calls, in the order of the layers."""
+        """All answers, in layer order."""
         return [answer for layer in self.layers for answer in layer]
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """An event: a slot was asked; of `layers` layers this is the `layer`-th."""
+    """Event: an agent was called, in layer `layer` of `layers`."""
 
     layer: int
     layers: int
@@ -129,36 +127,35 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """An event: a piece of the last answer."""
+    """Event: a piece of the final answer."""
 
     delta: Delta
 
 
 OnEvent = Callable[[int, CallStarted | AgentAnswer | AnswerDelta], None]
-"""Is told of every event of the n-th request, always in the thread that runs the collaboration; of
-an `Answer` as soon as it is there. A consortium tells it of each `Iteration`, too."""
+"""Receives every event of the n-th request, in the thread that runs the collaboration; an
+`AgentAnswer` as soon as it arrives. A consortium also emits each `Iteration`.
+"""
 
 
 def agent_names(slots: Sequence[AgentSpec]) -> list[str]:
-    """Of the slots, each as often as it has samples."""
+    """Return the names of the agents, repeated once per sample."""
     return [slot.name for slot in slots for _ in range(slot.count)]
 
-
-# A conversation: its turns, what its system turn says, and how much of it fits.
 
 Messages = tuple[Message, ...]
 
 CHARS_PER_TOKEN = 4
-"""For estimates: nobody's tokenizer is asked. English has a little more, other scripts less."""
+"""Estimate, independent of any tokenizer. English has slightly more, other scripts fewer."""
 
 
 def prompt_to_messages(prompt: str | Messages) -> Messages:
-    """A prompt as turns; a plain text is one turn of the user."""
+    """Convert a prompt to turns; a string is one user turn."""
     return (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
 
 
 def add_system_text(turns: Messages, text: str | None) -> Messages:
-    """The turns with `text` at the end of the system's turn, which stands first where it is new."""
+    """Append text to the system turn, or insert a new one at the beginning."""
     if text is None:
         return turns
     for place, turn in enumerate(turns):
@@ -169,14 +166,14 @@ def add_system_text(turns: Messages, text: str | None) -> Messages:
 
 
 def estimate_tokens(turns: Messages) -> int:
-    """About how many tokens the turns are."""
+    """Estimate the number of tokens of the turns."""
     return ceil(sum(len(turn.content) for turn in turns) / CHARS_PER_TOKEN)
 
 
 def find_exchanges(turns: Messages) -> list[list[int]]:
-    """The places of each exchange before the last one: a user's turn and what follows it.
+    """Return the turn indices of each exchange before the last: a user turn and what follows it.
 
-    The system's turns belong to none, and the last user's turn with what follows is the last one.
+    System turns belong to none; the last exchange starts with the last user turn.
     """
     found: list[list[int]] = []
     for place, turn in enumerate(turns):
@@ -191,15 +188,18 @@ def find_exchanges(turns: Messages) -> list[list[int]]:
 def fit_to_context(
     turns: Messages, context: int | None, write: Callable[[Messages], Messages]
 ) -> tuple[Messages, int]:
-    """What `write` makes of the turns, and how many of the oldest exchanges were left out for it.
+    """Apply `write` to the turns, omitting as many of the oldest exchanges as the context requires.
 
     Args:
         turns: A conversation.
-        context: The most tokens that may be written, by `tokens`; `None` is no limit.
-        write: Puts to a conversation what else there is to say.
+        context: Maximum number of tokens, by `estimate_tokens`; `None` is no limit.
+        write: Adds further text to a conversation.
+
+    Returns:
+        The result of `write`, and the number of omitted exchanges.
 
     Raises:
-        UserError: Without any old exchange it is still too long.
+        UserError: It is too long even without old exchanges.
     """
     old = find_exchanges(turns)
     for left_out in range(len(old) + 1):

@@ -1,4 +1,4 @@
-"""A stand's model in memory, asked by many threads: what waits at the same time shares batches."""
+"""Requests from many threads to models that share one engine, answered in common batches."""
 
 import threading
 import time
@@ -13,20 +13,20 @@ from swarm.models.base import Completion, Request
 from swarm.registry.model_groups import ModelGroup
 
 ModelIndex = int | tuple[tuple[int, float], ...]
-"""A voice's place; or those of several with the coefficients of a mixture of them."""
+"""A model's row among the positions; or several rows with coefficients, for a blend."""
 
 BATCH_WAIT_S = 0.005
-"""Seconds that the first who asks waits for others; a token of a small model takes longer."""
+"""Seconds the first request waits for others; shorter than a token of a small model takes."""
 
 
 @dataclass(eq=False, slots=True)
 class PendingRequest:
-    """A question on its way.
+    """A submitted request.
 
     Attributes:
-        place: Of the voice that is asked, or of those that are mixed.
-        answer: Will hold the completion, or what went wrong.
-        left: Whether whoever asked has gone; what is being written for them ends at the next token.
+        place: Index of the model, or of those blended.
+        answer: Future of the completion or the error.
+        left: True once the caller has gone; generation then ends at the next token.
     """
 
     place: ModelIndex
@@ -36,12 +36,12 @@ class PendingRequest:
 
 
 class Batcher:
-    """Voices that one model in memory answers for, whichever threads they are asked by.
+    """Batches requests to models that share one engine, from any number of threads.
 
-    A thread of its own asks the model. It takes what is waiting, equally many requests of each
-    voice that has any, answers these in the same batches, and looks again; it ends when nobody
-    waits. So a request may wait for a round of others, and a round lasts as long as its longest
-    answer. Who has an answer alone has the same in company, up to rounding.
+    A worker thread runs the engine in rounds: each takes equally many waiting requests of every
+    model that has any and answers them in the same batches; the thread ends when none are left. A
+    request may therefore wait for one round, which lasts as long as its longest answer. An answer
+    does not depend on the other requests in the batch, up to rounding.
     """
 
     def __init__(self) -> None:
@@ -49,26 +49,26 @@ class Batcher:
         self._engine: Any = None
         self._device = "cpu"
         self._positions = np.zeros((0, 0))
-        # Held while the engine answers or changes, and while the list of who waits does.
+        # `_busy` guards the engine while it answers or changes; `_gate` guards the waiting list.
         self._busy, self._gate = threading.Lock(), threading.Lock()
         self._waiting: list[PendingRequest] = []
         self._answering = False
 
     def add_model(self, stand: ModelGroup) -> int:
-        """Add the voice of a stand of the same key; gives its place. Nothing is loaded.
+        """Add the model of a group with the same key and return its index. Nothing is loaded.
 
         Raises:
-            UserError: Its adapter does not go together with those that are there.
+            UserError: Its adapter is incompatible with those already added.
         """
         with self._gate:
             self._stand = self._stand.merge_with(stand) if self._stand else stand
             return len(self._stand.places) - 1
 
     def open(self, device: str) -> None:
-        """Load the model, once, and whichever voices have joined since; on the first `device`.
+        """Load the engine once, and the models added since, on the first `device` given.
 
         Raises:
-            UserError: The files do not make a model, or the device has no room for it.
+            UserError: The files do not form a model, or the device lacks memory.
         """
         with self._busy:
             stand = self._stand
@@ -77,21 +77,21 @@ class Batcher:
                 return
             if self._engine is None:
                 self._device = device
-            # Nobody knows what is there if this fails.
+            # Drop the engine first: its state is undefined if loading fails.
             engine, self._engine, self._positions = self._engine, None, np.zeros((0, 0))
             self._engine = stand.load(self._device, engine)
-            # One plan for all rounds, so that an answer does not depend on how many ask.
+            # One plan for all rounds, so that an answer does not depend on the number of requests.
             self._engine.plan = "stacked"
             self._positions = stand.positions
 
     def is_loaded(self, place: int) -> bool:
-        """Whether a voice can be asked."""
+        """Return whether a model is loaded."""
         return place < len(self._positions)
 
     def submit_requests(
         self, place: ModelIndex, requests: Sequence[Request]
     ) -> list[PendingRequest]:
-        """Put requests to open voices; the answers come later, each on its own."""
+        """Submit requests to loaded models; each answer arrives in its own future."""
         asked = [PendingRequest(place, request) for request in requests]
         for one in asked:
             one.request = replace(one.request, decided=_build_stop_check(one))
@@ -99,12 +99,12 @@ class Batcher:
             self._waiting += asked
             if asked and not self._answering:
                 self._answering = True
-                # The process waits for it, whoever asks: one that torch is in must not be cut off.
+                # Not a daemon: the process must not end while this thread is inside torch.
                 threading.Thread(target=self._run_rounds, name="swarm-local", daemon=False).start()
         return asked
 
     def _run_rounds(self) -> None:
-        """Answer round by round until nobody waits."""
+        """Answer round by round until no requests are waiting."""
         ready: list[PendingRequest] = []
         while True:
             time.sleep(BATCH_WAIT_S)
@@ -123,16 +123,16 @@ class Batcher:
                     ready = [one for one in ready if one not in done]
 
     def _fits_context(self, one: PendingRequest) -> bool:
-        """Whether a request can be answered; who asked hears why if it cannot."""
+        """Return whether a request fits the context; otherwise set its error."""
         try:
             one.request = self._engine.clip_to_context(one.request)
-        except Exception as error:  # whatever it is, it is theirs and not this thread's
+        except Exception as error:  # any error belongs to the request
             one.answer.set_exception(error)
             return False
         return True
 
     def _run_round(self, chosen: Sequence[Sequence[PendingRequest]]) -> None:
-        """Answer equally many requests of several voices; what goes wrong goes to all who asked."""
+        """Answer equally many requests of several models; an error is passed to all of them."""
         positions = np.stack([self._build_position(row[0].place) for row in chosen])
         try:
             found = self._engine.generate(
@@ -147,14 +147,14 @@ class Batcher:
                 one.answer.set_result(completion)
 
     def _build_position(self, place: ModelIndex) -> np.ndarray:
-        """Of one voice, or the sum of several by their coefficients."""
+        """Return the position of one model, or the weighted sum of several."""
         parts = ((place, 1.0),) if isinstance(place, int) else place
         found: np.ndarray = sum(share * self._positions[one] for one, share in parts)
         return found
 
 
 def select_round(ready: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
-    """Of each voice that has any equally many requests, oldest first; all scored or all written."""
+    """Select equally many requests per model, oldest first; all scored or all generated."""
     scored = bool(ready[0].request.choices)
     rows: dict[ModelIndex, list[PendingRequest]] = {}
     for one in ready:
@@ -165,6 +165,6 @@ def select_round(ready: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
 
 
 def _build_stop_check(one: PendingRequest) -> Callable[[str], bool]:
-    """Whether a text is done: as the request says, or as nobody waits for it any more."""
+    """Return a stop check: the request's own condition, or that its caller has gone."""
     decided = one.request.decided
     return lambda text: one.left or bool(decided and decided(text))

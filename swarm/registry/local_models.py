@@ -1,4 +1,7 @@
-"""One model on this machine as it is used by name: asked, asked piece by piece, from any thread."""
+"""Models on this machine by name: the base, experts, runs and folders, and blends of experts.
+
+All of them can be used from any thread; models with a common base share it in memory.
+"""
 
 import hashlib
 import math
@@ -33,12 +36,10 @@ from swarm.runs.run_reader import RUNS_FOLDER
 
 
 class SharedLocalModel:
-    """A model that `swarm.registry.local_models.LocalModels` has made; opens itself when it is
-    first asked.
+    """A model created by `LocalModels`; it loads itself on the first request.
 
-    Without a temperature it is greedy; a seed of `None` is 0. What it draws follows from its name
-    too, so that voices of one base do not all draw alike. No more is written than its context has
-    room for.
+    Without a temperature it is greedy; a seed of `None` is 0. The sampling seed also depends on the
+    name, so that models of one base do not draw alike. Answers are limited by the context length.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class SharedLocalModel:
         return self.home.get_model, (self.name,)
 
     def check(self) -> None:
-        """See that the files make a model, and have the base on this disk; see `swarm.tasks`.
+        """Check that the files form a model, and download the base if needed; see `swarm.tasks`.
 
         Raises:
-            UserError: They do not, or it cannot be downloaded.
+            UserError: They do not, or the base cannot be downloaded.
         """
         with self.home.lock:
             if self._together is None:
@@ -66,31 +67,31 @@ class SharedLocalModel:
                 self._together = together
 
     def fingerprint(self) -> str:
-        """A text that changes with the weights.
+        """Return a string that depends on the weights.
 
         Raises:
-            UserError: They are not there.
+            UserError: The weights are missing.
         """
         return model_group(self.folder, self.base).fingerprint()
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it is in memory."""
+        """True if it is in memory."""
         return self._together is not None and self._together.is_loaded(self._last_index)
 
     @property
     def _last_index(self) -> int:
-        """The place that is loaded last, of those that it needs."""
+        """Largest index it needs; indices are loaded in order."""
         return self._place if isinstance(self._place, int) else max(self._place)[0]
 
     def open(self, device: str | None = None) -> None:
-        """Load what is not in memory yet.
+        """Load the model if it is not in memory.
 
         Args:
-            device: Where, unless `Locals` was told; `None` is the first GPU, or the CPU.
+            device: Device, unless `LocalModels` specifies one; `None` is the first GPU, or the CPU.
 
         Raises:
-            UserError: As `check`, or the device is not there or has no room.
+            UserError: See `check`; also if the device does not exist or lacks memory.
         """
         self.check()
         assert self._together is not None
@@ -101,7 +102,7 @@ class SharedLocalModel:
         """Answer all requests; see `swarm.models.base.Model.generate`.
 
         Raises:
-            UserError: One of them cannot be answered.
+            UserError: A request cannot be answered.
         """
         found = []
         for answer in self.generate_each(requests):
@@ -111,7 +112,7 @@ class SharedLocalModel:
         return found
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """What each request comes to; see `swarm.models.base.generate_each`."""
+        """Return an answer or an error per request; see `swarm.models.base.generate_each`."""
         try:
             asked, began = self._submit_requests(requests), time.monotonic()
         except UserError as error:
@@ -123,7 +124,7 @@ class SharedLocalModel:
                 one.left = True
 
     def stream(self, request: Request) -> Stream:
-        """Answer piece by piece; see `swarm.models.base.stream`."""
+        """Stream the answer to one request; see `swarm.models.base.stream`."""
         texts: SimpleQueue[str | None] = SimpleQueue()
 
         def on_text(text: str) -> bool:
@@ -160,7 +161,7 @@ class SharedLocalModel:
         return replace(request, seed=int.from_bytes(digest.digest(), "big"))
 
     def _wait_for_completion(self, one: PendingRequest, began: float) -> Completion | UserError:
-        """The answer when it is there, or why there is none."""
+        """Wait for the answer; return it or the error."""
         try:
             answer = one.answer.result(_remaining_seconds(one.request, began))
         except UserError as error:
@@ -172,43 +173,39 @@ class SharedLocalModel:
 
 
 def stable_prefix(text: str, stop: Sequence[str]) -> str:
-    """What of a text so far will stay: no half character, nor what may begin a stop text."""
+    """Return the text without a partial character or a possible prefix of a stop string."""
     text = text.rstrip("\ufffd")
     begun = (k for one in stop for k in range(1, len(one)) if text.endswith(one[:k]))
     return text[: len(text) - max(begun, default=0)]
 
 
 def _remaining_seconds(request: Request, began: float) -> float | None:
-    """Seconds that are left for an answer; `None` is any number."""
+    """Return the seconds left for an answer; `None` is no limit."""
     if request.timeout is None:
         return None
     return max(0.0, began + request.timeout - time.monotonic())
 
 
 def _next_text(texts: "SimpleQueue[str | None]", seconds: float | None) -> str | None:
-    """The next text so far; `None` at the end, or when the time is over."""
+    """Return the next text so far; `None` at the end or on timeout."""
     try:
         return texts.get(timeout=seconds)
     except Empty:
         return None
 
 
-# A mixture of experts by hand: another voice of the base that is in memory, and no file.
-
-
 class BlendedModel(SharedLocalModel):
-    """The sum of experts by coefficients, as a position of a search in the factor space is.
+    """A weighted sum of experts, like a position of a search in the factor space.
 
-    It is asked together with the other voices of the base, and loads nothing but experts that were
-    not asked before.
+    It shares batches with the other models of the base, and loads only experts not used before.
 
     Args:
-        home: Whose experts.
-        coefficients: By the experts' names, as `Locals.model` takes them; without any, or with all
-            of them 0, it is the base.
+        home: Models to take the experts from.
+        coefficients: Coefficients by expert name, see `LocalModels.get_model`; if empty or all 0,
+            it is the base.
 
     Raises:
-        UserError: A coefficient is not a finite number, or there is no such expert.
+        UserError: A coefficient is not a finite number, or an expert does not exist.
     """
 
     def __init__(self, home: "LocalModels", coefficients: Mapping[str, float]) -> None:
@@ -227,10 +224,10 @@ class BlendedModel(SharedLocalModel):
         return BlendedModel, (self.home, self.parts)
 
     def check(self) -> None:
-        """See that the experts are there and go together; see `Voice.check`.
+        """Check that the experts exist and are compatible; see `SharedLocalModel.check`.
 
         Raises:
-            UserError: They do not.
+            UserError: They are not.
         """
         if self._together is not None:
             return
@@ -251,35 +248,33 @@ class BlendedModel(SharedLocalModel):
         self._together = first._together
 
     def fingerprint(self) -> str:
-        """A text that changes with the weights and with the coefficients."""
+        """Return a string that depends on the weights and the coefficients."""
         told = [(voice.fingerprint(), self.parts.get(voice.name)) for voice in self._voices]
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
-# Models on this machine by name: the base, an expert, a run's best, whatever lies in a folder.
-
 BASE_NAME = "base"
-"""The name of the base without an expert."""
+"""Name of the base without an expert."""
 
 MAX_NAMES_SHOWN = 20
-"""Names that an error lists."""
+"""Maximum number of names in an error message."""
 
 
 class LocalModels:
-    """The models of this machine; those on one base share it, and are asked together.
+    """The models of this machine; those with a common base share it and its batches.
 
-    Names are "base"; an expert's of the pool; a folder with a finished run, for its best; a folder
-    with a PEFT adapter, a whole model or a mixture.
+    Names are "base"; an expert of the pool; a folder with a finished run, for its best model; a
+    folder with a PEFT adapter, a complete model or a mixture.
 
     Args:
-        base: The base model, or its folder or hub id, for whatever is an adapter; `None` is the one
-            that an adapter or a run names.
-        pool: The folder of the experts.
-        device: "cpu", "cuda" or e.g. "cuda:1"; `None` is where a model is opened, or the first
-            GPU, or the CPU without one.
+        base: Base model, or its folder or hub id, for adapters; `None` is the one named by the
+            adapter or run.
+        pool: Folder of the experts.
+        device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the device given on opening, or the first
+            GPU, or the CPU.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     def __init__(
@@ -294,12 +289,12 @@ class LocalModels:
         self._together: dict[object, Batcher] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """It travels to another process as its settings, with nothing loaded."""
+        """Pickle as settings, with nothing loaded."""
         return LocalModels, (self.given, self.pool, self.device)
 
     @cached_property
     def base(self) -> BaseModel:
-        """The base that was given, or that the pool's experts name, or that of those that ship.
+        """The given base, the one named by the pool's experts, or that of the shipped experts.
 
         Raises:
             UserError: It is missing, or the first expert cannot be read.
@@ -312,10 +307,10 @@ class LocalModels:
         return _base_of_adapter(experts[0]) if experts else shipped_base()
 
     def get_model(self, name: str) -> SharedLocalModel:
-        """The model of a name, always the same; nothing is loaded.
+        """Return the model of a name, always the same instance; nothing is loaded.
 
         Raises:
-            UserError: There is none.
+            UserError: It does not exist.
         """
         with self.lock:
             if name not in self._voices:
@@ -323,7 +318,7 @@ class LocalModels:
             return self._voices[name]
 
     def list_names(self) -> list[str]:
-        """What there is: the base, the pool's experts, and the runs that have a best."""
+        """List the base, the pool's experts, and the runs with a best model."""
         experts = [folder.name for folder in self.expert_folders()]
         runs = sorted(
             f"{RUNS_FOLDER}/{one.parent.name}"
@@ -332,15 +327,15 @@ class LocalModels:
         return [BASE_NAME, *experts, *runs]
 
     def expert_folders(self) -> list[Path]:
-        """The folders of the pool's experts."""
+        """Return the folders of the pool's experts."""
         return sorted(file.parent for file in find_path(self.pool).glob(f"*/{CONFIG_FILE}"))
 
     def get_batcher(self, key: object) -> Batcher:
-        """Who answers for a stand of this key; to be called with the lock held."""
+        """Return the batcher of a group key; the caller must hold the lock."""
         return self._together.setdefault(key, Batcher())
 
     def _locate_model(self, name: str) -> tuple[Path | None, BaseModel]:
-        """The folder of a name, `None` for the base, and what it is based on."""
+        """Return the folder of a name, `None` for the base, and its base model."""
         if name == BASE_NAME:
             return None, self.base
         here = [
@@ -368,19 +363,19 @@ class LocalModels:
 
 
 def shipped_base() -> BaseModel:
-    """The base of the experts that ship."""
+    """Return the base of the shipped experts."""
     file = conf_folder() / "model" / "smollm2.yaml"
     return base_from_settings(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
 def _base_from_path(path: str) -> BaseModel:
-    """The base in a folder or on the hub; the one that ships under its name is as it ships."""
+    """Return the base in a folder or on the hub; the shipped one with its shipped settings."""
     shipped = shipped_base()
     return shipped if path == shipped.path else BaseModel(path)
 
 
 def _base_of_adapter(folder: Path, usual: BaseModel | None = None) -> BaseModel:
-    """What an adapter says it is of: the usual base, or one that is opened like it."""
+    """Return the base named by an adapter: the usual one, or another with the same settings."""
     usual = usual or shipped_base()
     name = read_adapter(folder).base_model
     known = {Path(one).name.lower() for one in (usual.path, usual.name) if one}

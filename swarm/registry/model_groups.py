@@ -1,4 +1,4 @@
-"""What lies in model folders, sorted into groups that one resident model can answer for."""
+"""Model folders grouped so that one resident engine can serve each group; finished runs."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class ModelGroup(Protocol):
-    """Voices that one model answers for together.
+    """Models served together by one engine.
 
     Attributes:
-        places: Of the voices among all folders.
-        positions: A row each, for the engine.
-        key: Stands with the same one can be one stand.
+        places: Indices of the models among all folders.
+        positions: Engine positions, one row per model.
+        group_key: Groups with equal keys can be merged.
     """
 
     places: list[int]
@@ -42,53 +42,52 @@ class ModelGroup(Protocol):
     def group_key(self) -> object: ...
 
     def merge_with(self, other: Any) -> "ModelGroup":
-        """This stand with the voices of another one of the same key after its own.
+        """Append the models of another group with the same key.
 
         Raises:
-            UserError: Two of the adapters do not go together.
+            UserError: Two of the adapters are incompatible.
         """
         ...
 
     def load_tokenizer(self) -> Any:
-        """What writes the prompts; nothing else is loaded.
+        """Load the tokenizer with its chat template; nothing else is loaded.
 
         Raises:
-            UserError: The model is not there.
+            UserError: The model is missing.
         """
         ...
 
     def context_length(self) -> float:
-        """Tokens that the model can have; infinity where its configuration says nothing.
+        """Return the context length in tokens; infinity if the configuration has none.
 
         Raises:
-            UserError: As `tokenizer`.
+            UserError: See `load_tokenizer`.
         """
         ...
 
     def check(self) -> None:
-        """Do what `load` does without the model's weights.
+        """Check everything that `load` requires without loading the model's weights.
 
         Raises:
-            UserError: What `load` would raise, as far as it can be told.
+            UserError: Errors of `load`, as far as they can be detected.
         """
         ...
 
     def load(self, device: str, engine: Any = None) -> Engine:
-        """An engine with the model in it; `engine`, if it is given, has it from a stand that was
-        joined to this one, and goes on."""
+        """Load an engine; a given `engine` of a group merged into this one is extended instead."""
         ...
 
     def fingerprint(self) -> str:
-        """A text that changes with the weights."""
+        """Return a string that depends on the weights."""
         ...
 
 
 @dataclass
 class AdapterGroup:
-    """A base with adapters of which each answers as it is, and perhaps the base itself.
+    """A base with adapters, each of which is one model, and optionally the base itself.
 
     Attributes:
-        members: The adapter of each voice; `None` is the base.
+        members: Adapter of each model; `None` is the base.
     """
 
     base: BaseModel
@@ -97,12 +96,12 @@ class AdapterGroup:
 
     @property
     def adapters(self) -> list[Adapter]:
-        """Those of the voices that are not the base."""
+        """Adapters of the models other than the base."""
         return [member for member in self.members if member]
 
     @property
     def positions(self) -> np.ndarray:
-        """A unit vector for each adapter, zeros for the base, [P, K]."""
+        """A unit vector per adapter, zeros for the base; shape [P, K]."""
         found = np.zeros((len(self.members), len(self.adapters)))
         own = [row for row, member in enumerate(self.members) if member]
         found[own, range(len(own))] = 1
@@ -110,11 +109,11 @@ class AdapterGroup:
 
     @property
     def group_key(self) -> object:
-        """See `Stand.key`."""
+        """See `ModelGroup.group_key`."""
         return self.base
 
     def merge_with(self, other: "AdapterGroup") -> "AdapterGroup":
-        """See `Stand.joined`."""
+        """See `ModelGroup.merge_with`."""
         both = replace(
             self, places=[*self.places, *other.places], members=[*self.members, *other.members]
         )
@@ -124,15 +123,15 @@ class AdapterGroup:
         return both
 
     def load_tokenizer(self) -> Any:
-        """See `Stand.tokenizer`."""
+        """See `ModelGroup.load_tokenizer`."""
         return self.base.load_tokenizer(self.base.resolve())
 
     def context_length(self) -> float:
-        """See `Stand.context`."""
+        """See `ModelGroup.context_length`."""
         return self.base.context_length()
 
     def check(self) -> None:
-        """See `Stand.check`; every weight of the adapters is read once."""
+        """See `ModelGroup.check`; reads every weight of the adapters once."""
         from swarm.engine.batched_lora import install_lora_layers
 
         model, _ = load_cached_without_weights(self.base)
@@ -144,7 +143,7 @@ class AdapterGroup:
         ).remove_layers()
 
     def load(self, device: str, engine: HFEngine | None = None) -> HFEngine:
-        """See `Stand.load`."""
+        """See `ModelGroup.load`."""
         if engine is not None:
             engine.replace_adapters(self.base, device, self._build_basis(), self._experts_folder())
             return engine
@@ -159,7 +158,7 @@ class AdapterGroup:
         return build_basis(self.adapters)
 
     def fingerprint(self) -> str:
-        """See `Stand.fingerprint`."""
+        """See `ModelGroup.fingerprint`."""
         digest = hashlib.sha256(self.base.fingerprint().encode())
         for adapter in self.adapters:
             digest.update(adapter.identity_bytes())
@@ -168,7 +167,7 @@ class AdapterGroup:
 
 @dataclass
 class EnsembleGroup:
-    """Mixtures of the same panel of whole models."""
+    """Mixtures of the same panel of complete models."""
 
     panel: ModelEnsemble
     places: list[int]
@@ -176,52 +175,52 @@ class EnsembleGroup:
 
     @property
     def positions(self) -> np.ndarray:
-        """The mixtures' weights, [P, K]."""
+        """Weights of the mixtures, shape [P, K]."""
         return np.stack(self.weights)
 
     @property
     def group_key(self) -> object:
-        """See `Stand.key`."""
+        """See `ModelGroup.group_key`."""
         return (*self.panel.models, self.panel.base)
 
     def merge_with(self, other: "EnsembleGroup") -> "EnsembleGroup":
-        """See `Stand.joined`."""
+        """See `ModelGroup.merge_with`."""
         return EnsembleGroup(
             self.panel, [*self.places, *other.places], [*self.weights, *other.weights]
         )
 
     def load_tokenizer(self) -> Any:
-        """See `Stand.tokenizer`."""
+        """See `ModelGroup.load_tokenizer`."""
         return TokenEnsembleEngine().check(self.panel.base, self.panel)
 
     def context_length(self) -> float:
-        """See `Stand.context`."""
+        """See `ModelGroup.context_length`."""
         engine = TokenEnsembleEngine()
         engine.check(self.panel.base, self.panel)
         return engine.context
 
     def check(self) -> None:
-        """See `Stand.check`."""
+        """See `ModelGroup.check`."""
         self.panel.check()
         self.load_tokenizer()
 
     def load(self, device: str, engine: TokenEnsembleEngine | None = None) -> TokenEnsembleEngine:
-        """See `Stand.load`."""
+        """See `ModelGroup.load`."""
         if engine is None:
             engine = TokenEnsembleEngine()
             engine.open(self.panel.base, self.panel, device)
         return engine
 
     def fingerprint(self) -> str:
-        """See `Stand.fingerprint`."""
+        """See `ModelGroup.fingerprint`."""
         return f"{self.panel.fingerprint()} {self.positions.tolist()}"
 
 
 def group_models(folders: Sequence[Path | None], base: BaseModel) -> list[ModelGroup]:
-    """The folders in groups, that of the base first; `None`, or no folder at all, is the base.
+    """Group the folders, the base's group first; `None`, or no folder at all, is the base.
 
     Raises:
-        UserError: A folder is missing or holds no model, or adapters belong to another base.
+        UserError: A folder is missing or contains no model, or adapters belong to another base.
     """
     found: dict[object, ModelGroup] = {}
     for place, folder in enumerate(folders or [None]):
@@ -234,10 +233,10 @@ def group_models(folders: Sequence[Path | None], base: BaseModel) -> list[ModelG
 
 
 def model_group(folder: Path | None, base: BaseModel, place: int = 0) -> ModelGroup:
-    """The stand of one folder alone.
+    """Return the group of a single folder.
 
     Raises:
-        UserError: As `stands`.
+        UserError: See `group_models`.
     """
     if folder is None:
         return AdapterGroup(base, [place], [None])
@@ -258,7 +257,7 @@ def model_group(folder: Path | None, base: BaseModel, place: int = 0) -> ModelGr
 
 @lru_cache(maxsize=1)
 def load_cached_without_weights(base: BaseModel) -> tuple[Any, Any]:
-    """See `Base.outline`; kept for the next adapter of the same base, so leave it as it was."""
+    """Cached `BaseModel.load_without_weights`; the result must not be modified."""
     return base.load_without_weights()
 
 
@@ -266,11 +265,10 @@ WITHOUT_WHEEL: Mapping[str, Any] = {"wheel": None, "wheel_sha256": None, "wheel_
 
 
 def build_basis(adapters: Sequence[Adapter]) -> dict[str, tuple["Tensor", "Tensor"]]:
-    """A [K, rank, in] and B [K, out, rank], with the scaling in it, of each adapted module.
+    """Return A [K, rank, in] and B [K, out, rank], including the scaling, of each adapted module.
 
     Raises:
-        UserError: A module has another shape in one adapter than in another, or a weight is not
-            finite.
+        UserError: A module's shape differs between adapters, or a weight is not finite.
     """
     import torch
 
@@ -288,20 +286,17 @@ def build_basis(adapters: Sequence[Adapter]) -> dict[str, tuple["Tensor", "Tenso
     return found
 
 
-# Search runs as models: what a finished run has found, and on which base.
-
-
 def load_finished_run(folder: str | Path, otherwise: str) -> RunFolder:
-    """A run whose best is chosen for good.
+    """Return a run whose best model is final.
 
     Args:
-        otherwise: What to do with a run that is not over, besides going on with it.
+        otherwise: Advice for an unfinished run, besides resuming it.
 
     Raises:
-        UserError: The folder holds no search, or one that is not over.
+        UserError: The folder contains no search, or an unfinished one.
     """
     run = RunFolder(folder)
-    # Between the last iteration and the verdict another model may still be chosen as the best.
+    # Between the last iteration and the final selection another model may still become the best.
     if run.finished is None or not run.metrics:
         raise UserError(
             f"{run.path}: the search is not over; go on with the search by the command that began "
@@ -311,12 +306,12 @@ def load_finished_run(folder: str | Path, otherwise: str) -> RunFolder:
 
 
 def best_folder(run: RunFolder) -> Path:
-    """The folder of the best that a run has found."""
+    """Return the folder of a run's best model."""
     return run.path / "global_best"
 
 
 def base_of_run(run: RunFolder) -> BaseModel:
-    """The base that a run's configuration names.
+    """Return the base named in a run's configuration.
 
     Raises:
         UserError: It names none.
@@ -331,5 +326,5 @@ def base_of_run(run: RunFolder) -> BaseModel:
 
 
 def base_from_settings(settings: Mapping[str, Any]) -> BaseModel:
-    """The base of an option of the configuration group `model`."""
+    """Create the base from an option of the configuration group `model`."""
     return BaseModel(**{key: value for key, value in settings.items() if key != "_target_"})

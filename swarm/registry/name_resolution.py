@@ -1,4 +1,4 @@
-"""Names alone, as `llm -m NAME` has them: models of the llm package, and saved consortia."""
+"""Model names without a prefix, as in `llm -m NAME`; provider defaults and model identities."""
 
 import os
 import re
@@ -24,7 +24,6 @@ from swarm.multi_agent.types import AgentSpec
 if TYPE_CHECKING:
     from llm import Model as LLMModel
 
-# What tells a model from another one that had its name before.
 
 CONSORTIUM_SETTINGS = tuple(
     key
@@ -34,15 +33,14 @@ CONSORTIUM_SETTINGS = tuple(
 
 
 def model_identity(model: Model) -> Any:
-    """What an answer of a model depends on besides its name and the request, as JSON.
+    """Return what a model's answers depend on besides its name and the request, as JSON.
 
-    Of an endpoint, where it is and what it is told in every request; of a function, the text of its
-    own file; of a mixture or a consortium, its settings and its members; of a model with a
-    `fingerprint`, as those on this machine have it, that. `None` of all others: they are told apart
-    by their names alone.
+    For an endpoint its URL and default fields; for a function the text of its file; for a mixture
+    or a consortium its settings and members; for a model with a `fingerprint`, such as local ones,
+    the fingerprint. `None` for all others, which are identified by name alone.
 
     Raises:
-        UserError: A local model's files are not there.
+        UserError: A local model's files are missing.
     """
     if isinstance(model, CachedModel):
         return model_identity(model.model)
@@ -61,7 +59,7 @@ def model_identity(model: Model) -> Any:
 
 
 def _setting_to_json(value: Any) -> Any:
-    """A setting of a mixture or a consortium as JSON."""
+    """Convert a setting of a mixture or a consortium to JSON."""
     if isinstance(value, tuple):
         return [_setting_to_json(one) for one in value]
     if not isinstance(value, AgentSpec):
@@ -70,17 +68,15 @@ def _setting_to_json(value: Any) -> Any:
     return {**told, "model": model_identity(value.model)}
 
 
-# How models are named: KIND/NAME, PROVIDER/MODEL or a model alone.
-
 MODEL_KINDS = ("local", "llm", "function", "moa", "consortium")
-"""What a name may begin with beside a provider."""
+"""Prefixes of names other than providers."""
 
 
 def suggest_prefix(name: str, known: Iterable[str]) -> str | None:
-    """The known first segment that a name's is nearly, or `None`.
+    """Return the known prefix that a name's first segment resembles, or `None`.
 
-    What a vendor is called on a hub, mistralai or deepseek-ai, is no misspelling of its endpoint's
-    name.
+    Vendor names on a hub, such as mistralai or deepseek-ai, are not treated as misspelled
+    endpoints.
     """
     first, slash, _ = name.partition("/")
     if not slash or first in known or re.sub("-?ai$", "", first) in known:
@@ -90,10 +86,10 @@ def suggest_prefix(name: str, known: Iterable[str]) -> str | None:
 
 
 def default_provider(name: str, providers: Providers) -> Provider:
-    """The provider of a name that names none; see docs/models.md.
+    """Return the provider of a name without one; see docs/models.md.
 
     Raises:
-        UserError: The environment does not say which, or the name is nearly another one's.
+        UserError: The environment does not determine it, or the name resembles another one.
     """
     near = suggest_prefix(name, (*MODEL_KINDS, *providers))
     likely = ("together", "openai") if "/" in name else ("openai", "together")
@@ -116,24 +112,25 @@ def default_provider(name: str, providers: Providers) -> Provider:
 
 
 PLUGIN_MODULE_PREFIX = "swarm.consortium."
-"""Where the classes are of which a saved consortium is a model of llm's."""
+"""Modules of the classes that represent saved consortia as llm models."""
 
 
 class NameResolver:
-    """What names alone stand for; looked up when one is first asked for, and kept."""
+    """Resolves names without a prefix; looked up on first use and cached."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
     def is_known_name(self, name: str) -> bool:
-        """Whether a model has just this name, so that no part of it is a count."""
+        """Return whether a model has exactly this name, so that no part of it is a sample count."""
         bare = _strip_llm_prefix(name)
         return bare is not None and (bare in self._llm_models or bare in self._saved_consortia)
 
     def resolve_name(self, name: str) -> str:
-        """The whole name: llm/NAME or consortium/NAME where it is one of theirs, else as it is.
+        """Return the full name: llm/NAME or consortium/NAME if it is one of theirs, else unchanged.
 
-        A saved consortium is one by all names that llm has for it, so that none contains itself.
+        A saved consortium resolves to itself under all names that llm has for it, so that a
+        consortium containing itself is detected.
         """
         bare = _strip_llm_prefix(name)
         if bare is None:
@@ -146,13 +143,13 @@ class NameResolver:
         return f"llm/{bare}"
 
     def suggest_name(self, name: str) -> str | None:
-        """A name that may have been meant."""
+        """Return a similar known name, or `None`."""
         found = get_close_matches(name, [*self._llm_models, *self._saved_consortia], 1)
         return found[0] if found and "/" not in name else None
 
     @cached_property
     def _llm_models(self) -> "dict[str, LLMModel]":
-        """What llm knows by names and aliases; all its plugins are asked for it."""
+        """llm's models by name and alias, including those of all its plugins."""
         try:
             import llm
         except ImportError:
@@ -165,7 +162,7 @@ class NameResolver:
 
 
 def _strip_llm_prefix(name: str) -> str | None:
-    """A name as llm would have it; `None` of another kind's: llm takes its time to load."""
+    """Return a name as in llm; `None` for other kinds, since importing llm is slow."""
     if name.startswith(tuple(f"{kind}/" for kind in MODEL_KINDS if kind != "llm")):
         return None
     return name.removeprefix("llm/")

@@ -1,4 +1,4 @@
-"""Models by name, whatever their kind; the same name gives the same model."""
+"""Registry of models of all kinds by name; the same name gives the same model."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -22,24 +22,25 @@ __all__ = ["Roster", "split_sample_count"]
 
 
 class Roster:
-    """Finds models by their names.
+    """Registry of models by name.
 
     - PROVIDER/MODEL: a model of one of the `providers`.
     - local/base, local/EXPERT, local/search/RUN, local/FOLDER: see `swarm.registry.local_models`.
-    - llm/NAME: a model that the `llm` package knows.
+    - llm/NAME: a model known to the `llm` package.
     - function/package.module:name: a Python function.
     - moa/PRESET or moa/FILE.yaml: a mixture of agents.
-    - consortium/NAME or consortium/FILE.yaml: a consortium, a saved one before a preset.
-    - Any other name is that of a model of the default provider's.
+    - consortium/NAME or consortium/FILE.yaml: a consortium; a saved one takes precedence over a
+      preset.
+    - Any other name is a model of the default provider.
 
     Args:
-        providers: `None`: `Providers.load()`, when one is needed.
-        base: Of local names; `base=None` is the one that the pool's experts name.
-            Nothing of it is looked at before a local name is asked for.
-        pool: See `base`.
-        device: See `base`.
-        cache: Where answers of endpoints and of llm's models are kept; "default" is `Cache()`,
-            `None` keeps none.
+        providers: `None`: `Providers.load()`, when needed.
+        base: Base of local names; `None` is the one named by the pool's experts. Nothing is read
+            before the first local name.
+        pool: Folder of the experts.
+        device: Device of local models; see `swarm.registry.local_models.LocalModels`.
+        cache: Cache of the answers of endpoints and of llm's models; "default" is `Cache()`, `None`
+            stores none.
     """
 
     def __init__(
@@ -68,26 +69,26 @@ class Roster:
         """The endpoints by name.
 
         Raises:
-            UserError: The user's file is not as agreed.
+            UserError: The user's file is invalid.
         """
         return Providers.load() if self._given is None else self._given
 
     def model(self, name: str) -> Model:
-        """The model of a name, without a count (see `counted`); nothing heavy is loaded yet.
+        """Return the model of a name without a sample count; nothing heavy is loaded yet.
 
         Raises:
-            UserError: There is none, or the name does not say which.
+            UserError: It does not exist, or the name is ambiguous.
         """
         return self._get_model(name)
 
     def member(self, name: str) -> Model:
-        """The model of a name in a consortium, wherever that is asked.
+        """Return the model of a name in a consortium.
 
-        A name alone is first what llm knows by it, letter by letter, where that is installed, then
-        a saved consortium; all else is as `model` has it.
+        A name without a prefix is first an exact name in llm, if installed, then a saved
+        consortium; others are resolved like in `model`.
 
         Raises:
-            UserError: As `model`.
+            UserError: See `model`.
         """
         full = self._name_resolver.resolve_name(name)
         try:
@@ -105,21 +106,20 @@ class Roster:
             return self._models[name]
 
     def blend(self, coefficients: Mapping[str, float]) -> Model:
-        """A mixture of local experts by their names, without local/; see
-        `swarm.registry.local_models`.
+        """Return a blend of local experts, named without local/; see `LocalModels`.
 
         Raises:
-            UserError: There is no such expert, or a coefficient is none.
+            UserError: An expert does not exist, or a coefficient is invalid.
         """
         from swarm.registry.local_models import BlendedModel
 
         return BlendedModel(self.local, coefficients)
 
     def check(self, names: Iterable[str] = ()) -> None:
-        """See that all models can be asked, these and those that were found before.
+        """Check that all models can be used, these and those resolved before.
 
         Args:
-            names: Further names, with counts or without.
+            names: Further names, with or without sample counts.
 
         Raises:
             UserError: A key, a package, an expert or a folder is missing.
@@ -131,10 +131,10 @@ class Roster:
                 check()
 
     def open(self, device: str) -> None:
-        """Load what the models that were found need, on `device`.
+        """Load the resolved models on `device`.
 
         Raises:
-            UserError: The files do not make a model, or the device has no room for it.
+            UserError: The files do not form a model, or the device lacks memory.
         """
         for model in list(self._models.values()):
             if opened := getattr(model, "open", None):
@@ -196,7 +196,7 @@ class Roster:
         )
 
     def _build_composite(self, name: str, make: Callable[[], Model]) -> Model:
-        """A model that is made of others, none of which may be it."""
+        """Build a model of other models; raise if it contains itself."""
         if name in self._building:
             way = [*self._building[self._building.index(name) :], name]
             raise UserError(f"{name} contains itself: {' -> '.join(way)}")

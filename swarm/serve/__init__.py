@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server: whatever has a name here is a model there; docs/serve.md."""
+"""OpenAI-compatible server of models by name; see docs/serve.md."""

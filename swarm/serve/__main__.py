@@ -9,7 +9,7 @@ from swarm.serve.cli import parse_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; a user's mistake is one line, and its code is given back."""
+    """Run the command line; print a user's error in one line and return its exit code."""
     try:
         given = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         from swarm.serve.server import run

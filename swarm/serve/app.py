@@ -1,4 +1,4 @@
-"""The application: OpenAI's paths over models by name."""
+"""FastAPI application: OpenAI's paths for models by name."""
 
 import logging
 import time
@@ -37,23 +37,23 @@ log = logging.getLogger(__name__)
 SampleEvents = AsyncGenerator[tuple[int, Delta | Completion], None]
 
 NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""No proxy keeps an answer, or holds its pieces back."""
+"""Headers against caching of answers and buffering of streams by proxies."""
 
 IGNORED = "X-Ignored-Parameters"
-"""The header that names what had no effect on an answer."""
+"""Header that lists parameters without effect on an answer."""
 
 CLIENT_CLOSED_STATUS = 499
-"""What a client that has left would have been told."""
+"""Status for clients that disconnected (as in nginx)."""
 
 
 class ChatService:
-    """Answers what is asked of the models.
+    """Serves requests to the models.
 
     Args:
-        models: By the names that clients see.
-        guard: Who may ask.
-        line: How many are answered at once.
-        longest: The most new tokens of a request that does not say.
+        models: Models by served name.
+        guard: Checks API keys.
+        line: Limits concurrent requests.
+        longest: Default maximum number of new tokens.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ChatService:
             HTTPException: handle_unknown_path,
             Exception: handle_unexpected_error,
         }
-        # The pages of documentation would load a script from somebody else's server.
+        # Disabled documentation pages: they would load a script from a third-party server.
         self.app = FastAPI(
             title="model-swarms",
             openapi_url=None,
@@ -87,15 +87,15 @@ class ChatService:
         self.app.add_api_route("/health", self.report_health, methods=["GET"])
 
     async def report_health(self) -> dict[str, str]:
-        """That the server is there; anybody may ask."""
+        """Return the server's status; requires no key."""
         return {"status": "ok"}
 
     async def list_models(self) -> dict[str, Any]:
-        """All models."""
+        """List all models."""
         return {"object": "list", "data": [self._model_entry(name) for name in self.models]}
 
     async def get_model(self, name: str) -> dict[str, Any]:
-        """One model."""
+        """Return one model."""
         return self._model_entry(resolve_name(name, self.models))
 
     def _model_entry(self, name: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class ChatService:
         return {"id": name, "object": "model", **made}
 
     async def create_chat_completion(self, request: Request) -> Response:
-        """Answer a conversation, at once or piece by piece."""
+        """Answer a conversation, streamed or not."""
         return await self._answer(
             request,
             [parse_chat_request(await read_json_body(request), self.longest)],
@@ -111,19 +111,19 @@ class ChatService:
         )
 
     async def complete(self, request: Request) -> Response:
-        """Continue texts, as OpenAI's older completions do; an endpoint gets them as user turns."""
+        """Complete texts, as OpenAI's legacy completions do; endpoints get them as user turns."""
         return await self._answer(
             request, read_completion(await read_json_body(request)), TextReply
         )
 
     async def embed(self) -> None:
-        """Refuse: no model here makes embeddings."""
+        """Reject the request: embeddings are not supported."""
         raise HttpError("/v1/embeddings: the models served here make no embeddings", 404, "model")
 
     async def _answer(
         self, request: Request, asked: Sequence[ChatRequest], kind: type[ChatResponseBuilder]
     ) -> Response:
-        """Answer what a body asks for; one request, or several that differ in their prompts."""
+        """Answer one request, or several that differ in their prompts."""
         first, name = asked[0], resolve_name(asked[0].model, self.models)
         model = self.models[name]
         if first.request.top_logprobs and isinstance(model, Collaboration):
@@ -141,7 +141,8 @@ class ChatService:
             for put, _ in ready:
                 events = stream_samples(self.line, model, put, first.count, left)
                 if first.streamed:
-                    # An answer that fails before it begins still has a status of its own.
+                    # Wait for the first event: a failure before it can still have its own status
+                    # code.
                     begun = await anext(events)
                     told = _stream_response(begun, events, first, reply)
                     return StreamingResponse(told, headers=headers, media_type="text/event-stream")
@@ -160,7 +161,7 @@ def _json_response(
 
 
 def is_endpoint(model: Model) -> bool:
-    """Whether a model is behind a chat endpoint, to which parameters can be passed on."""
+    """Return whether a model is behind a chat endpoint, to which parameters can be passed on."""
     while isinstance(model, TracingModel):
         model = model.model
     return isinstance(model, OpenAI)
@@ -181,7 +182,7 @@ async def _stream_response(
     asked: ChatRequest,
     reply: ChatResponseBuilder,
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream; one that breaks off ends with an error instead of [DONE]."""
+    """Yield the events of a stream; one that fails ends with an error instead of [DONE]."""
     samples: dict[int, Completion] = {}
     begun: set[int] = set()
 
@@ -206,7 +207,7 @@ async def _stream_response(
 
 
 def _log_error(error: Exception, name: str) -> HttpError:
-    """What the client is told; what is not the client's doing is told here, too."""
+    """Return the error for the client; log those not caused by the client."""
     told = http_error_from(error, name)
     if told.status >= 500:
         log.warning("asked for %s: %s", name, escape_control_chars(str(told)))
@@ -214,17 +215,17 @@ def _log_error(error: Exception, name: str) -> HttpError:
 
 
 async def handle_http_error(request: Request, error: HttpError) -> Response:
-    """An error in OpenAI's shape."""
+    """Return an error in OpenAI's format."""
     return _json_response(error.body, error.status, error.headers)
 
 
 async def handle_unknown_path(request: Request, error: HTTPException) -> Response:
-    """A path or a method that is not here."""
+    """Return an error for an unknown path or method."""
     what = f"{request.method} {request.url.path}: {error.detail}"
     told = HttpError(what, error.status_code)
     return _json_response(told.body, told.status, {**told.headers, **(error.headers or {})})
 
 
 async def handle_unexpected_error(request: Request, error: Exception) -> Response:
-    """Whatever nobody has foreseen."""
+    """Return an error for an unexpected exception."""
     return await handle_http_error(request, http_error_from(error, "the server"))

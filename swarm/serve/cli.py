@@ -1,4 +1,4 @@
-"""The command line of the server, read and checked before anything is loaded."""
+"""Command line of the server, parsed and checked before anything is loaded."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from swarm.errors import UserError
 from swarm.moa.arguments import MoAArgumentParser, number_type
 
 DEFAULT_KEY_VARIABLE = "SWARM_API_KEY"
-"""The environment variable with the key that clients have to give."""
+"""Default environment variable of the API key required from clients."""
 
 DESCRIPTION = """\
 Serve models to every program that speaks OpenAI's language: the base, the experts, what searches
@@ -29,10 +29,10 @@ wants a key: export SWARM_API_KEY=... before the server starts. Ctrl-C ends it.
 
 
 def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
-    """What the command line says.
+    """Parse the command line.
 
     Raises:
-        UserError: It is not understood, or would let everybody in.
+        UserError: It is invalid, or would allow access without a key.
     """
     given = build_parser().parse_args([_normalize_option(word) for word in words])
     for name in ("base", "pool", "device", "host"):
@@ -49,7 +49,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether none but this machine reaches an address."""
+    """Return whether an address is reachable from this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -57,10 +57,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _read_api_key(variable: str | None) -> str | None:
-    """The key, or `None` where none is set.
+    """Return the API key, or `None` if none is set.
 
     Raises:
-        UserError: The variable that was named is empty, or the key cannot be sent.
+        UserError: The named variable is empty, or the key is not printable ASCII.
     """
     key = os.environ.get(variable or DEFAULT_KEY_VARIABLE, "").strip()
     if variable and not key:
@@ -73,13 +73,13 @@ def _read_api_key(variable: str | None) -> str | None:
 
 
 def _normalize_option(word: str) -> str:
-    """An underscore in an option's name is as good as a hyphen."""
+    """Replace underscores in an option's name by hyphens."""
     name, equals, value = word.partition("=")
     return (name.replace("_", "-") if name.startswith("--") else name) + equals + value
 
 
 def build_parser() -> MoAArgumentParser:
-    """The options, in groups."""
+    """Build the parser, with options in groups."""
     made = MoAArgumentParser(
         prog="python -m swarm.serve",
         usage="%(prog)s [OPTION ...]",
@@ -166,7 +166,7 @@ def _add_answering_options(group: argparse._ArgumentGroup) -> None:
 
 
 def parse_port(word: str) -> int:
-    """A port's number."""
+    """Parse a port number."""
     if not (word.isascii() and word.isdigit() and int(word) <= 65535):
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number from 0 to 65535")
     return int(word)

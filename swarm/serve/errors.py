@@ -1,4 +1,4 @@
-"""What a client is told instead of an answer: a status, and an error in OpenAI's shape."""
+"""HTTP errors in OpenAI's format, API key checks, and reading of request bodies."""
 
 import hmac
 import json
@@ -11,7 +11,7 @@ from swarm.errors import UserError
 from swarm.models.http_errors import BadRequest, RateLimited, RequestError, RequestTimeout
 
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-"""OpenAI's word for a status; other 4xx are "invalid_request_error", 5xx "server_error"."""
+"""OpenAI's error types by status; other 4xx are "invalid_request_error", 5xx "server_error"."""
 
 ERROR_STATUSES: tuple[tuple[type[RequestError], int], ...] = (
     (BadRequest, 400),
@@ -19,18 +19,18 @@ ERROR_STATUSES: tuple[tuple[type[RequestError], int], ...] = (
     (RequestTimeout, 504),
     (RequestError, 502),
 )
-"""What an endpoint's failure is to our client; its key and its name are ours, not the client's."""
+"""Statuses for failures of an endpoint; errors of its key or name are not the client's (502)."""
 
 
 class HttpError(UserError):
-    """A request that gets no answer.
+    """A rejected or failed request.
 
     Attributes:
-        status: Of HTTP.
-        parameter: The field of the request that it is about, or `None`.
-        reason: For programs, such as "model_not_found", or `None`.
-        again: Whether the same may succeed at once or soon.
-        after: Seconds after which it may be asked again, or `None`.
+        status: HTTP status code.
+        parameter: Request field concerned, or `None`.
+        reason: Machine-readable code, such as "model_not_found", or `None`.
+        again: True if a retry may succeed.
+        after: Seconds to wait before a retry, or `None`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HttpError(UserError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the official client reads before it asks again by itself."""
+        """Headers that control the official client's automatic retries."""
         told = {"x-should-retry": "true" if self.again else "false"}
         if self.status == 401:
             told["WWW-Authenticate"] = "Bearer"
@@ -64,11 +64,11 @@ class HttpError(UserError):
 
 
 def http_error_from(error: BaseException, name: str) -> HttpError:
-    """What a failure of a served model is to the client.
+    """Convert a failure of a served model to an HTTP error.
 
     Args:
-        error: As it was raised.
-        name: The model's; one of this machine refuses only what cannot be asked.
+        error: The exception.
+        name: The model's name; errors of local models are caused by the request.
     """
     if isinstance(error, HttpError):
         return error
@@ -80,33 +80,31 @@ def http_error_from(error: BaseException, name: str) -> HttpError:
     return HttpError(f"{name}: it failed with {type(error).__name__}", 500)
 
 
-# Who may ask, and what is read of it: the key, the address that was meant, the body.
-
 MAX_BODY_BYTES = 16 * 2**20
-"""Bytes of a body; a million tokens are about four million."""
+"""Maximum body size; a million tokens are about four million bytes."""
 
 LOCAL_HOST_PATTERN = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
 class ApiKeyGuard:
-    """Lets those in who have the key.
+    """Checks API keys.
 
-    Without a key, a server on the loopback answers those alone who call it by an address of this
-    machine: a page in a browser could otherwise have its own name point here.
+    Without a key, a server on the loopback interface only accepts requests whose Host is this
+    machine: a web page could otherwise let its host name resolve to 127.0.0.1 (DNS rebinding).
 
     Args:
-        key: `None` asks for none.
-        local: Whether the server is bound to the loopback.
+        key: The key; `None` requires none.
+        local: True if the server is bound to the loopback interface.
     """
 
     def __init__(self, key: str | None, local: bool) -> None:
         self._key, self.local = key.encode() if key else None, local
 
     async def __call__(self, request: Request) -> None:
-        """Let a request in.
+        """Check a request.
 
         Raises:
-            Refused: It may not be.
+            HttpError: It is rejected.
         """
         if self._key is None:
             host = request.headers.get("host", "")
@@ -121,12 +119,13 @@ class ApiKeyGuard:
 
 
 async def read_json_body(request: Request) -> Any:
-    """The body of a request, which has to be JSON and to say so.
+    """Read the JSON body of a request.
 
-    That it has to say so keeps pages of other origins out: a browser asks first, and is refused.
+    The required Content-Type keeps out web pages of other origins: browsers send a preflight
+    request first, which is rejected.
 
     Raises:
-        Refused: It is something else, or too long.
+        HttpError: It is not JSON, or too large.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":

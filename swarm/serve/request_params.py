@@ -1,8 +1,8 @@
-"""What completions may be asked with: a parameter is applied, passed on, ignored or refused.
+"""Parameters of completion requests: applied, passed on, ignored or rejected; served models.
 
-An endpoint behind a model gets what it alone can apply. Elsewhere what shapes sampling is ignored,
-as OpenAI's servers ignore what a model does not have, and the reply's headers name it; what would
-make an answer wrong is refused by its name.
+Endpoints get parameters that only they can apply. For other models, parameters that shape sampling
+are ignored, as OpenAI's servers ignore unsupported ones, and listed in a response header; those
+without which an answer would be wrong are rejected.
 """
 
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swarm.registry.registry import Roster
 
 MAX_SAMPLES, MAX_LOGPROBS = 16, 20
-"""The highest `n`, each a thread while it is answered, and the highest `top_logprobs` of OpenAI."""
+"""Maximum `n`, as each sample takes a thread, and OpenAI's maximum `top_logprobs`."""
 
 IGNORED_PARAMETERS = (
     "user",
@@ -33,7 +33,7 @@ IGNORED_PARAMETERS = (
     "prompt_cache_retention",
     "parallel_tool_calls",
 )
-"""Parameters without effect on the answer; they are ignored."""
+"""Parameters that never affect the answer; ignored."""
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
@@ -52,7 +52,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
 }
-"""Parameters that not every model can apply, with the values at which they change nothing."""
+"""Parameters that not every model supports, with values that have no effect."""
 
 NUMBERS: dict[str, tuple[float, float]] = {
     "top_p": (0, 1),
@@ -62,36 +62,36 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "repetition_penalty": (0, 10),
 }
-"""Of `NEUTRAL`, those that are numbers, with their ranges."""
+"""Numeric parameters of `NEUTRAL_VALUES` and their ranges."""
 
 SHAPING = (*NUMBERS, "reasoning_effort", "verbosity")
-"""Passed on to endpoints; ignored elsewhere, as an answer is an answer without them."""
+"""Passed on to endpoints; ignored by other models, whose answers are still valid."""
 
 DECISIVE = ("response_format", "logit_bias")
-"""Passed on to endpoints; refused elsewhere, as an answer without them would be wrong."""
+"""Passed on to endpoints; rejected by other models, whose answers would be wrong."""
 
 OPTIONAL = ("tools", "functions")
-"""Ignored: a model that may call a tool may as well answer. That it has to call one is refused."""
+"""Ignored: a model that may call a tool may also answer. Required tool calls are rejected."""
 
 ROLE_MAP = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 IGNORED_MESSAGE_KEYS = ("reasoning_content", "reasoning")
-"""Of a turn: thoughts that a client sends back with an answer; models are not shown them."""
+"""Message fields with reasoning that clients send back with an answer; not shown to models."""
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One request for chat completions.
+    """One chat completion request.
 
     Attributes:
-        model: As the client calls it.
-        request: What the model is asked; a sample differs by `Request.sample` alone.
-        count: How many samples are wanted.
-        streamed: Whether they are wanted as they come.
-        usage: Whether a stream ends with what it used.
-        passed: Fields that an endpoint gets beside the request.
-        refused: Why a model that is no endpoint cannot be asked; `None` if it can.
-        ignored: Parameters without effect on such a model.
+        model: Name used by the client.
+        request: Request to the model; samples differ in `Request.sample` only.
+        count: Number of samples.
+        streamed: True if they are to be streamed.
+        usage: True if a stream ends with its usage.
+        passed: Additional fields for an endpoint.
+        refused: Error for models that are not endpoints; `None` if they can answer.
+        ignored: Parameters that such models ignore.
     """
 
     model: str
@@ -104,15 +104,15 @@ class ChatRequest:
     ignored: tuple[str, ...] = ()
 
     def of_endpoint(self) -> tuple[Request, tuple[str, ...]]:
-        """What an endpoint's model is asked, and what is ignored."""
+        """Return the request to an endpoint's model, and the ignored parameters."""
         rest = tuple(name for name in self.ignored if name not in (*self.passed, "messages.name"))
         return replace(self.request, body=dict(self.passed) or None), rest
 
     def of_others(self) -> tuple[Request, tuple[str, ...]]:
-        """What any other model is asked, and what is ignored.
+        """Return the request to any other model, and the ignored parameters.
 
         Raises:
-            Refused: An answer that leaves something out would be wrong.
+            HttpError: An answer would be wrong without an unsupported parameter.
         """
         if self.refused:
             raise self.refused
@@ -120,14 +120,14 @@ class ChatRequest:
 
 
 def parse_chat_request(body: Any, longest: int) -> ChatRequest:
-    """What a body asks for.
+    """Parse a chat completion request.
 
     Args:
-        body: As JSON.
-        longest: The most new tokens of a request that does not say.
+        body: JSON body.
+        longest: Default maximum number of new tokens.
 
     Raises:
-        Refused: A parameter is missing, is not as agreed, or cannot be applied.
+        HttpError: A parameter is missing, invalid or unsupported.
     """
     if not isinstance(body, dict):
         raise HttpError("the body has to be a JSON object")
@@ -167,18 +167,18 @@ def parse_chat_request(body: Any, longest: int) -> ChatRequest:
 
 
 COMPLETION: dict[str, tuple[Any, ...]] = {"suffix": ("",), "echo": (False,), "best_of": (1,)}
-"""Of OpenAI's older completions, what no model here can do, with values that change nothing."""
+"""Unsupported parameters of OpenAI's legacy completions, with values that have no effect."""
 
 
 def read_completion(body: Any, longest: int = 16) -> list[ChatRequest]:
-    """What a body for `/v1/completions` asks for: one request for each of its prompts.
+    """Parse a request to `/v1/completions`; returns one request per prompt.
 
     Args:
-        body: As JSON; "logprobs" is a number there.
-        longest: The most new tokens of a request that does not say; 16 at OpenAI.
+        body: JSON body, in which "logprobs" is a number.
+        longest: Default maximum number of new tokens; 16 at OpenAI.
 
     Raises:
-        Refused: As `read`.
+        HttpError: See `parse_chat_request`.
     """
     if not isinstance(body, dict):
         raise HttpError("the body has to be a JSON object")
@@ -214,10 +214,10 @@ def _parse_max_tokens(left: dict[str, Any]) -> int | None:
 
 
 def _effective(left: Mapping[str, Any]) -> Iterator[str]:
-    """The parameters that are left and would change something.
+    """Yield the remaining parameters that have an effect.
 
     Raises:
-        Refused: One is unknown, has a value that is none, or no model here can apply it.
+        HttpError: One is unknown, invalid, or not supported by any model.
     """
     for name, value in left.items():
         if name in IGNORED_PARAMETERS or any(
@@ -251,7 +251,7 @@ def _leave(name: str) -> str:
 
 
 def _parse_messages(messages: Any) -> tuple[tuple[Message, ...], dict[str, Any], HttpError | None]:
-    """The conversation; what an endpoint gets instead, and why others cannot read it."""
+    """Return the conversation, the messages for endpoints, and the error for other models."""
     if not isinstance(messages, list) or not messages:
         raise _parameter_error("messages", "has to be a list of turns, one at least")
     found, sent, refused, more = [], [], None, False
@@ -281,11 +281,11 @@ def _parse_messages(messages: Any) -> tuple[tuple[Message, ...], dict[str, Any],
 
 
 class Pictures(HttpError):
-    """Parts of a turn that an endpoint may read, and no other model here."""
+    """Message parts that only an endpoint may support."""
 
 
 def _parse_content(place: str, content: Any) -> str:
-    """A text; parts are joined by line breaks."""
+    """Parse message content; parts are joined by newlines."""
     if isinstance(content, list) and content:
         texts = []
         for n, part in enumerate(content):
@@ -344,17 +344,15 @@ def _parameter_error(name: str, what: str) -> HttpError:
     return HttpError(f"{name}: {what}", 400, name)
 
 
-# Which models are served, and which of them a client means.
-
 MAX_NAMES_SHOWN = 10
-"""Names that an error lists."""
+"""Maximum number of names in an error message."""
 
 
 def resolve_name(name: str, models: Mapping[str, Model]) -> str:
-    """The served name that a client means: the whole, or what follows its first word alone.
+    """Return the served model for a client's name: the full name, or a unique suffix.
 
     Raises:
-        Refused: There is none, or there are several.
+        HttpError: It does not exist, or is ambiguous.
     """
     if name in models:
         return name
@@ -371,10 +369,10 @@ def resolve_name(name: str, models: Mapping[str, Model]) -> str:
 
 
 def select_models(roster: "Roster", names: Sequence[str]) -> dict[str, Model]:
-    """The models of these names, ready to be asked; nothing is loaded yet.
+    """Return the models of these names after checking them; nothing is loaded yet.
 
     Raises:
-        UserError: There is no such model, or something of it is missing.
+        UserError: A model does not exist, or something it needs is missing.
     """
     models = {name: roster.model(name) for name in names}
     for model in models.values():
@@ -383,15 +381,15 @@ def select_models(roster: "Roster", names: Sequence[str]) -> dict[str, Model]:
 
 
 def discover_models(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, Model], list[str]]:
-    """The base, the experts, what runs have found, the mixtures and the consortia.
+    """Find the base, the experts, the best models of runs, the mixtures and the consortia.
 
     Args:
-        roster: Where they are found.
-        local: Names of models of this machine, without local/.
+        roster: Registry of models.
+        local: Names of local models, without local/.
 
     Returns:
-        Those that can be asked, and the names of the others: a key or a file of them is missing,
-        say, which `wanted` tells.
+        Models that can be used, and the names of the others, for which e.g. a key or a file is
+        missing; see `select_models` for the reason.
     """
     found: dict[str, Model] = {}
     left_out = []
@@ -404,7 +402,7 @@ def discover_models(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, M
 
 
 def trace_models(models: Mapping[str, Model], trace: Trace) -> dict[str, Model]:
-    """The models with their calls recorded: a collaboration's own, or else those of the model."""
+    """Trace the calls of models; for a collaboration those of its members."""
     made = {}
     for name, model in models.items():
         if hasattr(model, "trace"):
@@ -414,10 +412,10 @@ def trace_models(models: Mapping[str, Model], trace: Trace) -> dict[str, Model]:
 
 
 def _list_collaborations() -> list[str]:
-    """The mixtures that ship, and the consortia that are saved or ship.
+    """Return the shipped mixtures, and the saved and shipped consortia.
 
     Raises:
-        UserError: The file of the saved ones cannot be read.
+        UserError: The database of saved consortia cannot be read.
     """
     from swarm.multi_agent import presets
     from swarm.multi_agent.consortium import config

@@ -1,4 +1,4 @@
-"""The server's process: finds the models, binds the address, answers until it is told to end."""
+"""Server process: finds the models, binds the address and serves until interrupted."""
 
 import errno
 import os
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
 SHUTDOWN_GRACE_S = 5
-"""Seconds for those who are told that the server ends to hear it."""
+"""Seconds for open connections to receive the shutdown error."""
 
 
 def run(given: Namespace) -> None:
     """Serve until an interrupt.
 
     Raises:
-        UserError: The models, the address or a package is not there.
-        KeyboardInterrupt: At its end.
+        UserError: A model, the address or a package is not available.
+        KeyboardInterrupt: At shutdown.
     """
     _check_packages()
     models = _load_models(given)
@@ -56,7 +56,7 @@ def build_server(
     queue: int = 256,
     longest: int = 1024,
 ) -> "Server":
-    """A server of models by name, to be run on a socket; see `swarm.serve.app.ChatService`."""
+    """Build a server of models by name, to run on a socket; see `swarm.serve.app.ChatService`."""
     import uvicorn
 
     from swarm.serve.app import ChatService
@@ -68,7 +68,7 @@ def build_server(
 
     class NotifyingServer(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            """Who is being answered hears that it ends, and not just a lost connection."""
+            """Send an error to waiting clients before closing their connections."""
             line.stop_all()
             await super().shutdown(sockets)
 
@@ -87,10 +87,10 @@ def build_server(
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
+    """Return a socket that listens on the address.
 
     Raises:
-        UserError: It cannot.
+        UserError: It cannot be bound.
     """
     try:
         kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -104,13 +104,13 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def server_url(bound: socket.socket) -> str:
-    """Where clients find a server that is bound."""
+    """Return the URL of a bound server."""
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def format_greeting(url: str, names: list[str], given: Namespace) -> list[str]:
-    """What is said at the start: where, what, and how to ask."""
+    """Return the messages at startup: address, models, and an example request."""
     variable = given.api_key_env or DEFAULT_KEY_VARIABLE
     sent = f' -H "Authorization: Bearer ${variable}"' if given.key else ""
     body = f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
@@ -129,10 +129,10 @@ def format_greeting(url: str, names: list[str], given: Namespace) -> list[str]:
 
 
 def _load_models(given: Namespace) -> dict[str, Model]:
-    """What is to be served.
+    """Return the models to serve.
 
     Raises:
-        UserError: A name that was given is none, or there is nothing.
+        UserError: A given name does not exist, or there are no models.
     """
     from swarm.models.providers import Providers
     from swarm.registry.local_models import LocalModels
@@ -169,7 +169,8 @@ def _preload_models(models: Mapping[str, Model], device: str | None) -> None:
 
 
 def _check_packages() -> None:
-    # Waiting threads that spin take the time of whoever else computes; read when torch is loaded.
+    # Spinning OpenMP threads would slow down other computations; must be set before torch is
+    # loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import fastapi  # noqa: F401

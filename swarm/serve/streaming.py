@@ -1,4 +1,4 @@
-"""Completions as OpenAI writes them: whole, or as the chunks of a stream."""
+"""Responses in OpenAI's format, complete or as stream chunks, and the queue of requests."""
 
 import asyncio
 import json
@@ -16,20 +16,20 @@ from swarm.models.postprocess import stream_until_stop
 from swarm.serve.errors import HttpError
 
 MIN_LOGPROB = -9999.0
-"""The log probability that OpenAI writes for a token that cannot be; JSON has no infinity."""
+"""Log probability that OpenAI reports for impossible tokens; JSON has no infinity."""
 
 LENGTH_ERROR_CODES = ("context_length_exceeded", "string_above_max_length")
 FILTER_ERROR_CODES = ("content_filter", "content_policy_violation")
-"""Words of endpoints for why a text ended, see `Completion.finish`."""
+"""Endpoints' codes for the end of a text; see `Completion.finish`."""
 
 
 class ChatResponseBuilder:
-    """The answer to one request: its samples, and what they are called.
+    """Builds the chat completion response to one request.
 
     Args:
         model: The served model's name.
-        logprobs: Whether the log probabilities of tokens are wanted.
-        usage: Whether a stream tells what it used.
+        logprobs: Include log probabilities of tokens.
+        usage: End a stream with its usage.
     """
 
     def __init__(self, model: str, logprobs: bool, usage: bool) -> None:
@@ -37,10 +37,10 @@ class ChatResponseBuilder:
         self.model, self.logprobs, self.usage = model, logprobs, usage
 
     def build_response(self, samples: Sequence[Completion]) -> dict[str, Any]:
-        """All samples at once.
+        """Build the response with all samples.
 
         Raises:
-            Refused: One of them is none, or has no log probabilities though they are wanted.
+            HttpError: A sample failed, or lacks requested log probabilities.
         """
         choices = [self._build_choice(number, one) for number, one in enumerate(samples)]
         return {
@@ -56,25 +56,25 @@ class ChatResponseBuilder:
         return {"index": number, "message": message, **self._finish_fields(sample)}
 
     def open_sample(self, number: int) -> bytes:
-        """The event that opens a sample."""
+        """Encode the event that starts a sample."""
         return self._encode_chunk(number, {"role": "assistant", "content": ""})
 
     def encode_delta(self, number: int, delta: Delta) -> bytes:
-        """The event of a piece; of one without any text, nothing."""
+        """Encode the event of a piece; empty if the piece has no text."""
         told = {"reasoning_content": delta.reasoning, "content": delta.text}
         told = {key: text for key, text in told.items() if text}
         return self._encode_chunk(number, told) if told else b""
 
     def close_sample(self, number: int, sample: Completion) -> bytes:
-        """The event that closes a sample; log probabilities come with it.
+        """Encode the event that ends a sample, with its log probabilities.
 
         Raises:
-            Refused: As `whole`.
+            HttpError: See `build_response`.
         """
         return self._encode_chunk(number, {}, **self._finish_fields(sample))
 
     def close_stream(self, samples: Sequence[Completion]) -> bytes:
-        """The events that close the stream."""
+        """Encode the events that end the stream."""
         done = b"data: [DONE]\n\n"
         if not self.usage:
             return done
@@ -106,14 +106,14 @@ class ChatResponseBuilder:
 
 
 class TextReply(ChatResponseBuilder):
-    """The answer of `/v1/completions`: texts instead of messages."""
+    """Builds the response of `/v1/completions`: texts instead of messages."""
 
     def __init__(self, model: str, logprobs: bool, usage: bool) -> None:
         super().__init__(model, logprobs, usage)
         self.id = f"cmpl-{uuid.uuid4().hex}"
 
     def build_response(self, samples: Sequence[Completion]) -> dict[str, Any]:
-        """See `Reply.whole`."""
+        """See `ChatResponseBuilder.build_response`."""
         choices = [self._text(number, one.text, one) for number, one in enumerate(samples)]
         return {
             **self._response_head("text_completion"),
@@ -122,19 +122,19 @@ class TextReply(ChatResponseBuilder):
         }
 
     def open_sample(self, number: int) -> bytes:
-        """Nothing: a text has no role."""
+        """Return nothing: a text has no role."""
         return b""
 
     def encode_delta(self, number: int, delta: Delta) -> bytes:
-        """The event of a piece; of one without any text, nothing."""
+        """Encode the event of a piece; empty if the piece has no text."""
         return self._event(self._text(number, delta.text)) if delta.text else b""
 
     def close_sample(self, number: int, sample: Completion) -> bytes:
-        """See `Reply.end`."""
+        """See `ChatResponseBuilder.close_sample`."""
         return self._event(self._text(number, "", sample))
 
     def close_stream(self, samples: Sequence[Completion]) -> bytes:
-        """See `Reply.close`."""
+        """See `ChatResponseBuilder.close_stream`."""
         done = b"data: [DONE]\n\n"
         if not self.usage:
             return done
@@ -164,14 +164,14 @@ class TextReply(ChatResponseBuilder):
 
 
 def finish_reason(word: str) -> str:
-    """Why a text ended, as OpenAI says it; a model that does not say has come to its end."""
+    """Return OpenAI's finish reason; an unknown reason is "stop"."""
     return (
         "content_filter" if word in FILTER_ERROR_CODES else "length" if word == "length" else "stop"
     )
 
 
 def sum_usage(samples: Sequence[Completion]) -> dict[str, Any]:
-    """Tokens of all calls that the samples took, and their cost where it is known."""
+    """Return the tokens of all calls of the samples, and their cost if known."""
     prompt = sum(one.prompt_tokens for one in samples)
     new = sum(one.new_tokens for one in samples)
     told = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
@@ -180,12 +180,12 @@ def sum_usage(samples: Sequence[Completion]) -> dict[str, Any]:
 
 
 def encode_event(content: Any) -> bytes:
-    """One event of a stream."""
+    """Encode one event of a stream."""
     return b"data: " + encode_json(content) + b"\n\n"
 
 
 def encode_json(content: Any) -> bytes:
-    """JSON; half a character, which a model or a client may write, becomes a question mark."""
+    """Encode JSON; lone surrogates, which models and clients may produce, become "?"."""
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
 
 
@@ -201,25 +201,23 @@ def _logprob_entry(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": told}
 
 
-# Answers under way: each in a thread of its own, all of a client's ended when it leaves.
-
 Mailbox = asyncio.Queue[Any]
-"""What comes for one client: `TURN` once, numbered pieces and completions, or an exception."""
+"""Messages for one client: `TURN_SIGNAL` once, indexed pieces and completions, or an exception."""
 
 TURN_SIGNAL = object()
 
 RETRY_AFTER_S = 1.0
-"""Seconds that a client is asked to wait where too many wait already."""
+"""Seconds to wait before a retry if the queue is full."""
 
 
 class ClientDisconnected(Exception):
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
 
 class RequestQueue:
-    """So many clients are answered at once; so many more wait in their order.
+    """Limits concurrent requests; further ones wait in order, up to a maximum.
 
-    All of it belongs to one event loop.
+    Must be used on a single event loop.
     """
 
     def __init__(self, concurrency: int, queue: int) -> None:
@@ -229,10 +227,10 @@ class RequestQueue:
         self.stopped = False
 
     def enter_queue(self, mail: Mailbox) -> None:
-        """Come in; `TURN` comes when it is one's turn.
+        """Enter the queue; `TURN_SIGNAL` is sent when the request may start.
 
         Raises:
-            Refused: Too many wait, or the server is being stopped.
+            HttpError: The queue is full, or the server is shutting down.
         """
         if self.stopped:
             raise shutdown_error()
@@ -251,7 +249,7 @@ class RequestQueue:
         self.here.add(mail)
 
     def leave_queue(self, mail: Mailbox) -> bool:
-        """Go; gives whether it was one's turn, which `over` then has to hand on."""
+        """Leave the queue; return whether a turn was granted, which `release_turn` must pass on."""
         self.here.discard(mail)
         if mail not in self.waiting:
             return True
@@ -259,21 +257,21 @@ class RequestQueue:
         return False
 
     def release_turn(self) -> None:
-        """Hand a turn on, when the last thread of it has ended."""
+        """Pass on a turn, after its last thread has ended."""
         if self.waiting:
             self.waiting.popleft().put_nowait(TURN_SIGNAL)
         else:
             self.free += 1
 
     def stop_all(self) -> None:
-        """Tell all who are here that there will be no answer."""
+        """Send an error to all clients."""
         self.stopped = True
         for mail in self.here:
             mail.put_nowait(shutdown_error())
 
 
 def shutdown_error() -> HttpError:
-    """The server ends."""
+    """Return the error for a server shutdown."""
     return HttpError("the server is being stopped; ask again when it is back", 503, again=True)
 
 
@@ -284,19 +282,19 @@ async def stream_samples(
     count: int,
     left: Callable[[], Awaitable[None]],
 ) -> AsyncGenerator[tuple[int, Delta | Completion], None]:
-    """Numbered pieces of so many samples as they come, of each at last the whole.
+    """Yield indexed pieces of all samples as they arrive, and finally each completion.
 
-    Closing it ends what is under way, at the next piece of each sample; a model of this machine
-    that is asked by way of a mixture ends at its next token.
+    Closing the generator stops generation at the next piece of each sample; local models inside a
+    mixture stop at the next token.
 
     Args:
-        line: Where one waits for one's turn.
-        left: Returns when the client has left.
+        line: Queue of requests.
+        left: Returns when the client has disconnected.
 
     Raises:
-        Refused: Too many wait, or the server is being stopped.
-        ClientLeft: It has.
-        Exception: What went wrong with one of the samples.
+        HttpError: The queue is full, or the server is shutting down.
+        ClientDisconnected: The client has disconnected.
+        Exception: Error of a sample.
     """
     mail: Mailbox = asyncio.Queue()
     line.enter_queue(mail)
@@ -333,7 +331,7 @@ def start_sample_threads(
     mail: Mailbox,
     gone: threading.Event,
 ) -> None:
-    """Answer each request in a thread, and hand the turn on when all threads have ended."""
+    """Answer each request in a thread, and release the turn when all threads have ended."""
     loop = asyncio.get_running_loop()
     running = len(requests)
 
@@ -365,6 +363,6 @@ def start_sample_threads(
     for asked in enumerate(requests):
         try:
             threading.Thread(target=run_sample, args=asked, name="swarm-serve", daemon=True).start()
-        except RuntimeError as error:  # there are too many
+        except RuntimeError as error:  # too many threads
             mail.put_nowait(error)
             on_thread_end()

@@ -1,4 +1,4 @@
-"""The group of commands behind `llm consortium` and `python -m swarm.consortium`."""
+"""Command group of `llm consortium` and `python -m swarm.consortium`."""
 
 import sys
 from difflib import get_close_matches
@@ -25,7 +25,7 @@ COMMANDS = {
     "compare": "swarm.consortium.cli.history.compare",
     "strategies": "swarm.consortium.cli.manage.strategies",
 }
-"""The function of each command, by name."""
+"""Location of each command's function."""
 
 EXAMPLES = {
     "run": '"Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o',
@@ -39,11 +39,11 @@ EXAMPLES = {
     "leaderboard": "--since 2026-01-31",
     "compare": '"Why is the sky blue?" -m gpt-4o -m qwen2:7b --judge gpt-4o',
 }
-"""Arguments of an example, where a command takes any."""
+"""Arguments of each command's example."""
 
 
 class ClickUserError(click.ClickException):
-    """A user's mistake, with its code."""
+    """A user's error, with its exit code."""
 
     def __init__(self, error: UserError) -> None:
         super().__init__(escape_control_chars(str(error)))
@@ -57,20 +57,20 @@ TWO = (
 
 
 class ConsortiumGroup(click.Group):
-    """A group whose first word may be left out, which then is `run`; modules load when used.
+    """Command group that defaults to `run` and imports commands on use.
 
     Attributes:
-        hides_another: Whether another plugin's command has the same name.
+        hides_another: True if another plugin has a command of the same name.
     """
 
     hides_another = False
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order in which they are told."""
+        """Return the command names in display order."""
         return [name for name in COMMANDS if name != "info"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name."""
+        """Return the command of a name."""
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name].rpartition(".")
@@ -80,12 +80,12 @@ class ConsortiumGroup(click.Group):
         return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `run` before what begins with no command.
+        """Insert `run` if the first word is not a command.
 
         Raises:
-            click.UsageError: The first word is nearly a command.
+            click.UsageError: The first word resembles a command.
         """
-        if ctx.resilient_parsing:  # a shell asks what may follow
+        if ctx.resilient_parsing:  # shell completion
             return super().parse_args(ctx, args)
         first = args[0] if args else ""
         if first in ctx.help_option_names or (not args and is_tty(sys.stdin)):
@@ -101,12 +101,12 @@ class ConsortiumGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The help, with examples by the name under which it was called."""
+        """Write the help, with examples for the name under which it was called."""
         self.help = HELP.format(path=ctx.command_path) + (LLM_PLUGIN_HELP if ctx.parent else "")
         super().format_help_text(ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Do it; a user's mistake is one line, and an interrupt is told by its code."""
+        """Run the command; print a user's error in one line, and exit with 130 on an interrupt."""
         if self.hides_another:
             click.echo(TWO, err=True)
         try:
@@ -134,4 +134,4 @@ What is saved is a model of llm's, too: llm -m council "Why is the sky blue?"
 
 @click.command(cls=ConsortiumGroup, name="consortium", short_help=HELP.partition("\n")[0])
 def consortium() -> None:
-    """The group; `Commands.format_help_text` tells what it is for."""
+    """Command group; `ConsortiumGroup.format_help_text` writes its help."""

@@ -1,4 +1,4 @@
-"""The command that asks several models the same: `llm consortium compare`."""
+"""Commands `compare`, `runs`, `run-info` and `leaderboard` of `llm consortium`."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -74,9 +74,9 @@ from swarm.trackers.records import log_deliberation, new_tracking_folder
 )
 @location_options
 def compare(prompt: str | None, **given: Any) -> None:
-    """Ask several models the same.
+    """Compare the answers of several models to one prompt.
 
-    Their answers are shown with seconds, tokens and cost; without a judge there is no verdict.
+    Answers are shown with seconds, tokens and cost; without a judge there is no verdict.
     """
     std_streams()
     notes = StderrReporter(given["quiet"])
@@ -119,7 +119,7 @@ def compare(prompt: str | None, **given: Any) -> None:
 
 
 def _collect_unjudged(put: ConsortiumQuestion, watch: OnEvent) -> dict[str, Any]:
-    """What each said, and no verdict."""
+    """Return the answers without a verdict."""
     request = Request(put.turns, **put.asked)
     return responses_to_json(
         put.turns[-1].content, put.consortium.collect_member_answers(request, watch)
@@ -127,7 +127,7 @@ def _collect_unjudged(put: ConsortiumQuestion, watch: OnEvent) -> dict[str, Any]
 
 
 def _format_answers(found: Mapping[str, Any]) -> Iterator[str]:
-    """Each one's answer below its name."""
+    """Yield each answer with its model's name."""
     for response in found["model_responses"]:
         yield f"--- {_response_name(response)}"
         yield response.get("error") or response["response"]
@@ -135,7 +135,7 @@ def _format_answers(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _format_table(found: Mapping[str, Any]) -> list[str]:
-    """What each took, and where the judge put it; the best first."""
+    """Format a table of usage and the judge's ranks, best first."""
     came, ranking = found["model_responses"], found.get("synthesis", {}).get("ranking", [])
     order = [*ranking, *(place for place in range(len(came)) if place not in ranking)]
     rows = []
@@ -161,8 +161,6 @@ def _response_name(response: Mapping[str, Any]) -> str:
     return response["model"] if number == 1 else f"{response['model']} #{number}"
 
 
-# The commands about what was asked before: runs, run-info, leaderboard.
-
 run_filter_options = combine_options(
     click.option(
         "--limit", type=POSITIVE_INT, default=10, show_default=True, help="So many at most."
@@ -172,14 +170,14 @@ run_filter_options = combine_options(
 )
 
 MAX_PROMPT_LENGTH = 60
-"""Characters of a prompt in a list."""
+"""Maximum number of characters of a prompt in a list."""
 
 
 @click.command()
 @run_filter_options
 @click.option("--name", help="Those of one consortium.")
 def runs(limit: int, since: str | None, as_json: bool, name: str | None) -> None:
-    """List the last runs, the newest first."""
+    """List the last runs, newest first."""
     found = RunLog().list(limit, since, name)
     if as_json:
         click.echo(json.dumps(found, indent=1))
@@ -204,7 +202,7 @@ def runs(limit: int, since: str | None, as_json: bool, name: str | None) -> None
 @click.argument("run")
 @click.option("--json", "--json-output", "as_json", is_flag=True, help="Show JSON.")
 def run_info(run: str, as_json: bool) -> None:
-    """Show what each member said in one run.
+    """Show the members' answers in one run.
 
     RUN is its id, or the beginning of it.
     """
@@ -262,14 +260,14 @@ def leaderboard(limit: int, since: str | None, as_json: bool, model: str | None)
 
 
 def _format_win_rate(row: Mapping[str, Any]) -> str | None:
-    """A share of wins with its interval."""
+    """Format a win rate with its interval."""
     if row["win_rate"] is None:
         return None
     return f"{row['win_rate']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
 
 
 def _format_run(run: Mapping[str, Any]) -> Iterator[str]:
-    """A run for people."""
+    """Yield the lines that describe a run."""
     yield f"run {run['id']} of {run['time'][:19]}: {run['name'] or 'no name'}, {run['strategy']}"
     yield f"prompt: {run['prompt']}"
     if run["error"]:
@@ -283,7 +281,7 @@ def _format_run(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def shorten_prompt(text: str | None) -> str:
-    """A prompt's beginning, in one line."""
+    """Shorten a prompt to one line."""
     words = " ".join((text or "").split())
     return words if len(words) <= MAX_PROMPT_LENGTH else f"{words[: MAX_PROMPT_LENGTH - 3]}..."
 

@@ -1,4 +1,4 @@
-"""The commands about saved consortia: save, list, show, remove, export, import, strategies."""
+"""Commands for saved consortia: save, list, show, remove, export, import, strategies."""
 
 import json
 from collections.abc import Iterator
@@ -81,10 +81,10 @@ def save(name: str, over: bool, **given: Any) -> None:
 
 
 def _check_name_free(name: str) -> None:
-    """See that no other model has this name, by which llm would ask that one.
+    """Check that no other model has this name, which llm would use instead.
 
     Raises:
-        UserError: One has.
+        UserError: Another model has it.
     """
     if find_spec("llm") is None:
         return
@@ -96,10 +96,10 @@ def _check_name_free(name: str) -> None:
 
 
 def _check_no_cycle(name: str, config: ConsortiumSettings, shelf: ConsortiumStore) -> None:
-    """See that a consortium is in none of those that it is made of.
+    """Check that a consortium does not contain itself, directly or indirectly.
 
     Raises:
-        UserError: It is.
+        UserError: It does.
     """
     way, met = [(name, config)], set()
     while way:
@@ -117,7 +117,7 @@ def _check_no_cycle(name: str, config: ConsortiumSettings, shelf: ConsortiumStor
 @click.command("list")
 @json_option
 def list_saved(as_json: bool) -> None:
-    """Name the saved consortia and the presets."""
+    """List the saved consortia and the presets."""
     shelf = ConsortiumStore()
     configs = dict(_readable_configs(shelf))
     if as_json:
@@ -139,7 +139,7 @@ def list_saved(as_json: bool) -> None:
 
 
 def _readable_configs(shelf: ConsortiumStore) -> Iterator[tuple[str, ConsortiumSettings]]:
-    """The saved ones; what cannot be read is a warning."""
+    """Yield the valid saved consortia; print a warning for each invalid one."""
     for name in shelf.list_names():
         try:
             yield name, shelf.get(name)
@@ -151,7 +151,7 @@ def _readable_configs(shelf: ConsortiumStore) -> Iterator[tuple[str, ConsortiumS
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """Tell a saved consortium's settings."""
+    """Show the settings of a saved consortium."""
     config = load_config(name)
     if as_json:
         click.echo(json.dumps({"name": name, **config.to_dict()}, indent=1))
@@ -163,7 +163,7 @@ def show(name: str, as_json: bool) -> None:
 @click.command()
 @click.argument("name")
 def remove(name: str) -> None:
-    """Forget a saved consortium; its runs are kept."""
+    """Remove a saved consortium; its runs remain."""
     ConsortiumStore().remove(name)
     click.echo(f"removed {name}")
 
@@ -172,7 +172,7 @@ def remove(name: str) -> None:
 @click.argument("name")
 @click.option("--output", type=click.Path(path_type=Path), help="Write it there.")
 def export(name: str, output: Path | None) -> None:
-    """Give a consortium as yaml, for `import`."""
+    """Export a consortium as YAML, for `import`."""
     import yaml
 
     settings = {
@@ -190,10 +190,10 @@ def export(name: str, output: Path | None) -> None:
 @click.option("--name", help="Of what a yaml holds; its file's name without this.")
 @click.option("--replace", "over", is_flag=True, help="Replace a consortium of this name.")
 def import_saved(file: Path | None, name: str | None, over: bool) -> None:
-    """Take over what llm-consortium saved, or a yaml.
+    """Import consortia of llm-consortium, or a YAML file.
 
-    FILE is a database of llm-consortium (logs.db, consortium_logs.db), or a yaml; without it, the
-    databases in llm's folder are looked for.
+    FILE is a database of llm-consortium (logs.db, consortium_logs.db), or a YAML file; by default,
+    databases are searched for in llm's folder.
     """
     shelf = ConsortiumStore()
     if file and file.suffix in (".yaml", ".yml"):
@@ -220,7 +220,7 @@ def import_saved(file: Path | None, name: str | None, over: bool) -> None:
 
 @click.command()
 def strategies() -> None:
-    """Tell how one answer may be made of many."""
+    """List the strategies for combining answers."""
     width = max(map(len, STRATEGY_DESCRIPTIONS))
     for name, words in STRATEGY_DESCRIPTIONS.items():
         click.echo(f"{name:<{width}}  {words}")

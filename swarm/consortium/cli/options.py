@@ -1,4 +1,4 @@
-"""The options by which a consortium is described, and the configuration that they come to."""
+"""Command line options of consortia, and the resulting configuration and registry."""
 
 import logging
 import os
@@ -28,14 +28,14 @@ from swarm.multi_agent.consortium.store import load_config
 from swarm.multi_agent.consortium.strategies import UNSURE
 from swarm.registry.registry import Roster
 
-# Who arbitrates where nobody was named.
-
 
 def default_arbiter(strategy: str, members: Sequence[MemberSpec]) -> MemberSpec | None:
-    """Nobody with "vote"; else the first program's arbiter if llm can ask it, or the first member.
+    """Return the default arbiter: llm-consortium's if llm has it, else the first member.
+
+    For the strategy "vote" there is none.
 
     Args:
-        strategy: The consortium's.
+        strategy: Strategy of the consortium.
         members: Its members.
     """
     if strategy == "vote" or not members:
@@ -45,7 +45,7 @@ def default_arbiter(strategy: str, members: Sequence[MemberSpec]) -> MemberSpec 
 
 
 def is_available_in_llm(name: str) -> bool:
-    """Whether llm knows a model and has its key."""
+    """Return whether llm has a model and its key."""
     try:
         LLM(name).check()
     except UserError:
@@ -53,15 +53,12 @@ def is_available_in_llm(name: str) -> bool:
     return True
 
 
-# The models that are asked for in the commands of a consortium: by names as its members have.
-
-
 class MemberRegistry(Roster):
-    """A roster of which every name is found as a member's; see `Roster.member`.
+    """A registry that resolves every name like that of a member; see `Roster.member`.
 
     Args:
         providers, base, pool, device: See `Roster`.
-        cache: As of `Roster`; none is kept unless one is given, as an llm user expects.
+        cache: See `Roster`; none by default, as users of llm expect.
     """
 
     def __init__(
@@ -76,11 +73,11 @@ class MemberRegistry(Roster):
 
     @property
     def uses_local(self) -> bool:
-        """Whether a model of this machine was asked for, whose weights the first question loads."""
+        """True if a local model was resolved, whose weights the first question loads."""
         return any(name.startswith("local/") for name in self._models)
 
     def is_known_name(self, name: str) -> bool:
-        """Whether a model has just this name, so that no part of it is a count."""
+        """Return whether a model has exactly this name, so that no part of it is a sample count."""
         return self._name_resolver.is_known_name(name)
 
     def model(self, name: str) -> Model:
@@ -106,16 +103,16 @@ DIRECT_OPTIONS = (
     "keep",
     "similarity",
 )
-"""Options that a configuration has under the same name."""
+"""Options that are configuration fields of the same name."""
 
 
 class ResolvedConfig(NamedTuple):
-    """The configuration that was asked for.
+    """Configuration resulting from the options.
 
     Attributes:
-        config: Its settings.
-        name: Under which it is saved, or the preset's; `None` where it is of the options alone.
-        origin: Where it comes from, in words.
+        config: The settings.
+        name: Name of the saved consortium or preset; `None` if built from options alone.
+        origin: Source of the settings, for messages.
     """
 
     config: ConsortiumSettings
@@ -124,12 +121,12 @@ class ResolvedConfig(NamedTuple):
 
 
 class ConfidenceType(click.ParamType):
-    """A confidence: 0.8, 80 or 80%."""
+    """Parameter type for a confidence: 0.8, 80 or 80%."""
 
     name = "confidence"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """As a share."""
+        """Convert to a number from 0 to 1."""
         text = str(value).strip()
         try:
             number = float(text.removesuffix("%"))
@@ -144,13 +141,13 @@ class ConfidenceType(click.ParamType):
 
 
 class Strategy(click.Choice):
-    """A strategy; of llm-consortium's names it says which one here is meant."""
+    """Parameter type for a strategy; suggests the present names of llm-consortium's strategies."""
 
     def __init__(self) -> None:
         super().__init__(STRATEGIES)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The name."""
+        """Return the strategy's name."""
         if meant := OLDER.get(str(value).lower()):
             self.fail(
                 f"{value!r} is not one of {', '.join(STRATEGIES)}; did you mean {meant}?",
@@ -161,7 +158,7 @@ class Strategy(click.Choice):
 
 
 def combine_options(*made: ClickCommand) -> Callable[[ClickCommand], ClickCommand]:
-    """A decorator that adds them, told in this order."""
+    """Return a decorator that adds options in this order."""
 
     def decorate(function: ClickCommand) -> ClickCommand:
         for one in reversed(made):
@@ -268,10 +265,10 @@ location_options = combine_options(
 
 
 def build_registry(given: Mapping[str, Any]) -> MemberRegistry:
-    """The models that names stand for.
+    """Build the registry of models.
 
     Raises:
-        UserError: The file of providers is not as agreed.
+        UserError: The file of providers is invalid.
     """
     local = {key: given[key] for key in ("base", "pool", "device") if given.get(key)}
     providers = Providers.load(given["providers"]) if given.get("providers") else None
@@ -281,15 +278,15 @@ def build_registry(given: Mapping[str, Any]) -> MemberRegistry:
 def resolve_config(
     given: Mapping[str, Any], members: MemberRegistry, of_each: Sequence[str] = ("timeout",)
 ) -> ResolvedConfig:
-    """What the options come to: a saved one or a preset, and over it what was said.
+    """Resolve the options: a saved consortium or a preset, overridden by the options.
 
     Args:
-        given: The options by their names.
-        members: Knows which names are models.
-        of_each: Options that become each model's own, where it says nothing.
+        given: Options by name.
+        members: Registry of model names.
+        of_each: Options that become defaults of each model's settings.
 
     Raises:
-        UserError: Something is not known, or not allowed.
+        UserError: A value is unknown or invalid.
     """
     origin = _starting_config(given)
     changes: dict[str, Any] = {
@@ -323,15 +320,15 @@ def resolve_config(
 
 
 def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "--") -> None:
-    """See that no option is without effect; of a threshold that is, a warning is logged.
+    """Check that all options have an effect; an unused threshold only causes a warning.
 
     Args:
-        given: The options by their names.
-        strategy: Of what they come to.
-        flag: How an option is written, before its name.
+        given: Options by name.
+        strategy: The resulting strategy.
+        flag: Prefix of option names in messages.
 
     Raises:
-        UserError: One is.
+        UserError: An option has no effect.
     """
     for key, of in (("eliminate", "elimination"), ("keep", "elimination"), ("similarity", "vote")):
         if given.get(key) is not None and strategy != of:
@@ -349,7 +346,7 @@ def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "-
 
 
 def _starting_config(given: Mapping[str, Any]) -> ResolvedConfig | None:
-    """Where the options begin; `None` where they say it all."""
+    """Return the base configuration of the options; `None` if they are complete."""
     if name := given.get("consortium"):
         return ResolvedConfig(load_config(name), name, f"consortium {name}")
     if given.get("models"):
@@ -365,10 +362,10 @@ def _starting_config(given: Mapping[str, Any]) -> ResolvedConfig | None:
 
 
 def parse_single_member(option: str, spec: str, members: MemberRegistry) -> MemberSpec:
-    """A single model that an option names.
+    """Parse the single model of an option.
 
     Raises:
-        UserError: It is several.
+        UserError: It has a count above 1.
     """
     found = parse_member(spec, members.is_known_name)
     if found.count > 1:
@@ -377,7 +374,7 @@ def parse_single_member(option: str, spec: str, members: MemberRegistry) -> Memb
 
 
 def _apply_to_each(config: ConsortiumSettings, each: Mapping[str, Any]) -> ConsortiumSettings:
-    """With what the options say of every model that says nothing of its own."""
+    """Set defaults for every model without such a setting."""
     if not each:
         return config
 
@@ -399,11 +396,11 @@ def _as_list(one: MemberSpec | None) -> list[MemberSpec]:
 
 
 FILE_NAME_PATTERN = re.compile(r"[\w.~/\\-]*\.(?:txt|md|prompt|yaml|json)")
-"""What nobody says to a model, but writes to name a file."""
+"""Matches words that must be meant as a file name."""
 
 
 def read_text_or_file(given: str) -> str | None:
-    """A text, or what the file of this name holds; blanks are none.
+    """Return a text, or the content of the file of this name; blank text is `None`.
 
     Raises:
         UserError: The file cannot be read.

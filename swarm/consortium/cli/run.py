@@ -1,4 +1,4 @@
-"""The command that asks a consortium: `llm consortium "..."`."""
+"""Command `run` of `llm consortium`, and text output of configurations and results."""
 
 import json
 import os
@@ -48,11 +48,9 @@ from swarm.trackers import TRACKER_NAMES, TrackedRun, tracker_by_name
 from swarm.trackers.base import track_run
 from swarm.trackers.records import log_deliberation, new_tracking_folder
 
-# What is told of a consortium and its result, as lines of text.
-
 
 def summarize_config(config: ConsortiumSettings) -> str:
-    """Who answers and who judges, in one line."""
+    """Summarize members, arbiter and strategy in one line."""
     names = ", ".join(format_member_count(one) for one in config.members)
     arbiter = config.arbiter.model if config.arbiter else "nobody"
     answer = "answers" if len(config.members) == config.members[0].count == 1 else "answer"
@@ -60,14 +58,14 @@ def summarize_config(config: ConsortiumSettings) -> str:
 
 
 def format_member_count(one: MemberSpec) -> str:
-    """A member's name, and how often it is asked."""
+    """Return a member's name and count."""
     return one.model if one.count == 1 else f"{one.model} x {one.count}"
 
 
 def list_config_warnings(config: ConsortiumSettings) -> Iterator[str]:
-    """What may make an answer worse than it could be."""
+    """Yield warnings about settings that may degrade answers."""
     names = [one.model for one in config.members]
-    alone = config.strategy == "vote"  # nobody judges but in a tie
+    alone = config.strategy == "vote"  # it judges ties only
     if config.arbiter and config.arbiter.model in names and len(names) > 1 and not alone:
         yield f"{config.arbiter.model} judges, and is a member, too: models prefer their own"
     if sum(one.count for one in config.members) == 1:
@@ -75,23 +73,23 @@ def list_config_warnings(config: ConsortiumSettings) -> Iterator[str]:
 
 
 def format_confidence(confidence: float | None) -> str:
-    """A confidence in words."""
+    """Format a confidence."""
     return "unknown" if confidence is None else f"{confidence:.2f}"
 
 
 def pluralize(count: int, what: str) -> str:
-    """So many of something."""
+    """Format a count with its noun."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def format_cost(cost: float | None, unpriced: int = 0) -> str:
-    """A cost, and of how many calls it is not known."""
+    """Format a cost, and the number of calls without a known price."""
     rest = f" and {pluralize(unpriced, 'call')}, no price known" if unpriced else ""
     return "no price known" if cost is None else f"{cost:.6f}{rest}"
 
 
 def summarize_result(result: Mapping[str, Any]) -> Iterator[str]:
-    """How sure the answer is and what is said against it, in short."""
+    """Yield the confidence and usage of an answer, and its analysis and dissent."""
     said, meta = result["synthesis"], result["metadata"]
     tokens = f"{meta['prompt_tokens']} + {meta['completion_tokens']} tokens"
     rounds = pluralize(meta["iteration_count"], "iteration")
@@ -109,7 +107,7 @@ def summarize_result(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def format_transcript(result: Mapping[str, Any]) -> Iterator[str]:
-    """What every member and the arbiter said, iteration by iteration."""
+    """Yield the replies of all members and the arbiter, by iteration."""
     arbiter = result["metadata"]["arbiter"]
     for one in result["iterations"]:
         for response in one["model_responses"]:
@@ -121,7 +119,7 @@ def format_transcript(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def format_response_heading(iteration: int, response: Mapping[str, Any]) -> str:
-    """Who said something, and how sure it was."""
+    """Return the heading of a reply, with its confidence."""
     who = f"--- iteration {iteration}: {response['model']} #{response['instance']}"
     if "error" in response:
         return f"{who} failed"
@@ -129,20 +127,20 @@ def format_response_heading(iteration: int, response: Mapping[str, Any]) -> str:
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Rows below their heads."""
+    """Format a table."""
     cells = [[format_cell(cell) for cell in row] for row in rows]
     return align_columns([list(heads), *cells])
 
 
 def format_cell(cell: Any) -> str:
-    """A cell as text; of what is not known, a dash."""
+    """Format a cell; "-" if unknown."""
     if cell is None or cell == "":
         return "-"
     return f"{cell:.3g}" if isinstance(cell, float) else " ".join(str(cell).split())
 
 
 def format_settings(name: str, config: ConsortiumSettings) -> Iterator[str]:
-    """All that a configuration says, a line each."""
+    """Yield the settings of a configuration, one per line."""
     yield name
     for member in config.members:
         yield f"  member: {describe_member(member)}"
@@ -159,11 +157,11 @@ def format_settings(name: str, config: ConsortiumSettings) -> Iterator[str]:
 
 MEMBER_KEYS = ("members", "arbiter", "fallback")
 ALWAYS_SHOWN = ("strategy", "confidence_threshold", "max_iterations", "min_iterations")
-"""Settings that are told even where they are as usual."""
+"""Settings that are shown even with default values."""
 
 
 def describe_member(member: MemberSpec) -> str:
-    """A member with all that holds for it alone."""
+    """Format a member with its own settings."""
     own = member.to_dict()
     told = [f"{key} {own[key]!r}" for key in own if key not in ("model", "count")]
     return format_member_count(member) + (f" ({', '.join(told)})" if told else "")
@@ -254,12 +252,12 @@ def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
 
 
 class StderrReporter:
-    """Tells what is not the answer: progress and warnings, to standard error.
+    """Prints progress and warnings to standard error.
 
-    It takes what is logged as a warning until the command is over.
+    It captures logged warnings until the command ends.
 
     Args:
-        quiet: Warnings alone.
+        quiet: Print warnings only.
     """
 
     def __init__(self, quiet: bool) -> None:
@@ -267,25 +265,25 @@ class StderrReporter:
         self._remarks = click.get_current_context().with_resource(WarningCollector())
 
     def __call__(self, words: str) -> None:
-        """Tell it."""
+        """Print a progress message."""
         if not self.quiet:
             click.echo(escape_control_chars(words), err=True)
 
     def print_warning(self, words: str) -> None:
-        """Tell it, whatever was said of being quiet."""
+        """Print a warning, even if quiet."""
         click.echo(f"warning: {escape_control_chars(words)}", err=True)
 
     def print_log_warnings(self) -> None:
-        """Tell what was logged as a warning since the last time."""
+        """Print the warnings logged since the last call."""
         for words in dict.fromkeys(self._remarks.pop_messages()):
             self.print_warning(words)
 
 
 def read_question(prompt: str | None, stdin: bool) -> str:
-    """The prompt, and below it what stands in standard input.
+    """Return the prompt, followed by standard input.
 
     Raises:
-        UserError: There is neither.
+        UserError: Both are empty.
     """
     piped = "" if not stdin or sys.stdin is None or is_tty(sys.stdin) else sys.stdin.read()
     text = "\n\n".join(part.strip() for part in (prompt, piped) if part and part.strip())
@@ -295,10 +293,10 @@ def read_question(prompt: str | None, stdin: bool) -> str:
 
 
 def _check_unused_options(given: Mapping[str, Any]) -> None:
-    """See that nothing is asked to be shown or kept that there will not be.
+    """Check that output options have an effect.
 
     Raises:
-        UserError: An option is without effect.
+        UserError: An option has no effect.
     """
     for key in ("output", "raw", "json", "trace") if given["dry_run"] else ():
         if given["as_json" if key == "json" else key]:
@@ -308,7 +306,7 @@ def _check_unused_options(given: Mapping[str, Any]) -> None:
 
 
 def _check_writable(file: Path | None) -> None:
-    """See that the result can be written, before anybody is asked.
+    """Check that the result can be written, before any call.
 
     Raises:
         UserError: It cannot.
@@ -321,7 +319,7 @@ def _check_writable(file: Path | None) -> None:
 
 
 def request_settings(given: Mapping[str, Any], most: int = MAX_TOKENS) -> dict[str, Any]:
-    """What a request says beside its prompt; `most` new tokens where nothing is said."""
+    """Return the request fields other than the prompt, with `most` new tokens by default."""
     found = {key: given[key] for key in ("temperature", "seed") if given.get(key) is not None}
     return {**found, "max_new_tokens": given.get("max_tokens") or most}
 
@@ -330,14 +328,14 @@ LOCAL = "local"
 """The preset that needs no key."""
 
 LOCAL_TOKENS = 256
-"""Its new tokens of an answer: a model this small that does not come to an end repeats itself."""
+"""Default token limit of that preset: so small a model repeats itself when it does not stop."""
 
 EVERY = 10.0
-"""Seconds without news after which it is told who is waited for; then twice as many, and so on."""
+"""Seconds without events before the first waiting message; doubled after each."""
 
 
 class Waiting:
-    """Tells who is waited for as long as nothing else is told."""
+    """Prints which calls are pending while there are no events."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.tell = tell
@@ -356,7 +354,7 @@ class Waiting:
         self._thread.join()
 
     def note(self, event: Any) -> None:
-        """Take notice of an event."""
+        """Handle an event."""
         with self._lock:
             self.news, self._patience = time.monotonic(), EVERY
             if isinstance(event, CallStarted | AgentAnswer):
@@ -378,12 +376,12 @@ class Waiting:
 def answer_with_progress(
     put: ConsortiumQuestion, notes: StderrReporter, logged: AnswerFn = answer_question
 ) -> dict[str, Any]:
-    """The result; what goes on is told meanwhile, and what should be known at the end.
+    """Return the result; print progress meanwhile, and warnings at the end.
 
     Args:
-        put: What is asked.
-        notes: Where it is told.
-        logged: Asks, and may log it elsewhere.
+        put: The question.
+        notes: Reporter of progress and warnings.
+        logged: Function that answers the question, and may log it.
 
     Raises:
         UserError: There is no answer.
@@ -404,7 +402,7 @@ def answer_with_progress(
 
 
 def _choose_answer_fn(ctx: click.Context, recorded: bool) -> AnswerFn:
-    """How it is asked: under llm so that it stands in its log, too."""
+    """Return the function that answers questions; as an llm command also written to llm's log."""
     if not (ctx.parent and ctx.parent.parent and recorded):
         return answer_question
     from swarm.consortium.llm_plugin import run_logged
@@ -413,7 +411,7 @@ def _choose_answer_fn(ctx: click.Context, recorded: bool) -> AnswerFn:
 
 
 def _print_result(result: dict[str, Any], given: Mapping[str, Any], notes: StderrReporter) -> None:
-    """The answer to standard output, and beside it what was asked for."""
+    """Print the answer to standard output, and write the other requested output."""
     if given["as_json"]:
         click.echo(json.dumps(result, indent=1))
     else:

@@ -1,4 +1,4 @@
-"""AlpacaEval 2: a model's answers to instructions, each compared with a reference's answer."""
+"""AlpacaEval 2: pairwise comparison of a model's answers with those of a reference."""
 
 import argparse
 import json
@@ -133,7 +133,7 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
 
 
 def generate(given: argparse.Namespace) -> int:
-    """Write a model's answers to all instructions, once there is one to each; the exit code."""
+    """Write a model's answers once all instructions are answered; return the exit code."""
     rows = read_json_rows(find_path(given.questions), {"instruction": str})[: given.limit]
     written = [one for one in (given.reference_paths or "").split(",") if one]
     if written and given.reference_models:
@@ -172,7 +172,7 @@ def generate(given: argparse.Namespace) -> int:
 
 
 def judge(given: argparse.Namespace) -> int:
-    """Have every pair judged in both orders, write the annotations, and show the win rate."""
+    """Judge every pair in both orders, write the annotations, and print the win rate."""
     rows = pair_answers(given.outputs, given.reference)[: given.limit]
     found = {
         row["key"]: parsing.AnswerPair(
@@ -210,7 +210,7 @@ def judge(given: argparse.Namespace) -> int:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Print the win rates of one or several folders, the best first."""
+    """Print the win rates of one or several folders, best first."""
     found = [
         leaderboard.summarize_annotations(read_annotations(Path(one))) for one in given.folders
     ]
@@ -223,10 +223,10 @@ def show(given: argparse.Namespace) -> int:
 
 
 def read_annotations(folder: Path) -> list[JsonRow]:
-    """What `judge` wrote into a folder.
+    """Read the annotations written by `judge` into a folder.
 
     Raises:
-        UserError: There is nothing of the kind.
+        UserError: There are none.
     """
     if not (folder / ANNOTATIONS_FILE).is_file():
         raise UserError(
@@ -236,12 +236,12 @@ def read_annotations(folder: Path) -> list[JsonRow]:
 
 
 def pair_answers(outputs: str, reference: str) -> list[JsonRow]:
-    """The model's answers, each with the reference's to the same instruction.
+    """Return the model's answers, each with the reference's to the same instruction.
 
-    A row of the reference may have a number "difficulty", which goes along.
+    A numeric "difficulty" of the reference's rows is included.
 
     Raises:
-        UserError: A file cannot be read, or the reference has no answer to an instruction.
+        UserError: A file cannot be read, or the reference lacks an instruction.
     """
     mine, others = read_json_rows(outputs, ANSWER_FIELDS), read_json_rows(reference, ANSWER_FIELDS)
     by_place = dict(zip(instruction_keys(others), others, strict=True))
@@ -273,7 +273,7 @@ def build_annotation(
     answers: Mapping[str, Completion],
     who: Mapping[str, str],
 ) -> dict[str, Any]:
-    """A pair with what the judge said of it in both orders, and the preference, 0 to 1, or null."""
+    """Build a pair's row with the verdicts in both orders, and the preference, 0 to 1 or null."""
     said = {
         order: parsing.parse_verdict(answers[key], order)
         for order in parsing.ORDERS
@@ -286,7 +286,7 @@ def build_annotation(
 
 
 def to_alpaca_eval(row: JsonRow) -> dict[str, Any]:
-    """An annotation in alpaca_eval's form: 1 is the reference's answer, 2 the model's."""
+    """Convert an annotation to alpaca_eval's format: 1 is the reference's answer, 2 the model's."""
     preference = row["preference"]
     return {
         "instruction": row["instruction"],
@@ -302,7 +302,7 @@ def to_alpaca_eval(row: JsonRow) -> dict[str, Any]:
 
 
 def _load_generation_cost(outputs: str) -> dict[str, Any]:
-    """What it took to make the answers, where `generate` wrote them."""
+    """Return the usage of generating the answers, if `generate` wrote it."""
     path = sibling_path(Path(outputs), "summary.json")
     try:
         taken = json.loads(path.read_bytes())["spent"]

@@ -1,4 +1,4 @@
-"""A model's answers to a set of instructions, as AlpacaEval keeps them."""
+"""Generation of answers in AlpacaEval's format, also by a mixture with recorded proposals."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from swarm.multi_agent.types import AgentSpec
 
 
 class GenerationSettings(NamedTuple):
-    """How instructions are put to a model; `None` leaves a thing to the model."""
+    """Sampling settings of the answers; `None` is the model's default."""
 
     temperature: float | None
     max_tokens: int
@@ -23,9 +23,9 @@ class GenerationSettings(NamedTuple):
 
 
 def instruction_keys(rows: Sequence[JsonRow]) -> list[str]:
-    """A key for each row: its instruction; where one comes again, with its count behind it.
+    """Return a key per row: its instruction, with a counter appended from its second occurrence on.
 
-    Rows of different files that have the same key belong together, wherever they stand.
+    Rows of different files with equal keys belong together, regardless of their order.
     """
     seen: Counter[str] = Counter()
     keys = []
@@ -37,7 +37,7 @@ def instruction_keys(rows: Sequence[JsonRow]) -> list[str]:
 
 
 def build_requests(rows: Sequence[JsonRow], asking: GenerationSettings) -> dict[str, Request]:
-    """What a model is asked, by `places`; an instruction that comes again wants another sample."""
+    """Build the requests by `instruction_keys`; a repeated instruction gets another sample."""
     before = (Message("system", asking.system),) if asking.system else ()
     seen: Counter[str] = Counter()
     found = {}
@@ -57,7 +57,7 @@ def build_requests(rows: Sequence[JsonRow], asking: GenerationSettings) -> dict[
 def to_alpaca_rows(
     rows: Sequence[JsonRow], answers: Mapping[str, Completion], generator: str
 ) -> list[dict[str, str]]:
-    """The answers as AlpacaEval's list of instruction, dataset, output and generator."""
+    """Convert the answers to AlpacaEval's rows of instruction, dataset, output and generator."""
     return [
         {
             "instruction": row["instruction"],
@@ -70,14 +70,14 @@ def to_alpaca_rows(
 
 
 class RecordedModel:
-    """A model that repeats what another one wrote to the same instruction.
+    """A model that repeats another model's recorded answers.
 
     Args:
-        path: Answers in AlpacaEval's form; rows are found by instruction.
-        rows: The instructions that will be asked.
+        path: Answers in AlpacaEval's format; rows are looked up by instruction.
+        rows: Instructions to answer.
 
     Raises:
-        UserError: The file cannot be read, or has no answer to one of the instructions.
+        UserError: The file cannot be read, or lacks an instruction.
     """
 
     def __init__(self, path: str, rows: Sequence[JsonRow]) -> None:
@@ -96,14 +96,14 @@ class RecordedModel:
             seen[text] += 1
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """The answer to each request's last turn; see `Model.generate`."""
+        """Return the recorded answers to the last turns; see `Model.generate`."""
         return [
             Completion(self.answers[_last_user_text(request), request.sample])
             for request in requests
         ]
 
     def fingerprint(self) -> str:
-        """A text that changes with the file."""
+        """Return a string that depends on the file."""
         return short_digest(self.written)
 
 
@@ -114,17 +114,17 @@ def _last_user_text(request: Request) -> str:
 def aggregate_recorded(
     aggregator: Model, name: str, files: Sequence[str], rows: Sequence[JsonRow]
 ) -> Model:
-    """The aggregator of a mixture whose first layer's answers were written earlier.
+    """Return the aggregator of a mixture whose proposals were recorded earlier.
 
     Args:
-        aggregator: Who makes one answer of them; any model, a whole mixture too.
+        aggregator: Any model, including a mixture.
         name: Its name.
-        files: One a proposer; see `Written`.
-        rows: The instructions that will be asked.
+        files: One file per proposer; see `RecordedModel`.
+        rows: Instructions to answer.
 
     Raises:
-        UserError: As `Written`.
+        UserError: See `RecordedModel`.
     """
     proposers = [AgentSpec(RecordedModel(path, rows), Path(path).stem) for path in files]
-    # An empty answer is left out, as a proposer would be that says nothing.
+    # Without a quorum, empty answers are left out like those of a failed proposer.
     return MixtureOfAgents(proposers, AgentSpec(aggregator, name), quorum=0)

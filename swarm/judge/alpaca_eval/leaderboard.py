@@ -1,4 +1,4 @@
-"""Win rates of judged answers, as numbers and as a leaderboard."""
+"""Win rates of judged answers, raw and length-controlled, and the leaderboard."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -11,23 +11,23 @@ from swarm.judge.parsing import ORDERS, PairVerdict, orders_disagree
 from swarm.stats.format import format_table as aligned
 from swarm.stats.tests import MeanInterval, mean_interval, resample_utilities
 
-# Win rates: how often a model's answers are preferred, raw and with their length left out.
-
 RIDGE = 0.1
-"""Penalty of the squared slopes, half of it a unit: a normal prior with a deviation of 3.2. It
-keeps a set finite in which every longer answer wins, and is nothing against hundreds of them."""
+"""L2 penalty of the slopes, half of it per squared unit: a normal prior with standard deviation
+3.2. It bounds the fit if every longer answer wins, and is negligible with hundreds of instructions.
+"""
 
 RIDGE_OF_INTERCEPT = 1e-6
-"""Only so that a set in which all win has a finite intercept, near 17 (100.0 %)."""
+"""Only bounds the intercept if all answers win, near 17 (100.0 %)."""
 
 MIN_RELIABLE_INSTRUCTIONS = 100
-"""Instructions from which on the penalty moves the length-controlled rate by less than 1 point. In
-1,000 simulated sets of hard verdicts (theta within 1.5, phi within 2 of 0) it differs from the
-unpenalised fit by 2.3 points at 30 instructions, 1.0 at 50, 0.34 at 100, 0.16 at 200 and 0.04 at
-805 (95th percentiles); the largest difference is 6.8 points at 30 and 0.85 at 100."""
+"""Number of instructions from which on the penalty changes the length-controlled rate by less than
+1 point. In 1,000 simulated sets of hard verdicts (theta within 1.5, phi within 2 of 0) it differs
+from the unpenalised fit by 2.3 points at 30 instructions, 1.0 at 50, 0.34 at 100, 0.16 at 200 and
+0.04 at 805 (95th percentiles); the largest difference is 6.8 points at 30 and 0.85 at 100.
+"""
 
 MAX_NEWTON_STEPS, TOLERANCE = 100, 1e-9
-"""Newton's steps at the most; they end when none of the coefficients moves by more than this."""
+"""Maximum number of Newton steps, and the largest coefficient change that ends them."""
 
 
 class LengthControlledWinRate(NamedTuple):
@@ -35,9 +35,9 @@ class LengthControlledWinRate(NamedTuple):
 
     Attributes:
         rate: In percent, with its 95 % interval.
-        standard_error: In percent, the bootstrap's.
-        length_effect: phi, the log odds that a model gains by answers longer by much more than the
-            usual difference; 0 is a judge that length does not move.
+        standard_error: Bootstrap standard error in percent.
+        length_effect: phi, the log odds gained by answers that are much longer than the usual
+            difference; 0 is a judge without length bias.
     """
 
     rate: MeanInterval
@@ -46,11 +46,11 @@ class LengthControlledWinRate(NamedTuple):
 
 
 def mean_win_rate(preferences: Sequence[float]) -> MeanInterval:
-    """The mean preference in percent, with its 95 % interval over instructions.
+    """Return the mean preference in percent, with its 95 % interval over instructions.
 
     Args:
-        preferences: For the model, one an instruction: 1 if its answer is preferred, 0 if the
-            other one is, and all between.
+        preferences: Preference for the model per instruction: 1 if its answer is preferred, 0 if
+            the other one is, or a value in between.
 
     Raises:
         ValueError: There are none.
@@ -64,29 +64,29 @@ def length_controlled_win_rate(
     differences: Sequence[float],
     difficulty: Sequence[float] | None = None,
 ) -> LengthControlledWinRate:
-    """The win rate with the judge's taste for length taken out (Dubois et al. 2024, 2404.04475).
+    """Return the win rate without the judge's length bias (Dubois et al. 2024, 2404.04475).
 
-    A logistic regression of the preferences, which stay soft labels:
-    `logit p = theta + phi * tanh(difference / deviation) [+ psi * difficulty]`; the rate is the
-    mean prediction with the length's term left out, in percent. Penalised likelihood (`RIDGE`),
-    Newton's method. The interval and the standard error are those of 1,000 bootstrap samples of the
-    instructions, each fitted anew; the deviation stays that of all instructions. Where lengths do
-    not differ from one instruction to another, or all preferences are alike, it is the win rate.
+    A logistic regression of the preferences as soft labels: `logit p = theta + phi *
+    tanh(difference / deviation) [+ psi * difficulty]`; the rate is the mean prediction without the
+    length term, in percent. Penalised likelihood (`RIDGE`), Newton's method. The interval and the
+    standard error are those of 1,000 bootstrap samples of the instructions, each fitted separately;
+    the deviation remains that of all instructions. If all length differences or all preferences are
+    equal, it is the win rate.
 
-    AlpacaEval's number differs in four things, so that theirs and this are near but not equal.
-    It adds the annotations of two gamed baselines to the fit, with a fifth of the weight; it
-    always has the instructions' difficulty, which was fitted to all models of its leaderboard
-    (both are data on a hub that are not needed here); its penalty is an L1 whose strength is chosen
-    by 5-fold cross-validation and which can shrink theta itself to 0, a rate of 50; and its
-    standard error is that of the mean of the predictions, as if the coefficients were known.
+    AlpacaEval's values are similar but not equal, for four reasons. It adds the annotations of two
+    gamed baselines to the fit, with a fifth of the weight; it always includes the instructions'
+    difficulty, which was fitted to all models of its leaderboard (both are data on a hub that are
+    not needed here); its penalty is an L1 whose strength is chosen by 5-fold cross-validation and
+    which can shrink theta itself to 0, a rate of 50; and its standard error is that of the mean of
+    the predictions, as if the coefficients were known.
 
     Args:
-        preferences: [n], of 0 to 1; see `win_rate`.
+        preferences: [n], from 0 to 1; see `mean_win_rate`.
         differences: [n], characters of the model's answer minus those of the other one.
         difficulty: [n], or `None` for a regression without it.
 
     Raises:
-        ValueError: There are no preferences, or not as many of each.
+        ValueError: There are no preferences, or the lengths differ.
     """
     soft = np.asarray(preferences, dtype=np.float64)
     columns = [np.ones_like(soft), _scale_differences(np.asarray(differences, dtype=np.float64))]
@@ -95,7 +95,7 @@ def length_controlled_win_rate(
     if not len(soft) or any(len(column) != len(soft) for column in columns):
         raise ValueError("as many length differences as preferences are needed, and at least one")
     design = np.stack(columns, axis=1)
-    if not design[:, 1:].any() or (soft == soft[0]).all():  # there is nothing to take out
+    if not design[:, 1:].any() or (soft == soft[0]).all():  # no length effect can be estimated
         error = soft.std(ddof=1) / len(soft) ** 0.5 if len(soft) > 1 else 0.0
         return LengthControlledWinRate(mean_win_rate(soft.tolist()), 100 * float(error), 0.0)
     whole = fit_logistic(design, soft)
@@ -115,12 +115,12 @@ def length_controlled_win_rate(
 def fit_logistic(
     design: np.ndarray, soft: np.ndarray, start: np.ndarray | None = None
 ) -> np.ndarray:
-    """Coefficients of a logistic regression with soft labels, by Newton's method.
+    """Fit a logistic regression with soft labels by Newton's method; return its coefficients.
 
     Args:
         design: [n, k]; the first column is ones.
-        soft: [n], of 0 to 1.
-        start: [k], where to begin; at zeros by default.
+        soft: [n], from 0 to 1.
+        start: [k], initial coefficients; zeros by default.
     """
     ridge = np.full(design.shape[1], RIDGE)
     ridge[0] = RIDGE_OF_INTERCEPT
@@ -131,7 +131,8 @@ def fit_logistic(
         weighted = design * (expected * (1 - expected))[:, None]
         step = np.linalg.solve(design.T @ weighted + np.diag(ridge), slope)
         before = _penalized_loss(design, soft, ridge, found) + TOLERANCE
-        # A whole step can overshoot where the curve is flat; the loss is convex, so a part helps.
+        # A full Newton step can overshoot where the loss is flat; the loss is convex, so halving
+        # helps.
         while _penalized_loss(design, soft, ridge, found + step) > before:
             step = step / 2
         found = found + step
@@ -141,7 +142,7 @@ def fit_logistic(
 
 
 def _scale_differences(differences: np.ndarray) -> np.ndarray:
-    """tanh(difference / deviation); zeros where the lengths never differ by another amount."""
+    """Return tanh(difference / deviation); zeros if all differences are equal."""
     deviation = differences.std(ddof=1) if len(differences) > 1 else 0.0
     return np.tanh(differences / deviation) if deviation > 0 else np.zeros_like(differences)
 
@@ -170,18 +171,17 @@ HEADER = (
 )
 
 MIN_LETTERS_SHARE = 0.5
-"""The share of the two letters, of all that a judge may reply, below which it is remarked on."""
+"""Total probability of the two letters, below which a note is added."""
 
 
 def summarize_annotations(annotations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """All numbers of a model's annotations, as `swarm.judge.alpaca_eval.build_annotation` makes
-    them.
+    """Summarize a model's annotations, see `swarm.judge.alpaca_eval.build_annotation`.
 
     Rates are in percent with 95 % intervals, over the instructions whose two replies could both be
-    read; `None` where there is none. "order_disagreement" is the share of those in which the two
-    orders prefer different answers, and "first_preferred" the mean preference for the answer that
-    is shown first: 0.5 is a judge that does not go by the place. "soft" is the share of replies
-    with probabilities, and "letters_share" how probable the two letters were in them.
+    parsed; `None` if there are none. "order_disagreement" is the share of those in which the two
+    orders prefer different answers, and "first_preferred" the mean preference for the answer shown
+    first: 0.5 is a judge without position bias. "soft" is the share of replies with probabilities,
+    and "letters_share" the mean total probability of the two letters in them.
     """
     read = [one for one in annotations if one["preference"] is not None]
     both = [_parse_verdicts(one) for one in read if one["orders"]]
@@ -236,7 +236,7 @@ def _parse_verdicts(row: Mapping[str, Any]) -> list[PairVerdict]:
 
 
 def _first_preference(verdicts: Sequence[PairVerdict]) -> float:
-    """The mean preference for the answer that is shown first; the orders are `ORDERS`."""
+    """Return the mean preference for the answer shown first; verdicts are ordered as `ORDERS`."""
     assert len(verdicts) == len(ORDERS)
     model_first, reference_first = (one.preference or 0.0 for one in verdicts)
     return (model_first + 1 - reference_first) / 2
@@ -247,12 +247,12 @@ def _join_distinct(rows: Sequence[Mapping[str, Any]], field: str) -> str:
 
 
 def rank_models(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The highest length-controlled rate first; those without one last."""
+    """Sort by length-controlled rate, highest first; those without one last."""
     return sorted(found, key=lambda one: -(one["length_controlled"] or {"rate": -1})["rate"])
 
 
 def format_leaderboard(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The leaderboard as lines, with what has to be known to read it."""
+    """Format the leaderboard, with notes on how to interpret it."""
     lines = aligned(HEADER, [_leaderboard_row(one) for one in rank_models(found)])
     judges = " and ".join(dict.fromkeys(one["judge"] for one in found))
     references = " and ".join(dict.fromkeys(one["reference"] for one in found))
@@ -272,7 +272,7 @@ def format_leaderboard(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _quality_notes(one: Mapping[str, Any]) -> list[str]:
-    """What there is to say against a model's judgements."""
+    """Return notes on problems of a model's judgements."""
     who, notes = one["generator"], []
     if one["unparsed"]:
         counts = f"{one['unparsed']} of {one['instructions']} instructions"

@@ -1,4 +1,4 @@
-"""FLASK: responses scored from 1 to 5 by the skills that each instruction calls for.
+"""FLASK: responses scored from 1 to 5 by the skills that each instruction requires.
 
 After Ye et al. 2023 (2307.10928): python -m swarm.judge flask generate | judge | show.
 """
@@ -29,7 +29,7 @@ SKILLS_FILE = "data/questions/flask_skills.json"
 
 
 def add_subcommands(parser: argparse.ArgumentParser) -> None:
-    """The format's actions."""
+    """Add the actions: generate, judge, show."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     _add_generate_options(actions.add_parser("generate", help="answers of a model"))
     _add_judge_options(actions.add_parser("judge", help="scores of answers, skill by skill"))
@@ -92,7 +92,7 @@ def _add_item_options(parser: argparse.ArgumentParser) -> None:
 
 
 def generate(given: argparse.Namespace) -> int:
-    """Write a model's answers; 1 if one is missing."""
+    """Write a model's answers; return 1 if one is missing."""
     asked = _load_items(given)
     requests = {
         item.id: reviews.build_request(
@@ -106,7 +106,7 @@ def generate(given: argparse.Namespace) -> int:
 
 
 def judge(given: argparse.Namespace) -> int:
-    """Write a judge's reviews; 1 if a reply is missing."""
+    """Write a judge's reviews; return 1 if a reply is missing."""
     asked = _load_items(given)
     files = [Path(name) for names in given.answers for name in names.split(",") if name]
     answers = items.read_answers(files)

@@ -1,4 +1,7 @@
-"""Answers to instructions, and what a judge says of each by the rubric of its skills."""
+"""FLASK's instructions, skills, answers, reviews by a judge, and tables of scores.
+
+The file formats are those of FLASK (Ye et al. 2023, 2307.10928), including its earlier field names.
+"""
 
 import csv
 import io
@@ -20,10 +23,6 @@ from swarm.scorers.llm_judge import make_fence
 from swarm.stats.format import format_table
 from swarm.stats.intervals import Average, average_scores
 
-# Instructions with the skills they call for, answers to them, and the skills' scales.
-#
-# The formats are those of FLASK (Ye et al. 2023, 2307.10928); its earlier field names are read too.
-
 QuestionId = int | str
 
 FIELD_ALIASES = {
@@ -33,18 +32,18 @@ FIELD_ALIASES = {
     "domain": ("domain", "domain_labeled"),
     "difficulty": ("difficulty", "difficulty_labeled"),
 }
-"""Fields by the name that they have now and the one that they had."""
+"""Present field names, and all accepted ones."""
 
 SKILL_FIELDS: FieldTypes = {"Skill": str, "Criteria": str, "Scoring": dict}
 
 SCORE_LEVELS = ("1", "2", "3", "4", "5")
 
 UNLABELLED_CODE = "-1"
-"""What the original writes where nobody said the domain or the difficulty."""
+"""Value in the original's data for an unlabelled domain or difficulty."""
 
 
 class Skill(NamedTuple):
-    """One skill: what is asked about a response, and what each score means."""
+    """A skill: the question about a response, and the meaning of each score."""
 
     name: str
     criteria: str
@@ -56,12 +55,12 @@ class FlaskItem:
     """One instruction.
 
     Attributes:
-        id: By which answers and reviews are joined to it.
-        instruction: What a model is asked.
-        answer: A reference answer; empty where there is none.
-        skills: By which its answers are scored; names of `Skill`s.
-        domains: What it is about.
-        difficulty: What one has to know for it.
+        id: Key of its answers and reviews.
+        instruction: Prompt of the model.
+        answer: Reference answer; empty if there is none.
+        skills: Names of the `Skill`s by which answers are scored.
+        domains: Subject domains.
+        difficulty: Level of knowledge required.
     """
 
     id: QuestionId
@@ -73,10 +72,10 @@ class FlaskItem:
 
 
 def read_skills(path: str | Path) -> dict[str, Skill]:
-    """The skills by name, from a list of {Skill, Criteria, Scoring: {"1": ..., "5": ...}}.
+    """Read the skills by name, from a list of {Skill, Criteria, Scoring: {"1": ..., "5": ...}}.
 
     Raises:
-        UserError: The file cannot be read or holds something else.
+        UserError: The file cannot be read or is invalid.
     """
     found = {}
     for row in read_json_rows(path, SKILL_FIELDS):
@@ -87,14 +86,14 @@ def read_skills(path: str | Path) -> dict[str, Skill]:
 
 
 def read_items(path: str | Path, skills: Mapping[str, Skill]) -> list[FlaskItem]:
-    """The items of a file, in its order; of rows with the same id the last.
+    """Read the items of a file in order; the last of rows with the same id counts.
 
     Args:
-        path: One {idx, instruction, answer, task, skill, domain, difficulty} a line.
-        skills: Those that there are.
+        path: JSONL of {idx, instruction, answer, task, skill, domain, difficulty}.
+        skills: Available skills.
 
     Raises:
-        UserError: The file cannot be read or holds something else.
+        UserError: The file cannot be read or is invalid.
     """
     rows = [_normalize_fields(row) for row in read_json_rows(path)]
     return [_parse_item(path, row, skills) for row in rows_by_key(("idx",), rows).values()]
@@ -137,7 +136,7 @@ def _parse_labels(value: Any) -> list[str]:
 def _resolve_skill(
     path: str | Path, id_: QuestionId, name: str, skills: Mapping[str, Skill]
 ) -> str:
-    """The skill of a name; case and underscores do not matter, nor a part that is unmistakable."""
+    """Return the skill of a name or an unambiguous part of it, ignoring case and underscores."""
     asked = _normalize_name(name)
     whole = [skill for skill in skills if _normalize_name(skill) == asked]
     parts = whole or [skill for skill in skills if asked and asked in _normalize_name(skill)]
@@ -151,12 +150,12 @@ def _normalize_name(name: str) -> str:
 
 
 def read_answers(paths: Iterable[str | Path]) -> dict[str, dict[QuestionId, str]]:
-    """Each model's texts by question; of rows with the same id the last.
+    """Read each model's answers by question; the last of rows with the same id counts.
 
-    A row is {question_id, text}, and may say its model; else the file's name does.
+    A row is {question_id, text}, optionally with "model"; the default is the file's stem.
 
     Raises:
-        UserError: A file cannot be read or holds something else.
+        UserError: A file cannot be read or is invalid.
     """
     found: dict[str, dict[QuestionId, str]] = {}
     for path in map(Path, paths):
@@ -191,7 +190,7 @@ REVIEWS_FILE = "reviews.jsonl"
 
 
 def build_prompt(item: FlaskItem, response: str, skills: Mapping[str, Skill]) -> str:
-    """What the judge is asked about a response, with the reference answer if there is one."""
+    """Build the judge's prompt for a response, with the reference answer if there is one."""
     asked = [skills[name] for name in item.skills]
     reference = {"Reference answer, a good one among others that may be": item.answer}
     parts = {
@@ -222,12 +221,12 @@ def write_answers(
     output: Path,
     batch: int = BATCH_SIZE,
 ) -> BatchResult:
-    """Write a model's answers as {question_id, text, model}, sorted; a failed one has no row.
+    """Write a model's answers as {question_id, text, model}, sorted; failed ones have no row.
 
-    Each is kept beside the output as it comes, and the same call goes on from there.
+    Answers are stored in a journal beside the output, from which the same call resumes.
 
     Args:
-        requests: By the question's id.
+        requests: Requests by question id.
 
     Raises:
         UserError: A file cannot be read or written.
@@ -250,7 +249,7 @@ def build_request(
     system: str | None,
     seed: int | None,
 ) -> Request:
-    """What a model is asked."""
+    """Build the request for an item."""
     before = (Message("system", system),) if system else ()
     turns = (*before, Message("user", item.instruction))
     return Request(turns, max_tokens, temperature=temperature, seed=seed)
@@ -266,19 +265,19 @@ def review_answers(
     folder: Path,
     batch: int = BATCH_SIZE,
 ) -> tuple[BatchResult, int]:
-    """Have a judge score every answer, greedily, and write what it says.
+    """Let a judge score every answer greedily, and write the reviews.
 
     Rows: {question_id, instruction, answer, skill, domain, difficulty, model, judge, target_txt,
-    review, score, tstamp}; `score` has a number, "N/A" or null (not to be read) for each of the
+    review, score, tstamp}; `score` contains a number, "N/A" or null (unparsed) for each of the
     item's skills. Rows are joined by question_id; an answer whose reply is missing has no row.
 
     Args:
-        model, name: Who judges.
-        answers: By model and item.
-        folder: Where the rows go, `REVIEWS`.
+        model, name: The judge.
+        answers: Answers by model and item.
+        folder: Folder of the output `REVIEWS_FILE`.
 
     Returns:
-        The replies, and how many scores could not be read.
+        The replies, and the number of unparsed scores.
 
     Raises:
         UserError: A file cannot be read or written.
@@ -324,8 +323,6 @@ def _review_row(
     }
 
 
-# Tables of FLASK's scores: by skill, by domain and by difficulty.
-
 REVIEW_ROW_FIELDS: FieldTypes = {
     "question_id": (int, str),
     "model": str,
@@ -344,7 +341,7 @@ DIFFICULTY_ORDER = (
     "major level knowledge",
     "expert level knowledge",
 )
-"""From the easiest on; others stand behind them."""
+"""Easiest first; others follow."""
 
 TABLE_COLUMNS = (
     "judge",
@@ -361,13 +358,13 @@ TABLE_COLUMNS = (
 
 
 def compute_tables(folder: Path) -> list[JsonRow]:
-    """The lines of the tables, of `COLUMNS`, for each judge and model.
+    """Compute the table rows, with `TABLE_COLUMNS`, for each judge and model.
 
-    An average is that of all scores there are; those that do not apply and those that cannot be
-    read are counted beside it. The interval draws questions, whose scores hang together.
+    Averages are over all numeric scores; not applicable and unparsed ones are counted separately.
+    The interval resamples questions, as the scores of one question are correlated.
 
     Raises:
-        UserError: There are no reviews, or the file holds something else.
+        UserError: There are no reviews, or the file is invalid.
     """
     rows = rows_by_key(
         REVIEW_FIELDS, read_json_rows(folder / REVIEWS_FILE, REVIEW_ROW_FIELDS)
@@ -386,7 +383,7 @@ def compute_tables(folder: Path) -> list[JsonRow]:
 
 
 def _group_scores(kind: str, rows: Sequence[JsonRow]) -> dict[str, list[list[Any]]]:
-    """The scores of each question, by what they are listed under in a table."""
+    """Group the scores of each question by row name of a table."""
     found: dict[str, list[list[Any]]] = {}
     for row in rows:
         scores = row["score"]
@@ -412,7 +409,7 @@ def _average_row(questions: Sequence[Sequence[Any]]) -> JsonRow:
 
 
 def write_tables(folder: Path, lines: Sequence[JsonRow]) -> list[Path]:
-    """Write the lines as scores.csv and scores.json; their paths.
+    """Write the rows as scores.csv and scores.json; return their paths.
 
     Raises:
         UserError: They cannot be written.
@@ -428,7 +425,7 @@ def write_tables(folder: Path, lines: Sequence[JsonRow]) -> list[Path]:
 
 
 def format_tables(lines: Sequence[JsonRow]) -> list[str]:
-    """The tables for people."""
+    """Format the tables as text."""
     text = []
     for judge, model in dict.fromkeys((line["judge"], line["model"]) for line in lines):
         mine = [line for line in lines if (line["judge"], line["model"]) == (judge, model)]

@@ -1,4 +1,4 @@
-"""MT-Bench: questions of two turns in eight categories, graded or compared by a judge.
+"""MT-Bench: two-turn questions in eight categories, graded or compared by a judge.
 
 After Zheng et al. 2023 (2306.05685): python -m swarm.judge mt_bench generate | judge | show.
 """
@@ -33,7 +33,7 @@ JUDGING_MODES = ("single", "pairwise-baseline", "pairwise-all")
 
 
 def add_subcommands(parser: argparse.ArgumentParser) -> None:
-    """The format's actions."""
+    """Add the actions: generate, judge, show."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     _add_generate_options(actions.add_parser("generate", help="answers of a model, turn by turn"))
     _add_judge_options(actions.add_parser("judge", help="grades of answers, or verdicts on pairs"))
@@ -138,7 +138,7 @@ def _add_question_options(parser: argparse.ArgumentParser) -> None:
 
 
 def generate(given: argparse.Namespace) -> int:
-    """Write a model's answers; 1 if a question has none."""
+    """Write a model's answers; return 1 if a question has none."""
     questions = answers.read_questions(
         find_path(given.questions), given.question_begin, given.question_end
     )[: given.first_n]
@@ -151,7 +151,7 @@ def generate(given: argparse.Namespace) -> int:
 
 
 def judge(given: argparse.Namespace) -> int:
-    """Write a judge's rows; 1 if a reply is missing."""
+    """Write a judge's rows; return 1 if a reply is missing."""
     questions = answers.read_questions(
         find_path(given.questions), given.question_begin, given.question_end, given.references
     )[: given.first_n]
@@ -187,7 +187,7 @@ def print_tables(given: argparse.Namespace) -> int:
 
 
 def _resolve_baseline(given: argparse.Namespace) -> str | None:
-    """The model that all others are compared with, in the mode that has one.
+    """Return the baseline model, in the mode that has one.
 
     Raises:
         UserError: It is missing there, or given in another mode.
@@ -206,7 +206,7 @@ def _row_kind(mode: str) -> str:
 
 
 def _describe_missing_references(questions: Sequence[answers.MTBenchQuestion]) -> list[str]:
-    """A line about questions that should have a reference answer and have none."""
+    """Return a line about questions whose reference answer is missing."""
     bare = sum(
         question.category in REFERENCE_CATEGORIES and not has_reference(question, 0)
         for question in questions

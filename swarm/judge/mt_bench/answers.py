@@ -1,4 +1,9 @@
-"""Questions of several turns and the answers to them, in MT-Bench's format (Zheng et al. 2023)."""
+"""Multi-turn questions, answers and judge prompts in MT-Bench's format (Zheng et al. 2023).
+
+The kinds of prompts follow MT-Bench (2306.05685): a grade or a comparison, of the first turn or of
+a later one with the preceding conversation, with or without a reference answer; the wording does
+not, and the judged text is fenced.
+"""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -29,10 +34,10 @@ CATEGORY_TEMPERATURES = {
     "stem": 0.1,
     "humanities": 0.1,
 }
-"""What the original samples with, by category."""
+"""Sampling temperatures of the original, by category."""
 
 DEFAULT_TEMPERATURE = 0.7
-"""For writing, roleplay, and every category that is not named."""
+"""For writing, roleplay, and all other categories."""
 
 QUESTION_FIELDS: FieldTypes = {"question_id": (int, str), "category": str, "turns": list}
 ANSWER_FIELDS: FieldTypes = {"question_id": (int, str), "model_id": str, "choices": list}
@@ -43,11 +48,11 @@ class MTBenchQuestion:
     """One question.
 
     Attributes:
-        id: By which answers and judgements are joined to it.
+        id: Key of its answers and judgements.
         category: Such as "math".
-        turns: What the user says, turn by turn.
-        reference: A right answer to each turn, or nothing.
-        temperature: The one that it must be answered with, if any.
+        turns: The user's turns.
+        reference: A correct answer to each turn, or empty.
+        temperature: Required temperature, if any.
     """
 
     id: QuestionId
@@ -59,13 +64,13 @@ class MTBenchQuestion:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How answers are made.
+    """Settings of the answers.
 
     Attributes:
-        choices: Answers to each question.
-        temperature: In place of the category's; a question's own goes before it.
-        max_tokens: The most new tokens of a turn's answer.
-        batch: Questions at once.
+        choices: Answers per question.
+        temperature: Overrides the category's; a question's required one takes precedence.
+        max_tokens: Maximum number of new tokens per turn.
+        batch: Questions per batch.
     """
 
     choices: int = 1
@@ -80,15 +85,15 @@ def read_questions(
     end: int | None = None,
     references: str | Path | None = None,
 ) -> list[MTBenchQuestion]:
-    """The questions of a file, in its order.
+    """Read the questions of a file, in order.
 
     Args:
-        path: One {question_id, category, turns, reference?, required_temperature?} a line.
-        begin, end: Only those from this place on and before that one, counted from 0.
-        references: A file of answers that are to stand for the questions' own references.
+        path: JSONL of {question_id, category, turns, reference?, required_temperature?}.
+        begin, end: Range of indices, from 0, end exclusive.
+        references: File of answers that replace the questions' references.
 
     Raises:
-        UserError: The file cannot be read or holds something else.
+        UserError: The file cannot be read or is invalid.
     """
     rows = index_rows(path, read_json_rows(path, QUESTION_FIELDS), "question_id")
     given = read_answers([references]) if references else {}
@@ -122,10 +127,10 @@ def _parse_question(
 
 
 def read_answers(paths: Iterable[str | Path]) -> dict[str, dict[QuestionId, tuple[str, ...]]]:
-    """The answers of each model to each question, turn by turn: the first choice, the last row.
+    """Read the answers of each model to each question, by turn: the first choice, the last row.
 
     Raises:
-        UserError: A file cannot be read or holds something else.
+        UserError: A file cannot be read or is invalid.
     """
     found: dict[str, dict[QuestionId, tuple[str, ...]]] = {}
     for path in paths:
@@ -150,15 +155,15 @@ def answer_questions(
     settings: AnswerSettings,
     output: Path,
 ) -> BatchResult:
-    """Have a model answer: all first turns together, then all second ones, and so on.
+    """Generate answers turn by turn: all first turns in batches, then all second ones, and so on.
 
-    Each answer is kept beside the output as it comes, and the same call goes on from there. A
-    question of which any turn failed has no row.
+    Answers are stored in a journal beside the output, from which the same call resumes. A question
+    with a failed turn has no row.
 
     Args:
-        name: The model's, as the rows are to call it.
+        name: The model's name in the rows.
         output: JSONL of {question_id, answer_id, model_id, choices: [{index, turns}], tstamp},
-            sorted; rows of other questions and models stay.
+            sorted; rows of other questions and models are preserved.
 
     Raises:
         UserError: A file cannot be read or written.
@@ -202,7 +207,7 @@ def _build_request(
 ) -> Request:
     prompt = [Message("user", question.turns[0])]
     for answer_, next_ in zip(said, question.turns[1:], strict=False):
-        # Some endpoints refuse an empty turn.
+        # Some endpoints refuse empty turns.
         prompt += [Message("assistant", answer_ or "(nothing)"), Message("user", next_)]
     temperature = question.temperature
     if temperature is None:
@@ -215,7 +220,7 @@ def _build_request(
 def _answer_row(
     name: str, question: MTBenchQuestion, choices: Sequence[Sequence[str]]
 ) -> JsonRow | None:
-    """A question's row, if every turn of every choice is answered."""
+    """Build a question's row, if every turn of every choice is answered."""
     if any(len(turns) < len(question.turns) for turns in choices):
         return None
     listed = [{"index": index, "turns": list(turns)} for index, turns in enumerate(choices)]
@@ -228,14 +233,8 @@ def _answer_row(
     }
 
 
-# What a judge is asked about answers to questions of several turns.
-#
-# The kinds of prompts are those of MT-Bench (Zheng et al. 2023, 2306.05685): a grade or a
-# comparison, of the first turn or of a later one with all that was said before it, with a reference
-# answer or without; the words are our own, and what is judged stands in a fence.
-
 REFERENCE_CATEGORIES = ("math", "reasoning", "coding")
-"""Categories of which a judge is shown the reference answer."""
+"""Categories with a reference answer in the judge's prompt."""
 
 GRADE_PROMPT = """\
 Grade how well an assistant answered a user. Look at whether the answer is correct, does what was \
@@ -272,11 +271,11 @@ do not count what is only said in other words."""
 
 
 def build_grade_prompt(question: MTBenchQuestion, turns: Sequence[str], turn: int) -> str:
-    """What is asked for the grade of one turn's answer.
+    """Build the prompt for grading the answer to one turn.
 
     Args:
-        turns: The model's answers, turn by turn.
-        turn: Which of them, from 0; all before it are shown.
+        turns: The model's answers by turn.
+        turn: Index of the turn, from 0; preceding turns are included.
     """
     parts = _reference_parts(question, turn) + _conversation_parts(
         question, turns, turn, "the assistant"
@@ -287,7 +286,7 @@ def build_grade_prompt(question: MTBenchQuestion, turns: Sequence[str], turn: in
 def build_comparison_prompt(
     question: MTBenchQuestion, first: Sequence[str], second: Sequence[str], turn: int
 ) -> str:
-    """What is asked for a comparison of one turn's answers; the first assistant is A."""
+    """Build the prompt for comparing the answers to one turn; the first assistant is A."""
     parts = _reference_parts(question, turn)
     if turn == 0:
         parts += _conversation_parts(question, first, 0, "assistant A")
@@ -299,7 +298,7 @@ def build_comparison_prompt(
 
 
 def has_reference(question: MTBenchQuestion, turn: int) -> bool:
-    """Whether a judge is shown a right answer."""
+    """Return whether the judge's prompt has a reference answer."""
     return bool(_reference_parts(question, turn))
 
 
@@ -313,7 +312,7 @@ def _reference_parts(question: MTBenchQuestion, turn: int) -> list[tuple[str, st
 def _conversation_parts(
     question: MTBenchQuestion, turns: Sequence[str], turn: int, who: str
 ) -> list[tuple[str, str]]:
-    """The conversation of one assistant up to a turn."""
+    """Return the conversation of one assistant up to a turn."""
     parts = []
     for i in range(turn + 1):
         title = f"Answer of {who} to question {i + 1}" if turn else f"Answer of {who}"

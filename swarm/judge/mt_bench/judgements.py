@@ -1,4 +1,4 @@
-"""A judge's grades of answers, and its verdicts on pairs of them, as MT-Bench's rows."""
+"""Judgements in MT-Bench's format: grades, pairwise verdicts, and their tables."""
 
 import itertools
 import time
@@ -22,26 +22,26 @@ from swarm.stats.format import format_table
 from swarm.stats.intervals import Average, average_scores
 
 AnswersByModel = Mapping[str, Mapping[QuestionId, Sequence[str]]]
-"""By model and question, turn by turn."""
+"""Answers by model and question, one per turn."""
 
 UNPARSED_SCORE = -1.0
-"""The score of a reply in which no grade can be read, as in the original."""
+"""Score of an unparsed reply, as in the original."""
 
 ERROR_WINNER = "error"
-"""The winner where no verdict can be read, as in the original."""
+"""Winner of an unparsed verdict, as in the original."""
 
 SINGLE_FIELDS = ("question_id", "model", "turn")
 PAIR_FIELDS = ("question_id", "model_1", "model_2", "turn")
 
 
 class MTBenchJudge(NamedTuple):
-    """Who judges, and how.
+    """A judge and its settings.
 
     Attributes:
         model, name: The model and its name.
-        max_tokens: The most new tokens of a reply.
-        folder: Where the rows go; they are kept beside one another by judge.
-        batch: Questions at once.
+        max_tokens: Maximum number of new tokens of a reply.
+        folder: Folder of the output, with one file per judge.
+        batch: Requests per batch.
     """
 
     model: Model
@@ -51,11 +51,11 @@ class MTBenchJudge(NamedTuple):
     batch: int = BATCH_SIZE
 
     def rows_path(self, kind: str) -> Path:
-        """Where the judge's rows of a kind are, "single" or "pair"."""
+        """Return the path of the judge's rows of a kind, "single" or "pair"."""
         return self.folder / f"{self.name.replace('/', '_')}_{kind}.jsonl"
 
     def send_prompts(self, prompts: Mapping[str, str], kind: str) -> BatchResult:
-        """The replies to prompts, greedy; what was replied before is not asked again."""
+        """Return greedy replies to prompts; stored ones are not requested again."""
         requests = {
             key: Request(prompt, self.max_tokens, temperature=0.0)
             for key, prompt in prompts.items()
@@ -64,13 +64,13 @@ class MTBenchJudge(NamedTuple):
 
 
 class QuestionTurn(NamedTuple):
-    """One turn of a question that is to be judged."""
+    """One turn of a question to judge."""
 
     question: MTBenchQuestion
     number: int
 
     def prompt_kind(self, name: str) -> str:
-        """What the original calls the prompt: of which kind it is."""
+        """Return the original's name of the kind of prompt."""
         reference = "-reference" if has_reference(self.question, self.number) else ""
         return f"{name}{reference}{'-multi-turn' if self.number else ''}"
 
@@ -78,13 +78,13 @@ class QuestionTurn(NamedTuple):
 def grade_answers(
     judge: MTBenchJudge, questions: Sequence[MTBenchQuestion], answers: AnswersByModel
 ) -> tuple[BatchResult, int]:
-    """Have every turn of every answer graded, by itself, from 1 to 10.
+    """Grade every turn of every answer separately, from 1 to 10.
 
     Rows: {question_id, category, model, judge: [name, kind of prompt], user_prompt, judgment,
     score, turn, tstamp}; a reply without a grade has the score -1. A missing reply has no row.
 
     Returns:
-        The replies, and in how many of them no grade can be read.
+        The replies, and the number of unparsed ones.
 
     Raises:
         UserError: A file cannot be read or written.
@@ -131,18 +131,18 @@ def compare_answers(
     answers: AnswersByModel,
     baseline: str | None,
 ) -> tuple[BatchResult, int]:
-    """Have the answers of two models compared, each pair in both orders.
+    """Compare the answers of two models, each pair in both orders.
 
     Rows: {question_id, category, model_1, model_2, g1_winner, g2_winner, judge, g1_user_prompt,
     g1_judgment, g2_user_prompt, g2_judgment, turn, tstamp}. In the first game model_1 is A, in the
-    second one model_2 is; a winner is "model_1", "model_2", "tie" or, where it cannot be read,
-    "error". A pair of which a reply is missing has no row.
+    second one model_2 is; a winner is "model_1", "model_2", "tie" or, if unparsed, "error". A pair
+    with a missing reply has no row.
 
     Args:
-        baseline: With whom every other model is compared; `None`: all with all.
+        baseline: Model to compare all others with; `None`: all pairs.
 
     Returns:
-        The replies, and in how many of them no verdict can be read.
+        The replies, and the number of unparsed ones.
 
     Raises:
         UserError: The baseline has no answers, or a file cannot be read or written.
@@ -178,10 +178,10 @@ def compare_answers(
 
 
 def list_matches(models: Sequence[str], baseline: str | None) -> list[tuple[str, str]]:
-    """Who is compared with whom.
+    """Return the pairs of models to compare.
 
     Raises:
-        UserError: There is nobody to compare, or the baseline is none of the models.
+        UserError: There are fewer than two models, or the baseline is not among them.
     """
     if baseline is not None and baseline not in models:
         raise UserError(
@@ -229,8 +229,6 @@ def _list_turns(questions: Iterable[MTBenchQuestion]) -> list[QuestionTurn]:
     return [QuestionTurn(question, i) for question in questions for i in range(len(question.turns))]
 
 
-# Tables of MT-Bench's judgements: by model, category and turn.
-
 GRADE_ROW_FIELDS: FieldTypes = {
     "question_id": (int, str),
     "model": str,
@@ -252,12 +250,12 @@ ALL_LABEL = "all"
 
 
 class TurnVerdict(NamedTuple):
-    """What a judge said of a model's turn.
+    """A judge's verdict on a model's turn.
 
     Attributes:
-        other: The model it was compared with, if it was.
+        other: The opponent in a comparison, or "".
         value: A grade, or a win in percent; `None` is unparsed.
-        turned: Whether the two orders of a pair ended differently, so that it counts as a tie.
+        turned: True if the two orders of a pair disagree, which counts as a tie.
     """
 
     other: str
@@ -266,24 +264,24 @@ class TurnVerdict(NamedTuple):
 
 
 VerdictsByTurn = dict[tuple[Any, ...], TurnVerdict]
-"""By (question_id, category, turn, opponent)."""
+"""Verdicts by (question_id, category, turn, opponent)."""
 
 
 def compute_tables(folder: Path, kind: str, baseline: str | None = None) -> list[JsonRow]:
-    """The lines of the tables: of each judge and model, by category and turn, each with "all".
+    """Compute the table rows of each judge and model, by category and turn, each with "all".
 
-    A line is {judge, model, category, turn, average, low, high, n, unparsed}; of pairs the average
-    is the adjusted win rate in percent, a tie being half a win and a disagreement between the two
-    orders a tie, and {wins, ties, losses, turned} stand beside it: how many, and how many of the
-    ties are disagreements. What could not be read is in no average.
+    A row is {judge, model, category, turn, average, low, high, n, unparsed}; for pairs the average
+    is the adjusted win rate in percent, with a tie as half a win and a disagreement between the two
+    orders as a tie, and the row also has {wins, ties, losses, turned}: the counts, and the number
+    of ties that are disagreements. Unparsed verdicts are excluded from averages.
 
     Args:
-        folder: Where the judgements are.
+        folder: Folder of the judgements.
         kind: "single" or "pair".
-        baseline: Of pairs, only those against this model, and not from its side.
+        baseline: For pairs, only comparisons with this model, without its own rows.
 
     Raises:
-        UserError: There are none, or a file holds something else.
+        UserError: There are none, or a file is invalid.
     """
     files = sorted(folder.glob(f"*_{kind}.jsonl"))
     fields = SINGLE_FIELDS if kind == "single" else PAIR_FIELDS
@@ -313,7 +311,7 @@ def _grade_verdict(row: JsonRow) -> list[tuple[str, TurnVerdict]]:
 
 
 def _pair_verdicts(row: JsonRow, baseline: str | None) -> list[tuple[str, TurnVerdict]]:
-    """What a pair is worth to either of its models."""
+    """Return a pair's verdicts, from the side of each model."""
     games = (row["g1_winner"], row["g2_winner"])
     winner = games[0] if games[0] == games[1] else "tie"
     values = {"model_1": 100.0, "model_2": 0.0, "tie": 50.0}
@@ -367,7 +365,7 @@ def _count_outcomes(values: VerdictsByTurn) -> JsonRow:
 
 
 def format_tables(lines: Sequence[JsonRow], kind: str) -> list[str]:
-    """The tables for people, one a judge."""
+    """Format the tables as text, one per judge."""
     text = []
     what = (
         "grades from 1 to 10"

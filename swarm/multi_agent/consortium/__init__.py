@@ -1,1 +1,1 @@
-"""Inside a consortium: what is asked and read in an iteration, and what becomes of a request."""
+"""Consortia: members answer, an arbiter judges, and the iteration repeats until it is confident."""

@@ -1,4 +1,4 @@
-"""A consortium's configuration: all its settings as names and numbers, from wherever they come."""
+"""Configuration of a consortium: settings with model names, from any source."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -41,21 +41,22 @@ log = logging.getLogger(__name__)
 PRESET_KIND = "consortium"
 
 TIMEOUT = 300.0
-"""Seconds for an answer of a model elsewhere that says nothing of it: one that hangs would hold up
-all others. Models of this machine and models made of models take the time they need."""
+"""Default timeout in seconds of remote models: one that hangs would block all others. Local and
+composite models have none.
+"""
 
 PATIENT = ("local", "search", "initial_experts", "function", "moa", "consortium")
-"""What the names of those begin with, before a slash."""
+"""Name prefixes, before the slash, of models without a default timeout."""
 
 
 @dataclass(frozen=True)
 class ConsortiumSettings:
-    """The settings of a consortium; see `Consortium` for what they do.
+    """Settings of a consortium; see `Consortium` for their meaning.
 
-    A member that is given twice counts as often as both; a threshold from 10 on is a percentage.
+    Counts of equal members are added up; a threshold of 10 or more is a percentage.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     members: tuple[MemberSpec, ...]
@@ -84,10 +85,10 @@ class ConsortiumSettings:
         object.__setattr__(self, "members", merge_members(tuple(self.members)))
 
     def check(self) -> None:
-        """See that a consortium can be made of it, whatever its models are.
+        """Check that a consortium can be built, independent of its models.
 
         Raises:
-            UserError: A value is not allowed.
+            UserError: A value is invalid.
         """
         build_consortium(self, lambda name: PLACEHOLDER_MODEL)
 
@@ -97,14 +98,14 @@ class ConsortiumSettings:
         settings: Mapping[str, Any],
         remark: Callable[[str], None] = lambda words: log.warning("%s", words),
     ) -> "ConsortiumSettings":
-        """The configuration in a mapping: of `to_dict`, a preset or an older program's.
+        """Read the configuration from a mapping: from `to_dict`, a preset or llm-consortium.
 
         Args:
             settings: The mapping.
-            remark: Is told what an older program's has and this toolkit has not.
+            remark: Receives messages about legacy settings that are not supported.
 
         Raises:
-            UserError: A key is not known, or a value is not allowed.
+            UserError: A key is unknown, or a value is invalid.
         """
         keys = [field.name for field in fields(cls)]
         todays: Any = settings
@@ -130,7 +131,7 @@ class ConsortiumSettings:
         return cls(**found)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; `from_dict` reads it."""
+        """Convert to JSON; `from_dict` reads it."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         found["members"] = [one.to_dict() for one in self.members]
         for key in ("arbiter", "fallback"):
@@ -139,10 +140,10 @@ class ConsortiumSettings:
 
 
 def normalize_threshold(given: float) -> float:
-    """A confidence as a share; from 10 on it is a percentage.
+    """Normalize a confidence to 0 to 1; values from 10 on are percentages.
 
     Raises:
-        UserError: It may be either, or is nothing.
+        UserError: It is ambiguous or out of range.
     """
     if 0 <= given <= 1:
         return given
@@ -154,7 +155,7 @@ def normalize_threshold(given: float) -> float:
 
 
 class _PlaceholderModel:
-    """Stands where a model will be."""
+    """Placeholder for a model, to validate a configuration."""
 
     def generate(self, requests: list[Request]) -> list[Completion]:
         raise UserError("nobody is there to answer")
@@ -166,15 +167,15 @@ PLACEHOLDER_MODEL: Any = _PlaceholderModel()
 def build_consortium(
     config: ConsortiumSettings, model_of: Callable[[str], Model], trace: Trace | None = None
 ) -> Consortium:
-    """The consortium of a configuration.
+    """Build the consortium of a configuration.
 
     Args:
-        config: Its settings.
-        model_of: Gives the model of a name; it is asked once for each.
-        trace: Where calls are recorded.
+        config: The settings.
+        model_of: Returns the model of a name; called once per name.
+        trace: Trace of the calls.
 
     Raises:
-        UserError: A value is not allowed, or `model_of` has no such model.
+        UserError: A value is invalid, or `model_of` has no such model.
     """
     models: dict[str, Model] = {}
 
@@ -203,13 +204,13 @@ def build_consortium(
 
 
 def _member_system_prompt(config: ConsortiumSettings, one: MemberSpec) -> str | None:
-    """What a member is told beside the others: its own system's text, and its role."""
+    """Return a member's additional system prompt: its `system` text and its role."""
     role = one.role if config.strategy != "roles" else None
     return "\n\n".join(text for text in (one.system, role and role_prompt(role)) if text) or None
 
 
 def _resolve_roles(config: ConsortiumSettings) -> tuple[str, ...] | None:
-    """The roles of "roles": where a member has one of its own, all are told seat by seat."""
+    """Return the roles per seat for the strategy "roles" if any member specifies its role."""
     if config.strategy != "roles" or not any(one.role for one in config.members):
         return config.roles
     others = config.roles or tuple(ROLES)
@@ -218,18 +219,18 @@ def _resolve_roles(config: ConsortiumSettings) -> tuple[str, ...] | None:
 
 
 def preset_names() -> list[str]:
-    """The presets that ship."""
+    """Return the names of the shipped presets."""
     return list_shipped_presets(PRESET_KIND)
 
 
 def read_preset(name: str | Path) -> ConsortiumSettings:
-    """The configuration of a preset.
+    """Read the configuration of a preset.
 
     Args:
-        name: One of `preset_names`, or the path of a yaml file.
+        name: One of `preset_names`, or the path of a YAML file.
 
     Raises:
-        UserError: There is none, or it is not as agreed.
+        UserError: It does not exist or is invalid.
     """
     path = preset_path(PRESET_KIND, str(name))
     what = PRESET_KIND if is_preset_path(str(name)) else "preset"

@@ -1,4 +1,7 @@
-"""A consortium: models answer apart, an arbiter judges, and that is repeated until it is sure."""
+"""Consortium: members answer independently, an arbiter judges, until it is confident enough.
+
+Contains the call budget, the run of one request through its iterations, and the model.
+"""
 
 import json
 from collections import Counter
@@ -46,18 +49,16 @@ from swarm.multi_agent.types import (
     prompt_to_messages,
 )
 
-# How many calls a consortium's answer takes, before anybody is asked.
-
 
 @dataclass(frozen=True, slots=True)
 class CallBudget:
-    """What one request may take.
+    """Number of calls that one request may take.
 
     Attributes:
-        calls: Of the first iteration, if all answer and each reply can be read.
-        least: In all, if no iteration is needed but those that there are in any case.
-        most: In all, at worst; no more than the budget.
-        words: The same for people.
+        calls: Calls of the first iteration, if all succeed and each reply can be parsed.
+        least: Total calls with the minimum number of iterations.
+        most: Maximum total calls, at most the budget.
+        words: The same as text.
     """
 
     calls: int
@@ -67,36 +68,36 @@ class CallBudget:
 
 
 def calls_per_iteration(strategy: str, members: int) -> int:
-    """Calls of one iteration of so many members, if each reply can be read."""
+    """Return the calls of one iteration, if each reply can be parsed."""
     if strategy == "vote":
         return members
     return members + 1 + (members if strategy == "peer-review" and members > 1 else 0)
 
 
 def iteration_bounds(consortium: "Consortium") -> tuple[int, int]:
-    """How many there are at least and at most."""
+    """Return the minimum and maximum number of iterations."""
     least, most = consortium.min_iterations, consortium.max_iterations
     if consortium.strategy == "elimination":
         rounds = 1 + ceil((len(consortium.seats) - consortium.keep) / consortium.eliminate)
         least = most = min(most, max(least, rounds))
-    # Who chooses or ranks says nothing of how sure it is.
+    # These strategies yield no confidence, so that only the minimum applies.
     return least, least if consortium.strategy in ("pick-one", "rank") else most
 
 
 def plan_calls(consortium: "Consortium") -> CallBudget:
-    """The calls of a consortium for one request; those inside a nested one are not counted."""
+    """Compute the number of calls for one request, without those inside nested consortia."""
     least, most = iteration_bounds(consortium)
     members = [len(consortium.seats)] * most
     if consortium.strategy == "elimination":
         gone = [consortium.eliminate * number for number in range(most)]
         members = [max(consortium.keep, members[0] - one) for one in gone]
     each = [calls_per_iteration(consortium.strategy, some) for some in members]
-    # A reply that cannot be read is written anew; a call that fails goes to the fallback.
+    # An unparsable reply is requested again; a failed call goes to the fallback.
     more = 0 if consortium.arbiter is None else 2 if consortium.fallback else 1
-    more += consortium.strategy == "vote" and consortium.arbiter is not None  # a tie
+    more += consortium.strategy == "vote" and consortium.arbiter is not None  # ties
     at_least, at_most = sum(each[:least]), sum(each) + more * most
     if consortium.budget is not None:
-        # It ends at the latest where the next iteration has no room.
+        # It ends at the latest when the next iteration exceeds the budget.
         room = consortium.budget + 1 - max(each[1:least], default=0)
         at_least = min(at_least, max(each[0], room))
         at_most = min(at_most, consortium.budget)
@@ -122,20 +123,17 @@ def plan_calls(consortium: "Consortium") -> CallBudget:
     )
 
 
-# The way of one request through a consortium: its iterations, and which of them is the answer.
-
-
 class ConsortiumRun(RequestContext[ConsortiumTranscript]):
-    """One request on its way; `script` is run by `swarm.multi_agent.scheduler`.
+    """One request in a consortium; `swarm.multi_agent.scheduler` runs its script.
 
     Args:
-        consortium: Whose.
-        request: To be answered.
-        logged: Warnings that the log has already.
-        tell: Is told of each iteration when it is over.
+        consortium: The consortium.
+        request: The request to answer.
+        logged: Warnings already logged for requests of the same batch.
+        tell: Receives each finished iteration.
 
     Attributes:
-        seats: The members that are still asked.
+        seats: Members that still take part.
     """
 
     def __init__(
@@ -149,11 +147,11 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
         self.consortium, self._tell, self.seats = consortium, tell, list(consortium.seats)
 
     def iterate_rounds(self) -> Script[ConsortiumTranscript]:
-        """Iterate until the verdict is sure enough.
+        """Iterate until the verdict is confident enough.
 
         Raises:
-            UserError: Choices are to be scored, or of the first iteration too few answered, or what
-                they said is too long.
+            UserError: Choices were to be scored; or in the first iteration too few members
+                answered, or the prompt exceeds the context.
         """
         if self.request.choices:
             raise UserError(
@@ -182,7 +180,7 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
     def _run_iteration(
         self, number: int
     ) -> Generator[list[AgentCall], list[AgentAnswer], Iteration]:
-        """One iteration; who does worst in it may have to leave."""
+        """Run one iteration; with "elimination", drop the worst members."""
         seats = self.seats
         opinions = yield from self.collect_member_answers(number)
         sitting = JudgingRound(self, number, opinions)
@@ -196,10 +194,10 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
     def collect_member_answers(
         self, number: int
     ) -> Generator[list[AgentCall], list[AgentAnswer], list[MemberAnswer]]:
-        """What each member says in an iteration.
+        """Collect the members' answers of an iteration.
 
         Raises:
-            UserError: Too few answered, or what they are told is too long.
+            UserError: Too few members answered, or their prompt exceeds the context.
         """
         came = yield self._build_member_calls(number)
         self.stages.layers.append(came)
@@ -219,7 +217,7 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
         return opinions
 
     def _build_member_calls(self, number: int) -> list[AgentCall]:
-        """A call for each member."""
+        """Build a call per member."""
         asked = [(seat.slot.model, self._build_member_request(seat, number)) for seat in self.seats]
         numbered = number_samples(asked, self.request.sample)
         return [
@@ -230,13 +228,13 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
     def build_call(
         self, slot: AgentSpec, request: Request, number: int, role: str, sample: int = 0
     ) -> AgentCall:
-        """One call of an iteration."""
+        """Build one call of an iteration."""
         return AgentCall(slot, sample, request, number, self.consortium.max_iterations, role)
 
     def build_request(
         self, slot: AgentSpec, prompt: str | Messages, most: int, **asked: Any
     ) -> Request:
-        """What a slot is asked, `most` new tokens where it says nothing else."""
+        """Build a request for an agent, with `most` new tokens unless it specifies a limit."""
         return replace(
             self.request,
             prompt=prompt,
@@ -249,7 +247,7 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
     def stop_condition(
         self, read: Callable[[str], bool] | None = None
     ) -> Callable[[str], bool] | None:
-        """When a reply about answers is: where `read` says so, or nobody waits for it any more."""
+        """Return the stop check of judging replies: `read`, or that the answer is not needed."""
         decided = self.request.decided
         if decided is None:
             return read
@@ -275,16 +273,16 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
         return self.build_request(seat.slot, written, self.request.max_new_tokens)
 
     def random_key(self, number: int) -> str:
-        """What chance in one iteration follows from."""
+        """Return the seed of the randomness in one iteration."""
         return json.dumps([self.consortium.seed, number, self.request.sample, self.request.prompt])
 
     def has_budget(self, more: int = 1) -> bool:
-        """Whether so many further calls are within the budget."""
+        """Return whether the budget allows `more` calls."""
         budget = self.consortium.budget
         return budget is None or len(self.stages.answers) + more <= budget
 
     def _stop_reason(self, iteration: Iteration) -> str:
-        """Why there is no further iteration; empty if there is one."""
+        """Return why there is no further iteration; empty if there is one."""
         consortium, verdict = self.consortium, iteration.verdict
         sure, threshold = verdict.confidence, consortium.confidence_threshold
         if iteration.number >= consortium.min_iterations and not verdict.needs_iteration:
@@ -310,13 +308,13 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
 
 
 def _confidence_or_lowest(iteration: Iteration) -> float:
-    """The confidence; one that is unknown is lowest."""
+    """Return the confidence; an unknown one is lowest."""
     sure = iteration.verdict.confidence
     return -1.0 if sure is None else sure
 
 
 def _to_member_answer(seat: "ConsortiumMember", answer: AgentAnswer) -> MemberAnswer:
-    """What the others get to read of an answer; one of thoughts alone is none."""
+    """Convert an answer to the form shown to others; one with reasoning only counts as empty."""
     if answer.error:
         return MemberAnswer(answer, seat.instance)
     text, confidence = split_confidence(answer.text)
@@ -325,11 +323,8 @@ def _to_member_answer(seat: "ConsortiumMember", answer: AgentAnswer) -> MemberAn
     return MemberAnswer(answer, seat.instance, text, confidence)
 
 
-# What goes on in a consortium, a line an event.
-
-
 def format_event(consortium: "Consortium", event: Any) -> str:
-    """The event in words; empty where it is none to tell."""
+    """Format an event in one line; empty if it is not to be shown."""
     if isinstance(event, AgentAnswer):
         sample = f" #{event.sample + 1}" if event.sample else ""
         who = f"iteration {event.layer}, {event.role} {event.name}{sample}"
@@ -355,13 +350,13 @@ STRATEGIES = ("default", "pick-one", "rank", "vote", "elimination", "roles", "pe
 
 @dataclass(frozen=True, slots=True)
 class ConsortiumMember:
-    """One member: a slot's sample, with a role of its own.
+    """One member: a sample of an agent, with a role.
 
     Attributes:
-        slot: Whose.
-        sample: Which of the slot's samples, from 0.
-        instance: Which of the members of this name, from 1.
-        role: What it is told of its part; `None` is nothing.
+        slot: The agent.
+        sample: Index of the agent's sample, from 0.
+        instance: Number among the members with this name, from 1.
+        role: Role description for its prompt; `None` adds none.
     """
 
     slot: AgentSpec
@@ -371,55 +366,55 @@ class ConsortiumMember:
 
 
 class Consortium(Collaboration[ConsortiumTranscript]):
-    """A model made of models, after llm-consortium (github.com/irthomasthomas/llm-consortium).
+    """Consortium, after llm-consortium (github.com/irthomasthomas/llm-consortium), as a model.
 
-    In each iteration all members are asked at once, each sample as a member of its own. Then their
-    answers are judged. It ends when the verdict is as sure as `confidence_threshold` and asks for
-    no further iteration. A confidence that cannot be read is not sure enough; strategies that ask
-    for none ("pick-one", "rank", "elimination") and an arbiter that cannot be reached end without
-    one. From the second iteration on members see what became of the former one. The answer is that
-    of the iteration with the highest confidence; of several the last, and an unknown confidence is
-    the lowest.
+    In each iteration all members are called concurrently, each sample as a separate member, and
+    then their answers are judged. Iteration ends when the confidence of the verdict reaches
+    `confidence_threshold` and it requests no further iteration. A confidence that cannot be parsed
+    does not reach it; strategies without a confidence ("pick-one", "rank", "elimination") and an
+    unreachable arbiter end the iteration. From the second iteration on, members see the previous
+    verdict. The answer is that of the iteration with the highest confidence, the last one on ties;
+    an unknown confidence is lowest.
 
-    What a slot does not say is as the request has it; an arbiter may write more than the request's
-    answer may be long. `timeout` is for the whole.
+    Agent settings default to the request's; an arbiter may generate more tokens than the request's
+    limit. `timeout` is for the complete answer.
 
     Args:
-        members: Who answers.
-        arbiter: Who judges; `None` with "vote" alone.
-        strategy: "default": the arbiter writes the answer, and how sure it is. "pick-one": it
-            chooses one. "rank": it puts all in order, the first is the answer. "vote": the answer
-            that most gave; the arbiter chooses where there is a tie. "elimination": as rank, and
-            the last `eliminate` members leave until `keep` are left. "roles": as default, and each
-            member has a role. "peer-review": members judge each other's answers, then the arbiter.
+        members: Agents that answer.
+        arbiter: Agent that judges; `None` is possible with "vote" only.
+        strategy: "default": the arbiter writes the answer and its confidence. "pick-one": it
+            chooses one answer. "rank": it ranks all, the first is the answer. "vote": the most
+            frequent answer; the arbiter breaks ties. "elimination": like rank, and the last
+            `eliminate` members leave until `keep` are left. "roles": like default, and each member
+            has a role. "peer-review": members review each other's answers, then the arbiter judges.
         confidence_threshold: From 0 to 1.
-        max_iterations: Iterations at most and at least.
-        min_iterations: See `max_iterations`.
-        system: What members are told; `None` is a text of the house that asks for a confidence, ""
-            is nothing.
-        quorum: How many members have to answer in an iteration.
-        fallback: Who judges where the arbiter cannot be reached; `None`: the surest member's answer
-            is taken.
-        seed: Of the order in which answers are shown.
-        context: The most tokens of a prompt, at four characters a token; the oldest exchanges of a
-            longer conversation are left out. `None` leaves nothing out.
-        budget: The most calls for a request; what does not fit any more is not begun. `None` is no
-            limit, as of `max_cost`.
-        max_cost: Once as much is spent, there is no further iteration.
-        roles: With "roles": names of `swarm.multi_agent.consortium.prompts.ROLES` or texts, for one
-            member after the other and from the first again; `None` is all of those.
+        max_iterations: Maximum number of iterations.
+        min_iterations: Minimum number of iterations.
+        system: System prompt of the members; `None` is the default one, which requests a
+            confidence; "" is none.
+        quorum: Minimum number of members that answer in an iteration.
+        fallback: Agent that judges if the arbiter cannot be reached; `None`: the most confident
+            member's answer is used.
+        seed: Random seed of the display order of answers.
+        context: Maximum number of tokens in a prompt, at four characters per token; the oldest
+            exchanges of a longer conversation are omitted. `None` is no limit.
+        budget: Maximum number of calls per request; what exceeds it is not started. `None` is no
+            limit.
+        max_cost: Cost after which there is no further iteration; `None` is no limit.
+        roles: With "roles": names from `swarm.multi_agent.consortium.prompts.ROLES` or texts,
+            assigned to the members cyclically; `None` is all of those.
         eliminate: See "elimination".
         keep: See `eliminate`.
-        similarity: With "vote": from which likeness on (by difflib, 0 to 1) texts are one answer;
-            1: only if they are the same but for case, marks and articles.
-        trace: Where every call is recorded; `None` records none.
+        similarity: With "vote": minimum similarity (difflib, 0 to 1) of equal answers; 1: equal
+            except for case, punctuation and articles.
+        trace: Trace of every call; `None` records none.
 
     Attributes:
-        proposers: The members' slots.
+        proposers: The members' agents.
         seats: The members.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     def __init__(
@@ -541,20 +536,20 @@ class Consortium(Collaboration[ConsortiumTranscript]):
 
     @property
     def agent_specs(self) -> list[AgentSpec]:
-        """Who may be asked."""
+        """All agents that may be called."""
         return [*self.proposers, *(one for one in (self.arbiter, self.fallback) if one)]
 
     def plan_calls(self) -> CallBudget:
-        """What one request may take."""
+        """Compute the number of calls for one request."""
         return plan_calls(self)
 
     def stream(self, request: Request) -> Stream:
-        """What goes on as reasoning, a line an event, and the answer in one piece at the end.
+        """Stream the events as reasoning, one line each, and then the answer in one piece.
 
-        Closing it begins no further call.
+        Closing the generator prevents further calls.
 
         Raises:
-            UserError: It came to nothing.
+            UserError: The request failed.
         """
 
         def event_to_reasoning(event: tuple[int, Any]) -> Delta | None:
@@ -571,10 +566,10 @@ class Consortium(Collaboration[ConsortiumTranscript]):
     def collect_member_answers(
         self, request: Request, watch: OnEvent = ignore_event
     ) -> list[MemberAnswer]:
-        """What each member says to the request, of which nobody judges.
+        """Return the members' answers to the request, without judging them.
 
         Raises:
-            UserError: Too few answered.
+            UserError: Too few members answered.
         """
         way = ConsortiumRun(self, request, set(), lambda event: None)
         (came,) = run_in_lockstep([way.collect_member_answers(1)], watch, self.trace)

@@ -1,4 +1,4 @@
-"""The answers of one iteration while they are judged: who may be asked about them, and how."""
+"""State of one iteration while its answers are judged, and calls of the arbiter."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from swarm.multi_agent.consortium.consortium import ConsortiumRun
 
 UNCONSTRAINED: dict[str, Any] = {"stop": (), "top_logprobs": 0}
-"""What holds for an answer does not hold for what is written about answers."""
+"""Overrides of request fields that apply to the answer, but not to text about answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArbiterReply:
-    """What the arbiter was asked for.
+    """A reply of the arbiter.
 
     Attributes:
-        found: As it was read; `None` if it could not be.
-        text: Word by word.
+        found: Parsed reply; `None` if it could not be parsed.
+        text: The reply verbatim.
         how: "read" or "repaired".
     """
 
@@ -39,15 +39,15 @@ class ArbiterReply:
 
 
 class JudgingRound:
-    """The answers of one iteration while they are judged; they are called by numbers from 1.
+    """The answers of one iteration while they are judged, labelled by numbers from 1.
 
     Args:
-        way: The request's.
-        number: The iteration's.
-        opinions: Of all members.
+        way: State of the request.
+        number: Number of the iteration.
+        opinions: Answers of all members.
 
     Attributes:
-        labels: For each number the place of its answer in `opinions`, in an order by chance.
+        labels: Index into `opinions` by label, in random order.
     """
 
     def __init__(self, way: "ConsortiumRun", number: int, opinions: Sequence[MemberAnswer]) -> None:
@@ -57,13 +57,13 @@ class JudgingRound:
         self.labels = {label: heard[place] for label, place in enumerate(order, 1)}
 
     def answer_text(self, label: int) -> str:
-        """What the answer of this number says."""
+        """Return the text of the answer with this label."""
         return self.opinions[self.labels[label]].text
 
     def prompt_writer(
         self, wanted: str, labels: Sequence[int], **more: Any
     ) -> Callable[[Messages], Messages]:
-        """Puts to a conversation these answers, and what is to be written about them."""
+        """Return a function that adds these answers and the instructions to a conversation."""
         answers = [(label, self.answer_text(label)) for label in labels]
         key = self.way.random_key(self.number)
         return lambda turns: build_judge_prompt(turns, answers, wanted, key, **more)
@@ -76,17 +76,17 @@ class JudgingRound:
         most: int,
         enough: Callable[[str], bool] | None = None,
     ) -> Generator[list[AgentCall], list[AgentAnswer], ArbiterReply | None]:
-        """Ask the arbiter, and once more where its reply cannot be read; or else the fallback.
+        """Query the arbiter, retrying once if its reply cannot be parsed; otherwise the fallback.
 
         Args:
-            write: Puts to the conversation what is asked.
-            read: Reads a reply; `None` if it cannot.
-            form: What a reply should look like.
-            most: New tokens.
-            enough: Whether of a reply there is all that is read.
+            write: Adds the instructions to the conversation.
+            read: Parses a reply; returns `None` on failure.
+            form: Description of the expected format.
+            most: Maximum number of new tokens.
+            enough: Returns whether the reply so far contains all that is parsed.
 
         Returns:
-            `None` if nobody replied.
+            The reply, or `None` if neither replied.
         """
         consortium = self.way.consortium
         for slot, role in ((consortium.arbiter, "arbiter"), (consortium.fallback, "fallback")):
@@ -97,7 +97,7 @@ class JudgingRound:
             except UserError as error:
                 self.add_warning(str(error))
                 return None
-            for text in (consortium.system, slot.system):  # what holds for the answer, too
+            for text in (consortium.system, slot.system):  # they apply to the answer, too
                 turns = add_system_text(turns, text or None)
             request = self.way.build_request(
                 slot, turns, most, decided=self.way.stop_condition(enough), **UNCONSTRAINED
@@ -123,7 +123,7 @@ class JudgingRound:
     def _query_agent(
         self, slot: AgentSpec, role: str, request: Request
     ) -> Generator[list[AgentCall], list[AgentAnswer], str]:
-        """The reply; empty where there is none, which is a warning."""
+        """Return the reply; on failure add a warning and return ""."""
         came = yield [self.way.build_call(slot, request, self.number, role)]
         self.way.stages.layers.append(came)
         if came[0].error:
@@ -132,16 +132,16 @@ class JudgingRound:
         return came[0].text
 
     def add_warning(self, words: str) -> None:
-        """Tell it with the iteration's number."""
+        """Add a warning with the iteration's number."""
         self.way.add_warning(f"iteration {self.number}: {words}")
 
     def rank_by_confidence(self) -> list[int]:
-        """Places of the answers, the one first whose member is surest of it."""
+        """Return the indices of the answers, the most confident member's first."""
         places = sorted(self.labels.values())
         return sorted(places, key=lambda place: -(self.opinions[place].confidence or 0.0))
 
     def fall_back_to_member(self, reply: ArbiterReply | None, order: Sequence[int]) -> Verdict:
-        """A member's own answer, where the arbiter was of no use: of these places the first."""
+        """Return a member's answer, the first of these indices, in place of a verdict."""
         one = self.opinions[order[0]]
         self.add_warning(
             f"there is no verdict; the answer is that of {one.answer.name}, {one.instance}"
@@ -149,7 +149,7 @@ class JudgingRound:
         return Verdict(one.text, how="fallback", raw=reply.text if reply else "")
 
     def remaining_members(self, verdict: Verdict) -> list[int]:
-        """Places of the members that stay when the worst ones leave, in their order."""
+        """Return the indices of the members that stay after elimination, in order."""
         order = [*(verdict.ranking or self.rank_by_confidence())]
         order += [place for place in range(len(self.opinions)) if place not in order]
         keep, eliminate = self.way.consortium.keep, self.way.consortium.eliminate

@@ -1,4 +1,4 @@
-"""Configurations that older programs saved (llm-consortium 0.3 to 0.8), in today's words."""
+"""Conversion of configurations saved by llm-consortium 0.3 to 0.8."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ IGNORED_KEYS = (
     "created_at",
     "embedding_cache_enabled",
 )
-"""Of a single run, or of how the older program kept a conversation; every one is kept here."""
+"""Settings of a single run or of stored conversations, which have no effect."""
 UNSUPPORTED_KEYS = (
     "embedding_backend",
     "embedding_model",
@@ -26,7 +26,7 @@ UNSUPPORTED_KEYS = (
     "cluster_eps",
     "cluster_min_samples",
 )
-"""Of a clustering of answers by embeddings, which is not offered."""
+"""Settings of embedding-based clustering, which is not supported."""
 LEGACY_KEYS = (*RENAMED_KEYS, *IGNORED_KEYS, *UNSUPPORTED_KEYS, "judging_method", "strategy_params")
 
 LEGACY_STRATEGIES = {"voting": "vote", "role": "roles", "semantic": "default"}
@@ -39,10 +39,10 @@ STRATEGY_PARAMETERS: dict[str, tuple[str, type]] = {
 
 
 def convert_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Settings under today's names, and a remark on each that is lost.
+    """Convert settings to the present names; also return a remark on each that is lost.
 
     Raises:
-        UserError: Something is given under both names, or is of the wrong kind.
+        UserError: A setting is given under both names, or has the wrong type.
     """
     found = {key: value for key, value in settings.items() if key not in LEGACY_KEYS}
     remarks = [
@@ -72,7 +72,7 @@ def convert_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[
 
 
 def _convert_strategy(found: dict[str, Any], judging: Any) -> list[str]:
-    """Put one strategy where a strategy and a method of judging may stand."""
+    """Combine strategy and judging method into one strategy."""
     given = found.get("strategy", "default") or "default"
     remarks = []
     if given == "semantic":
@@ -88,7 +88,7 @@ def _convert_strategy(found: dict[str, Any], judging: Any) -> list[str]:
 
 
 def _convert_parameters(found: dict[str, Any], given: Any) -> list[str]:
-    """Put the strategy's parameters, numbers often written as texts, among the settings."""
+    """Move the strategy's parameters to the settings; numbers are often strings."""
     if given and not isinstance(given, Mapping):
         raise UserError(f"strategy_params: {given!r} is no mapping")
     remarks = []
@@ -107,7 +107,7 @@ def _convert_parameters(found: dict[str, Any], given: Any) -> list[str]:
 
 
 def _replace_elimination(found: dict[str, Any]) -> list[str]:
-    """Where so few take part that nobody would leave, elimination was ranking."""
+    """Replace elimination by ranking if there are too few members to eliminate any."""
     counts = [one.get("count", 1) if isinstance(one, Mapping) else 1 for one in found["members"]]
     keep = found.get("keep", 2)
     if not all(type(count) is int for count in counts) or sum(counts) > keep:

@@ -1,4 +1,4 @@
-"""A consortium's members as people write them: "gpt-4o:2,temperature=1,role=critic"."""
+"""Members of a consortium in text form: "gpt-4o:2,temperature=1,role=critic"."""
 
 import re
 from collections.abc import Callable
@@ -22,13 +22,13 @@ MEMBER_KEYS = ("model", "count", *MEMBER_OPTIONS)
 
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
-    """Who is asked, and how.
+    """A member's model and settings.
 
     Attributes:
-        model: Its name.
-        count: How many answers it gives.
+        model: Name of the model.
+        count: Number of answers.
         temperature, max_tokens, system, timeout: See `swarm.multi_agent.types.AgentSpec`.
-        role: What it is to be in the consortium, in words; `None` is nothing in particular.
+        role: Description of its role in the consortium; `None` is none.
     """
 
     model: str
@@ -46,24 +46,25 @@ class MemberSpec:
             raise UserError(f"{self.model}: role={self.role!r}: must be null or a text")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON, without what is not said."""
+        """Convert to JSON, without `None` values."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def parse_member(
     spec: str, known: Callable[[str], bool] = lambda name: False, count: int = 1
 ) -> MemberSpec:
-    """A member as it is written: NAME[:count][,key=value...].
+    """Parse a member: NAME[:count][,key=value...].
 
-    A comma inside a value belongs to the value, unless a key that is known follows.
+    A comma inside a value belongs to the value, unless a known key follows.
 
     Args:
-        spec: What was written.
-        known: Whether a model has just this name: "x:8" is then a name, else it is x, 8 times.
-        count: Of a member that does not say it.
+        spec: Text form of the member.
+        known: Returns whether a model has exactly this name: "x:8" is then a name, otherwise 8
+            samples of x.
+        count: Default number of samples.
 
     Raises:
-        UserError: A key is not known, or a value is not allowed.
+        UserError: A key is unknown, or a value is invalid.
     """
     if not isinstance(spec, str):
         raise UserError(f"{spec!r} is no member; write it as in gpt-4o:2,temperature=1")
@@ -97,14 +98,14 @@ def _parse_value(spec: str, key: str, value: str) -> Any:
 
 
 def member_from_config(place: str, given: Any) -> MemberSpec:
-    """A member of a configuration: written in one line, or a mapping.
+    """Parse a member of a configuration, in text form or as a mapping.
 
     Args:
-        place: Where it stands, for messages.
-        given: What stands there.
+        place: Its location, for messages.
+        given: Its value.
 
     Raises:
-        UserError: As of `member`.
+        UserError: See `parse_member`.
     """
     if isinstance(given, MemberSpec):
         return given
@@ -117,7 +118,7 @@ def member_from_config(place: str, given: Any) -> MemberSpec:
 
 
 def merge_members(members: tuple[MemberSpec, ...]) -> tuple[MemberSpec, ...]:
-    """The members, of which those that differ in nothing but the count are one."""
+    """Merge members that differ only in their counts."""
     counts: dict[tuple[Any, ...], int] = {}
     for one in members:
         key = (one.model, *(getattr(one, option) for option in MEMBER_OPTIONS))

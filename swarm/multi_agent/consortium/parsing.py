@@ -1,4 +1,4 @@
-"""Reading the verdict that an arbiter wrote."""
+"""Parsing of replies: reasoning, confidences, rankings, and the verdict of an arbiter."""
 
 import json
 import re
@@ -7,20 +7,18 @@ from typing import Any, NamedTuple
 
 from swarm.multi_agent.consortium.results import Verdict
 
-# What a model said, apart from what it thought and how sure it was.
-
 THOUGHT_TAG_NAMES = r"think|thinking|thoughts?|thought_process|thinking_process|scratchpad"
 
 OPENING_TAG = re.compile(rf"^[ \t]*<({THOUGHT_TAG_NAMES})>", re.IGNORECASE | re.MULTILINE)
-"""Thoughts begin a line; elsewhere such a tag is what is spoken of."""
+"""Reasoning starts at the beginning of a line; elsewhere such a tag is part of the text."""
 
 ORPHAN_TAG = re.compile(
     r"^[ \t]*</(?:think|thinking)>|</(?:think|thinking)>[ \t]*$", re.IGNORECASE | re.MULTILINE
 )
-"""The end of thoughts that began before the text."""
+"""End of reasoning that began before the text."""
 
 MAX_THOUGHTS = 100
-"""Thoughts that are looked for; each is sought to the text's end."""
+"""Maximum number of reasoning blocks; each search for an end takes linear time."""
 
 CONFIDENCE_NUMBER = re.compile(
     r"(?P<number>-?(?:\d+(?:[.,]\d+)?|[.,]\d+)(?:e[+-]?\d+)?)"
@@ -45,27 +43,29 @@ ANSWER = re.compile(
     r"^[ \t]*<(answer|updated_response)>(.*?)(?:</\1>[ \t]*$|\Z)",
     re.IGNORECASE | re.MULTILINE | re.DOTALL,
 )
-"""What llm-consortium's prompts ask members to write; elsewhere such a tag is what is spoken of."""
+"""Tags that llm-consortium's prompts request from members; elsewhere such a tag is part of the
+text.
+"""
 
 
 def thoughts_of(text: str) -> str:
-    """What `without_thoughts` leaves out, without the tags."""
+    """Return the text removed by `strip_thoughts`, without the tags."""
     said = strip_thoughts(text)
     rest = text.replace(said, "", 1) if said else text
     return re.sub(rf"</?(?:{THOUGHT_TAG_NAMES})>", "", rest, flags=re.IGNORECASE).strip()
 
 
 def without_tags(text: str) -> str:
-    """An answer out of its tags; the last, where there are several."""
+    """Return the content of answer tags; the last of several."""
     found = [one[2].strip() for one in ANSWER.finditer(text)]
     return next((one for one in reversed(found) if one), text)
 
 
 def strip_thoughts(text: str) -> str:
-    """The text without what stands between tags of thoughts.
+    """Remove reasoning between tags.
 
-    Thoughts without an end are all that follows; what ends without a beginning began before the
-    text, as some chat templates have it.
+    Reasoning without an end extends to the end of the text; an end without a beginning belongs to
+    reasoning that began before the text, as with some chat templates.
     """
     kept: list[str] = []
     place = 0
@@ -78,7 +78,7 @@ def strip_thoughts(text: str) -> str:
 
 
 def _find_thought_end(text: str, place: int, name: str) -> int:
-    """Where thoughts end that began before `place`; such tags may lie in each other."""
+    """Return the end of reasoning that began before `place`; tags may be nested."""
     depth = 1
     for tag in re.finditer(rf"<(/?){name}>", text[place:], re.IGNORECASE):
         depth += -1 if tag[1] else 1
@@ -89,10 +89,10 @@ def _find_thought_end(text: str, place: int, name: str) -> int:
 
 
 def parse_confidence(said: str) -> float | None:
-    """A confidence from 0 to 1, of what somebody wrote; `None` where it is not clear.
+    """Parse a confidence from 0 to 1; `None` if it is unclear.
 
-    Read are 0.9, 95%, 9/10 and numbers above 10 up to 100, which are percentages. From above 1 to
-    10 it may be either a percentage or of ten, and beyond 100 or below 0 it is nothing: unknown.
+    Accepts 0.9, 95%, 9/10 and numbers above 10 up to 100, which are percentages. From above 1 to 10
+    it may be a percentage or out of ten, which is ambiguous; above 100 or below 0 it is invalid.
     """
     found = CONFIDENCE_NUMBER.search(said)
     if not found:
@@ -109,9 +109,9 @@ def parse_confidence(said: str) -> float | None:
 
 
 def split_confidence(text: str) -> tuple[str, float | None]:
-    """An answer without thoughts, tags and its confidence, and that confidence.
+    """Split an answer into its text, without reasoning and tags, and its confidence.
 
-    The confidence is looked for between tags, in the last and in the first line, and at the end.
+    The confidence may be in a tag, in the last or first line, or at the end.
     """
     said, confidence = _apart(strip_thoughts(text))
     inside = without_tags(said)
@@ -121,7 +121,7 @@ def split_confidence(text: str) -> tuple[str, float | None]:
 
 
 def _apart(said: str) -> tuple[str, float | None]:
-    """A text without its confidence, and that."""
+    """Return a text without its confidence, and the confidence."""
     if tags := list(CONFIDENCE_TAG.finditer(said)):
         last = tags[-1]
         return f"{said[: last.start()]}{said[last.end() :]}".strip(), parse_confidence(last[1])
@@ -135,18 +135,16 @@ def _apart(said: str) -> tuple[str, float | None]:
     return said, None
 
 
-# Reading the order in which a model puts answers.
-
 RANK_TAG = re.compile(
     r"<rank\s+position\s*=\s*['\"]?(\d{1,9})['\"]?\s*>[^\d<]*(\d+)", re.IGNORECASE
 )
 
 
 def parse_ranking(reply: str, labels: Sequence[int]) -> list[int] | None:
-    """The order in which a reply puts the answers with these numbers, best first.
+    """Parse the order in which a reply ranks the answers with these labels, best first.
 
-    Read are 3 > 1 > 2, a list, lines with a number each, "Answer 3, Answer 1", and tags of ranks;
-    of several orders the last. What the reply leaves out comes behind, in the labels' order.
+    Accepts 3 > 1 > 2, a list, one number per line, "Answer 3, Answer 1", and rank tags; the last of
+    several orders counts. Missing labels are appended in their order.
     """
     said = strip_thoughts(reply)
     blocks = re.findall(
@@ -169,7 +167,7 @@ def _find_order(text: str, labels: Sequence[int]) -> list[int]:
         whole = len(numbers) == len(labels) > 1 or (len(numbers) > 1 and ">" in row)
         if whole and (found := _valid_labels(numbers, labels)):
             return found
-    # A line for each: behind a place in the list there may be the answer's number.
+    # One line each: a list position may precede the answer's number.
     last = []
     for row in rows:
         listed = re.match(r"\W*\d+\s*[.):]\D*?(\d+)", row)
@@ -181,7 +179,7 @@ def _find_order(text: str, labels: Sequence[int]) -> list[int]:
 
 
 def _valid_labels(numbers: Sequence[str], labels: Sequence[int]) -> list[int]:
-    """The numbers, if each is a label and none is there twice."""
+    """Return the numbers if they are distinct labels."""
     found = [int(number) for number in numbers if len(number) < 10]
     clear = len(set(found)) == len(numbers) and set(found) <= set(labels)
     return found if clear else []
@@ -196,7 +194,7 @@ VERDICT_FIELDS = (
     "refinement_areas",
     "needs_iteration",
 )
-"""The parts of a verdict, as its tags are called."""
+"""Tag names of the parts of a verdict."""
 
 FIELD_TAG = re.compile(rf"<(/?)({'|'.join(VERDICT_FIELDS)})\s*>", re.IGNORECASE)
 
@@ -208,19 +206,20 @@ HEADING = re.compile(
 )
 
 EMPTY_VALUE = re.compile(r"\W*(?:none|n/a|nothing|null|no)?\W*", re.IGNORECASE)
-"""What stands where there is nothing to say."""
+"""Placeholders for an empty part."""
 
 SYNTHESIS_KEY = re.compile(r'"synthesis"\s*:', re.IGNORECASE)
 
 MAX_JSON_OBJECTS, MAX_TAGS, NEIGHBOUR_CHARS = 10, 200, 40
-"""A reply may be full of what it should have once: so many JSON keys and braces before each are
-looked at, so many tags, and so many characters beside one."""
+"""Limits for replies that repeat themselves: JSON keys and the braces before each, tags, and
+characters around a tag.
+"""
 
 BULLET = re.compile(r"^\s*(?:[-*•–+]|\d+[.)])\s+")
 
 
 class TaggedBlock(NamedTuple):
-    """A part of a reply: its name, what it says, and where it lies, its tags included."""
+    """A tagged part of a reply: its name, its text, and its span including the tags."""
 
     name: str
     text: str
@@ -229,11 +228,11 @@ class TaggedBlock(NamedTuple):
 
 
 def parse_verdict(reply: str) -> Verdict | None:
-    """The verdict in an arbiter's reply; `None` where it has no synthesis.
+    """Parse the verdict in an arbiter's reply; `None` if it has no synthesis.
 
-    Tags are read first, then a JSON object, then headings. Of a part that is there twice, the last
-    one that is whole counts; tags inside another part are what that speaks of. A confidence is read
-    as by `swarm.multi_agent.consortium.parsing.parse_confidence`.
+    Tags are parsed first, then a JSON object, then headings. The last complete part of each name
+    counts; tags inside another part belong to its text. The confidence is parsed by
+    `swarm.multi_agent.consortium.parsing.parse_confidence`.
     """
     said = strip_thoughts(reply)
     found: dict[str, Any] = {}
@@ -244,7 +243,7 @@ def parse_verdict(reply: str) -> Verdict | None:
     if not _has_content(found.get("synthesis", "")):
         found = _parse_json_verdict(said) or {**_parse_headings(said), **found}
     else:
-        # Beside the tags some write the rest as headings.
+        # Some models mix tags and headings.
         outside = said
         for block in reversed(blocks):
             outside = f"{outside[: block.begin]}\n{outside[block.end :]}"
@@ -265,7 +264,7 @@ def parse_verdict(reply: str) -> Verdict | None:
 
 
 def _has_content(text: Any) -> bool:
-    """Whether there is more than the dots of a form that was copied."""
+    """Return whether there is more than the dots of a copied template."""
     return bool(re.search(r"\w", _to_text(text)))
 
 
@@ -291,7 +290,7 @@ def _parse_bool(value: Any) -> bool:
 
 
 def parse_areas(value: Any) -> tuple[str, ...]:
-    """Refinement areas: a list, <area> tags, bullets, numbers, or a line each."""
+    """Parse refinement areas: a list, <area> tags, bullets, numbers, or one per line."""
     if isinstance(value, list):
         return tuple(filter(None, (_drop_empty(_to_text(one)) for one in value)))
     text = _to_text(value)
@@ -310,7 +309,7 @@ def parse_areas(value: Any) -> tuple[str, ...]:
 
 
 def iterate_tagged_blocks(text: str) -> Iterator[TaggedBlock]:
-    """The outermost parts between tags, in their order; one without an end reaches to the next."""
+    """Yield the outermost tagged parts in order; one without an end extends to the next tag."""
     tags = list(FIELD_TAG.finditer(text))[-MAX_TAGS:]
     number = 0
     while number < len(tags):
@@ -327,7 +326,7 @@ def iterate_tagged_blocks(text: str) -> Iterator[TaggedBlock]:
             number = end + 1
             continue
         number += 1
-        # Cut off, or its end was forgotten; if it begins again, this was a draft.
+        # Truncated, or without an end tag; if it starts again later, this was a draft.
         rest = tags[number:]
         if any(one[2].lower() == name and _is_opening_tag(text, one) for one in rest):
             continue
@@ -337,19 +336,19 @@ def iterate_tagged_blocks(text: str) -> Iterator[TaggedBlock]:
 
 
 def _is_opening_tag(text: str, tag: re.Match[str]) -> bool:
-    """Whether the tag opens a part by its place: where a line begins, or after another tag."""
+    """Return whether an opening tag starts a line or follows another tag."""
     before = text[max(0, tag.start() - NEIGHBOUR_CHARS) : tag.start()].rstrip(" \t")
     return not tag[1] and (not before or before[-1] in "\n>")
 
 
 def _is_closing_tag(text: str, tag: re.Match[str]) -> bool:
-    """Whether the tag closes a part by its place: where a line ends, or before another tag."""
+    """Return whether a closing tag ends a line or precedes another tag."""
     after = text[tag.end() : tag.end() + NEIGHBOUR_CHARS].lstrip(" \t`*.")
     return bool(tag[1]) and (not after or after[0] in "\n<")
 
 
 def _find_closing_tag(text: str, tags: Sequence[re.Match[str]], first: int) -> int | None:
-    """Which tag closes the one that is the `first`; `None` if none does."""
+    """Return the index of the tag that closes tag `first`; `None` if there is none."""
     same = [n for n in range(first + 1, len(tags)) if tags[n][2].lower() == tags[first][2].lower()]
     depth, spoken_of = 1, -1
     for place, number in enumerate(same):
@@ -361,7 +360,7 @@ def _find_closing_tag(text: str, tags: Sequence[re.Match[str]], first: int) -> i
         elif not tag[1] and place + 1 < len(same) and tags[same[place + 1]][1]:
             closing = tags[same[place + 1]]
             if "\n" not in text[tag.start() : closing.start()]:
-                spoken_of = same[place + 1]  # a pair in a sentence
+                spoken_of = same[place + 1]  # a pair within a sentence
         elif _is_closing_tag(text, tag):
             depth -= 1
             if not depth:
@@ -372,7 +371,7 @@ def _find_closing_tag(text: str, tags: Sequence[re.Match[str]], first: int) -> i
 
 
 def _parse_json_verdict(text: str) -> dict[str, Any]:
-    """The last JSON object that has a synthesis, its keys in small letters."""
+    """Return the last JSON object with a synthesis, with lower-case keys."""
     decoder = json.JSONDecoder(strict=False)
     for key in list(SYNTHESIS_KEY.finditer(text))[-MAX_JSON_OBJECTS:][::-1]:
         place = key.start()
@@ -390,7 +389,7 @@ def _parse_json_verdict(text: str) -> dict[str, Any]:
 
 
 def _parse_headings(text: str) -> dict[str, Any]:
-    """The parts under headings, such as "## Synthesis" or "**Confidence**: 0.9"."""
+    """Parse parts under headings, such as "## Synthesis" or "**Confidence**: 0.9"."""
     heads = [
         head
         for head in HEADING.finditer(text)

@@ -1,8 +1,7 @@
-"""What a consortium's members, reviewers and arbiter are told; all that others said is quoted.
+"""Prompts of a consortium's members, reviewers and arbiter; text by others is always quoted.
 
-The parts of a verdict are those of llm-consortium (github.com/irthomasthomas/llm-consortium), and
-the members' review of each other those of llm-council (github.com/karpathy/llm-council); the words
-are not.
+The parts of a verdict follow llm-consortium (github.com/irthomasthomas/llm-consortium), and the
+peer review follows llm-council (github.com/karpathy/llm-council); the wording does not.
 """
 
 import random
@@ -79,12 +78,12 @@ PEER_REVIEW_PROMPT = (
 
 
 def add_previous_iteration(turns: Messages, before: Iteration, key: str) -> Messages:
-    """The conversation, and below it what became of the former iteration.
+    """Append the verdict of the previous iteration to the conversation.
 
     Args:
         turns: The conversation.
-        before: The former iteration.
-        key: The same code comes for the same key and texts.
+        before: The previous iteration.
+        key: Random seed of the tag code.
     """
     verdict = before.verdict
     improve = "\n".join(f"- {area}" for area in verdict.refinement_areas)
@@ -106,16 +105,16 @@ def build_judge_prompt(
     reviews: Sequence[str] = (),
     order: Sequence[int] = (),
 ) -> Messages:
-    """What somebody is asked who is to judge answers.
+    """Build the prompt for judging answers.
 
     Args:
-        turns: The conversation, all of it.
-        answers: Number and text of each, in the order in which they are shown.
-        wanted: What is to be written.
-        key: The same code comes for the same key and texts.
-        former: The iterations before.
-        reviews: What the members say of the answers.
-        order: The numbers in the order that comes of the reviews.
+        turns: The complete conversation.
+        answers: Label and text of each, in display order.
+        wanted: Instructions for the reply.
+        key: Random seed of the tag code.
+        former: The previous iterations.
+        reviews: The members' reviews of the answers.
+        order: Labels in the order resulting from the reviews.
     """
     texts = [
         *(turn.content for turn in turns),
@@ -143,23 +142,21 @@ def build_judge_prompt(
 
 
 def build_repair_prompt(turns: Messages, reply: str, form: str) -> Messages:
-    """What is asked where a reply could not be read."""
+    """Build the prompt that requests an unparsable reply again."""
     return (*turns, Message("assistant", reply), Message("user", f"{REPAIR_PROMPT}{form}"))
 
 
 def quote_text(name: str, code: str, text: str, about: str = "") -> str:
-    """A text between tags with a code."""
+    """Quote a text between tags with a code."""
     return f"<{name}-{code}{about}>\n{text}\n</{name}-{code}>"
 
 
 def shuffled_order(count: int, key: str) -> list[int]:
-    """The places 0 to count - 1 in an order by chance; the same one for the same key."""
+    """Return the indices 0 to count - 1 in random order, seeded by `key`."""
     places = list(range(count))
     random.Random(f"order {key}").shuffle(places)
     return places
 
-
-# Roles that the members of a consortium may take, so that they do not all look the same way.
 
 ROLES = {
     "pioneer": "Your part here: look for the most promising way to answer, even an uncommon one, "
@@ -173,9 +170,9 @@ ROLES = {
     "engineer": "Your part here: weigh what can be done, at what cost and with which risks, and "
     "settle for what would work.",
 }
-"""What each is told; instances take them in this order, and from the first again."""
+"""Role prompts by name, to diversify the members; assigned cyclically in this order."""
 
 
 def role_prompt(role: str) -> str:
-    """What a member is told: of a role by its name that, else the words themselves."""
+    """Return the prompt of a named role, or the text itself if it is not a name."""
     return ROLES.get(role.strip().lower(), role)

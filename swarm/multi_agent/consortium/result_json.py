@@ -1,4 +1,4 @@
-"""The outcome of a consortium as JSON, in the shape that llm-consortium gave it, and more."""
+"""Results of a consortium as JSON: the format of llm-consortium with additional fields."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from swarm.multi_agent.types import AgentAnswer
 def result_to_json(
     consortium: Consortium, prompt: str, deliberation: ConsortiumTranscript, raw: bool = False
 ) -> dict[str, Any]:
-    """All that came of a request, as JSON values.
+    """Convert the result of a request to JSON.
 
-    "model_responses" and "synthesis" are those of the best iteration; "iterations" has all. A
-    confidence that nobody said is null, and so is a cost where no price is known. Places in a
-    "ranking" are those in the iteration's responses, from 0.
+    "model_responses" and "synthesis" are those of the best iteration; "iterations" contains all. An
+    unknown confidence or cost is null. A "ranking" contains indices of the iteration's responses,
+    from 0.
 
     Args:
-        consortium: Whose.
-        prompt: What was asked, as the user wrote it.
-        deliberation: What it came to.
-        raw: Whether the arbiter's replies are given word by word, too.
+        consortium: The consortium.
+        prompt: The user's prompt.
+        deliberation: The transcript.
+        raw: Include the arbiter's replies verbatim.
     """
     best = deliberation.iterations[deliberation.best - 1]
     final = deliberation.final
@@ -73,13 +73,13 @@ def partial_result_to_json(
     iterations: Sequence[Iteration],
     answers: Sequence[AgentAnswer],
 ) -> dict[str, Any]:
-    """What had come of a request that was stopped: `result` without a synthesis.
+    """Convert a stopped request to JSON: like `result_to_json`, without a synthesis.
 
     Args:
-        consortium: Whose.
-        prompt: What was asked, as the user wrote it.
-        iterations: Those that are over.
-        answers: All calls that came to an end, or were under way and then stopped.
+        consortium: The consortium.
+        prompt: The user's prompt.
+        iterations: The finished iterations.
+        answers: All calls that finished or were stopped.
     """
     over = [_iteration_to_json(one, raw=True) for one in iterations]
     here = max((one.layer for one in answers), default=0)
@@ -114,11 +114,11 @@ def partial_result_to_json(
 
 
 def responses_to_json(prompt: str, opinions: Sequence[MemberAnswer]) -> dict[str, Any]:
-    """The same of answers of which nobody judged.
+    """Convert answers that were not judged to JSON.
 
     Args:
-        prompt: What was asked, as the user wrote it.
-        opinions: What each member said.
+        prompt: The user's prompt.
+        opinions: The members' answers.
     """
     return {
         "original_prompt": prompt,
@@ -127,7 +127,7 @@ def responses_to_json(prompt: str, opinions: Sequence[MemberAnswer]) -> dict[str
 
 
 def _response_to_json(opinion: MemberAnswer) -> dict[str, Any]:
-    """One member's: its answer and confidence, or its error, and what it took."""
+    """Convert a member's answer or error, with confidence and usage, to JSON."""
     answer = opinion.answer
     told: dict[str, Any] = {"model": answer.name, "instance": opinion.instance}
     if answer.error:

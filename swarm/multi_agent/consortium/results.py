@@ -1,4 +1,4 @@
-"""What a consortium came to: the iterations of a request, and what was judged of each."""
+"""Results of a consortium: iterations, member answers and verdicts."""
 
 from dataclasses import dataclass, field
 
@@ -7,20 +7,20 @@ from swarm.multi_agent.types import AgentAnswer, Transcript
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an iteration's answers were judged to come to.
+    """Verdict on the answers of an iteration.
 
     Attributes:
-        synthesis: The answer that was made of them, or the one that was chosen.
-        confidence: From 0 to 1, that it is right; `None` where nobody said, which is not 0.
-        reasoning: How the arbiter came to it.
-        analysis: What the answers agree and differ in.
-        dissent: What of them is at odds with the synthesis and worth knowing.
-        needs_iteration: Whether the arbiter wants another iteration.
-        refinement_areas: What that should be about.
-        ranking: Places in the iteration's answers, from 0, best first; empty if nobody ranked.
-        how: "read": from the arbiter's reply; "repaired": from its second writing of it;
-            "fallback": its reply could not be read, or there was none; "counted": without one.
-        raw: The arbiter's reply, word by word.
+        synthesis: The synthesized or chosen answer.
+        confidence: Confidence from 0 to 1 that it is correct; `None` if unknown, which is not 0.
+        reasoning: The arbiter's reasoning.
+        analysis: Agreements and differences of the answers.
+        dissent: Relevant points that contradict the synthesis.
+        needs_iteration: True if the arbiter requests another iteration.
+        refinement_areas: Topics of that iteration.
+        ranking: Indices of the iteration's answers, from 0, best first; empty without a ranking.
+        how: "read": from the arbiter's reply; "repaired": from its second attempt; "fallback": the
+            reply was missing or could not be parsed; "counted": from votes.
+        raw: The arbiter's reply verbatim.
     """
 
     synthesis: str
@@ -37,13 +37,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class MemberAnswer:
-    """What one member said in an iteration.
+    """A member's answer in an iteration.
 
     Attributes:
-        answer: The call, as it came.
-        instance: Which of the members of this name, from 1.
-        text: What the others get to read: without thoughts and without the confidence.
-        confidence: Its own, from 0 to 1; `None` where it said none.
+        answer: Result of the call.
+        instance: Number among the members with this name, from 1.
+        text: Text shown to others: without reasoning and confidence.
+        confidence: The member's confidence, from 0 to 1; `None` if it gave none.
     """
 
     answer: AgentAnswer
@@ -54,12 +54,12 @@ class MemberAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration; an event, too, as soon as it is over.
+    """One iteration; also emitted as an event when it is finished.
 
     Attributes:
         number: From 1.
-        opinions: Of the members that were asked, in their order, those that failed too.
-        verdict: What they came to.
+        opinions: Answers of the members, in order, including failed ones.
+        verdict: The verdict on them.
     """
 
     number: int
@@ -69,12 +69,12 @@ class Iteration:
 
 @dataclass(slots=True)
 class ConsortiumTranscript(Transcript):
-    """All that led to a consortium's answer.
+    """Everything that led to a consortium's answer.
 
     Attributes:
-        iterations: In their order.
-        best: Which of them is the answer, from 1.
-        stopped: Why there was no further iteration, in words.
+        iterations: The iterations in order.
+        best: Number of the iteration with the answer, from 1.
+        stopped: Reason why there was no further iteration.
     """
 
     iterations: list[Iteration] = field(default_factory=list)

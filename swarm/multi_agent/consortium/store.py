@@ -1,4 +1,4 @@
-"""The shelf: saved consortia by name, in the database in llm's folder."""
+"""Database of saved consortia and their runs, in llm's folder."""
 
 import json
 import logging
@@ -20,7 +20,6 @@ from swarm.multi_agent.presets import is_preset_path
 if TYPE_CHECKING:
     from swarm.multi_agent.consortium.config import ConsortiumSettings
 
-# The file in llm's folder where consortia and their runs are kept, for many at a time.
 
 DATABASE_FILE = "consortium.db"
 CREATE_TABLES = (
@@ -37,18 +36,18 @@ CREATE_TABLES = (
     "CREATE INDEX IF NOT EXISTS runs_time ON runs (time)",
 )
 SELECT_LAST_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'runs_time'"
-"""Finds something in a file in which all of the above is."""
+"""Tests that the file contains all of the above: the index is created last."""
 
 
 def user_folder() -> Path:
-    """The folder of the `llm` command: $LLM_USER_PATH, or where each system keeps such things."""
+    """Return the folder of the `llm` command: $LLM_USER_PATH, or the system's default."""
     if own := os.environ.get("LLM_USER_PATH"):
         return Path(own)
     return default_folder()
 
 
 def default_folder() -> Path:
-    """The folder of the `llm` command where nothing else is said."""
+    """Return the default folder of the `llm` command."""
     if sys.platform == "win32":
         home = Path(os.environ.get("APPDATA") or Path.home())
     elif sys.platform == "darwin":
@@ -59,11 +58,11 @@ def default_folder() -> Path:
 
 
 class SQLiteDatabase:
-    """A SQLite file that several threads and processes use at once; each use has its connection.
+    """A SQLite file shared by threads and processes; each use opens a connection.
 
     Args:
-        path: The file; `None` is `NAME` in `user_folder()`. Not on a network file system: SQLite's
-            write-ahead log does not work there.
+        path: The file; `None` is `DATABASE_FILE` in `user_folder()`. It must not be on a network
+            file system: SQLite's write-ahead log does not work there.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -71,7 +70,7 @@ class SQLiteDatabase:
 
     @contextmanager
     def open_transaction(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all that is done inside is kept, or nothing; makes the file.
+        """Open a transaction; creates the file if needed.
 
         Raises:
             UserError: The file cannot be used.
@@ -95,7 +94,7 @@ class SQLiteDatabase:
 
     @contextmanager
     def open_for_reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection to read by; where there is no file, one to an empty database, and no file.
+        """Open a connection for reading; without a file, to an empty in-memory database.
 
         Raises:
             UserError: The file cannot be used.
@@ -129,16 +128,16 @@ class SQLiteDatabase:
 log = logging.getLogger(__name__)
 
 LEGACY_FILES = ("logs.db", "consortium_logs.db")
-"""Where llm-consortium kept its own, in llm's folder."""
+"""Databases of llm-consortium in llm's folder."""
 
 
 class ImportSummary(NamedTuple):
-    """What came of an import.
+    """Result of an import.
 
     Attributes:
-        put: The names that are on the shelf now.
-        there: The names that were there before, and were left as they are.
-        wrong: Of each name that cannot be taken, why.
+        put: Names imported.
+        there: Names that existed before and were not changed.
+        wrong: Errors by name.
     """
 
     put: list[str]
@@ -150,14 +149,14 @@ class ConsortiumStore:
     """Saved consortia.
 
     Args:
-        path: The file; `None` is consortium.db in llm's folder. It is made when something is put.
+        path: The file; `None` is consortium.db in llm's folder. It is created on the first write.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
         self.database = SQLiteDatabase(path)
 
     def list_names(self) -> list[str]:
-        """What is there, in the order of names, whether it can be read or not.
+        """Return the sorted names of all saved consortia, including invalid ones.
 
         Raises:
             UserError: The file cannot be used.
@@ -166,10 +165,10 @@ class ConsortiumStore:
             return [name for (name,) in rows.execute("SELECT name FROM consortia ORDER BY name")]
 
     def get(self, name: str) -> "ConsortiumSettings":
-        """The configuration of a name.
+        """Return the configuration of a name.
 
         Raises:
-            UserError: There is none, or it is not as agreed.
+            UserError: It does not exist or is invalid.
         """
         with self.database.open_for_reading() as rows:
             found = rows.execute("SELECT config FROM consortia WHERE name = ?", [name]).fetchone()
@@ -181,12 +180,12 @@ class ConsortiumStore:
         """Save a configuration.
 
         Args:
-            name: A word; see `checked`.
-            config: What is saved.
-            replace: Whether one of this name may be replaced.
+            name: A valid name; see `validate_name`.
+            config: The configuration.
+            replace: Replace an existing one of this name.
 
         Raises:
-            UserError: There is one, the name is none, or the file cannot be written.
+            UserError: The name exists or is invalid, or the file cannot be written.
         """
         row = (validate_name(name), json.dumps(config.to_dict()), _utc_timestamp())
         how = "INSERT OR REPLACE" if replace else "INSERT OR IGNORE"
@@ -196,10 +195,10 @@ class ConsortiumStore:
             raise UserError(f"{name}: there is a consortium of this name; --replace replaces it")
 
     def remove(self, name: str) -> None:
-        """Forget a configuration; its runs are kept.
+        """Remove a configuration; its runs remain.
 
         Raises:
-            UserError: There is none.
+            UserError: It does not exist.
         """
         if name not in self.list_names():
             raise UserError(self._unknown_message(name))
@@ -207,10 +206,10 @@ class ConsortiumStore:
             rows.execute("DELETE FROM consortia WHERE name = ?", [name])
 
     def import_from(self, path: str | Path) -> ImportSummary:
-        """Save what an older program's file has and the shelf has not; the file is only read.
+        """Import the consortia of llm-consortium's database that are missing here; it is only read.
 
         Raises:
-            UserError: The file cannot be read, or the shelf not written.
+            UserError: The file cannot be read, or this database cannot be written.
         """
         old = Path(path).expanduser()
         try:
@@ -231,12 +230,12 @@ class ConsortiumStore:
         return came
 
     def find_importable(self) -> dict[Path, list[str]]:
-        """Files of older programs with names that the shelf has not, and those names.
+        """Return databases of llm-consortium with names that are missing here, and those names.
 
-        A file that cannot be read is none.
+        Unreadable files are skipped.
         """
         here = set(self.list_names())
-        # The later of the older programs kept to the usual folder whatever LLM_USER_PATH said.
+        # Later versions of llm-consortium ignored LLM_USER_PATH.
         files = [
             *(user_folder() / name for name in LEGACY_FILES),
             default_folder() / LEGACY_FILES[1],
@@ -260,10 +259,10 @@ class ConsortiumStore:
 
 
 def validate_name(name: str) -> str:
-    """A name by which a consortium can be asked for.
+    """Return the name if a consortium can be saved under it.
 
     Raises:
-        UserError: It could be read as something else.
+        UserError: It could be mistaken for something else.
     """
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+@-]*", name) or is_preset_path(name):
         raise UserError(f"{name!r} is no name for a consortium: take letters, digits, . - and _")
@@ -271,10 +270,10 @@ def validate_name(name: str) -> str:
 
 
 def load_config(name: str) -> "ConsortiumSettings":
-    """The configuration of a saved consortium, of a preset, or in a yaml file.
+    """Load the configuration of a saved consortium, a preset, or a YAML file.
 
     Raises:
-        UserError: There is none, or it is not as agreed.
+        UserError: It does not exist or is invalid.
     """
     from swarm.multi_agent.consortium.config import preset_names, read_preset
 
@@ -307,11 +306,11 @@ def _parse_config(name: str, text: str) -> "ConsortiumSettings":
 
 
 def _read_legacy_rows(old: Path) -> dict[str, str]:
-    """The rows of an older program's file.
+    """Read the configurations in llm-consortium's database.
 
     Raises:
-        UserError: There is no such file.
-        sqlite3.Error: It has no such table, or is something else.
+        UserError: The file does not exist.
+        sqlite3.Error: It is not such a database.
     """
     if not old.is_file():
         raise UserError(f"{old}: there is no such file")

@@ -1,4 +1,4 @@
-"""Strategies: how the answers of one iteration become a verdict."""
+"""Strategies of a consortium: from the answers of one iteration to a verdict."""
 
 import re
 import unicodedata
@@ -31,8 +31,6 @@ from swarm.multi_agent.moa import PICK_TOKENS, has_pick, parse_pick
 from swarm.multi_agent.scheduler import AgentCall
 from swarm.multi_agent.types import AgentAnswer, add_system_text
 
-# Votes: which answers say the same.
-
 NUMBER_PATTERN = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 CHOICE_PATTERN = re.compile(
     r"(?:(?:\A|\b(?:answer|option|choice)(?: is)?:?)[\s*_(\[]*|[(\[])(?P<end>[A-J])[\s*_)\].:]*\Z"
@@ -43,18 +41,18 @@ ARTICLES = re.compile(r"\b(?:the|a|an)\b")
 
 
 def comparison_key(text: str) -> tuple[str, str]:
-    """What an answer says, for comparison: a choice's letter, a number or a text.
+    """Return a key for comparing answers: a choice's letter, a number or a text.
 
-    A letter from A to J that is the last line, or ends it in brackets or behind "answer", or begins
-    it as in "B) Paris"; else the last number of the last line; else the text without case, marks
-    and articles.
+    A letter from A to J that is the last line, or ends it in brackets or after "answer", or begins
+    it as in "B) Paris"; otherwise the last number of the last line; otherwise the text without
+    case, punctuation and articles.
     """
     last = text.strip().rsplit("\n", 1)[-1]
     if choice := CHOICE_PATTERN.search(last):
         return "choice", (choice["end"] or choice["begin"]).upper()
     if numbers := NUMBER_PATTERN.findall(last):
         number = Decimal(numbers[-1].replace(",", ""))
-        exact = f"{number:f}"  # `normalize` would round a long one
+        exact = f"{number:f}"  # `normalize` would round long numbers
         return "number", (
             exact.rstrip("0").rstrip(".") if "." in exact else exact
         ) if number else "0"
@@ -64,13 +62,13 @@ def comparison_key(text: str) -> tuple[str, str]:
 
 
 def group_equal_answers(texts: Sequence[str], similarity: float = 1.0) -> list[list[int]]:
-    """Places of the answers that say the same, by their first ones.
+    """Group the indices of equal answers, ordered by their first members.
 
-    An answer joins the first group with all of which it agrees.
+    An answer joins the first group that it agrees with completely.
 
     Args:
         texts: The answers.
-        similarity: From which likeness on two texts agree; numbers and choices have to be equal.
+        similarity: Minimum similarity of equal texts; numbers and choices must be identical.
     """
     keys = [comparison_key(text) for text in texts]
     found: list[list[int]] = []
@@ -89,18 +87,20 @@ def _answers_agree(one: tuple[str, str], other: tuple[str, str], similarity: flo
         return True
     if similarity >= 1 or one[0] != "text" or other[0] != "text":
         return False
-    first, second = sorted((one[1], other[1]))  # difflib's likeness is not the same both ways
+    first, second = sorted((one[1], other[1]))  # SequenceMatcher is not symmetric
     return SequenceMatcher(None, first, second, autojunk=False).ratio() >= similarity
 
 
 VERDICT_TOKENS = 1024
-"""How many more than the answer the arbiter may write, for what stands around it."""
+"""Additional tokens for the arbiter's reply, beyond those of the answer."""
 
 CHOICE_TOKENS = 1024
-"""The most that an arbiter may write to choose or to rank; most of it is room for thoughts."""
+"""Maximum number of tokens for choosing or ranking, mostly for reasoning."""
 
 STRAYED = 240
-"""Characters without a choice, after which a reply that begins with no thoughts is given up."""
+"""Number of characters without a choice after which a reply that does not start with reasoning is
+stopped.
+"""
 
 VerdictScript = Generator[list[AgentCall], list[AgentAnswer], Verdict]
 
@@ -129,7 +129,7 @@ def synthesize_answer(
 
 
 def pick_one(sitting: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript:
-    """The arbiter chooses one answer, of those with these numbers."""
+    """The arbiter chooses one of the answers with these labels."""
     labels = labels or list(sitting.labels)
 
     def parse_label(said: str) -> int | None:
@@ -150,12 +150,12 @@ def pick_one(sitting: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript
 
 
 def strayed(said: str) -> bool:
-    """Whether a reply that is being written is a text and no choice; one of thoughts goes on."""
+    """Return whether a reply so far is running text without a choice, and not reasoning."""
     return len(said) > STRAYED and not OPENING_TAG.search(said)
 
 
 def rank_answers(sitting: JudgingRound) -> VerdictScript:
-    """The arbiter puts the answers in order."""
+    """The arbiter ranks the answers."""
     labels = list(sitting.labels)
     least = PICK_TOKENS + 8 * len(labels)
     most = min(max(sitting.way.request.max_new_tokens, least), CHOICE_TOKENS + least)
@@ -170,7 +170,7 @@ def rank_answers(sitting: JudgingRound) -> VerdictScript:
 
 
 def vote_on_answers(sitting: JudgingRound) -> VerdictScript:
-    """The answer that most members gave; its share of the votes is the confidence."""
+    """Return the most frequent answer; its share of the votes is the confidence."""
     places = sorted(sitting.labels.values())
     consortium = sitting.way.consortium
     texts = [sitting.opinions[place].text for place in places]
@@ -193,7 +193,7 @@ def vote_on_answers(sitting: JudgingRound) -> VerdictScript:
 
 
 def peer_review(sitting: JudgingRound) -> VerdictScript:
-    """Each member judges the others' answers, then the arbiter all of it."""
+    """Each member reviews the others' answers, then the arbiter judges."""
     if len(sitting.labels) < 2:
         return (yield from synthesize_answer(sitting))
     shown = {label: _other_labels(sitting, label) for label in sitting.labels}
@@ -210,14 +210,15 @@ def peer_review(sitting: JudgingRound) -> VerdictScript:
         reviews.append(said)
         for place, label in enumerate(order):
             points[label].append(1 - place / max(1, len(order) - 1))
-    # Nobody reviews itself, so that not all are judged equally often: the mean counts (Borda).
+    # Members do not review themselves, so that answers have unequal numbers of reviews: use the
+    # mean Borda score.
     mean = {label: sum(given) / len(given) if given else 0.0 for label, given in points.items()}
     order = sorted(mean, key=lambda label: (-mean[label], sitting.labels[label]))
     return (yield from synthesize_answer(sitting, reviews, order if reviews else ()))
 
 
 def _other_labels(sitting: JudgingRound, label: int) -> list[int]:
-    """The numbers that the member behind this one gets to see, in an order of its own."""
+    """Return the labels of the other members' answers, in an order specific to this member."""
     others = [other for other in sitting.labels if other != label]
     key = f"{sitting.way.random_key(sitting.number)} {label}"
     return [others[place] for place in shuffled_order(len(others), key)]
@@ -226,7 +227,7 @@ def _other_labels(sitting: JudgingRound, label: int) -> list[int]:
 def _build_review_calls(
     sitting: JudgingRound, shown: Mapping[int, Sequence[int]]
 ) -> list[AgentCall]:
-    """A call for each member that answered, about the answers that it is shown."""
+    """Build a call per member that answered, to review the answers shown to it."""
     way = sitting.way
     most = way.request.max_new_tokens + VERDICT_TOKENS
     asked = []
@@ -253,7 +254,7 @@ def _build_review_calls(
 
 
 UNSURE = ("pick-one", "rank", "elimination")
-"""Strategies of which no verdict says how sure it is, so that a threshold is without effect."""
+"""Strategies without a confidence, for which a threshold has no effect."""
 
 STRATEGY_FUNCTIONS: dict[str, Callable[[JudgingRound], VerdictScript]] = {
     "default": synthesize_answer,

@@ -206,7 +206,7 @@ def _report_failures(
 def _run_in_threads(
     func: Callable[..., Any], given: Sequence[Any], workers: int, executor: Executor | None
 ) -> Generator[tuple[int, Any], None, None]:
-    """What a function gives for each of the arguments, as they are done."""
+    """Yield the index and the result or exception of each call as it completes."""
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
     own = executor or ThreadPoolExecutor(workers)

@@ -244,7 +244,7 @@ MIN_BULK_LOOKUP = 20
 class Scheduler(Generic[T]):
     """A run of scripts on the event loop of `swarm.models.threaded.shared_event_loop`.
 
-    All state is used from that loop only, so no locks are needed.
+    State is changed on that loop only, so no locks are needed.
 
     Args:
         scripts: Scripts; closed at the end of the run.
@@ -472,7 +472,7 @@ class Scheduler(Generic[T]):
     def _claim(self, place: ModelQueue, keys: list[str]) -> set[str]:
         """Deliver what has been cached meanwhile; return the keys that this run has to request.
 
-        Claims prevent that two processes request the same sample. Models that are not endpoints
+        Claims prevent two processes from requesting the same sample. Models that are not endpoints
         claim their requests themselves.
         """
         if not isinstance(source := place.source, EndpointBackend) or not keys:

@@ -27,7 +27,7 @@ class ModelCall:
     @property
     def api_kwargs(self) -> dict[str, Any]:
         """Parameters that are sent, with "model" and "timeout"; computed once."""
-        # Not a cached_property: before Python 3.12 it has one lock per class, and a handler may
+        # Not a cached_property: before Python 3.12 all instances share its lock, and a handler may
         # query models.
         if self.sent is None:
             from swarm.compare.model_adapter import ModelAdapter, validate_params

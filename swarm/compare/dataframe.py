@@ -135,9 +135,7 @@ def repeat_per_row(
 
 
 def as_column(values: list[Any]) -> Any:
-    """Return a column in which missing values are `None` for texts and dictionaries, NaN for
-    numbers.
-    """
+    """Return a column; missing numbers become NaN, other missing values `None`."""
     import pandas as pd
 
     told = next((value for value in values if value is not None), None)

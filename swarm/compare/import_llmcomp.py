@@ -212,9 +212,7 @@ def import_cache(
 
 
 def _import_answers(folder: Path, questions: "Sequence[Question]", done: CacheImportResult) -> None:
-    """Store the answers; samples of the same request are numbered from the oldest file to the
-    newest.
-    """
+    """Store the answers; samples of a request are numbered from the oldest file on."""
     files = [(read_jsonl(path), path) for path in sorted(folder.glob("*/*.jsonl"))]
     asked: dict[str, ModelCall] = {}
     answers: dict[str, list[Completion]] = defaultdict(list)

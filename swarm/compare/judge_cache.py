@@ -202,6 +202,7 @@ def record_judged_pairs(judge: str, pairs: Sequence[tuple[str, str]]) -> None:
     rows = [(judge, encode_text(question), encode_text(answer), now) for question, answer in pairs]
     with open_answer_cache().open_connection() as connection, connection:
         connection.execute(CREATE_JUDGED_TABLE)
+        # Takes the write lock at once: a read transaction that is upgraded later may fail.
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany(INSERT_JUDGED, rows)
 

@@ -67,9 +67,7 @@ class BaseJudge(Question):
         return ModelCall(self.model, self.params(self.turns(prompt)))
 
     def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
-        """Return the script of one verdict: columns by suffix ("" is the verdict), and an error or
-        `None`.
-        """
+        """Return the script of a verdict: columns by suffix ("": the verdict), error or `None`."""
         raise NotImplementedError
 
     def get_cache(self) -> "pd.DataFrame":

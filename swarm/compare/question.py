@@ -284,9 +284,7 @@ class Question(ABC):
         return {}
 
     def get_runner_input(self) -> list[dict[str, Any]]:
-        """Return one mapping per row for `Runner.get_many`; "_question" and "_paraphrase_ix"
-        identify the row.
-        """
+        """Return one mapping per row for `Runner.get_many`; keys with _ identify the row."""
         return [
             {
                 "params": self.params(copy.deepcopy(messages)),

@@ -33,8 +33,7 @@ def column_file_stem(column: str) -> str:
 
 
 def save_figures(place: Path, df: "pd.DataFrame", column: str, by: str) -> list[str]:
-    """Save a column's figures; return the Markdown lines that show them in a report beside the
-    folder.
+    """Save a column's figures; return Markdown lines for a report beside the folder.
 
     The files are plot.png for "answer" and COLUMN_plot.png for others; with several models and
     paraphrases COLUMN_models.png is a heat map.
@@ -314,6 +313,7 @@ def describe_differences(pairs: "pd.DataFrame") -> list[str]:
     seen = tested[tested["p_holm"] <= 0.05]
     rest = len(tested) - len(seen)
     least = tested["note"].str.extract(r"no p value below (\S+) is")[0].astype(float)
+    # Even the smallest possible p value would not be significant after Holm's correction.
     if bool((least * len(tested) > 0.05).all()):
         return ["No difference could have been seen: there is too little to compare."]
     if not len(seen):

@@ -1,6 +1,4 @@
-"""One export: an adapter, or a model with the adapter merged into its base; optionally pushed to
-the hub.
-"""
+"""Export of an adapter or a merged model, optionally pushed to the hub."""
 
 import shutil
 from collections.abc import Callable

@@ -183,9 +183,7 @@ DERIVED_ROW_NAME = re.compile(r"(?!(base|noise_\d+|elite_\d+)$).+")
 
 
 def find_licence(*folders: Path | None) -> str:
-    """Return the licence in the first folder with one: from its card, or the first line of
-    LICENSE.
-    """
+    """Return the first folder's licence: from its card, or the first line of LICENSE."""
     for folder in folders:
         if folder and (found := _licence_from_card(folder) or _licence_from_file(folder)):
             return found
@@ -411,9 +409,7 @@ class ModelCard:
         return "Nothing was measured." if self.source.kind != "folder" else ""
 
     def _unmeasured_notes(self) -> list[str]:
-        """Return notes that rounding after the measurement was not measured, and how to
-        measure it.
-        """
+        """Return notes on unmeasured rounding, with the command that measures it."""
         told, dtype = [], []
         if self.source.truncated_rank:
             told.append(

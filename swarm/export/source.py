@@ -1,6 +1,4 @@
-"""Source of an export: a search's best or one of its particles or front points, a fine-tuned
-adapter, or any adapter.
-"""
+"""Source of an export: a result of a search, a fine-tuned adapter, or any adapter."""
 
 import json
 from dataclasses import dataclass, field
@@ -66,9 +64,7 @@ class ExportSource:
 
     @property
     def signal(self) -> str | None:
-        """Signal that a search optimized instead of the task's measure; `None` if it optimized
-        that.
-        """
+        """Signal that a search optimized; `None` if it was the task's measure."""
         identity = self.state.get("identity") or {}
         named = self.config.get("task", {}).get("signal") or identity.get("task.signal")
         return None if named in (None, "accuracy") else str(named)

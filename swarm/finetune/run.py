@@ -1,6 +1,4 @@
-"""A fine-tuning run: its start, its training examples, its folder, and the comparison with its
-start.
-"""
+"""A fine-tuning run in its folder, and the comparison of its end with its start."""
 
 import json
 import logging
@@ -132,9 +130,7 @@ class FinetuneComparison:
         self._prompts += result.prompts
 
     def _compare_with_search(self, run: RunFolder, tuned: Sequence[Score]) -> dict[str, Any]:
-        """Compare with the search's best if it was tested on the same items; otherwise return why
-        not.
-        """
+        """Compare with the search's best, or return why the two are not comparable."""
         rows = run.load_test_answers(run.find_best())
         if rows is None:
             return {"not_compared": UNTESTED_REASON}
@@ -189,9 +185,7 @@ def scores_table(metrics: dict[str, Any], before: str, after: str) -> list[str]:
 
 
 def domain_lines(metrics: dict[str, Any], before: str, after: str) -> list[str]:
-    """Format utilities by domain on test, or on dev without a test, as a table after an empty
-    line.
-    """
+    """Format utilities by domain on test (without a test on dev) after an empty line."""
     found = domain_table(metrics, "test" if "test_gain" in metrics else "dev", (before, after))
     return ["", *format_table(*found)] if found else []
 
@@ -544,9 +538,7 @@ def read_state(path: Path) -> dict[str, Any]:
 def tokenize_items(
     task: SearchSignalTask, items: Sequence[Item], tokenizer: Any
 ) -> list[TokenPair]:
-    """Return prompts and gold answers in the format of a search; each answer ends with the end
-    token.
-    """
+    """Tokenize prompts and gold answers as a search does; append the end token."""
     found = []
     for item in items:
         request = task.gold_request(item)

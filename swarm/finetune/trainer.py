@@ -246,6 +246,7 @@ def batch_indices(count: int, recipe: TrainingArguments, step: int) -> list[int]
     """Return the indices of the examples of a step; each epoch is a new permutation."""
     found: list[int] = []
     for place in range(step * recipe.batch, (step + 1) * recipe.batch):
+        # Keyed by seed and epoch: a resumed training draws the same batches without replaying.
         draw = np.random.Generator(np.random.Philox(key=[recipe.seed, place // count]))
         found.append(int(draw.permutation(count)[place % count]))
     return found
@@ -298,6 +299,7 @@ class Trainer:
         import torch
 
         steps = self.recipe.steps
+        # Linear warm-up and decay; no step has a rate of 0.
         share = min((step + 1) / max(1, steps // WARMUP_DIVISOR), 1 - step / steps)
         for group in self._adam.param_groups:
             group["lr"] = self.recipe.rate * share
@@ -326,9 +328,7 @@ class Trainer:
         self.say(f"step {step:>4} of {self.recipe.steps}{''.join(told)}{best}")
 
     def _save_checkpoint(self) -> None:
-        """Write weights, Adam's moments and the evaluations as safetensors, which needs no
-        unpickling.
-        """
+        """Write weights, Adam's moments and evaluations as safetensors (no unpickling)."""
         from safetensors.torch import save
 
         state = [self._adam.state[weight] for weight in self._weights]
@@ -358,6 +358,7 @@ class Trainer:
             weight.data.copy_(found["weight"])
             self._best[i] = found["best"]
             self._adam.state[weight] = {
+                # AdamW stores its step count as a float tensor.
                 "step": torch.tensor(float(told["looks"][-1][0])),
                 "exp_avg": found["average"],
                 "exp_avg_sq": found["square"],

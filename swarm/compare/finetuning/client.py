@@ -58,6 +58,7 @@ class FinetuningTransport(HttpTransport):
             params=body.query,
             data=form,
             proxy=self.proxy,
+            # A redirect could send the key to another host.
             allow_redirects=False,
         )
 

@@ -249,9 +249,7 @@ def _job_request_body(job: JobRow) -> dict[str, Any]:
 
 
 def extract_job_fields(told: Any) -> dict[str, Any]:
-    """Return the fields that the server has determined: organization, seed, hyperparameters,
-    error.
-    """
+    """Return the fields set by the server: organization, seed, hyperparameters, error."""
     method = told.get("method") or {}
     how = (method.get(method.get("type") or "supervised") or {}).get("hyperparameters")
     how = how or told.get("hyperparameters") or {}

@@ -1,5 +1,4 @@
-"""Plots of an experiment: figures that are returned and optionally saved, with intervals by
-default.
+"""Plots of an experiment: figures with 95 % intervals, returned and optionally saved.
 
 Colours are distinguishable for colour-blind readers, no figure stays open, and no display is
 needed.

@@ -149,9 +149,7 @@ def draw_stacked_bars(
 
 
 def answers_with_intervals(found: Iterable[ColumnIntervals]) -> list[int]:
-    """Return the answers whose intervals are drawn: those with a labelled share in some
-    category.
-    """
+    """Return the answers whose intervals are drawn: those with a labelled share anywhere."""
     import numpy as np
 
     known = [one for one in found if not np.isnan(one.low).all()]

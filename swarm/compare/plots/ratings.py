@@ -44,9 +44,7 @@ class RatingDistributions(NamedTuple):
     def category_intervals(
         self, place: int, category_column: str
     ) -> tuple[ColumnIntervals, ColumnIntervals, ColumnIntervals]:
-        """Return intervals of one category: mean, mean probabilities, and cumulative
-        probabilities.
-        """
+        """Return one category's intervals: mean, mean probabilities, cumulative ones."""
         here = self.values.category == place
         names = [name for name in CLUSTER_COLUMNS if name != category_column]
         clusters = [codes[here] for codes in self.values.cluster_codes(names)]
@@ -177,6 +175,7 @@ def rating_violins(
     styles = assign_fill_styles(names, colors)
     for place, name in enumerate(names):
         mean, found, _ = ratings.category_intervals(place, category_column)
+        # False for NaN, of a category without answers.
         if mean.center[0] == mean.center[0]:
             half = 0.42 * found.center / found.center.max()
             axes.barh(

@@ -1,6 +1,4 @@
-"""Figures without global matplotlib state: layout, fonts for any script, colours, and atomic
-saving.
-"""
+"""Figures without global matplotlib state: layout, fonts, colours and atomic saving."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -148,9 +146,7 @@ def wrap_title(picture: NotebookFigure) -> None:
 
 
 def _widen(picture: NotebookFigure) -> None:
-    """Enlarge a figure until its axes have their minimum sizes; at most 10 steps, as it may not
-    converge.
-    """
+    """Enlarge a figure until its axes have their minimum sizes; may not converge."""
     for _ in range(10):
         width, height = _lacking(picture)
         if max(width, height) <= 0.02 or max(picture.get_size_inches()) >= LARGEST:
@@ -283,9 +279,7 @@ def shorten_labels(names: Sequence[Any], most: int = MAX_LABEL_CHARS) -> list[st
 
 
 def build_title(df: "pd.DataFrame", title: str | None, shown: str | None = None) -> str | None:
-    """Return the title; by default the paraphrase `shown` or the first, and the number of
-    others.
-    """
+    """Return the title; by default a paraphrase (`shown` or the first) and the number of others."""
     from textwrap import wrap
 
     from swarm.stats.answer_values import to_hashable_column

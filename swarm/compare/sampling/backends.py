@@ -82,8 +82,7 @@ class Backend(Protocol):
         ...
 
     def call_key(self, asked: ModelCall) -> tuple[str, bool]:
-        """Return the part of the cache key common to all samples, and whether all samples are
-        equal.
+        """Return the common part of all samples' cache keys, and whether they are equal.
 
         Raises:
             UserError: As `build_request`.
@@ -148,8 +147,7 @@ class EndpointBackend:
         return body, timeout
 
     def call_key(self, asked: ModelCall) -> tuple[str, bool]:
-        """See `Backend.call_key`; the endpoint is part of the key: the same name elsewhere is
-        another model.
+        """See `Backend.call_key`; a name at another endpoint is another model.
 
         Samples are never equal: endpoints are not deterministic even at temperature 0.
         """
@@ -160,9 +158,7 @@ class EndpointBackend:
             raise UserError(f"{self.label}: what is asked is no JSON: {error}") from None
 
     def sample_key(self, key: str, sample: int) -> str:
-        """Return the key of a sample; those of one request are adjacent in the cache, for range
-        queries.
-        """
+        """Return the key of a sample; keys of one request are adjacent, for range queries."""
         return f"{key}:{SAMPLE_KEY_OFFSET + sample}"
 
     def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
@@ -219,9 +215,7 @@ class BatchBackend:
         )
 
     def call_key(self, asked: ModelCall) -> tuple[str, bool]:
-        """See `swarm.models.cache.CachedModel.request_key`; all samples of a greedy request are
-        equal.
-        """
+        """See `swarm.models.cache.CachedModel.request_key`; greedy samples are equal."""
         request = self.build_request(asked)
         return self.model.request_key(request), request.temperature == 0
 

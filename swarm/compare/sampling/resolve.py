@@ -199,9 +199,7 @@ def _endpoint_backend(name: str, client: Any) -> Backend:
 
 
 def _shared_client(client: Any) -> KeyedClient:
-    """Return the client shared by all models of one endpoint and key, so that its limits apply to
-    all.
-    """
+    """Return the client of one endpoint and key, whose limits apply to all of its models."""
     limits = Limits(
         concurrency=get_max_workers(),
         requests_per_minute=Config.requests_per_minute,

@@ -67,8 +67,7 @@ SHOW_AFTER_S, REFRESH_EVERY_S = 0.5, 0.2
 
 
 class SamplingProgressBar:
-    """Context that shows the progress of answers in a terminal or a notebook, and nothing
-    elsewhere.
+    """Progress bar as a context; shown in a terminal or a notebook only.
 
     Args:
         title: Text before the bar.
@@ -195,9 +194,7 @@ class ModelQueue:
     error: UserError | None = None
 
     def can_start(self) -> bool:
-        """Return whether a batch may start now; an endpoint gets a single one until it has
-        answered.
-        """
+        """Return whether a batch may start; an endpoint gets one until it has answered."""
         if not self.queue:
             return False
         assert self.source
@@ -211,9 +208,7 @@ class ModelQueue:
         self.source.met, self.last, self.failures = self.error is None, time.monotonic(), 0
 
     def record_failure(self, error: UserError, began: float) -> None:
-        """Record a request started at `began` that failed for good, and decide whether to stop the
-        model.
-        """
+        """Record a failure of a request started at `began`; stop the model if hopeless."""
         self.failures += 1
         if not isinstance(error, RequestError):
             return
@@ -277,9 +272,7 @@ class Scheduler(Generic[T]):
         self.left, self.settling, self.looking = len(scripts), False, False
 
     def count_progress(self) -> tuple[int, int, int]:
-        """Return the numbers of answers received, of answers known to be requested, and of
-        failures.
-        """
+        """Return the numbers of received answers, of requested answers, and of failures."""
         return self.came, self.came + len(self.wanted), self.failed
 
     async def run_all(self) -> None:
@@ -332,9 +325,7 @@ class Scheduler(Generic[T]):
                     self.new.append((want, waiting, index))
 
     def _bulk_cached_samples(self, wants: Sequence[SampleRequest]) -> list[Any]:
-        """Return cached samples if these are consecutive samples of one call; `None` for all
-        others.
-        """
+        """Return cached answers if the samples of one call are consecutive; `None` for others."""
         nothing = [None] * len(wants)
         if len(wants) < MIN_BULK_LOOKUP:
             return nothing
@@ -375,9 +366,7 @@ class Scheduler(Generic[T]):
         self._settle_samples()
 
     def _settle_samples(self) -> None:
-        """Deliver cached samples and queue the others until no new requests arrive; then send
-        batches.
-        """
+        """Deliver cached samples, queue the others until none is new, then send batches."""
         self._release(self.released)
         while self.new:
             new, self.new = self.new, []
@@ -390,9 +379,7 @@ class Scheduler(Generic[T]):
     def _group_uncached(
         self, new: list[QueuedSample]
     ) -> dict[str, tuple[ModelQueue, dict[str, QueuedSample]]]:
-        """Return the samples to look up by model and cache key; scripts wait in `wanted` from now
-        on.
-        """
+        """Register the requests in `wanted`; return those to look up, by model and cache key."""
         sought: dict[str, tuple[ModelQueue, dict[str, QueuedSample]]] = {}
         for one in new:
             asked, sample = one[0]
@@ -641,6 +628,7 @@ def check_not_nested(course: Scheduler[T]) -> Scheduler[T]:
     Raises:
         InvalidArgument: A handler of `ModelAdapter` queries models, which would deadlock.
     """
+    # asyncio.get_running_loop would raise an error outside a loop; this returns None.
     if asyncio._get_running_loop() is shared_event_loop()._loop:
         raise InvalidArgument(
             "what a ModelAdapter calls cannot ask models itself, nor wait for them"

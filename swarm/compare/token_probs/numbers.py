@@ -91,6 +91,7 @@ def longer_numbers(text: str, low: int, high: int) -> list[range]:
     """Return the longer numbers in [low, high] that begin with this number; none after a zero."""
     number = parse_integer(text) or 0
     if number < 0:
+        # Mirrored at zero: -12 begins with -1 as 12 does with 1.
         return [range(1 - r.stop, 1 - r.start) for r in longer_numbers(str(-number), -high, -low)]
     found, most = [], number
     while 0 < number * 10 <= high:
@@ -203,6 +204,7 @@ class DigitTree:
         yield NumberPrefix(before, mass * unseen_probability(told), "unseen")
         for token, p in told.items():
             way, text = (*path, token), before + token
+            # Any token that does not begin with a digit ends the number.
             if in_number and not token[:1].isdecimal():
                 ends += p
             elif not can_continue(text, self.low, self.high):

@@ -73,9 +73,7 @@ def show_file(given: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Show a file until Ctrl-C; a `UserError` is printed in one line, and its exit code
-    returned.
-    """
+    """Show a file until Ctrl-C; print a `UserError` in one line and return its exit code."""
     try:
         show_file(build_parser().parse_args(arguments))
         return 0

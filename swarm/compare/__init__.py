@@ -25,7 +25,7 @@ __all__ = list(FROM)
 
 
 def __getattr__(name: str) -> Any:
-    """Found when it is asked for, so that a script pays for what it uses alone."""
+    """Import a public name on first access, so that a script only loads what it uses."""
     if name not in FROM:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(FROM[name]), name)

@@ -1,4 +1,4 @@
-"""Ask models questions and compare what they say: python -m swarm.compare run questions.yaml."""
+"""Ask models questions and compare their answers: python -m swarm.compare run questions.yaml."""
 
 import sys
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from swarm.errors import UserError
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do what the command line says.
+    """Run the command line.
 
     Returns:
-        0; 1 where something is wrong, or where an answer failed; 2 for a command that is none; 130
-        after an interrupt.
+        Exit status: 0 on success, 1 after an error or a failed answer, 2 for an invalid command,
+            130 after an interrupt.
     """
     std_streams()
     try:

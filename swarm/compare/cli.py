@@ -1,4 +1,4 @@
-"""The command line: run questions of a file, view answers, import llmcomp's cache, fine-tune."""
+"""Command line: run the questions of a file, view answers, import llmcomp's cache, fine-tune."""
 
 import argparse
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ RUN_KEYS = {
     "tracker": "wandb, wandb-offline, tensorboard, both, both-offline: show it there, too; none",
     "dry_run": "true: say what would be asked, and ask nothing",
 }
-"""What `run` may be told, and how help calls it."""
+"""Settings of `run`, with their help texts."""
 
 STRING_KEYS = ("folder", "cache_dir", "base", "pool")
-"""Keys whose values are taken as they stand: a folder may be called 7."""
+"""Keys whose values are not parsed as YAML: a folder may be called 7."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line's parser; `handler` of what it gives does what was asked."""
+    """Return the parser; it sets `handler` to the function that runs the command."""
     from swarm.compare.finetuning import cli
     from swarm.compare.view import __main__ as viewer
 
@@ -72,10 +72,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def read_settings(words: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE words as a mapping; values are yaml.
+    """Parse KEY=VALUE arguments into a mapping; values are YAML.
 
     Raises:
-        UserError: A word is none, or its key is not known.
+        UserError: An argument is not of this form, or its key is unknown.
     """
     import yaml
 

@@ -1,4 +1,4 @@
-"""The settings of all experiments in this process, as people see them."""
+"""Public settings of all experiments in this process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,38 +10,38 @@ from swarm.errors import InvalidArgument, NoClientForModel
 
 
 class _ConfigMeta(SettingsProxy):
-    """Adds what was found out to what was set."""
+    """Metaclass that adds discovered endpoints to the settings."""
 
     @property
     def client_cache(cls) -> dict[str, EndpointClient | NoClientForModel]:
-        """What was found out in this process: a model's endpoint, or why it has none."""
+        """Endpoint of each model looked up in this process, or the reason why it has none."""
         return ENDPOINT_INDEX.found
 
 
 class Config(CompareSettings, metaclass=_ConfigMeta):
-    """Settings, as attributes of the class; what is set holds for the whole process.
+    """Settings as class attributes; they apply to the entire process.
 
     Attributes:
-        timeout: Seconds for one request; it may be repeated a few times.
-        reasoning_effort: Of OpenAI's reasoning models.
-        max_workers: The most requests under way at once, over all models.
-        requests_per_minute: To each endpoint with each key, sent evenly; `None` is no limit but the
-            one that the endpoint itself sets (429), to which the pace adapts.
-        cache_dir: The folder of the kept answers (answers.sqlite); by default the one that all of
-            this toolkit shares.
-        yaml_dir: The folder of `Question.from_yaml`.
-        verbose: Whether it is told why an endpoint does not have a model.
-        url_key_pairs: Endpoints where models are looked for, as (base_url, key, name of the key's
+        timeout: Seconds for one request; a request may be retried a few times.
+        reasoning_effort: Reasoning effort of OpenAI's reasoning models.
+        max_workers: Maximum number of concurrent requests over all models.
+        requests_per_minute: Rate limit of each pair of endpoint and key, spaced evenly; with
+            `None`, only the endpoint's own limit (status 429) applies, to which the pace adapts.
+        cache_dir: Folder of the answer cache (answers.sqlite); by default the one shared by all of
+            this toolkit.
+        yaml_dir: Folder of `Question.from_yaml`.
+        verbose: Whether to log why an endpoint does not have a model.
+        url_key_pairs: Endpoints searched for models, as (base_url, key, name of the key's
             environment variable); `None`: those of the environment.
-        client_cache: Endpoints that were found, by model.
-        base, pool: Of local/ names: the base model, `None` for the one that the experts name; and
-            the folder of the experts.
-        models: Your own models by name: anything with `generate` (`swarm.models.base.Model`).
+        client_cache: Discovered endpoints by model.
+        base, pool: For local/ names: the base model, `None` for the one the experts name, and the
+            folder of the experts.
+        models: Custom models by name: any object with `generate` (`swarm.models.base.Model`).
     """
 
     @classmethod
     def reset(cls) -> None:
-        """Set everything back, and look at the environment anew."""
+        """Restore all defaults and read the environment again."""
         for key, value in DEFAULTS.items():
             setattr(cls, key, value)
         cls.models, cls.url_key_pairs, cls.cache_dir = {}, None, None  # type: ignore[assignment]
@@ -49,24 +49,24 @@ class Config(CompareSettings, metaclass=_ConfigMeta):
 
     @classmethod
     def client_for_model(cls, model: str) -> EndpointClient:
-        """Where a model is asked.
+        """Return the endpoint of a model.
 
-        A place that was found before is remembered, by later processes too. Otherwise all that may
-        have the model are asked for a single token, and of those that answer the one with the
-        lowest name of its variable is taken.
+        An endpoint that was found before is remembered across processes. Otherwise a single token
+        is requested from every candidate, and of those that answer the one with the lowest variable
+        name is used.
 
         Raises:
-            NoClientForModel: Nobody has it.
+            NoClientForModel: No endpoint has the model.
         """
         return ENDPOINT_INDEX.find_client(model, certain=True)
 
     @classmethod
     @contextmanager
     def override(cls, **values: Any) -> Iterator[None]:
-        """Other settings for a while; they hold for all threads.
+        """Override settings inside a `with` block, for all threads.
 
         Raises:
-            WrongValue: There is no such setting.
+            InvalidArgument: A setting does not exist.
         """
         known = [*DEFAULTS, "cache_dir", "url_key_pairs", "models"]
         if strange := [key for key in values if key not in known]:

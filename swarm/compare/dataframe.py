@@ -1,4 +1,4 @@
-"""Rows of answers, and the data frame that they make."""
+"""Rows of answers and the data frame built from them."""
 
 import sys
 from collections import Counter
@@ -18,17 +18,17 @@ MIDDLE_COLUMNS = ("question", "api_kwargs", "paraphrase_ix")
 DETAIL_COLUMNS = (
     *("sample", "finish", "reasoning", "prompt_tokens", "new_tokens", "seconds", "cost", "cached"),
 )
-"""Columns that a frame has in addition where details are asked for."""
+"""Additional columns of a frame with `details=True`."""
 
 
 class SampleRow(NamedTuple):
-    """What one sample came to.
+    """Outcome of one sample.
 
     Attributes:
-        columns: "answer", `None` where it failed, and the columns of the question's own type;
-            "api_kwargs" too, where it is not what the paraphrase's other rows have.
-        error: Why there is no answer, or why a judge gave none; `None` if all went well.
-        heard: What the model said, one or several times; not what judges said.
+        columns: "answer", `None` on failure, and the columns of the question type; also
+            "api_kwargs" where it differs from that of the paraphrase's other rows.
+        error: Why the answer, or a judge's verdict, is missing; `None` on success.
+        heard: Outcomes of the model's requests for this row, without those of judges.
     """
 
     columns: Mapping[str, Any]
@@ -37,7 +37,7 @@ class SampleRow(NamedTuple):
 
 
 class ParaphraseBlock(NamedTuple):
-    """All rows of one model and one of a question's paraphrases, samples in order."""
+    """All rows of one model and one paraphrase, in sample order."""
 
     question: Any
     api_kwargs: dict[str, Any]
@@ -47,17 +47,17 @@ class ParaphraseBlock(NamedTuple):
 
 
 class ColumnLayout(NamedTuple):
-    """Which columns a type of question has of its own: beside the answer, and behind."""
+    """Columns specific to a question type: `near` follow the answer, `far` come behind."""
 
     near: Sequence[str] = ()
     far: Sequence[str] = ()
     metadata: Sequence[str] = ()
 
     def list_columns(self, details: bool = False) -> list[str]:
-        """All columns of the frame, in their order.
+        """Return all columns of the frame in order.
 
         Raises:
-            WrongValue: A judge or metadata has the name of a detail.
+            InvalidArgument: A judge or a metadata key has the name of a detail column.
         """
         own = [*LEADING_COLUMNS, *self.near, *MIDDLE_COLUMNS, *self.far, *self.metadata, "error"]
         if details and (taken := [name for name in own if name in DETAIL_COLUMNS]):
@@ -73,12 +73,13 @@ def build_frame(
     blocks: Mapping[str, Sequence[ParaphraseBlock]],
     details: bool = False,
 ) -> "pd.DataFrame":
-    """A row for each group, model, paraphrase and sample, in this order.
+    """Build a frame with one row per group, model, paraphrase and sample, in this order.
 
     Args:
-        groups: Of models; the same model may be in several.
-        blocks: Of each model, one for each paraphrase.
-        details: Whether to give `DETAILS`.
+        layout: Columns of the question type.
+        groups: Models by group; a model may be in several groups.
+        blocks: By model, one block per paraphrase.
+        details: Whether to add `DETAIL_COLUMNS`.
     """
     import pandas as pd
 
@@ -104,7 +105,7 @@ def build_frame(
 def block_columns(
     layout: ColumnLayout, parts: Sequence[tuple[str, str, ParaphraseBlock]]
 ) -> dict[str, list[Any]]:
-    """The columns that say what was asked of whom."""
+    """Return the columns that identify the request of each row."""
     whole: dict[str, list[Any]] = {
         "group": repeat_per_row(parts, lambda group, model, block: group),
         "model": repeat_per_row(parts, lambda group, model, block: model),
@@ -122,19 +123,19 @@ def block_columns(
 
 
 def copy_request(sent: dict[str, Any]) -> dict[str, Any]:
-    """The same for one row alone, its turns too: a script may go on with a row's conversation."""
+    """Copy a request with its turns: a script may extend the conversation of one row."""
     return {**sent, "messages": [{**turn} for turn in sent["messages"]]}
 
 
 def repeat_per_row(
     parts: Sequence[tuple[str, str, ParaphraseBlock]], value: Callable[..., Any]
 ) -> list[Any]:
-    """A value of each part, once for each of its rows."""
+    """Compute a value per part and repeat it for each of its rows."""
     return list(chain.from_iterable(repeat(value(*part), len(part[2].rows)) for part in parts))
 
 
 def as_column(values: list[Any]) -> Any:
-    """A column; where there is no text or dictionary it says `None`, numbers say NaN."""
+    """Return a column; missing numbers become NaN, other missing values `None`."""
     import pandas as pd
 
     told = next((value for value in values if value is not None), None)
@@ -144,7 +145,11 @@ def as_column(values: list[Any]) -> Any:
 
 
 def detail_values(row: SampleRow) -> tuple[Any, ...]:
-    """The values of `DETAILS` but the first; of several answers the sums, and all must be kept."""
+    """Return the values of `DETAIL_COLUMNS[1:]`.
+
+    Tokens, seconds and costs are summed over a row's answers; "cached" requires that all of them
+    are.
+    """
     said = [one for one in row.heard if isinstance(one, Completion)]
     if not said:
         return (None,) * (len(DETAIL_COLUMNS) - 1)
@@ -161,7 +166,7 @@ def detail_values(row: SampleRow) -> tuple[Any, ...]:
 
 
 def print_failures(name: str, blocks: Mapping[str, Sequence[ParaphraseBlock]]) -> None:
-    """Say on stderr how many rows failed, a line for each model, with the first reason."""
+    """Print to stderr how many rows failed, one line per model, with the first reason."""
     for model, some in blocks.items():
         errors = [row.error for block in some for row in block.rows if row.error is not None]
         if not errors:

@@ -1,4 +1,8 @@
-"""Brings over what llmcomp has cached, so that what was paid for there is not asked again."""
+"""Import of llmcomp 1.x caches, so that answers paid for there are not requested again.
+
+Answers and judgements are stored in this toolkit's answer cache under the keys that the same
+requests have here.
+"""
 
 import hashlib
 import json
@@ -22,20 +26,19 @@ if TYPE_CHECKING:
     from swarm.compare.judges import BaseJudge
     from swarm.compare.question import Question
 
-# What llmcomp cached, as answers that are kept here.
 
 LENGTH = RatingBounds().max_tokens
-"""Of a rating's answer here; llmcomp asked for one token."""
+"""Tokens of a rating's answer here; llmcomp requested one token."""
 
 
 @dataclass
 class CacheImportResult:
-    """What came over.
+    """Counts of an import.
 
     Attributes:
-        answers, judgements: That are kept now and were not before.
-        failed: Empty answers in the place of failures; they are asked again.
-        left_out: Others that were left out, by the reason.
+        answers, judgements: Number of newly stored entries.
+        failed: Empty answers that stand for failures; they will be requested again.
+        left_out: Number of other skipped entries by reason.
     """
 
     answers: int = 0
@@ -53,22 +56,22 @@ class CacheImportResult:
 
 
 def as_rating(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters as a `Rating` sends them here."""
+    """Return the parameters as a `Rating` sends them here."""
     name = "max_completion_tokens" if "max_completion_tokens" in params else "max_tokens"
     return {**params, name: LENGTH}
 
 
 def build_sent_call(model: str, params: Mapping[str, Any]) -> ModelCall:
-    """What was sent, which no `ModelAdapter` changes any more."""
+    """Build a call whose parameters are final: no `ModelAdapter` handler is applied."""
     asked = ModelCall(model, params)
     asked.sent = dict(params)
     return asked
 
 
 def parse_completion(answer: Any) -> Completion | None:
-    """A text, or a token's probabilities or their logarithms; `None` if it is neither.
+    """Parse a text, or a token's probabilities or log probabilities; `None` if it is neither.
 
-    Where the probabilities are a mean over several requests, they become one answer's.
+    Probabilities averaged over several requests become those of one answer.
     """
     if isinstance(answer, str):
         return Completion(answer)
@@ -81,7 +84,7 @@ def parse_completion(answer: Any) -> Completion | None:
 
 
 def store_answers(asked: ModelCall, answers: Sequence[Completion], done: CacheImportResult) -> int:
-    """Keep these as the first samples; gives how many were not kept before."""
+    """Store answers as the first samples of a call and return how many of them are new."""
     try:
         keys = sample_cache_keys([SampleRequest(asked, sample) for sample in range(len(answers))])
     except UserError as error:
@@ -98,8 +101,6 @@ def store_answers(asked: ModelCall, answers: Sequence[Completion], done: CacheIm
     return len(new)
 
 
-# What llmcomp's judges said, as answers that are kept here.
-
 LLMCOMP_CACHE_VERSION = 3
 UNKNOWN_JUDGE = "a judge with settings that are not the default ones; give the question that has it"
 
@@ -107,10 +108,10 @@ UNKNOWN_JUDGE = "a judge with settings that are not the default ones; give the q
 def import_judgements(
     folder: Path, questions: "Sequence[Question]", done: CacheImportResult
 ) -> None:
-    """Keep what is in the files of judges.
+    """Store the judgements of llmcomp's judge files.
 
     Raises:
-        UserError: A file is none of llmcomp's.
+        UserError: A file is not one of llmcomp's.
     """
     from swarm.compare.judge_cache import record_judged_pairs
 
@@ -141,14 +142,14 @@ def import_judgements(
 
 
 def iter_judgements(data: Mapping[str, Any], uses_question: bool) -> Iterator[tuple[str, str, Any]]:
-    """Question, or "" where the judge does not see it, answer, and what the judge said."""
+    """Yield (question, or "" where the judge does not see it; answer; judge's reply)."""
     for question, answers in data.items():
         for answer, said in answers.items():
             yield question if uses_question else "", answer, said
 
 
 def match_judge(head: Mapping[str, Any], questions: "Sequence[Question]") -> "BaseJudge | None":
-    """The judge that a file is of; the hash in it tells whether the settings are the same."""
+    """Return the judge that wrote a file; the hash in the file verifies that all settings agree."""
     from swarm.compare.judges import BaseJudge, FreeFormJudge, RatingJudge
 
     told = {key: head[key] for key in ("name", "model")} | {"paraphrases": [head["prompt"]]}
@@ -163,7 +164,7 @@ def match_judge(head: Mapping[str, Any], questions: "Sequence[Question]") -> "Ba
 
 
 def llmcomp_judge_hash(judge: "BaseJudge", name: str) -> str:
-    """llmcomp's hash of a judge."""
+    """Compute llmcomp's hash of a judge."""
     from swarm.compare.judges import RatingJudge
 
     messages = judge.turns(judge.template.text)
@@ -186,16 +187,16 @@ UNKNOWN_PARAMS = "the file does not say how it was asked; give the question"
 def import_cache(
     folder: str | Path, base_url: str | None = None, questions: "Sequence[Question]" = ()
 ) -> CacheImportResult:
-    """Keep the answers in a cache folder of llmcomp 1.x; what is kept already stays.
+    """Store the answers of an llmcomp 1.x cache folder; existing entries are not replaced.
 
     Args:
-        folder: With "question" or "judge" in it.
-        base_url: The endpoint that answered. `None`: the one that has the model now.
-        questions: Those that were asked, with their judges: needed for caches of versions before
-            1.5, and for judges with settings other than the default ones, as the files say neither.
+        folder: Folder that contains "question" or "judge".
+        base_url: Endpoint that answered. `None`: the one that has the model now.
+        questions: Questions of the cache, with their judges: needed for caches of versions before
+            1.5 and for judges with non-default settings, as the files contain neither.
 
     Raises:
-        UserError: There is no such folder, or a file in it is none of llmcomp's.
+        UserError: The folder does not exist, or a file in it is not one of llmcomp's.
     """
     from swarm.compare.config import Config
 
@@ -211,7 +212,7 @@ def import_cache(
 
 
 def _import_answers(folder: Path, questions: "Sequence[Question]", done: CacheImportResult) -> None:
-    """Samples of the same are numbered on, from the oldest file to the newest."""
+    """Store the answers; samples of a request are numbered from the oldest file on."""
     files = [(read_jsonl(path), path) for path in sorted(folder.glob("*/*.jsonl"))]
     asked: dict[str, ModelCall] = {}
     answers: dict[str, list[Completion]] = defaultdict(list)
@@ -245,7 +246,7 @@ def _last_update(lines: list[Any]) -> str:
 def _request_params(
     head: Mapping[str, Any], row: Mapping[str, Any], questions: "Sequence[Question]"
 ) -> dict[str, Any] | None:
-    """What was sent, without the timeout; empty if it failed, `None` if it is not known."""
+    """Return the request parameters without the timeout; empty if it failed, `None` if unknown."""
     if "api_kwargs" in row:
         return {key: value for key, value in row["api_kwargs"].items() if key != "timeout"}
     for question in questions:

@@ -1,4 +1,8 @@
-"""What is kept of questions and judges: read again without asking anybody, listed, forgotten."""
+"""Judges' prompts and verdicts, and cached answers: replay without requests, list, delete.
+
+Contains the template of judges' prompts, the run of one judge with its table of judged pairs, and
+scripts that are executed on cached answers only.
+"""
 
 import re
 import time
@@ -24,7 +28,6 @@ if TYPE_CHECKING:
     from swarm.compare.judges import BaseJudge
     from swarm.compare.question import Question
 
-# Templates of judges' prompts: {question} and {answer} are filled in, other braces may stay.
 
 TEMPLATE_FIELDS = ("question", "answer")
 FIELD_PATTERN = re.compile(r"\{(question|answer)\}")
@@ -32,17 +35,17 @@ BRACED_WORD_PATTERN = re.compile(r"\{([A-Za-z_]+)\}")
 
 
 class JudgeTemplate:
-    """A judge's prompt.
+    """Template of a judge's prompt.
 
-    A text that `str.format` can fill with the two fields is filled so, and doubled braces become
-    single ones. In any other text, such as one that shows JSON, {question} and {answer} are
-    filled in and all else stays as it is written.
+    If `str.format` can fill the text with the two fields, it is used, and doubled braces become
+    single ones. In any other text, such as one that contains JSON, {question} and {answer} are
+    replaced and other braces stay unchanged.
 
     Args:
-        text: With {answer} in it, and maybe {question}.
+        text: Template with {answer} and optionally {question}.
 
     Raises:
-        WrongValue: It has no {answer}, or a field that looks like a slip.
+        InvalidArgument: {answer} is missing, or a field looks like a misspelling.
     """
 
     def __init__(self, text: Any) -> None:
@@ -65,11 +68,11 @@ class JudgeTemplate:
 
     @property
     def uses_question(self) -> bool:
-        """Whether the prompt depends on the question."""
+        """True if the prompt depends on the question."""
         return "question" in self.fields
 
     def fill(self, question: str, answer: str) -> str:
-        """The prompt."""
+        """Return the prompt."""
         if not self.plain:
             return self.text.format(question=question, answer=answer)
         values = {"question": question, "answer": answer}
@@ -77,7 +80,7 @@ class JudgeTemplate:
 
 
 def parse_format_fields(text: str) -> set[str] | None:
-    """The fields of a text that `str.format` can fill; `None` if it cannot."""
+    """Return the fields of a text that `str.format` can fill; `None` if it cannot."""
     try:
         names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
         if not names <= set(TEMPLATE_FIELDS):
@@ -89,7 +92,7 @@ def parse_format_fields(text: str) -> set[str] | None:
 
 
 def content_as_text(content: Any) -> str:
-    """What a turn says, for a judge: of parts the texts, and the kinds of the others."""
+    """Return a turn's text for a judge; parts that are not text are replaced by [TYPE]."""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
@@ -98,8 +101,6 @@ def content_as_text(content: Any) -> str:
         str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]" for part in content
     )
 
-
-# What judges say in one run: asked once of each prompt, and written down to be listed.
 
 T = TypeVar("T")
 
@@ -114,18 +115,18 @@ SELECT_JUDGED = (
 
 
 class JudgeVerdict(NamedTuple):
-    """What a judge says of an answer: its columns, and why it says nothing."""
+    """A judge's verdict on an answer: its columns, and the error if there is none."""
 
     columns: dict[str, Any]
     error: str | None
 
 
 class JudgeRun:
-    """One judge of a question, while its answers come.
+    """One judge of a question during a run; each distinct prompt is sent once.
 
     Args:
-        name: The column that it makes.
-        judge: It.
+        name: Column of the verdict.
+        judge: The judge.
     """
 
     def __init__(self, name: str, judge: "BaseJudge") -> None:
@@ -139,11 +140,11 @@ class JudgeRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
-        """Write down what was judged, after an interrupt too."""
+        """Record the judged pairs, also after an interrupt."""
         record_judged_pairs(self.judge.cache_key, list(self.pairs))
 
     def judge_answer(self, question: Any, answer: str) -> Script[JudgeVerdict]:
-        """The script of one verdict; equal prompts have the same."""
+        """Return the script of one verdict; equal prompts share one verdict."""
         asked = content_as_text(question) if self.judge.uses_question else ""
         prompt = self.judge.template.fill(asked, answer)
         said = self._said.get(prompt)
@@ -159,7 +160,7 @@ class JudgeRun:
 
 
 def run_together(scripts: Sequence[Script[T]]) -> Script[list[T]]:
-    """Several scripts as one, whose wants go out together."""
+    """Combine several scripts into one, whose requests are sent together."""
     if len(scripts) == 1:
         return [(yield from scripts[0])]
     results: dict[int, T] = {}
@@ -190,10 +191,10 @@ def _advance_script(
 
 
 def record_judged_pairs(judge: str, pairs: Sequence[tuple[str, str]]) -> None:
-    """Write down which pairs of question and answer a judge has judged.
+    """Record which pairs of question and answer a judge has judged.
 
     Raises:
-        UserError: The file of kept answers cannot be written.
+        UserError: The answer cache cannot be written.
     """
     if not pairs:
         return
@@ -201,15 +202,16 @@ def record_judged_pairs(judge: str, pairs: Sequence[tuple[str, str]]) -> None:
     rows = [(judge, encode_text(question), encode_text(answer), now) for question, answer in pairs]
     with open_answer_cache().open_connection() as connection, connection:
         connection.execute(CREATE_JUDGED_TABLE)
+        # Takes the write lock at once: a read transaction that is upgraded later may fail.
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany(INSERT_JUDGED, rows)
 
 
 def load_judged_pairs(judge: str) -> list[tuple[str, str]]:
-    """The pairs that were written down of a judge, the oldest first.
+    """Return the recorded pairs of a judge, the oldest first.
 
     Raises:
-        UserError: The file of kept answers cannot be read.
+        UserError: The answer cache cannot be read.
     """
     with open_answer_cache().open_connection() as connection:
         connection.execute(CREATE_JUDGED_TABLE)
@@ -218,21 +220,21 @@ def load_judged_pairs(judge: str) -> list[tuple[str, str]]:
 
 
 def encode_text(text: str) -> bytes:
-    """A text as the table has it; halves of characters, which models do write, are no error."""
+    """Encode a text for the table; lone surrogates, which models do produce, are allowed."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def decode_text(data: bytes) -> str:
-    """See `as_bytes`."""
+    """Decode a text of the table; see `encode_text`."""
     return data.decode("utf-8", "surrogatepass")
 
 
 class CacheOnlyReplay(Generic[T]):
-    """A script that is run on kept answers alone.
+    """A script that runs on cached answers only.
 
     Attributes:
-        keys: Of the answers that it wanted, kept or not.
-        result: What it came to; `None` if something that it wanted is not kept.
+        keys: Cache keys of all answers it requested, cached or not.
+        result: Its result; `None` if a requested answer is not cached.
     """
 
     def __init__(self, script: Script[T]) -> None:
@@ -242,7 +244,7 @@ class CacheOnlyReplay(Generic[T]):
         self.advance_script(None)
 
     def advance_script(self, heard: list[Any] | None) -> None:
-        """Run on until it wants something or ends."""
+        """Advance the script to its next request or its end."""
         self.wants: Sequence[SampleRequest] = ()
         try:
             self.wants = next(self.script) if heard is None else self.script.send(heard)
@@ -250,7 +252,7 @@ class CacheOnlyReplay(Generic[T]):
             self.result = done.value
 
     def send_cached(self, heard: Mapping[str, Completion], keys: Sequence[str]) -> None:
-        """Be sent what is kept of what it wants; it ends where something is missing."""
+        """Send the cached answers to the script; close it if one is missing."""
         self.keys += keys
         if all(key in heard for key in keys):
             self.advance_script([heard[key] for key in keys])
@@ -260,10 +262,12 @@ class CacheOnlyReplay(Generic[T]):
 
 
 def replay_from_cache(scripts: Iterable[Script[T]]) -> list[CacheOnlyReplay[T]]:
-    """Run scripts on kept answers alone, all of them together.
+    """Run scripts on cached answers only, in lockstep.
+
+    Each step looks up the requests of all scripts with one query per model.
 
     Raises:
-        UserError: A model is not there, or the file of kept answers cannot be read.
+        UserError: A model does not exist, or the answer cache cannot be read.
     """
     all_of_them = waiting = [CacheOnlyReplay(script) for script in scripts]
     while waiting := [one for one in waiting if one.wants]:
@@ -282,7 +286,7 @@ def replay_from_cache(scripts: Iterable[Script[T]]) -> list[CacheOnlyReplay[T]]:
 
 
 def list_judgements(judge: "BaseJudge") -> "pd.DataFrame":
-    """What is kept of a judge; see `Judge.get_cache`."""
+    """List the cached verdicts of a judge; see `BaseJudge.get_cache`."""
     import pandas as pd
 
     pairs = load_judged_pairs(judge.cache_key)
@@ -304,7 +308,7 @@ def list_judgements(judge: "BaseJudge") -> "pd.DataFrame":
 
 
 def forget_answers(question: "Question", model: str, judges: bool = False) -> bool:
-    """Forget what a model answered to a question; see `Question.clear_cache`."""
+    """Delete a model's cached answers to a question; see `Question.clear_cache`."""
     asked = [ModelCall(model, question.params(messages)) for messages in question.as_messages()]
     first, number = 0, question.samples_per_paraphrase
     dropped = 0
@@ -332,7 +336,7 @@ def forget_answers(question: "Question", model: str, judges: bool = False) -> bo
 def _judgement_keys(
     question: "Question", asked: ModelCall, rows: Sequence[CacheOnlyReplay[Any]]
 ) -> list[str]:
-    """The keys of what the question's judges said of these answers."""
+    """Return the cache keys of the verdicts of the question's judges on these answers."""
     said = content_as_text(asked.params["messages"][-1]["content"])
     answers = {row.result.columns["answer"] for row in rows if row.result}
     judges = (getattr(question, "judges", None) or {}).values()

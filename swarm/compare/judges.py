@@ -1,4 +1,4 @@
-"""Judges: questions about an answer, which another model is asked."""
+"""Judges: questions about an answer, sent to another model."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class BaseJudge(Question):
-    """What judges have in common: one template, which is asked of one model once.
+    """Base class of judges: one template, sent to one model once.
 
     Attributes:
-        model: Who judges.
-        suffixes: Of the columns that it makes beside the one of its name.
-        beside: Parameters that do not tell it from others.
+        model: Name of the judging model.
+        suffixes: Suffixes of the columns beside the verdict's.
+        beside: Parameters that are not part of `cache_key`.
     """
 
     judges_answers = True
@@ -30,7 +30,11 @@ class BaseJudge(Question):
     beside: ClassVar[tuple[str, ...]] = ("timeout",)
 
     def _validate_judge(self, model: str) -> None:
-        """Raises `WrongValue` where this cannot be a judge."""
+        """Check the arguments.
+
+        Raises:
+            InvalidArgument: This cannot be a judge.
+        """
         if not isinstance(model, str) or not model.strip():
             raise InvalidArgument(f"{self.type()}: model={model!r}: must be the name of who judges")
         self.model = model
@@ -44,37 +48,37 @@ class BaseJudge(Question):
 
     @cached_property
     def template(self) -> JudgeTemplate:
-        """Of the prompt."""
+        """Template of the prompt."""
         return JudgeTemplate((self.paraphrases or [""])[0])
 
     @property
     def uses_question(self) -> bool:
-        """Whether the template has {question}; if not, equal answers are judged once."""
+        """True if the template has {question}; if not, equal answers are judged once."""
         return self.template.uses_question
 
     @property
     def cache_key(self) -> str:
-        """Of what is written down; the same of judges that differ in nothing but their bounds."""
+        """Key of the recorded pairs; judges that differ only in their bounds share it."""
         asked = self.build_call(self.template.text).api_kwargs
         return make_cache_key(self.type(), {k: v for k, v in asked.items() if k not in self.beside})
 
     def build_call(self, prompt: str) -> ModelCall:
-        """What is asked with a prompt, before a rating's parameters are added."""
+        """Build the request of a prompt, before a rating's parameters are added."""
         return ModelCall(self.model, self.params(self.turns(prompt)))
 
     def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
-        """The script of one verdict: columns by suffix, "" being the verdict; or an error."""
+        """Return the script of a verdict: columns by suffix ("": the verdict), error or `None`."""
         raise NotImplementedError
 
     def get_cache(self) -> "pd.DataFrame":
-        """What is kept of this judge, a row for each answer that it has judged.
+        """Return the cached verdicts of this judge, one row per judged answer.
 
         Returns:
-            Columns question (`None` if the template does not have it), answer, judge_question,
-            judge_answer; of ratings judge_raw_answer too.
+            Columns question (`None` if the template does not use it), answer, judge_question,
+                judge_answer; for ratings also judge_raw_answer.
 
         Raises:
-            UserError: The file of kept answers cannot be read.
+            UserError: The answer cache cannot be read.
         """
         from swarm.compare.judge_cache import list_judgements
 
@@ -85,12 +89,12 @@ class FreeFormJudge(BaseJudge, FreeForm):
     """A judge that answers in text.
 
     Args:
-        model: Who judges.
-        temperature: Of sampling.
-        base: See `FreeForm`; one paraphrase, the template, with {answer} and maybe {question}.
+        model: Name of the judging model.
+        temperature: Sampling temperature.
+        base: See `FreeForm`; one paraphrase, the template, with {answer} and optionally {question}.
 
     Raises:
-        WrongValue: See `FreeForm`; or it cannot be a judge.
+        InvalidArgument: See `FreeForm`; or this cannot be a judge.
     """
 
     def __init__(self, *, model: str = "", temperature: float | None = 0, **base: Any) -> None:
@@ -100,7 +104,7 @@ class FreeFormJudge(BaseJudge, FreeForm):
         self._validate_judge(model)
 
     def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
-        """See `Judge.judge`."""
+        """See `BaseJudge.judge`."""
         (said,) = yield (SampleRequest(self.build_call(prompt), 0),)
         if isinstance(said, UserError):
             return {"": None}, said
@@ -111,11 +115,11 @@ class RatingJudge(BaseJudge, Rating):
     """A judge that gives a number, read from its tokens' probabilities.
 
     Args:
-        model: Who judges.
-        base: See `Rating`; one paraphrase, the template, with {answer} and maybe {question}.
+        model: Name of the judging model.
+        base: See `Rating`; one paraphrase, the template, with {answer} and optionally {question}.
 
     Raises:
-        WrongValue: See `Rating`; or it cannot be a judge.
+        InvalidArgument: See `Rating`; or this cannot be a judge.
     """
 
     suffixes = RESERVED_SUFFIXES
@@ -126,7 +130,7 @@ class RatingJudge(BaseJudge, Rating):
         self._validate_judge(model)
 
     def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
-        """See `Judge.judge`."""
+        """See `BaseJudge.judge`."""
         asked = self.build_call(prompt)
         said = yield from request_rating(
             asked.params, self.model, self.bounds, 0, self.estimate_by_sampling

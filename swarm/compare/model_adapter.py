@@ -1,4 +1,4 @@
-"""What a model's requests need that others' do not, put in before they are sent."""
+"""Model-specific request parameters, added before a request is sent."""
 
 import re
 from collections.abc import Callable
@@ -12,12 +12,12 @@ Selector = Callable[[str], bool]
 PrepareFunction = Callable[[dict[str, Any], str], dict[str, Any]]
 
 REASONING_MODEL_PATTERN = re.compile(r"(o1|o3|o4|gpt-5)")
-"""What the names of OpenAI's reasoning models begin with, after the vendor's name if any."""
+"""Prefix of the names of OpenAI's reasoning models, after a vendor's name if any."""
 
 
 @lru_cache(maxsize=1024)
 def is_reasoning_model(model: str) -> bool:
-    """Whether it is one of OpenAI's reasoning models, at whatever router."""
+    """Return whether this is one of OpenAI's reasoning models, at any router."""
     return bool(REASONING_MODEL_PATTERN.match(model.rsplit("/", 1)[-1]))
 
 
@@ -34,7 +34,7 @@ def _use_completion_tokens(params: dict[str, Any], model: str) -> dict[str, Any]
         return params
     others = {key: value for key, value in params.items() if key != "max_tokens"}
     if others.get("max_completion_tokens") is not None:
-        return others  # said by the user, and max_tokens is a question's own
+        return others  # set by the user; max_tokens may be the question's default
     return {**others, "max_completion_tokens": params["max_tokens"]}
 
 
@@ -47,10 +47,10 @@ def _builtin_handlers() -> list[tuple[Selector, PrepareFunction]]:
 
 
 def validate_params(params: dict[str, Any], model: str) -> dict[str, Any]:
-    """The parameters, if they can be sent; what an endpoint may make of them is its affair.
+    """Return the parameters if they are well-formed; the endpoint may still reject them.
 
     Raises:
-        WrongValue: The turns are none, or the most tokens are no number.
+        InvalidArgument: "messages" is not a list of turns, or a token limit is not an integer.
     """
     turns = params.get("messages")
     fine = isinstance(turns, list) and all(
@@ -66,25 +66,25 @@ def validate_params(params: dict[str, Any], model: str) -> dict[str, Any]:
 
 
 class ModelAdapter:
-    """Handlers that change the parameters of some models' requests.
+    """Registry of functions that change the request parameters of some models.
 
-    They are called when a request is sent and when its answer is looked for in the cache alike: a
-    handler that changes what is sent makes it another request.
+    Handlers run both when a request is sent and when its cached answer is looked up: a handler that
+    changes the parameters changes the cache key.
     """
 
     _handlers = _builtin_handlers()
 
     @classmethod
     def register(cls, model_selector: Selector, prepare_function: PrepareFunction) -> None:
-        """Add a handler; all that match are called in the order in which they were added.
+        """Add a handler; all matching handlers are called in the order of registration.
 
         Args:
-            model_selector: Given a model's name, whether the handler is for it.
-            prepare_function: Given the parameters and the model's name, gives the parameters; it
-                may change those that it was given.
+            model_selector: Called with a model's name; returns whether the handler applies.
+            prepare_function: Called with the parameters and the model's name; returns the
+                parameters, and may modify them in place.
 
         Raises:
-            WrongValue: One of them cannot be called.
+            InvalidArgument: An argument is not callable.
         """
         if not (callable(model_selector) and callable(prepare_function)):
             raise InvalidArgument("ModelAdapter.register: has to be given two functions")
@@ -92,15 +92,15 @@ class ModelAdapter:
 
     @classmethod
     def reset(cls) -> None:
-        """Take back what was registered."""
+        """Remove all registered handlers."""
         cls._handlers = _builtin_handlers()
 
     @classmethod
     def prepare(cls, params: dict[str, Any], model: str) -> dict[str, Any]:
-        """The parameters as this model's requests have them.
+        """Return the parameters after all matching handlers.
 
         Raises:
-            WrongValue: A handler gives something else than parameters.
+            InvalidArgument: A handler does not return a dict.
         """
         for selects, prepared in cls._handlers:
             if selects(model):
@@ -114,7 +114,7 @@ class ModelAdapter:
 
     @classmethod
     def test_request_params(cls, model: str) -> dict[str, Any]:
-        """What is sent to find out whether an endpoint has a model."""
+        """Return the parameters of the request that probes whether an endpoint has a model."""
         params = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "timeout": 30}
         if not is_reasoning_model(model):
             return {**params, "max_tokens": 1}

@@ -1,4 +1,8 @@
-"""A question: what is asked of models, how often, and the data frame of what they say."""
+"""Questions: requests to models, the number of samples, and the data frame of the answers.
+
+Contains the base class `Question`, its `plot` and `view`, and the run of several questions over
+several groups of models in one pool.
+"""
 
 import copy
 import json
@@ -28,14 +32,12 @@ from swarm.errors import InvalidArgument, missing_extra_error
 if TYPE_CHECKING:
     import pandas as pd
 
-# `plot` and `view` of questions: on the class with a data frame, on a question with models too.
-
 
 class PlotDescriptor:
     """`Question.plot(df, ...)` and `question.plot(models or df, ...)`; see `swarm.compare.plots`.
 
-    The keys are those of `swarm.compare.plots.plot`. Of a question that gives ratings the column
-    "probs" is shown, and groups are in the order in which they were given.
+    The keys are those of `swarm.compare.plots.plot`. For a question that gives ratings the column
+    "probs" is plotted, and groups are in the given order.
     """
 
     def __get__(self, question: "Question | None", kind: type) -> Any:
@@ -60,7 +62,7 @@ FRAME_PLOT_ARGUMENTS = (
 """Further positional arguments of `Question.plot`, in llmcomp's order."""
 
 QUESTION_PLOT_ARGUMENTS = FRAME_PLOT_ARGUMENTS[1:]
-"""Those of a question's own `plot`."""
+"""Those of `plot` on an instance."""
 
 
 def plot_frame(
@@ -73,7 +75,7 @@ def plot_frame(
     """Plot a data frame.
 
     Raises:
-        WrongValue: It is none.
+        InvalidArgument: `df` is not a data frame.
     """
     plot = _import_plot()
     more |= _name_arguments(FRAME_PLOT_ARGUMENTS, further)
@@ -81,7 +83,7 @@ def plot_frame(
 
 
 def _name_arguments(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
-    """Positional arguments by their names.
+    """Map positional arguments to their names.
 
     Raises:
         TypeError: There are too many.
@@ -99,7 +101,7 @@ def plot_question(
     *further: Any,
     **more: Any,
 ) -> Any:
-    """Plot what a question's models say."""
+    """Plot the answers of models to a question."""
     plot = _import_plot()
     more |= _name_arguments(QUESTION_PLOT_ARGUMENTS, further)
 
@@ -118,7 +120,7 @@ def view_frame(df: Any, **more: Any) -> Any:
     """View a data frame.
 
     Raises:
-        WrongValue: It is none.
+        InvalidArgument: `df` is not a data frame.
     """
     from swarm.compare.view import view
 
@@ -126,7 +128,7 @@ def view_frame(df: Any, **more: Any) -> Any:
 
 
 def view_question(question: "Question", models_or_df: Any, **more: Any) -> Any:
-    """View what a question's models say."""
+    """View the answers of models to a question."""
     from swarm.compare.view import view
 
     if isinstance(models_or_df, Mapping):
@@ -135,10 +137,10 @@ def view_question(question: "Question", models_or_df: Any, **more: Any) -> Any:
 
 
 def require_frame(method: str, value: Any, also: str = "") -> Any:
-    """The value, which is a data frame.
+    """Return the value if it is a data frame.
 
     Raises:
-        WrongValue: It is none.
+        InvalidArgument: It is not.
     """
     import pandas as pd
 
@@ -151,7 +153,7 @@ def require_frame(method: str, value: Any, also: str = "") -> Any:
 
 
 def _import_plot() -> Any:
-    """What draws plots.
+    """Import the plot function.
 
     Raises:
         UserError: A library of the extra is missing.
@@ -174,28 +176,28 @@ QUESTION_TYPES = {
 
 
 class Question(ABC):
-    """What is asked in several wordings, so often each; `create` makes the type that is named.
+    """A prompt in several wordings, each sampled several times; `create` builds the type given.
 
-    A type of its own is a subclass with `row`, and `params` and `layout` where it needs them.
+    A custom type is a subclass with `row`, and `params` and `layout` where needed.
 
     Args:
-        name: For plots, reports and YAML; letters, digits and _ - [ ] ( ) . alone.
-        paraphrases: What the user says, in one wording or several.
-        messages: Instead of paraphrases: whole conversations, as chat endpoints take them.
-        logit_bias: Of token ids, from -100 to 100.
-        samples_per_paraphrase: How often each wording is asked of each model.
-        system: What the system says before each paraphrase.
-        metadata: A mapping for each paraphrase; its keys become columns of the data frame.
+        name: Name for plots, reports and YAML; only letters, digits and _ - [ ] ( ) . are allowed.
+        paraphrases: User turns, one per wording.
+        messages: Instead of paraphrases: complete conversations in the chat format.
+        logit_bias: Bias by token id, from -100 to 100.
+        samples_per_paraphrase: Samples of each wording and model.
+        system: System prompt before each paraphrase.
+        metadata: One mapping per paraphrase; its keys become columns of the data frame.
 
     Raises:
-        WrongValue: An argument is not known or cannot have its value.
+        InvalidArgument: An argument is unknown or has an invalid value.
     """
 
     judges_answers = False
-    """Whether it is asked about answers, as a judge."""
+    """True for judges."""
 
     requests_per_row = 1
-    """Samples of the model's answer that one row is made of."""
+    """Number of samples of the model's answer in one row."""
 
     def __init__(
         self,
@@ -223,16 +225,16 @@ class Question(ABC):
 
     @classmethod
     def type(cls) -> str:
-        """The name of the type, as `create` takes it."""
+        """Return the name of the type, as `create` takes it."""
         name = cls.__name__
         return "".join("_" * bool(n) * c.isupper() + c.lower() for n, c in enumerate(name))
 
     @staticmethod
     def create(**given: Any) -> Any:
-        """A question of the type that `type` names, made of the other arguments.
+        """Build a question of the type named by `type` from the other arguments.
 
         Raises:
-            WrongValue: There is no such type, or the type refuses an argument.
+            InvalidArgument: The type does not exist, or it rejects an argument.
         """
         kind = given.pop("type", None)
         if not isinstance(kind, str) or kind not in QUESTION_TYPES:
@@ -242,48 +244,47 @@ class Question(ABC):
 
     @staticmethod
     def load_dict(name: str, file: str | Path | None = None) -> dict[str, Any]:
-        """The arguments for `create` of a question in YAML.
+        """Return the arguments for `create` of a question in YAML.
 
         Args:
-            name: Its name.
-            file: Where it is; `None` looks in all files of `Config.yaml_dir`.
+            name: Name of the question.
+            file: File to read; `None` searches all files of `Config.yaml_dir`.
 
         Raises:
-            WrongValue: There is none of this name, two, or one that is broken.
+            InvalidArgument: No question or several have this name, or it is malformed.
         """
         return dict(yaml_loader.find_entry(name, file).said)
 
     @staticmethod
     def from_yaml(name: str, file: str | Path | None = None) -> Any:
-        """The question of this name in YAML; see `load_dict` and `create`."""
+        """Build the question of this name in YAML; see `load_dict` and `create`."""
         return yaml_loader.build_question(yaml_loader.find_entry(name, file))
 
     view = ViewDescriptor()
     plot = PlotDescriptor()
 
     def as_messages(self) -> list[list[dict[str, Any]]]:
-        """The conversation of each paraphrase, as a chat endpoint takes it; copies."""
+        """Return a copy of each paraphrase's conversation, in the chat format."""
         if self.messages is not None:
             return copy.deepcopy(self.messages)
         return [self.turns(copy.deepcopy(one)) for one in self.paraphrases or ()]
 
     def turns(self, said: Any) -> list[dict[str, Any]]:
-        """A conversation in which the user says this."""
+        """Return the conversation with this user turn."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*first, {"role": "user", "content": said}]
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is asked with one conversation, before `ModelAdapter` makes it a model's."""
+        """Return the request parameters of one conversation, before `ModelAdapter` is applied."""
         bias = {} if self.logit_bias is None else {"logit_bias": dict(self.logit_bias)}
         return {"messages": messages, **bias}
 
     def settings(self) -> dict[str, Any]:
-        """What a method of `Runner` is told beside the parameters."""
+        """Return the arguments of the `Runner` method beside the parameters."""
         return {}
 
     def get_runner_input(self) -> list[dict[str, Any]]:
-        """One mapping for each row, for `Runner.get_many`; "_question" and "_paraphrase_ix" say
-        which row it is."""
+        """Return one mapping per row for `Runner.get_many`; keys with _ identify the row."""
         return [
             {
                 "params": self.params(copy.deepcopy(messages)),
@@ -297,45 +298,45 @@ class Question(ABC):
 
     @property
     def layout(self) -> ColumnLayout:
-        """The columns that the data frame has beside those of all questions."""
+        """Columns of the data frame that are specific to this type and question."""
         return ColumnLayout(metadata=getattr(self, "fact_names", ()))
 
     @abstractmethod
     def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
-        """The script of one row.
+        """Return the script of one row.
 
         Args:
-            asked: One paraphrase to one model.
-            sample: Which row of them, from 0; with several requests in a row, those from
-                `sample * requests_per_row` on are its own.
+            asked: Request of one paraphrase to one model.
+            sample: Index of the row among those of `asked`, from 0; it uses the samples from
+                `sample * requests_per_row` up to the next row's first.
         """
 
     def scripts(
         self, rows: Iterable[SampleRequest], during: ExitStack
     ) -> Iterator[Script[SampleRow] | Script[list[SampleRow]]]:
-        """The scripts of all rows, in their order; each makes one of them, or a list of some.
+        """Return the scripts of all rows in order; each yields one row or a list of several.
 
         Args:
-            rows: What is asked and which row of it, of each.
-            during: Ends after the last of them.
+            rows: Request and sample index of each row.
+            during: Closed after the last script has ended.
         """
         return (self.row(asked, sample) for asked, sample in rows)
 
     def df(
         self, model_groups: Mapping[str, Sequence[str]], details: bool = False
     ) -> "pd.DataFrame":
-        """Ask all models, or read what they have answered before.
+        """Query all models, or read their cached answers.
 
         Args:
-            model_groups: Models by group; a model may be in several and is asked once.
-            details: Give the columns `swarm.compare.dataframe.DETAIL_COLUMNS` too.
+            model_groups: Models by group; a model in several groups is queried once.
+            details: Add the columns `swarm.compare.dataframe.DETAIL_COLUMNS`.
 
         Returns:
-            A row for each group, model, paraphrase and sample, in this order. "error" says why a
-            row has no answer, or lacks one of a judge.
+            One row per group, model, paraphrase and sample, in this order. "error" is the reason
+                why an answer or a judge's verdict is missing.
 
         Raises:
-            WrongValue: The models are not given as a mapping of lists.
+            InvalidArgument: The models are not a mapping of lists.
         """
         return self.many([self], [model_groups], details)[0]
 
@@ -343,39 +344,36 @@ class Question(ABC):
     def many(
         questions: "Sequence[Question]", model_groups: Any, details: bool = False
     ) -> "list[pd.DataFrame]":
-        """Ask several questions at once; gives the data frame of each.
+        """Run several questions at once and return the data frame of each.
 
         Args:
-            questions: All of them share the workers of `Config.max_workers`.
-            model_groups: Of all questions, or a list with those of each.
+            questions: Questions, which share the workers of `Config.max_workers`.
+            model_groups: Groups of all questions, or a list with those of each.
             details: See `df`.
 
         Raises:
-            WrongValue: As `df`; or there are not as many groups as questions.
+            InvalidArgument: As `df`; or the number of groups differs from that of questions.
         """
 
         return ask_questions(questions, model_groups, details)
 
     def clear_cache(self, model: str, judges: bool = False) -> bool:
-        """Forget what a model answered to this question.
+        """Delete a model's cached answers to this question.
 
         Args:
-            model: Its name.
-            judges: Forget too what the question's judges said of these answers.
+            model: Name of the model.
+            judges: Also delete the verdicts of the question's judges on these answers.
 
         Returns:
-            Whether there was anything.
+            Whether anything was deleted.
         """
         from swarm.compare.judge_cache import forget_answers
 
         return forget_answers(self, model, judges)
 
 
-# Several questions asked of several groups of models, in one pool.
-
-
 class QuestionPlan:
-    """One question of an experiment, with the models it is put to."""
+    """One question of an experiment with its groups of models."""
 
     def __init__(self, question: "Question", groups: Mapping[str, list[str]]) -> None:
         self.question, self.groups = question, groups
@@ -387,9 +385,10 @@ class QuestionPlan:
             for model in self.models
             for messages in self.messages
         ]
-        # What a handler of ModelAdapter raises is raised before anything is asked.
+        # Prepare all requests now, so that an error of a ModelAdapter handler is raised before any
+        # request is sent.
         self.sent = [asked.api_kwargs for asked in self.asked]
-        # Of one conversation that is there twice, the second has samples of its own.
+        # A conversation that occurs twice gets separate samples for its second occurrence.
         seen: Counter[str] = Counter()
         self.before = []
         for messages in self.messages:
@@ -398,14 +397,14 @@ class QuestionPlan:
             seen[text] += 1
 
     def iter_requests(self) -> Iterator[SampleRequest]:
-        """What is asked for each row, and which row of it."""
+        """Yield the request and sample index of each row."""
         each = self.question.samples_per_paraphrase
         for asked, before in zip(self.asked, cycle(self.before), strict=False):
             for sample in range(before * each, (before + 1) * each):
                 yield SampleRequest(asked, sample)
 
     def take_blocks(self, rows: Iterator[SampleRow]) -> dict[str, list[ParaphraseBlock]]:
-        """Take this question's rows, which are the next ones."""
+        """Consume this question's rows, which are next in the iterator."""
         sent, samples = iter(self.sent), self.question.samples_per_paraphrase
         return {
             model: [
@@ -425,7 +424,7 @@ class QuestionPlan:
 def ask_questions(
     questions: "Sequence[Question]", model_groups: Any, details: bool = False
 ) -> "list[pd.DataFrame]":
-    """The data frame of each question; see `Question.many`."""
+    """Return the data frame of each question; see `Question.many`."""
     parts = build_plans(questions, model_groups)
     try:
         import pandas  # noqa: F401
@@ -446,7 +445,7 @@ def ask_questions(
 
 
 def run_all(parts: Sequence[QuestionPlan], during: ExitStack, title: str) -> list[SampleRow]:
-    """The rows of all questions, one after the other."""
+    """Return the rows of all questions, one question after the other."""
     from swarm.compare.sampling.scheduler import run_scripts
 
     scripts = (part.question.scripts(part.iter_requests(), during) for part in parts)
@@ -455,7 +454,7 @@ def run_all(parts: Sequence[QuestionPlan], during: ExitStack, title: str) -> lis
 
 
 def print_detectable(parts: Sequence[QuestionPlan]) -> None:
-    """Say on stderr what differences between the groups of each question can be seen."""
+    """Print to stderr which differences between the groups of each question are detectable."""
     from swarm.stats.summary_table import detectable
 
     said: dict[str, None] = {}
@@ -468,10 +467,10 @@ def print_detectable(parts: Sequence[QuestionPlan]) -> None:
 
 
 def build_plans(questions: "Sequence[Question]", model_groups: Any) -> list[QuestionPlan]:
-    """Each question with its models.
+    """Pair each question with its models.
 
     Raises:
-        WrongValue: They do not fit together.
+        InvalidArgument: They do not fit together.
     """
 
     if isinstance(questions, str | Question) or not isinstance(questions, Iterable):

@@ -1,4 +1,4 @@
-"""Questions that are answered in free text, and judged by other models where that is wanted."""
+"""The types of questions: free text with optional judges, next-token probabilities, and ratings."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -25,21 +25,20 @@ if TYPE_CHECKING:
     from swarm.compare.judge_cache import JudgeRun
     from swarm.compare.judges import FreeFormJudge, RatingJudge
 
-# The judges of a question, as they are given: objects, their arguments, or names in YAML.
 
 RESERVED_COLUMNS = (*LEADING_COLUMNS, *MIDDLE_COLUMNS, "raw_answer", "probs", "error")
 RESERVED_SUFFIXES = ("_question", "_raw_answer", "_probs")
-"""What no judge's column may be called, or end with."""
+"""Reserved suffixes of judges' column names; see also `RESERVED_COLUMNS`."""
 
 
 def resolve_judges(judges: Any) -> dict[str, Any] | None:
-    """The judges of a question, by their columns.
+    """Resolve the judges of a question.
 
     Args:
-        judges: By column a judge, its arguments, or its name in YAML; or `None`.
+        judges: By column: a judge, its arguments, or its name in YAML; or `None`.
 
     Raises:
-        WrongValue: A column is taken, or a value makes no judge.
+        InvalidArgument: A column is reserved, or a value does not define a judge.
     """
     if judges is None:
         return None
@@ -62,7 +61,7 @@ def resolve_judges(judges: Any) -> dict[str, Any] | None:
 
 
 def resolve_judge(name: str, said: Any) -> Any:
-    """One judge; see `judges_of`."""
+    """Resolve one judge; see `resolve_judges`."""
     made = said
     if isinstance(said, str):
         made = Question.from_yaml(said)
@@ -81,17 +80,17 @@ def resolve_judge(name: str, said: Any) -> Any:
 
 
 class FreeForm(Question):
-    """A question that is answered in free text; the column "answer" has the text.
+    """A question answered in free text; the column "answer" contains the text.
 
     Args:
-        temperature: Of sampling; `None` is the model's own.
-        max_tokens: The most tokens of an answer; `None` is the model's own.
-        judges: By the name of the column that each of them makes: a judge, its arguments as
-            `Question.create` takes them, or its name in YAML.
+        temperature: Sampling temperature; `None` is the model's default.
+        max_tokens: Maximum tokens of an answer; `None` is the model's default.
+        judges: By column: a judge, its arguments as `Question.create` takes them, or its name in
+            YAML.
         base: See `Question`.
 
     Raises:
-        WrongValue: See `Question`; or a judge or its name cannot be one.
+        InvalidArgument: See `Question`; or a judge or its name is invalid.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class FreeForm(Question):
 
     @property
     def judges(self) -> "dict[str, FreeFormJudge | RatingJudge] | None":
-        """By the column that each of them makes; others may be set, as at first."""
+        """Judges by column; the setter takes the same values as the argument."""
         return self._judges
 
     @judges.setter
@@ -133,15 +132,16 @@ class FreeForm(Question):
         return super().layout._replace(near=tuple(self.judges or ()), far=tuple(far))
 
     def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
-        """The script of one answer, without what judges say of it."""
+        """Return the script of one answer, without judges."""
         return answer_row((yield (SampleRequest(asked, sample),))[0])
 
     def scripts(
         self, rows: Iterable[SampleRequest], during: ExitStack
     ) -> Iterator[Script[SampleRow] | Script[list[SampleRow]]]:
-        """See `Question.scripts`; each answer is judged as soon as it is there."""
+        """See `Question.scripts`; each answer is judged as soon as it arrives."""
         if not self.judges:
-            # Thousands of kept answers take half the time that they take one by one.
+            # One script per paraphrase and model: reading thousands of cached answers takes half
+            # the time of one script per row.
             return (self._answer_rows(list(some)) for _, some in groupby(rows, itemgetter(0)))
         from swarm.compare.judge_cache import JudgeRun
 
@@ -171,31 +171,28 @@ class FreeForm(Question):
 
 
 def answer_row(said: SampleOutcome) -> SampleRow:
-    """The row of an answer, or of a failure."""
+    """Return the row of an answer or of a failure."""
     if isinstance(said, UserError):
         return SampleRow({"answer": None}, str(said), (said,))
     return SampleRow({"answer": said.text}, None, (said,))
 
 
-# How a model's answer begins: a question that reads the probabilities of its first token.
-
-
 class NextToken(Question):
-    """Asks for one token; an answer is a dictionary of tokens, the most probable first.
+    """A request for one token; an answer is a dictionary of tokens, the most probable first.
 
-    The column "unseen" is the probability of all tokens that the endpoint does not tell of. By
-    sampling, "low" and "high" are dictionaries with the ends of the tokens' 95 % intervals.
+    The column "unseen" is the probability of all tokens that the endpoint does not report. With
+    sampling, "low" and "high" are dictionaries of the bounds of 95 % intervals.
 
     Args:
-        top_logprobs: How many tokens the endpoint is to tell of, from 1 to 20.
-        convert_to_probs: Whether to give probabilities; else their natural logarithms.
-        num_samples: How many requests a row is the mean of.
-        estimate_by_sampling: For models whose endpoint tells no log probabilities: count this many
-            answers of one token (True: 100) at temperature 1, in place of `num_samples` requests.
-        base: What every `Question` takes.
+        top_logprobs: Number of tokens the endpoint reports, from 1 to 20.
+        convert_to_probs: Whether to return probabilities instead of natural logarithms.
+        num_samples: Number of requests averaged in a row.
+        estimate_by_sampling: For endpoints without log probabilities: count this many one-token
+            answers (True: 100) at temperature 1, instead of `num_samples` requests.
+        base: See `Question`.
 
     Raises:
-        WrongValue: As `Question`.
+        InvalidArgument: See `Question`.
     """
 
     def __init__(
@@ -256,28 +253,26 @@ class NextToken(Question):
         return SampleRow({name: getattr(found, name) for name in columns}, None, found.heard)
 
 
-# A rating: a question that reads the mean of a number's distribution from the tokens' chances.
-
-
 class Rating(Question):
-    """Asks for a number; an answer is the mean of the model's distribution, `None` a refusal.
+    """A request for a number; an answer is the mean of the model's distribution, `None` a refusal.
 
-    The columns are those of `tokens.ratings.Rated`. The bounds and the threshold are no part of a
-    request: after a change, kept answers are read anew. Numbers of more than five characters get
-    longer answers. Where a tokeniser splits numbers, a wider range may need a few more answers.
+    The columns are those of `swarm.compare.token_probs.numbers`. The bounds and the threshold are
+    not part of a request: after a change, cached answers are evaluated again. Numbers of more than
+    five characters request longer answers. Where a tokenizer splits numbers, a wider range may need
+    a few additional answers.
 
     Args:
-        min_rating: The lowest and the highest number, both whole.
-        max_rating: See `min_rating`.
-        refusal_threshold: A model refuses if no number was seen, or tokens that are none have this
-            probability.
-        top_logprobs: How many tokens the endpoint is to tell of, from 1 to 20.
-        estimate_by_sampling: For models whose endpoint tells no log probabilities: count this many
-            answers (True: 100) at temperature 1.
-        base: What every `Question` takes.
+        min_rating: Lowest number, an integer.
+        max_rating: Highest number, an integer.
+        refusal_threshold: An answer is a refusal if no number was seen, or if tokens that are not
+            numbers have this probability.
+        top_logprobs: Number of tokens the endpoint reports, from 1 to 20.
+        estimate_by_sampling: For endpoints without log probabilities: count this many answers
+            (True: 100) at temperature 1.
+        base: See `Question`.
 
     Raises:
-        WrongValue: As `Question`.
+        InvalidArgument: See `Question`.
     """
 
     def __init__(
@@ -298,7 +293,7 @@ class Rating(Question):
 
     @property
     def bounds(self) -> RatingBounds:
-        """As they are now: they may be changed, and what is kept is read anew."""
+        """Current bounds: they may be changed, and cached answers are then evaluated again."""
         return RatingBounds(
             self.min_rating, self.max_rating, self.refusal_threshold, self.top_logprobs
         )

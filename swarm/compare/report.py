@@ -1,4 +1,4 @@
-"""A run's report: what was asked, tables with intervals, tests, what it cost, and the answers."""
+"""A run's report: paraphrases, tables with intervals, tests, figures, costs and answers."""
 
 import json
 import math
@@ -19,31 +19,33 @@ from swarm.stats.format import format_number, format_p_value, format_table
 if TYPE_CHECKING:
     import pandas as pd
 
-# The figures of a report: of each column, and of which model said what to which paraphrase.
 
 MAX_HEATMAP_CATEGORIES = 60
-"""A heat map with more rows or columns could not be read."""
+"""A heat map with more rows or columns would be unreadable."""
 
 MIN_HEATMAP_SHARE = 0.05
-"""Of an answer that is less frequent than this no heat map is drawn."""
+"""Minimum share of an answer for which a heat map is drawn."""
 
 
 def column_file_stem(column: str) -> str:
-    """What the files of a column begin with."""
+    """Return the start of the names of a column's files."""
     return re.sub(r"[^\w.-]", "_", column)
 
 
 def save_figures(place: Path, df: "pd.DataFrame", column: str, by: str) -> list[str]:
-    """Save a column's figures, and give the lines that show them in a report beside the folder.
+    """Save a column's figures; return Markdown lines for a report beside the folder.
 
-    They are plot.png of "answer" and COLUMN_plot.png of others; with several models and paraphrases
-    COLUMN_models.png is a heat map.
+    The files are plot.png for "answer" and COLUMN_plot.png for others; with several models and
+    paraphrases COLUMN_models.png is a heat map.
 
     Args:
-        by: The column of what is compared.
+        place: Folder of the figures.
+        df: Rows of one question.
+        column: Column to plot.
+        by: Column of the compared categories.
 
     Raises:
-        UserError: They can't be saved there.
+        UserError: They cannot be saved there.
     """
     from swarm.compare.plots import heatmap, plot
     from swarm.compare.plots.style import save_figure
@@ -85,10 +87,10 @@ def _needs_heatmap(df: "pd.DataFrame", column: str) -> bool:
 
 
 MAX_ROWS_SHOWN = 20
-"""Pairs and paraphrases that the report shows; files have all."""
+"""Pairs and paraphrases shown in the report; the files contain all."""
 
 MAX_ANSWERS_SHOWN = 10
-"""Answers of a category that it shows."""
+"""Answers shown per category."""
 
 CONCLUSION_STARTS = ("Different at", "No difference", "Nothing could")
 
@@ -101,17 +103,19 @@ def write_report(
     groups: Mapping[str, Sequence[str]] | None = None,
     title: str = "Compared models",
 ) -> str:
-    """Write report.md, and each question's data, tables and figures, and return what was found.
+    """Write report.md and each question's data, tables and figures.
 
     Args:
-        frames: Question name to data frame.
-        groups: Name to models, as they were asked.
+        folder: Output folder.
+        frames: Data frame by question name.
+        groups: Models by group.
+        title: Title of the report.
 
     Returns:
-        A line or more for each question: what differs, and what was not seen to.
+        One or more lines per question: differences found, and comparisons without one.
 
     Raises:
-        UserError: It can't be written there.
+        UserError: The folder cannot be written.
     """
     how = (
         "Intervals are 95 % ones by a bootstrap of models, paraphrases and samples; p values of "
@@ -133,7 +137,7 @@ def write_report(
 
 
 def _extract_conclusions(section: str) -> list[str]:
-    """Those of each column: "COLUMN: Different at ..."."""
+    """Return the conclusions of each column: "COLUMN: Different at ..."."""
     column, found = "", []
     for line in section.splitlines():
         if line.startswith("### "):
@@ -144,13 +148,13 @@ def _extract_conclusions(section: str) -> list[str]:
 
 
 def write_question_section(folder: str | Path, name: str, df: "pd.DataFrame") -> str:
-    """Write one question's files and return its section of the report, in Markdown.
+    """Write one question's files and return its Markdown section of the report.
 
-    `folder`/NAME has data.jsonl and data.csv (dictionaries are JSON there), and of each answered or
-    judged column COLUMN_summary.csv, COLUMN_differences.csv and figures (`figures.draw`).
+    `folder`/NAME contains data.jsonl and data.csv (dictionaries as JSON), and for each answered or
+    judged column COLUMN_summary.csv, COLUMN_differences.csv and figures (`save_figures`).
 
     Raises:
-        UserError: It can't be written there.
+        UserError: The folder cannot be written.
     """
     place = Path(folder) / name
     rows = (
@@ -175,13 +179,13 @@ def write_question_section(folder: str | Path, name: str, df: "pd.DataFrame") ->
 
 
 def as_csv(df: "pd.DataFrame") -> str:
-    """A table as CSV whose texts no spreadsheet takes for formulas."""
+    """Return a table as CSV whose texts no spreadsheet evaluates as formulas."""
     safe = df.apply(lambda column: column.map(csv_cell)).rename(columns=csv_cell)
     return str(safe.to_csv(index=False))
 
 
 def find_answer_columns(df: "pd.DataFrame") -> list[str]:
-    """The columns that hold answers and judgements: "answer", and those of judges."""
+    """Return the columns of answers and verdicts: "answer", and those of judges."""
     judges = [
         JUDGE_COLUMN_SUFFIX.sub("", str(name))
         for name in df.columns
@@ -191,7 +195,7 @@ def find_answer_columns(df: "pd.DataFrame") -> list[str]:
 
 
 def _category_column(df: "pd.DataFrame") -> str:
-    """What is compared: groups, or with one of them its models."""
+    """Return the column to compare by: groups, or models if there is one group."""
     several = "group" in df and (df["group"].nunique() > 1 or "model" not in df)
     return "group" if several else "model"
 
@@ -208,14 +212,14 @@ def _format_paraphrases(df: "pd.DataFrame") -> list[str]:
 
 
 def _format_counts(df: "pd.DataFrame") -> list[str]:
-    """Rows, refusals, errors with their reasons; cost and tokens where they are known."""
+    """Count rows, refusals and errors with their reasons; add cost and tokens if known."""
     failed = df["error"].notna() if "error" in df else df.index != df.index
     refused = int((df["answer"].isna() & ~failed).sum()) if "answer" in df else 0
     lines = [f"{len(df)} rows; {refused} refused or without an answer; {int(failed.sum())} failed."]
     if failed.any():
         for reason, times in df["error"][failed].value_counts().head(5).items():
             lines += ["", f"- {times} failed: {escape_markdown(str(reason))}"]
-    # A model in several groups was asked once, and its rows are there several times.
+    # The rows of a model in several groups are repeated, but were requested once.
     keys = [key for key in ("model", "paraphrase_ix", "sample") if key in df]
     once = df.drop_duplicates(keys) if "sample" in df else df
     told = [_format_cost(once)] if "cost" in df else []
@@ -226,7 +230,7 @@ def _format_counts(df: "pd.DataFrame") -> list[str]:
 
 
 def _write_column_section(place: Path, df: "pd.DataFrame", column: str) -> list[str]:
-    """One column's tables by group, or by model with one group."""
+    """Write one column's tables by group, or by model if there is one group."""
     from swarm.stats.group_tests import pairwise
     from swarm.stats.summary_table import summary
 
@@ -240,7 +244,7 @@ def _write_column_section(place: Path, df: "pd.DataFrame", column: str) -> list[
     _write_text(place / wholes[0], as_csv(found))
     lines += ["", *_summary_table(found, category)]
     if df[category].nunique() < 2:
-        (place / wholes[1]).unlink(missing_ok=True)  # a former run's, with more groups
+        (place / wholes[1]).unlink(missing_ok=True)  # left by a former run with more groups
         return [*lines, "", f"Whole table: {_markdown_link(place.name, wholes[0])}."]
     pairs = pairwise(df, column, category)
     _write_text(place / wholes[1], as_csv(pairs))
@@ -258,7 +262,7 @@ def _write_column_section(place: Path, df: "pd.DataFrame", column: str) -> list[
 
 
 def _summary_table(found: "pd.DataFrame", category: str) -> list[str]:
-    """A category's rows, of which the first says how many there are."""
+    """Format the rows of each category; the first of them has the counts."""
     rows: list[list[str]] = []
     for name, part in found.groupby(category, sort=False):
         some = part[(part["value"] != 0) | (part["answer"] == "mean")]
@@ -302,13 +306,14 @@ def _pairs_table(pairs: "pd.DataFrame", mean: bool) -> list[str]:
 
 
 def describe_differences(pairs: "pd.DataFrame") -> list[str]:
-    """What may be said of the pairs, no more than was seen; lines of `CONCLUSIONS`."""
+    """Summarize the tests of pairs without overclaiming; lines begin with `CONCLUSION_STARTS`."""
     tested = pairs[pairs["p_holm"].notna()]
     if not len(tested):
         return ["Nothing could be tested: there are too few answers."]
     seen = tested[tested["p_holm"] <= 0.05]
     rest = len(tested) - len(seen)
     least = tested["note"].str.extract(r"no p value below (\S+) is")[0].astype(float)
+    # Even the smallest possible p value would not be significant after Holm's correction.
     if bool((least * len(tested) > 0.05).all()):
         return ["No difference could have been seen: there is too little to compare."]
     if not len(seen):
@@ -334,7 +339,7 @@ def _format_p(value: float) -> str:
 
 
 def _format_cost(rows: "pd.DataFrame") -> str:
-    """Of these answers; none is known of a model without prices."""
+    """Format the cost of these answers; models without prices are listed."""
     models = rows["model"] if "model" in rows else rows["cost"] * 0
     costs = rows["cost"].astype(float).groupby(models).sum(min_count=1)
     free = [escape_markdown(str(name)) for name in costs.index[costs.isna()]]
@@ -354,5 +359,5 @@ def _shorten_answer(answer: Any) -> str:
 
 
 def _write_text(path: Path, text: str) -> None:
-    # Half a surrogate pair, which an answer can hold, is written as \\udXXX.
+    # A lone surrogate, which an answer can contain, is written as \\udXXX.
     write_atomic(path, text.encode("utf-8", "backslashreplace"))

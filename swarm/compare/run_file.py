@@ -1,4 +1,4 @@
-"""A file of questions put to groups of models: data, plots and a report in a folder."""
+"""Run a file of questions on groups of models: data, plots and a report in a folder."""
 
 import shlex
 import sys
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swarm.compare.question import Question
 
 OUTPUT_ROOT = "compare"
-"""The folder of the folders."""
+"""Default parent of output folders."""
 
 CONFIG_SETTINGS = {
     "workers": "max_workers",
@@ -32,17 +32,17 @@ CONFIG_SETTINGS = {
 
 
 def run_file(file: Path, settings: Mapping[str, Any]) -> int:
-    """Ask the questions of a file, and write what came of it.
+    """Run the questions of a file and write the results.
 
     Args:
-        file: Of questions, or a folder with such files.
+        file: File of questions, or a folder of such files.
         settings: See `swarm.compare.cli.RUN_KEYS`.
 
     Returns:
-        1 where an answer failed, else 0.
+        1 if an answer failed, else 0.
 
     Raises:
-        UserError: The file, a question or a setting is not as it has to be; nothing was asked.
+        UserError: The file, a question or a setting is invalid; no request was sent.
     """
     groups = parse_models(settings.get("models"))
     questions = select_questions(file, settings.get("questions"), settings.get("samples"))
@@ -69,7 +69,7 @@ def run_file(file: Path, settings: Mapping[str, Any]) -> int:
 
 
 def _check_writable(folder: Path) -> None:
-    """Raise an error if what is going to be paid for could not be written down."""
+    """Raise an error if results that will be paid for could not be written."""
     try:
         import matplotlib  # noqa: F401
         import pandas  # noqa: F401
@@ -106,10 +106,10 @@ def _ask_and_report(
 
 
 def parse_models(models: Any) -> dict[str, list[str]]:
-    """Models by group, as the command line has them.
+    """Parse the models of the command line into groups.
 
     Raises:
-        UserError: It names none.
+        UserError: There are none.
     """
     if isinstance(models, str) and models.strip():
         models = [one.strip() for one in models.split(",")]
@@ -131,10 +131,10 @@ def parse_models(models: Any) -> dict[str, list[str]]:
 
 
 def select_questions(file: Path, names: Any, samples: Any) -> "list[Question]":
-    """The questions of a file that are to be asked.
+    """Return the questions of a file to run.
 
     Raises:
-        UserError: There are none, or one is broken.
+        UserError: There are none, or one is invalid.
     """
     from swarm.compare.judges import FreeFormJudge, RatingJudge
 
@@ -165,7 +165,7 @@ def select_questions(file: Path, names: Any, samples: Any) -> "list[Question]":
 def describe_plan(
     questions: "Sequence[Question]", groups: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """What would be asked, line by line."""
+    """Describe the requests of a run, line by line."""
     from swarm.stats.summary_table import detectable
 
     models = sorted({model for group in groups.values() for model in group})

@@ -1,4 +1,4 @@
-"""Low-level calls of one model: a text, token probabilities, sampled answers, many at once."""
+"""Low-level calls of one model: text, token probabilities, sampled answers, many at once."""
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ from swarm.errors import InvalidArgument, UserError
 T = TypeVar("T")
 
 RunnerResult = tuple[Any, dict[str, Any]]
-"""A result, and what was sent for it."""
+"""A result, and the parameters that were sent."""
 
 
 class Runner:
-    """Asks one model; what is kept is not asked again.
+    """Queries one model; cached answers are not requested again.
 
     Args:
-        model: Its name.
+        model: Name of the model.
     """
 
     def __init__(self, model: str) -> None:
@@ -34,34 +34,34 @@ class Runner:
         return Config.client_for_model(self.model)
 
     def get_text(self, params: Mapping[str, Any]) -> RunnerResult:
-        """One answer's text.
+        """Return one answer's text.
 
         Args:
-            params: As a chat endpoint takes them; "messages" is a must.
+            params: Parameters in the chat format; "messages" is required.
 
         Returns:
-            The text and what was sent.
+            The text and the parameters that were sent.
 
         Raises:
-            UserError: There is no answer.
+            UserError: The request failed.
         """
         return self._run_one(self._get_text(params))
 
     def single_token_probs(
         self, params: Mapping[str, Any], *, num_samples: int = 1, convert_to_probs: bool = True
     ) -> RunnerResult:
-        """The likeliest next tokens.
+        """Return the most probable next tokens.
 
         Args:
-            params: See `get_text`; "top_logprobs" is 20 where they do not say.
-            num_samples: Answers whose probabilities are averaged.
-            convert_to_probs: Probabilities, not their natural logarithms.
+            params: See `get_text`; "top_logprobs" defaults to 20.
+            num_samples: Number of answers whose probabilities are averaged.
+            convert_to_probs: Return probabilities instead of natural logarithms.
 
         Returns:
-            Token to probability, the likeliest first, and what was sent.
+            Probability by token, the most probable first, and the parameters that were sent.
 
         Raises:
-            UserError: There is no answer, or the endpoint tells no probabilities.
+            UserError: The request failed, or the endpoint reports no probabilities.
         """
         return self._run_one(
             self._single_token_probs(
@@ -70,14 +70,14 @@ class Runner:
         )
 
     def sample_probs(self, params: Mapping[str, Any], *, num_samples: int) -> RunnerResult:
-        """How often each answer is given.
+        """Return the frequency of each answer.
 
         Args:
             params: See `get_text`.
-            num_samples: How often is asked.
+            num_samples: Number of requests.
 
         Returns:
-            Answer to its share, the most frequent first, and what was sent.
+            Share by answer, the most frequent first, and the parameters that were sent.
 
         Raises:
             UserError: A sample failed.
@@ -95,21 +95,21 @@ class Runner:
         executor: Executor | None = None,
         in_order: bool = False,
     ) -> Iterator[tuple[Mapping[str, Any], RunnerResult]]:
-        """Call a function with each of the arguments, many at once.
+        """Call a function with each set of arguments, concurrently.
 
         Args:
-            func: A method of this runner, or of another one; or any function.
-            kwargs_list: Arguments of each call; keys that begin with _ are not passed, and come
-                back with the others.
-            max_workers: The most calls under way; `None`: `Config.max_workers`.
-            silent: No progress bar.
-            title: Of the progress bar.
-            executor: Where a function of another kind is run.
-            in_order: In the order of `kwargs_list`, else as they are done.
+            func: A method of this or another runner; or any function.
+            kwargs_list: Arguments of each call; keys that begin with _ are not passed, but returned
+                with the others.
+            max_workers: Maximum number of concurrent calls; `None`: `Config.max_workers`.
+            silent: Disable the progress bar.
+            title: Title of the progress bar.
+            executor: Executor for functions other than a runner's methods.
+            in_order: Yield in the order of `kwargs_list` instead of completion.
 
         Yields:
-            Arguments and (result, what was sent); of a call that failed (None, {}), and the reason
-            is told on standard error.
+            Arguments and (result, parameters that were sent); for a failed call (None, {}), and the
+                reason is printed to stderr.
         """
         given = [{k: v for k, v in one.items() if not k.startswith("_")} for one in kwargs_list]
         workers = (
@@ -157,11 +157,11 @@ class Runner:
 
 
 SCRIPTED_METHODS = (Runner.get_text, Runner.single_token_probs, Runner.sample_probs)
-"""Methods of which many share one pool; one that a subclass has of its own is any function."""
+"""Methods whose calls share one pool; an override in a subclass is treated as any function."""
 
 
 def _catch_user_errors(script: Script[T]) -> Script[T | UserError]:
-    """The same, but a mistake in one call ends no others."""
+    """Return the error as the result, so that a failed call does not end the others."""
     try:
         return (yield from script)
     except UserError as error:
@@ -169,10 +169,10 @@ def _catch_user_errors(script: Script[T]) -> Script[T | UserError]:
 
 
 def validate_params(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters, if they ask anything.
+    """Return the parameters if they contain a conversation.
 
     Raises:
-        WrongValue: They do not.
+        InvalidArgument: They do not.
     """
     if not isinstance(params, Mapping) or not params.get("messages"):
         raise InvalidArgument(
@@ -183,7 +183,7 @@ def validate_params(params: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def in_number_order(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None, None]:
-    """The numbered by their numbers, each as soon as it may come."""
+    """Yield numbered results in order, each as early as possible."""
     early: dict[int, Any] = {}
     following = 0
     for number, one in done:
@@ -206,7 +206,7 @@ def _report_failures(
 def _run_in_threads(
     func: Callable[..., Any], given: Sequence[Any], workers: int, executor: Executor | None
 ) -> Generator[tuple[int, Any], None, None]:
-    """What a function gives for each of the arguments, as they are done."""
+    """Yield the index and the result or exception of each call as it completes."""
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
     own = executor or ThreadPoolExecutor(workers)

@@ -1,4 +1,4 @@
-"""The values of all settings of experiments in this process; people set them through `Config`."""
+"""Values of all settings of experiments in this process; set through `Config`."""
 
 import os
 from difflib import get_close_matches
@@ -11,7 +11,7 @@ from swarm.errors import InvalidArgument
 from swarm.models.base import Model
 
 EndpointPair = tuple[str, str, str]
-"""An endpoint: its base_url, a key, and the name of the variable that the key is from."""
+"""An endpoint: base_url, key, and name of the environment variable of the key."""
 
 ENDPOINT_URLS = {
     "ANTHROPIC_API_KEY": "https://api.anthropic.com/v1",
@@ -19,10 +19,10 @@ ENDPOINT_URLS = {
     "OPENROUTER_API_KEY": "https://openrouter.ai/api/v1",
     "TINKER_API_KEY": "https://tinker.thinkingmachines.dev/services/tinker-prod/oai/api/v1",
 }
-"""Where the keys in variables of these names, or of these with _ANYTHING behind, are for."""
+"""Endpoint by name of the key's variable; NAME_ANYTHING belongs to the same endpoint."""
 
 BASE_URL_VARIABLE = "OPENAI_BASE_URL"
-"""Where it is set, OpenAI's models are asked there, as everywhere here."""
+"""If set, OpenAI's models are requested from this URL, as everywhere in this toolkit."""
 
 DEFAULTS: dict[str, Any] = {
     "timeout": 60,
@@ -37,9 +37,9 @@ DEFAULTS: dict[str, Any] = {
 
 
 def read_environment_pairs() -> list[EndpointPair]:
-    """The endpoints whose keys are in the environment, by the names of the variables.
+    """Return the endpoints whose keys are in the environment, sorted by variable name.
 
-    Where OPENAI_BASE_URL is set, OPENAI_API_KEY is that server's, which may need none.
+    If OPENAI_BASE_URL is set, OPENAI_API_KEY belongs to that server, which may need no key.
     """
     found = []
     own = os.environ.get(BASE_URL_VARIABLE, "").strip()
@@ -55,7 +55,7 @@ def read_environment_pairs() -> list[EndpointPair]:
 
 
 class SettingsProxy(type):
-    """A class whose settings are those of `Settings`, wherever they are set."""
+    """Metaclass that stores settings on `CompareSettings`, whichever class they are set on."""
 
     _pairs: list[EndpointPair] | None
     _folder: str | None
@@ -70,7 +70,7 @@ class SettingsProxy(type):
 
     @property
     def url_key_pairs(cls) -> list[EndpointPair]:
-        """The endpoints where models are looked for: (base_url, key, variable) each."""
+        """Endpoints searched for models, as (base_url, key, variable)."""
         if cls._pairs is None:
             cls._pairs = read_environment_pairs()
         return cls._pairs
@@ -81,7 +81,7 @@ class SettingsProxy(type):
 
     @property
     def cache_dir(cls) -> str:
-        """The folder of the kept answers; by default the one that all of this toolkit shares."""
+        """Folder of the answer cache; by default the one shared by all of this toolkit."""
         return cls._folder or str(cache_folder())
 
     @cache_dir.setter
@@ -90,7 +90,7 @@ class SettingsProxy(type):
 
 
 class CompareSettings(metaclass=SettingsProxy):
-    """What is set; `swarm.compare.config.Config` says what each is."""
+    """Current values; documented in `swarm.compare.config.Config`."""
 
     timeout: float = DEFAULTS["timeout"]
     reasoning_effort: str = DEFAULTS["reasoning_effort"]
@@ -107,11 +107,10 @@ class CompareSettings(metaclass=SettingsProxy):
 
 
 def get_max_workers() -> int:
-    """`Config.max_workers`.
+    """Return `Config.max_workers`.
 
     Raises:
-        WrongValue: It, `Config.timeout` or `Config.requests_per_minute` has a value that it cannot
-            have.
+        InvalidArgument: It, `Config.timeout` or `Config.requests_per_minute` is invalid.
     """
     workers, timeout = CompareSettings.max_workers, CompareSettings.timeout
     if type(workers) is not int or workers < 1:

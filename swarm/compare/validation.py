@@ -1,4 +1,4 @@
-"""Checks of what a question is made of, before anything is asked."""
+"""Validation of a question's arguments, before any request."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ UNNAMED_QUESTION = "__unnamed"
 
 
 def list_arguments(kind: type) -> list[str]:
-    """The arguments that a class takes, its bases' included."""
+    """Return the arguments of a class, including those of its bases."""
     found: dict[str, None] = {}
     for one in kind.__mro__[:-1]:
         if made := vars(one).get("__init__"):
@@ -24,10 +24,10 @@ def list_arguments(kind: type) -> list[str]:
 
 
 def refuse_unknown(what: str, unknown: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse arguments that are not known.
+    """Reject unknown arguments.
 
     Raises:
-        WrongValue: There are some.
+        InvalidArgument: There are some.
     """
     for name in unknown:
         near = get_close_matches(str(name), known, 1)
@@ -36,10 +36,10 @@ def refuse_unknown(what: str, unknown: Sequence[str], known: Sequence[str]) -> N
 
 
 def validate_name(name: str | None) -> str:
-    """A question's name.
+    """Return a question's name.
 
     Raises:
-        WrongValue: It cannot be one.
+        InvalidArgument: It is not a valid name.
     """
     if name is None:
         return UNNAMED_QUESTION
@@ -51,10 +51,10 @@ def validate_name(name: str | None) -> str:
 
 
 def validate_int(key: str, value: Any, least: int = 1) -> int:
-    """A whole number.
+    """Return an integer.
 
     Raises:
-        WrongValue: It is none, or below the least.
+        InvalidArgument: It is not an integer, or below `least`.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgument(f"{key}={value!r}: must be a whole number from {least}")
@@ -62,10 +62,10 @@ def validate_int(key: str, value: Any, least: int = 1) -> int:
 
 
 def validate_number(key: str, value: Any, least: float | None = None) -> float:
-    """A number.
+    """Return a number.
 
     Raises:
-        WrongValue: It is none, or below the least.
+        InvalidArgument: It is not a finite number, or below `least`.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value - value != 0:
         raise InvalidArgument(f"{key}={value!r}: must be a number")
@@ -77,10 +77,10 @@ def validate_number(key: str, value: Any, least: float | None = None) -> float:
 def validate_conversations(
     paraphrases: Any, messages: Any, system: Any
 ) -> tuple[list[Any] | None, list[list[dict[str, Any]]] | None]:
-    """The paraphrases or the messages, one of which is `None`.
+    """Return the paraphrases and the messages, one of which is `None`.
 
     Raises:
-        WrongValue: They are not as they must be.
+        InvalidArgument: Both or neither are given, or they are malformed.
     """
     if (paraphrases is None) == (messages is None):
         raise InvalidArgument(
@@ -106,10 +106,10 @@ def validate_conversations(
 
 
 def validate_conversation(turns: Any) -> list[dict[str, Any]]:
-    """One list of turns.
+    """Return one conversation as a list of turns.
 
     Raises:
-        WrongValue: It is none.
+        InvalidArgument: It is not one.
     """
     form = '[{"role": "user", "content": "..."}, ...]'
     if isinstance(turns, Mapping):
@@ -124,10 +124,10 @@ def validate_conversation(turns: Any) -> list[dict[str, Any]]:
 
 
 def validate_content(place: str, value: Any) -> None:
-    """Check what one turn says: a text, or parts as chat endpoints take them.
+    """Check a turn's content: a text, or a list of parts in the chat format.
 
     Raises:
-        WrongValue: It is neither.
+        InvalidArgument: It is neither.
     """
     parts = isinstance(value, Sequence) and bool(value) and all(isinstance(p, dict) for p in value)
     if not (isinstance(value, str) or parts):
@@ -137,10 +137,10 @@ def validate_content(place: str, value: Any) -> None:
 
 
 def validate_logit_bias(value: Any) -> dict[Any, float] | None:
-    """A logit_bias.
+    """Return a logit_bias.
 
     Raises:
-        WrongValue: It is none.
+        InvalidArgument: It is malformed.
     """
     if value is None:
         return None
@@ -158,10 +158,10 @@ def validate_logit_bias(value: Any) -> dict[Any, float] | None:
 def parse_metadata(
     metadata: Any, paraphrases: int, taken: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The metadata of each paraphrase, and the columns that they make.
+    """Return the metadata of each paraphrase, and their column names.
 
     Raises:
-        WrongValue: They are not one mapping for each paraphrase, or a column is taken.
+        InvalidArgument: There is not one mapping per paraphrase, or a column name is taken.
     """
     if metadata is None:
         return [{} for _ in range(paraphrases)], []
@@ -182,10 +182,10 @@ def parse_metadata(
 
 
 def parse_model_groups(groups: Any) -> dict[str, list[str]]:
-    """Models by group, each once in its group.
+    """Return the models by group, without duplicates within a group.
 
     Raises:
-        WrongValue: They are not in this form.
+        InvalidArgument: The groups are malformed.
     """
     form = 'models are given as {"a group": ["a model", "another"], ...}'
     if not isinstance(groups, Mapping):
@@ -194,7 +194,7 @@ def parse_model_groups(groups: Any) -> dict[str, list[str]]:
         raise InvalidArgument(f"no models to ask; {form}")
     found: dict[str, list[str]] = {}
     for group, models in groups.items():
-        # A column of a data frame is as good as a list.
+        # Accept a column of a data frame like a list.
         models = models.tolist() if hasattr(models, "tolist") else models
         if not isinstance(group, str):
             raise InvalidArgument(f"group {group!r}: its name must be a text; {form}")
@@ -215,6 +215,6 @@ def parse_model_groups(groups: Any) -> dict[str, list[str]]:
 
 
 def shorten_repr(value: Any) -> str:
-    """A value in an error."""
+    """Return a value's repr for an error, at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

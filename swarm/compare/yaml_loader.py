@@ -1,4 +1,4 @@
-"""Questions in YAML: each file is a list of mappings, a question's name, type and arguments."""
+"""Questions in YAML: each file is a list of mappings with name, type and arguments."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -15,7 +15,7 @@ EXPECTED_FORM = "a list of mappings, each with name, type and the type's argumen
 
 
 class QuestionEntry(NamedTuple):
-    """One question of a file: where it is, for errors, and its arguments."""
+    """One question of a file: its arguments, and its location for errors."""
 
     file: Path
     number: int
@@ -23,19 +23,19 @@ class QuestionEntry(NamedTuple):
 
     @property
     def location(self) -> str:
-        """The file and the item in it."""
+        """File and item, for errors."""
         name = self.said.get("name")
         return f"{self.file}: item {self.number}" + (f" ({name})" if name else "")
 
 
 def list_files(place: str | Path | None = None) -> list[Path]:
-    """The files of a folder, sorted by name, or the file itself.
+    """Return the files of a folder, sorted by name, or the file itself.
 
     Args:
-        place: `None` is `Config.yaml_dir`.
+        place: Folder or file; `None` is `Config.yaml_dir`.
 
     Raises:
-        WrongValue: There is nothing there.
+        InvalidArgument: It does not exist.
     """
     from swarm.compare.config import Config
 
@@ -49,10 +49,10 @@ def list_files(place: str | Path | None = None) -> list[Path]:
 
 
 def iter_entries(file: Path) -> Iterator[QuestionEntry | InvalidArgument]:
-    """What a file holds; an error in the place of what is none.
+    """Yield the questions of a file, and an error for each malformed item.
 
     Raises:
-        WrongValue: The file is no list, or cannot be read.
+        InvalidArgument: The file is not a list, or cannot be read.
     """
     try:
         whole = read_yaml(file, "the questions")
@@ -76,7 +76,7 @@ def iter_entries(file: Path) -> Iterator[QuestionEntry | InvalidArgument]:
 
 
 def load_entries(place: str | Path | None) -> tuple[list[QuestionEntry], list[InvalidArgument]]:
-    """All items of the files, and what is wrong with files and items."""
+    """Return all items of the files, and the errors of files and items."""
     found: list[QuestionEntry] = []
     wrong: list[InvalidArgument] = []
     for file in list_files(place):
@@ -89,14 +89,14 @@ def load_entries(place: str | Path | None) -> tuple[list[QuestionEntry], list[In
 
 
 def find_entry(name: str, place: str | Path | None = None) -> QuestionEntry:
-    """The item of this name; what is wrong with others does not matter.
+    """Return the item of this name; errors in other items are ignored.
 
     Args:
-        name: Of the question.
-        place: A file or folder; `None` is `Config.yaml_dir`.
+        name: Name of the question.
+        place: File or folder; `None` is `Config.yaml_dir`.
 
     Raises:
-        WrongValue: There is none of this name, or several.
+        InvalidArgument: No item or several have this name.
     """
     from swarm.compare.config import Config
 
@@ -120,15 +120,15 @@ def find_entry(name: str, place: str | Path | None = None) -> QuestionEntry:
 
 
 def format_names(names: Sequence[str]) -> str:
-    """Names in an error."""
+    """Join names for an error."""
     return ", ".join(names) or "none"
 
 
 def build_question(item: QuestionEntry) -> Any:
-    """The question of an item.
+    """Build the question of an item.
 
     Raises:
-        WrongValue: It is broken; the error names the file and the item.
+        InvalidArgument: It is invalid; the error names the file and the item.
     """
     from swarm.compare.question import Question
 
@@ -141,7 +141,7 @@ def build_question(item: QuestionEntry) -> Any:
 
 
 def resolve_local_judges(item: QuestionEntry) -> dict[str, Any]:
-    """An item's arguments; judges that it names are those of its own file, if it has them."""
+    """Return an item's arguments; judges given by name are first looked up in the same file."""
     said = dict(item.said)
     judges = said.get("judges")
     if isinstance(judges, dict) and any(isinstance(one, str) for one in judges.values()):
@@ -158,10 +158,10 @@ def resolve_local_judges(item: QuestionEntry) -> dict[str, Any]:
 
 
 def load_questions(place: str | Path) -> "list[Question]":
-    """All questions of a file or of a folder's files, in order; without those that only judge.
+    """Build all questions of a file or a folder's files in order, without judges.
 
     Raises:
-        WrongValue: One of them is broken, two have one name, or there is none.
+        InvalidArgument: A question is invalid, two have one name, or there is none.
     """
     found, wrong = load_entries(place)
     if wrong:

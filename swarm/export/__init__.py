@@ -1,1 +1,1 @@
-"""Takes a result out of its run folder, as others use it: an adapter or a model, with its card."""
+"""Export of a result from its run folder: an adapter or a model, with its model card."""

@@ -1,4 +1,4 @@
-"""Export a result as others use it: python -m swarm.export search/first to=mine."""
+"""Export a result for use elsewhere: python -m swarm.export search/first to=mine."""
 
 import sys
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ First comes a run folder, or the folder of an adapter; then keys, set with key=v
 
 
 def parse_arguments(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """What is to be exported, and the keys.
+    """Return the source and the keys of the command line.
 
     Raises:
-        UserError: An argument is not understood.
+        UserError: An argument is invalid.
     """
     sources = [word for word in words if "=" not in word]
     if len(sources) != 1:
@@ -48,7 +48,7 @@ def parse_arguments(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Read the command line and export."""
+    """Parse the command line and export."""
     words = sys.argv[1:]
     if {"-h", "--help"} & set(words):
         print(HELP_TEXT + (conf_folder() / "export.yaml").read_text(), end="")

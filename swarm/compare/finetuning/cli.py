@@ -32,24 +32,24 @@ JOB_COLUMNS_SHOWN = (
 
 
 def update_jobs(data_dir: str = DATA_DIR) -> None:
-    """Ask about all jobs that are not over, and print how they are."""
+    """Update all unfinished jobs and print their status."""
     FinetuningManager(data_dir).update_jobs()
 
 
 def validate_file(file: str, least: int | None = None) -> bool:
-    """Print what is wrong with a training file; gives whether it is valid."""
+    """Print the errors of a training file; return whether it is valid."""
     result = FinetuningManager().openai_validate_file(file, min_examples=least)
     print(f"{file}: {result}")
     return result.valid
 
 
 def print_cost(file: str, prices: Mapping[str, float] | None = None, epochs: int = 1) -> None:
-    """Print how many tokens a file has, and what they cost."""
+    """Print the number of tokens of a file and their cost."""
     print(f"{file}: {cost_of(file, prices, epochs)}")
 
 
 def print_models(data_dir: str = DATA_DIR, **filters: Any) -> None:
-    """Print the models there are."""
+    """Print all models that match the filters."""
     _print_frame(
         FinetuningManager(data_dir).get_models(**filters)[list(MODEL_COLUMNS_SHOWN)],
         "models",
@@ -58,7 +58,7 @@ def print_models(data_dir: str = DATA_DIR, **filters: Any) -> None:
 
 
 def print_jobs(data_dir: str = DATA_DIR, **filters: Any) -> None:
-    """Print the jobs there are."""
+    """Print all jobs that match the filters."""
     _print_frame(
         FinetuningManager(data_dir).get_jobs(**filters)[list(JOB_COLUMNS_SHOWN)], "jobs", data_dir
     )
@@ -72,10 +72,10 @@ def _print_frame(frame: Any, what: str, data_dir: str) -> None:
 
 
 def create_job(given: argparse.Namespace) -> bool:
-    """Create the job that the command line describes; gives whether the files were valid.
+    """Create the job that the command line describes; return whether its files are valid.
 
     Raises:
-        UserError: An option does not fit, or the job cannot be created.
+        UserError: An option is invalid, or the job cannot be created.
     """
     names = ("suffix", "epochs", "batch_size", "seed")
     options = {name: value for name in names if (value := getattr(given, name)) is not None}
@@ -107,10 +107,10 @@ def create_job(given: argparse.Namespace) -> bool:
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add the commands to a parser; `handler` of what is parsed does one; gives its code, or None.
+    """Add the commands to a parser; each sets `handler`, which returns an exit code or `None`.
 
     Args:
-        subparsers: What `ArgumentParser.add_subparsers` gives.
+        subparsers: Result of `ArgumentParser.add_subparsers`.
     """
 
     def add_command(
@@ -203,7 +203,7 @@ def _list_handler(show: Callable[..., None]) -> Callable[[argparse.Namespace], N
 
 
 def _parse_auto_or(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Reads a number, or the word auto."""
+    """Return a parser of a number or the word "auto"."""
 
     def parse_value(text: str) -> Any:
         return text if text == "auto" else kind(text)

@@ -1,4 +1,8 @@
-"""The few requests of a fine-tuning API: bounded in time, repeated where that is harmless."""
+"""Client of a fine-tuning API: requests with timeouts, retried if that is safe; and API keys.
+
+API keys are never stored: a job's key is identified by a salted hash or the name of its environment
+variable.
+"""
 
 import hashlib
 import io
@@ -17,14 +21,14 @@ from swarm.models.threaded import shared_event_loop
 from swarm.models.transport import HttpTransport, proxy_for
 
 MIN_UPLOAD_BYTES_PER_S = 100_000
-"""Bytes a second that an upload is waited for at least."""
+"""Minimum upload speed in bytes per second, for timeouts."""
 
 PAGE_SIZE, MAX_PAGES = 100, 10
-"""Jobs in a page of the list, and the most pages that are read."""
+"""Jobs per page of the list, and the maximum number of pages."""
 
 
 class ApiRequest(NamedTuple):
-    """One request: JSON, or a file as a form."""
+    """A request with JSON, or with a file as form data."""
 
     method: str
     path: str
@@ -34,7 +38,7 @@ class ApiRequest(NamedTuple):
 
 
 class FinetuningTransport(HttpTransport):
-    """Sends any kind of request; what comes back is treated as that of a model."""
+    """Transport of any request; responses are handled like those of a model."""
 
     def _send(self, body: ApiRequest) -> Any:
         import aiohttp
@@ -43,7 +47,7 @@ class FinetuningTransport(HttpTransport):
         if body.file:
             form = aiohttp.FormData({"purpose": "fine-tune"})
             name, data = body.file
-            # Of a stream of its own: a repetition begins at the beginning.
+            # A new stream for each attempt, so that a retry starts at its beginning.
             form.add_field(
                 "file", io.BytesIO(data), filename=name, content_type="application/jsonl"
             )
@@ -54,18 +58,19 @@ class FinetuningTransport(HttpTransport):
             params=body.query,
             data=form,
             proxy=self.proxy,
+            # A redirect could send the key to another host.
             allow_redirects=False,
         )
 
 
 class FinetuningClient:
-    """A fine-tuning API by its URL and a key.
+    """Client of a fine-tuning API.
 
     Args:
         url: As `base_url` of OpenAI's client.
-        key: Goes into the header alone.
-        variable: The environment variable that holds it, for messages.
-        timeout: Seconds for an answer with all repetitions; an upload has more by its size.
+        key: API key; sent in the header only.
+        variable: Environment variable of the key, for messages.
+        timeout: Seconds for a response including retries; uploads get more according to their size.
     """
 
     def __init__(self, url: str, key: str, variable: str | None, timeout: float) -> None:
@@ -74,14 +79,14 @@ class FinetuningClient:
 
     @property
     def display_name(self) -> str:
-        """The server, as messages call it."""
+        """Name of the server in messages."""
         return f"the fine-tuning API ({self.url})"
 
     def upload_file(self, name: str, data: bytes) -> str:
-        """Send a training file; gives its id.
+        """Upload a training file and return its id.
 
         Raises:
-            RequestError: The server does not take it, or is not there.
+            RequestError: The server rejects it or is unreachable.
         """
         more = len(data) / MIN_UPLOAD_BYTES_PER_S
         told = self._request(
@@ -90,28 +95,28 @@ class FinetuningClient:
         return str(told["id"])
 
     def get_file(self, id: str) -> Any:
-        """What the server knows of a file; see `upload` for errors."""
+        """Return a file's metadata; errors as `upload_file`."""
         return self._request(ApiRequest("GET", f"files/{quote(id)}"), _object_reader("id"))
 
     def create_job(self, body: dict[str, Any]) -> Any:
-        """Make a job; asked once, as a lost answer does not say that there is none.
+        """Create a job; never retried, as the job may exist although its response was lost.
 
         Raises:
-            RequestError: Where it is `passing`, there may be a job nevertheless; not where the
-                server limits the rate.
+            RequestError: If it is `passing`, the job may exist nevertheless, except after a rate
+                limit.
         """
         return self._request(
             ApiRequest("POST", "fine_tuning/jobs", body), _object_reader("id", "status"), retries=0
         )
 
     def get_job(self, id: str) -> Any:
-        """What the server knows of a job; see `upload` for errors."""
+        """Return a job's metadata; errors as `upload_file`."""
         return self._request(
             ApiRequest("GET", f"fine_tuning/jobs/{id}"), _object_reader("id", "status")
         )
 
     def list_jobs(self, since: float) -> list[Any]:
-        """The jobs that were made since then, the latest first; see `upload` for errors."""
+        """Return the jobs created since a time, the latest first; errors as `upload_file`."""
         found: list[Any] = []
         query = {"limit": str(PAGE_SIZE)}
         for _ in range(MAX_PAGES):
@@ -127,21 +132,21 @@ class FinetuningClient:
         return found
 
     def list_checkpoints(self, id: str) -> list[Any]:
-        """A job's kept steps; see `upload` for errors."""
+        """Return a job's checkpoints; errors as `upload_file`."""
         return self._list_objects(f"fine_tuning/jobs/{id}/checkpoints")
 
     def list_events(self, id: str) -> list[Any]:
-        """What has happened to a job, the latest first; see `upload` for errors."""
+        """Return a job's events, the latest first; errors as `upload_file`."""
         return self._list_objects(f"fine_tuning/jobs/{id}/events", limit="20")
 
     def cancel_job(self, id: str) -> Any:
-        """End a job; see `upload` for errors."""
+        """Cancel a job; errors as `upload_file`."""
         return self._request(
             ApiRequest("POST", f"fine_tuning/jobs/{id}/cancel"), _object_reader("id", "status")
         )
 
     def delete_model(self, model: str) -> None:
-        """Remove a fine-tuned model for good; see `upload` for errors."""
+        """Delete a fine-tuned model permanently; errors as `upload_file`."""
         self._request(ApiRequest("DELETE", f"models/{quote(model, safe=':')}"), _object_reader())
 
     def _list_objects(self, path: str, **query: str) -> list[Any]:
@@ -155,7 +160,7 @@ class FinetuningClient:
             timeout=self.limits.timeout + more,
             retries=retries,
             connect_timeout=self.limits.connect_timeout,
-            # What is sent once alone may meet a limit of the day, which the manager waits for.
+            # A request without retries may hit a daily limit, which the manager waits for.
             rate_limit_timeout=self.limits.rate_limit_timeout if retries else 0.0,
         )
         return shared_event_loop().run(self._send_request(ask, read, limits))
@@ -185,7 +190,7 @@ class FinetuningClient:
 
 
 def _object_reader(*keys: str) -> Callable[[int, Any, float], Any]:
-    """Reads an object that has these keys, whose values are as agreed."""
+    """Return a reader that checks that the response is an object with these keys."""
 
     def check_object(number: int, told: Any, seconds: float) -> Any:
         if not isinstance(told, dict):
@@ -199,26 +204,24 @@ def _object_reader(*keys: str) -> Callable[[int, Any, float], Any]:
 
 
 def format_wait(seconds: float) -> str:
-    """A time to wait, in words."""
+    """Format a duration."""
     minutes = max(0, round(seconds / 60))
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def format_time(at: float) -> str:
-    """A moment, short."""
+    """Format a time; the date is added if it is more than 12 hours ahead."""
     return time.strftime(
         "%H:%M" if at - time.time() < 43200 else "%Y-%m-%d %H:%M", time.localtime(at)
     )
 
 
-# Which key a job was made with: found again by a salted hash or a variable's name, never kept.
-
 OPENAI_KEY_VARIABLE = re.compile(r"OPENAI_API_KEY(_.*)?")
-"""Environment variables that are looked into."""
+"""Environment variables that are searched for keys."""
 
 
 class ApiKey(NamedTuple):
-    """A key, and the environment variable that it is from, if any."""
+    """An API key, and the environment variable it is from, if any."""
 
     secret: str
     variable: str | None
@@ -228,31 +231,31 @@ class ApiKey(NamedTuple):
 
 
 class ApiKeyRing:
-    """The keys that this process knows: those that it was given, and those in the environment.
+    """API keys known to this process: given ones, and those of the environment.
 
     Args:
-        salt: Of the database; see `Store.salt`.
-        given: Keys to be tried beside those of the environment.
+        salt: Salt of the database; see `JobStore.load_salt`.
+        given: Keys beside those of the environment.
     """
 
     def __init__(self, salt: str, given: Sequence[str] = ()) -> None:
         self._salt, self._given = salt, list(given)
 
     def add_key(self, secret: str) -> ApiKey:
-        """Remember a key for as long as this object lives."""
+        """Remember a key for the lifetime of this object."""
         if secret not in self._given:
             self._given.append(secret)
         return ApiKey(secret, find_variable(secret))
 
     def hash_key(self, secret: str) -> str:
-        """A short hash that tells a key from others and does not give it away."""
+        """Return a short salted hash that identifies a key without revealing it."""
         return hashlib.sha256(f"{self._salt}:{secret}".encode()).hexdigest()[:12]
 
     def creation_keys(self, job: dict[str, Any]) -> list[ApiKey]:
-        """The keys with which a job was made or may be made: they pay, so that no other will do.
+        """Return the keys that may create a job: only that of its creator, since it is billed.
 
-        The one of the same hash; else what its variable holds now, but for what is OpenAI's by its
-        name and would go elsewhere.
+        The key with the same hash; else the current value of its variable, unless that is named as
+        OpenAI's and the job belongs to another server.
         """
         name = job.get("key_variable") or ""
         now = os.environ.get(name, "").strip()
@@ -268,10 +271,10 @@ class ApiKeyRing:
         return mine or ([ApiKey(now, name)] if meant else [])
 
     def access_keys(self, job: dict[str, Any]) -> list[ApiKey]:
-        """The keys that may see a job, the likeliest first.
+        """Return the keys that may read a job, the most probable first.
 
-        Of a job at OpenAI's all that are known, as another key of its project sees it too. No other
-        server is sent a key that was not meant for it.
+        For OpenAI these are all known keys, as another key of the project has access, too. No other
+        server is sent a key that is not meant for it.
         """
         others = (
             self._list_keys() if job.get("base_url", OPENAI_BASE_URL) == OPENAI_BASE_URL else []
@@ -279,7 +282,7 @@ class ApiKeyRing:
         return list({key.secret: key for key in (*self.creation_keys(job), *others)}.values())
 
     def _list_keys(self, name: str = "") -> list[ApiKey]:
-        """The keys that were given, and those of the environment, with that of this name."""
+        """Return the given keys and those of the environment, including the variable `name`."""
         found = [ApiKey(secret, find_variable(secret)) for secret in self._given]
         for variable, value in sorted(os.environ.items()):
             if (OPENAI_KEY_VARIABLE.fullmatch(variable) or variable == name) and value.strip():
@@ -288,7 +291,7 @@ class ApiKeyRing:
 
 
 def find_variable(secret: str) -> str | None:
-    """The environment variable that holds a key; one of OpenAI's name first."""
+    """Return the environment variable that contains a key; OpenAI's names take precedence."""
     names = [name for name, value in os.environ.items() if value.strip() == secret]
     return min(
         names, key=lambda name: (not OPENAI_KEY_VARIABLE.fullmatch(name), name), default=None

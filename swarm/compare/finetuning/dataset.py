@@ -1,4 +1,4 @@
-"""Whether a JSONL file of chats is one that a model can be trained on, line by line."""
+"""Training files of chats (JSONL): validation line by line, and conversion to token ids."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ from swarm.errors import InvalidArgument
 from swarm.models.base import Message
 
 MIN_EXAMPLES = 10
-"""Examples that OpenAI wants of a training file; of a validation file it wants one."""
+"""Minimum examples of a training file at OpenAI; a validation file needs one."""
 
 MAX_FINDINGS_SHOWN = 10
-"""Errors and warnings that are printed, of each."""
+"""Maximum number of errors, and of warnings, that are printed."""
 
 MESSAGE_KEYS = {
     "system": {"role", "content", "name"},
@@ -23,19 +23,19 @@ MESSAGE_KEYS = {
     "assistant": {"role", "content", "name", "weight", "tool_calls"},
     "tool": {"role", "content", "tool_call_id"},
 }
-"""What a message may have, by its role."""
+"""Allowed keys of a message by role."""
 
 EXAMPLE_KEYS = {"messages", "tools", "parallel_tool_calls"}
-"""What an example may have; other keys are ignored by servers, or refused."""
+"""Allowed keys of an example; servers ignore or reject others."""
 
 SPECIAL_TOKENS = tuple(
     f"<|{word}|>" for word in ("endoftext", "endofprompt", "fim_prefix", "fim_suffix", "fim_middle")
 )
-"""Texts that stand for special tokens of the tokenisers cl100k_base and o200k_base."""
+"""Texts of special tokens of the tokenizers cl100k_base and o200k_base."""
 
 
 class Finding(NamedTuple):
-    """What is wrong or odd, and in which line from 1 on; 0 is the file."""
+    """An error or a warning, with its line from 1; 0 is the file."""
 
     line: int
     message: str
@@ -46,7 +46,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class ValidationResult:
-    """What a file was found to be."""
+    """Result of a file's validation."""
 
     valid: bool
     errors: list[Finding] = field(default_factory=list)
@@ -68,10 +68,11 @@ class ValidationResult:
 
 
 def validate_dataset(data: bytes, least: int = MIN_EXAMPLES) -> ValidationResult:
-    """What is wrong with a file's content, and what is odd.
+    """Validate the content of a file.
 
     Args:
-        least: The fewest examples that will do.
+        data: Bytes of the file.
+        least: Minimum number of examples.
     """
     errors: list[Finding] = []
     warnings: list[Finding] = []
@@ -95,10 +96,10 @@ def validate_dataset(data: bytes, least: int = MIN_EXAMPLES) -> ValidationResult
 
 
 def read_training_file(file_name: str) -> bytes:
-    """A training file's bytes.
+    """Read a training file.
 
     Raises:
-        WrongValue: It cannot be read.
+        InvalidArgument: It cannot be read.
     """
     try:
         return Path(file_name).expanduser().read_bytes()
@@ -108,14 +109,14 @@ def read_training_file(file_name: str) -> bytes:
 
 
 def iter_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines that hold something, with their numbers from 1 on."""
+    """Yield the non-empty lines with their numbers, from 1."""
     for place, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
             yield place, line.strip()
 
 
 def find_errors(example: Any) -> Iterator[str]:
-    """What keeps an example from being trained on."""
+    """Yield the errors of an example, which prevent training on it."""
     if not isinstance(example, dict):
         yield "an example has to be an object, with messages"
         return
@@ -217,7 +218,7 @@ def _find_tool_call_errors(calls: Any) -> Iterator[str]:
 
 
 def _find_warnings(example: Any) -> Iterator[str]:
-    """What a server may take, and is seldom meant."""
+    """Yield properties that a server may accept, but are seldom intended."""
     if not isinstance(example, dict) or not isinstance(example.get("messages"), list):
         return
     if unknown := sorted(map(str, example.keys() - EXAMPLE_KEYS)):
@@ -231,16 +232,13 @@ def _find_warnings(example: Any) -> Iterator[str]:
         yield "nobody asks anything"
 
 
-# Chats of a training file as what a model on this machine learns from: prompts and answers.
-
-
 class ChatExample(NamedTuple):
-    """An answer of the assistant's, and what was said before it.
+    """An answer of the assistant with the preceding turns.
 
     Attributes:
-        line: Of the file, from 1 on.
-        turns: What was said before.
-        answer: What is learnt.
+        line: Line of the file, from 1.
+        turns: Preceding turns.
+        answer: Text that is trained on.
     """
 
     line: int
@@ -249,15 +247,15 @@ class ChatExample(NamedTuple):
 
 
 def parse_examples(data: bytes) -> list[ChatExample]:
-    """Every answer that is learnt: the assistant's messages whose weight is not 0.
+    """Return all trained answers: the assistant's messages whose weight is not 0.
 
-    A chat with three answers gives three examples, each with all that was said before.
+    A chat with three answers gives three examples, each with all preceding turns.
 
     Args:
-        data: A file that `swarm.compare.finetuning.dataset.validate_dataset` has found valid.
+        data: File that `validate_dataset` has accepted.
 
     Raises:
-        WrongValue: It holds what is no text: images, or calls of tools.
+        InvalidArgument: It contains images or tool calls, which cannot be trained on.
     """
     found = []
     for line, text in iter_lines(data):
@@ -287,14 +285,15 @@ def _message_text(line: int, message: dict[str, Any]) -> str:
 def tokenize_examples(
     found: Sequence[ChatExample], tokenizer: Any, context: float
 ) -> list[tuple[Any, Any]]:
-    """The token ids of each prompt, and of its answer with the token that ends it.
+    """Return the token ids of each prompt, and of its answer including the end token.
 
     Args:
-        tokenizer: Its chat template writes both.
-        context: How many tokens the model can have.
+        found: Examples.
+        tokenizer: Tokenizer with a chat template.
+        context: Maximum number of tokens of the model.
 
     Raises:
-        UserError: There is no template, it refuses a chat, or one is too long.
+        UserError: There is no template, it rejects a chat, or an example is too long.
     """
     made = []
     for example in found:
@@ -314,14 +313,14 @@ def _tokenize_example(example: ChatExample, tokenizer: Any) -> tuple[list[int], 
     prompt, end = encode_prompt(tokenizer, example.turns), tokenizer.eos_token_id
     whole = _apply_chat_template(tokenizer, (*example.turns, Message("assistant", example.answer)))
     if whole[: len(prompt)] == prompt and end in whole[len(prompt) :]:
-        # What the template writes behind the end token would never be generated.
+        # Tokens that the template adds after the end token would never be generated.
         last = len(whole) - whole[::-1].index(end)
         return prompt, whole[len(prompt) : last]
     return prompt, [*encode_choice(tokenizer, example.turns, example.answer), end]
 
 
 def _apply_chat_template(tokenizer: Any, turns: Sequence[Message]) -> list[int]:
-    """A whole chat as the template writes it; nothing where it refuses."""
+    """Apply the chat template to a complete chat; return an empty list if it rejects the chat."""
     from jinja2 import TemplateError
 
     from swarm.engine.tokenization import merge_system_turn

@@ -1,4 +1,9 @@
-"""Jobs on this machine: each trains in a process of its own, or in this one."""
+"""Local fine-tuning jobs: LoRA training on chats, in a separate process or in this one.
+
+Training resumes from its last checkpoint, so that a killed process loses a few steps only. As a
+script, this module is the worker process of one job: python -m swarm.compare.finetuning.local ID
+--data-dir FOLDER.
+"""
 
 import argparse
 import hashlib
@@ -23,22 +28,21 @@ from swarm.pool.adapter import read_note
 if TYPE_CHECKING:
     from swarm.engine.base_model import BaseModel
 
-# The training of a LoRA on chats: what comes of it is an expert, and a kill loses a few steps.
 
 CHECKPOINT_EVERY = 10
-"""Steps between two looks at the loss, each of which is gone on from after a kill."""
+"""Steps between two evaluations of the loss, each of which is a checkpoint."""
 
 POOL_BASE = "base"
-"""What the experts of a folder are of, as `swarm.registry.local_models` calls it."""
+"""Name of the base model of a folder's experts; see `swarm.registry.local_models`."""
 
 PROGRESS_FILE = "training.safetensors"
 
 
 def load_base(job: JobRow) -> "BaseModel":
-    """The base model of a job; nothing of it is loaded.
+    """Return the base model of a job, without loading it.
 
     Raises:
-        UserError: There is none.
+        UserError: It does not exist.
     """
     from swarm.registry.local_models import LocalModels
 
@@ -47,21 +51,21 @@ def load_base(job: JobRow) -> "BaseModel":
 
 
 def expert_folder(job: JobRow) -> Path:
-    """The folder of the expert that a job makes."""
+    """Return the folder of the expert that a job creates."""
     return Path(job["expert_path"]) / str(job["expert"])
 
 
 def model_name(job: JobRow) -> str:
-    """What a roster calls the expert: by its name in the usual folder, else with the folder's."""
+    """Return the expert's model name: local/NAME in the default folder, else local/FOLDER."""
     usual = Path(job["expert_folder"]) == Path("initial_experts")
     return f"local/{job['expert'] if usual else expert_folder(job)}"
 
 
 def run_job(store: JobStore, id: str) -> JobRow:
-    """Train the job in this process; what it comes to is kept, however it ends.
+    """Train the job in this process; its outcome is stored, however it ends.
 
     Raises:
-        UserError: There is no such job, or its training failed.
+        UserError: The job does not exist, or its training failed.
     """
     job = store.get_row("jobs", id)
     if job is None or job.get("kind") != "local":
@@ -84,13 +88,15 @@ def run_job(store: JobStore, id: str) -> JobRow:
 
 
 def train_job(store: JobStore, job: JobRow, folder: Path) -> JobRow:
-    """Train, or go on; gives what is kept of the job then.
+    """Start or resume training; return the stored job.
 
     Args:
-        folder: What is needed to go on lies there.
+        store: Database of the job.
+        job: The job.
+        folder: Folder of the checkpoint.
 
     Raises:
-        UserError: Something is wrong with the file, the model or a value.
+        UserError: The file, the model or a value is invalid.
     """
     from swarm.engine.base_model import choose_device
     from swarm.engine.tokenization import context_length_of
@@ -131,7 +137,7 @@ def train_job(store: JobStore, job: JobRow, folder: Path) -> JobRow:
 def _run_trainer(
     store: JobStore, job: JobRow, adapted: Any, recipe: Any, learnt: list[Any], folder: Path
 ) -> Any:
-    """Train an adapted model, writing down each look."""
+    """Train an adapted model, storing the progress of each evaluation."""
     import torch
 
     from swarm.finetune.trainer import Trainer
@@ -149,7 +155,7 @@ def _run_trainer(
 
 
 def _load_start_adapter(job: JobRow, base: "BaseModel", model: Any, folder: Path) -> Any:
-    """The model with the LoRA that training starts from; drawn once."""
+    """Return the model with the initial LoRA, which is drawn once and then loaded."""
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
 
@@ -191,31 +197,31 @@ def _save_expert(adapted: Any, job: JobRow, note: dict[str, Any]) -> None:
 
 
 DEFAULT_EXPERT_FOLDER = Path("initial_experts")
-"""The usual folder of experts."""
+"""Default folder of experts."""
 
 MAX_STARTS = 3
-"""Processes that a job is given; one that was killed so often will be killed again."""
+"""Maximum number of processes per job: one that was killed this often will be killed again."""
 
 LOG_TAIL_CHARS = 300
-"""Characters of a log's end that a failure repeats."""
+"""Characters of a log's end that are included in an error."""
 
 
 class LocalJobs:
-    """Creates jobs on this machine and follows them."""
+    """Creates local jobs and tracks them."""
 
     def __init__(self, store: JobStore) -> None:
         self.store = store
 
     def prepare_job(self, params: LocalTrainingParams, row: JobRow) -> JobRow:
-        """What is kept of a job before it is trained; of one that was interrupted, what there is.
+        """Store a job before its training, or return an interrupted one with the same parameters.
 
         Raises:
-            UserError: The file holds what cannot be trained on, or there is no such model.
+            UserError: The file contains what cannot be trained on, or the model does not exist.
         """
         parse_examples(read_training_file(params.file_name))
-        # From another folder the names alone would be other places.
+        # Relative paths would have another meaning in another working directory.
         folder, base = Path(row["expert_folder"]).expanduser(), find_path(row["base_model"])
-        # Where a roster looks for it; any other name is that of a folder from here.
+        # The default folder is resolved as a roster does; any other is relative to this directory.
         row["expert_path"] = str(
             (find_path(folder) if folder == DEFAULT_EXPERT_FOLDER else folder).resolve()
         )
@@ -239,10 +245,10 @@ class LocalJobs:
         return self.store.add_row("jobs", row | {"state": "starting", "models": [], "starts": 0})
 
     def run_in_process(self, job: JobRow) -> str:
-        """Train in this process; gives the model's name.
+        """Train in this process and return the model's name.
 
         Raises:
-            UserError: It failed.
+            UserError: Training failed.
         """
         with self.store.hold_lock(_lock_name(job), wait=False) as lock:
             if lock is None:
@@ -254,10 +260,12 @@ class LocalJobs:
         return model_name(done)
 
     def start_worker(self, job: JobRow) -> JobRow:
-        """Train in a process that outlives this one; it holds the job's lock as long as it lives.
+        """Train in a process that outlives this one.
+
+        The process inherits the job's locked file, so that the lock is held until it ends.
 
         Raises:
-            UserError: No process can be started.
+            UserError: The process cannot be started.
         """
         with self.store.hold_lock(_lock_name(job), wait=False) as lock:
             if lock is None:
@@ -289,9 +297,9 @@ class LocalJobs:
         return job
 
     def update_job(self, job: JobRow) -> tuple[JobRow, str]:
-        """A job as it is now, and a line about it; one that was killed is started again."""
+        """Return the current job and a status line; restart it if it was killed."""
         alive = self._is_running(job)
-        # It may have ended between the two looks.
+        # The process may have ended between the two reads.
         job = self.store.get_row("jobs", job["id"]) or job
         suffix = job["suffix"]
         if job["state"] == "succeeded":
@@ -318,10 +326,10 @@ class LocalJobs:
         )
 
     def cancel_job(self, job: JobRow) -> JobRow:
-        """End a job.
+        """Cancel a job.
 
         Raises:
-            UserError: It is over already, or it is not ours to end.
+            UserError: It has already ended, or is trained by another blocking process.
         """
         if job["state"] in FINAL_STATES:
             raise UserError(f"{job['id']} is {job['state']}: there is nothing to cancel")
@@ -336,10 +344,10 @@ class LocalJobs:
         return done
 
     def delete_expert(self, job: JobRow) -> None:
-        """Remove the expert that a job has made.
+        """Delete the expert that a job has created.
 
         Raises:
-            UserError: Something else lies in its place.
+            UserError: The folder contains something else.
         """
         place = expert_folder(job)
         if place.is_dir():
@@ -350,7 +358,10 @@ class LocalJobs:
             shutil.rmtree(place)
 
     def _is_running(self, job: JobRow) -> bool:
-        """Whether a process trains it: a lock ends with its process, a number may be another's."""
+        """Return whether a process trains the job.
+
+        A lock is released when its process ends, whereas a process id may be reused.
+        """
         with self.store.hold_lock(_lock_name(job), wait=False) as lock:
             return lock is None
 
@@ -367,11 +378,8 @@ def _lock_name(job: JobRow) -> str:
     return f"training/{job['id']}"
 
 
-# Trains one local job and ends: python -m swarm.compare.finetuning.local ID --data-dir FOLDER.
-
-
 def run_worker(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says."""
+    """Run the command line of the worker process."""
     parser = argparse.ArgumentParser(prog="python -m swarm.compare.finetuning.local")
     parser.add_argument("id")
     parser.add_argument("--data-dir", default="llmcomp_models")

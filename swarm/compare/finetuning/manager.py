@@ -1,4 +1,7 @@
-"""Fine-tuned models by the dozen: jobs are created, followed, listed, cancelled and deleted."""
+"""Manager of fine-tuned models: create, track, list, cancel and delete jobs.
+
+Contains the polling of jobs at servers, the tables of models and jobs, and `FinetuningManager`.
+"""
 
 import hashlib
 import time
@@ -35,30 +38,29 @@ from swarm.models.http_errors import (
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# How jobs at servers are doing: their states, models, checkpoints and when they will be done.
 
 SAFETY_CHECK_S = 20 * 60
-"""Seconds that OpenAI's safety checks take after training, roughly."""
+"""Approximate duration of OpenAI's safety checks after training, in seconds."""
 
 
 class JobPoller:
-    """Asks servers about jobs; for one round of updates, in which nobody dead is asked twice."""
+    """Polls servers for jobs during one update; an unreachable server is requested only once."""
 
     def __init__(self, remote: RemoteJobs) -> None:
         self.remote, self.store = remote, remote.store
         self._dead: dict[tuple[str, str], RequestError] = {}
 
     def update_job(self, job: JobRow) -> tuple[JobRow, str]:
-        """A job as it is now, and a line about it.
+        """Return the current job and a status line.
 
         Raises:
-            UserError: No key is known, or none of them may see the job, or the server is not there.
+            UserError: No key is known, no key has access to the job, or the server is unreachable.
         """
         if job.get("job") is None:
             with self.store.hold_lock("creating", wait=False) as free:
                 if free is None:
                     return job, f"… {job['suffix']}: is being created by another process"
-                # What was read before the lock was ours may be old.
+                # The row read before the lock was acquired may be outdated.
                 now = self.store.get_row("jobs", job["id"]) or job
                 if now.get("job") is None and now["state"] == "creating":
                     now = self.remote.submit_job(now)
@@ -73,7 +75,7 @@ class JobPoller:
         return job, self._status_line(client, job, told)
 
     def find_client(self, job: JobRow) -> tuple[FinetuningClient, Any]:
-        """The first client that may see a job, and what it is told."""
+        """Return the first client with access to a job, and the job's metadata."""
         failed: RequestError | None = None
         for key in self.remote.keys.access_keys(job):
             place = (job["base_url"], key.secret)
@@ -84,7 +86,7 @@ class JobPoller:
             try:
                 told = client.get_job(job["job"])
             except (AccessDenied, NotFound, BadRequest) as error:
-                # Another project's key, perhaps.
+                # The key may belong to another project.
                 failed = error
                 continue
             except RequestError as error:
@@ -100,7 +102,7 @@ class JobPoller:
         raise failed or missing_key_error(job)
 
     def _list_models(self, client: FinetuningClient, job: JobRow, told: Any) -> list[JobRow]:
-        """The final model and those of earlier steps, the latest first."""
+        """Return the final model and those of checkpoints, the latest first."""
         final = told.get("fine_tuned_model")
         if not isinstance(final, str):
             return []
@@ -145,7 +147,7 @@ class JobPoller:
         return ", ".join(parts)
 
     def _latest_event(self, client: FinetuningClient, job: JobRow) -> str:
-        """The phase, or the last event's words."""
+        """Return the current phase, or the last event's message."""
         try:
             words = [str(one.get("message") or "") for one in client.list_events(job["job"])]
         except RequestError:
@@ -156,7 +158,7 @@ class JobPoller:
 
 
 def _epochs_at_step(epochs: Any, step: int, last: int | None) -> Any:
-    """How many epochs a step is the end of; a fraction inside one."""
+    """Return the number of epochs completed at a step; a fraction within an epoch."""
     if type(epochs) not in (int, float) or not last:
         return None
     found = epochs * step / last
@@ -164,10 +166,10 @@ def _epochs_at_step(epochs: Any, step: int, last: int | None) -> Any:
 
 
 def cancel_job(remote: RemoteJobs, job: JobRow) -> JobRow:
-    """End a job at its server, or drop one that has not come there.
+    """Cancel a job at its server, or drop one that was not submitted.
 
     Raises:
-        UserError: It is over already, or the server does not say that it ends.
+        UserError: It has already ended, or the server does not confirm.
     """
     if job["state"] in FINAL_STATES:
         raise UserError(f"{job['id']} is {job['state']}: there is nothing to cancel")
@@ -189,10 +191,10 @@ def cancel_job(remote: RemoteJobs, job: JobRow) -> JobRow:
 
 
 def delete_models(remote: RemoteJobs, job: JobRow, names: list[str]) -> None:
-    """Remove models at a job's server; those that are gone already are well too.
+    """Delete models at a job's server; models that do not exist any more are not an error.
 
     Raises:
-        UserError: No key is known, or the server refuses.
+        UserError: No key is known, or the server rejects the request.
     """
     client, _ = JobPoller(remote).find_client(job)
     for name in names:
@@ -201,8 +203,6 @@ def delete_models(remote: RemoteJobs, job: JobRow, names: list[str]) -> None:
         except NotFound:
             print(f"{name}: was gone already")
 
-
-# The models and the jobs that a database holds, as data frames.
 
 MODEL_COLUMNS = (
     "model",
@@ -236,7 +236,7 @@ JOB_COLUMNS = (
 
 
 def list_model_rows(jobs: Sequence[JobRow]) -> list[JobRow]:
-    """The models of jobs, each with what is known of its job."""
+    """Return one row per model, with the fields of its job."""
     return [
         {**job, "model": one["model"], "epochs": one["epochs"], "checkpoint_step": one["step"]}
         for job in jobs
@@ -246,7 +246,7 @@ def list_model_rows(jobs: Sequence[JobRow]) -> list[JobRow]:
 
 
 def list_job_rows(jobs: Sequence[JobRow]) -> list[JobRow]:
-    """Jobs that are not deleted, each with its final model."""
+    """Return the jobs that are not deleted, each with its final model."""
     rows = []
     for job in jobs:
         if job["state"] != "deleted":
@@ -257,10 +257,10 @@ def list_job_rows(jobs: Sequence[JobRow]) -> list[JobRow]:
 
 
 def build_frame(rows: list[JobRow], columns: Sequence[str], filters: dict[str, Any]) -> "DataFrame":
-    """The rows that have these values, with these columns; a number may be given as text.
+    """Build a frame of the rows that match the filters; numbers may be given as text.
 
     Raises:
-        WrongValue: A filter is no column's.
+        InvalidArgument: A filter does not name a column.
     """
     import pandas
 
@@ -284,15 +284,15 @@ def _matches_filter(have: Any, wanted: Any) -> bool:
 
 
 class FinetuningManager:
-    """Keeps track of fine-tunings at OpenAI-compatible servers and on this machine.
+    """Tracks fine-tunings at OpenAI-compatible servers and on this machine.
 
-    What llmcomp has left in the folder is taken in.
+    Jobs that llmcomp has stored in the folder are imported.
 
     Args:
-        data_dir: The folder of the database and of what local training needs to go on.
-        api_keys: Keys beside those of OPENAI_API_KEY and OPENAI_API_KEY_*; none is ever kept.
-        timeout: Seconds for an answer of a server, with all repetitions.
-        poll_seconds: Between two looks at a job that is waited for.
+        data_dir: Folder of the database and of checkpoints of local training.
+        api_keys: Keys beside those of OPENAI_API_KEY and OPENAI_API_KEY_*; never stored.
+        timeout: Seconds for a server's response, including retries.
+        poll_seconds: Seconds between two polls of a job with `blocking`.
     """
 
     def __init__(
@@ -318,20 +318,20 @@ class FinetuningManager:
         *,
         blocking: bool = False,
     ) -> str | None:
-        """Begin a fine-tuning; one that was interrupted with the same parameters is gone on with.
+        """Create a fine-tuning job, or resume an interrupted one with the same parameters.
 
         Args:
-            params: What it is to be.
-            blocking: Wait until it is over; a local one trains in this process.
+            params: Parameters of the job.
+            blocking: Wait until it has ended; a local job is trained in this process.
 
         Returns:
-            The id of the job, or the new model's name with `blocking`; `None` where a file is not
-            valid, which is printed.
+            The id of the job, or the new model's name with `blocking`; `None` if a file is invalid,
+                whose errors are printed.
 
         Raises:
-            WrongValue: A file cannot be read, or the suffix is another file's already.
-            UserError: The server refuses it or is not there; a job that is waited for failed; or
-                it is one at Tinker, for which parts are missing here.
+            InvalidArgument: A file cannot be read, or another file has the same suffix.
+            UserError: The server rejects it or is unreachable; a blocking job failed; or it is a
+                Tinker job, which is not supported here.
         """
         if isinstance(params, TinkerTrainingParams):
             raise UserError(params.missing())
@@ -343,7 +343,8 @@ class FinetuningManager:
             "file_path": str(Path(params.file_name).expanduser().resolve()),
             "file_md5": hashlib.md5(read_training_file(params.file_name)).hexdigest(),
         }
-        # Who finds a job in creation must know that nobody is at it.
+        # A process that finds a job in state "creating" must be sure that no other one is creating
+        # it.
         with self.store.hold_lock("creating"):
             self._check_suffix(row)
             if isinstance(params, LocalTrainingParams):
@@ -359,13 +360,13 @@ class FinetuningManager:
         )
 
     def update_jobs(self) -> None:
-        """Ask about every job that is not over, go on with what was interrupted, and print it."""
+        """Update every unfinished job, resume interrupted ones, and print their status."""
         import_llmcomp_jobs(self.store)
         problems = []
         remote = JobPoller(self._remote_jobs)
         for job in self.store.list_rows("jobs"):
             local = job["kind"] == "local"
-            # A local one ends by itself, which is to be told once.
+            # A local job ends without an update; its outcome is reported once.
             if job["kind"] == "imported" or (
                 job["state"] in FINAL_STATES and not self._needs_report(job)
             ):
@@ -385,33 +386,34 @@ class FinetuningManager:
             print("\n".join([f"{len(problems)} could not be looked at:", *problems]))
 
     def get_models(self, **filters: Any) -> "DataFrame":
-        """The models there are, the earlier checkpoints of each after it.
+        """Return the models, each followed by its earlier checkpoints.
 
         Args:
-            filters: What a column has to be, e.g. `suffix="birds"`.
+            filters: Values by column, e.g. `suffix="birds"`.
 
         Raises:
-            WrongValue: There is no such column.
+            InvalidArgument: A column does not exist.
         """
         import_llmcomp_jobs(self.store)
         return build_frame(list_model_rows(self.store.list_rows("jobs")), MODEL_COLUMNS, filters)
 
     def get_model_list(self, **filters: Any) -> list[str]:
-        """The names of the models; see `get_models`."""
+        """Return the names of the models; see `get_models`."""
         return [str(name) for name in self.get_models(**filters)["model"]]
 
     def get_jobs(self, **filters: Any) -> "DataFrame":
-        """All jobs that are not deleted, the oldest first; see `get_models`."""
+        """Return all jobs that are not deleted, the oldest first; see `get_models`."""
         import_llmcomp_jobs(self.store)
         return build_frame(list_job_rows(self.store.list_rows("jobs")), JOB_COLUMNS, filters)
 
     def openai_validate_file(
         self, file_name: str, *, min_examples: int | None = None
     ) -> ValidationResult:
-        """What is wrong with a training file; see `swarm.compare.finetuning.dataset`.
+        """Validate a training file; see `swarm.compare.finetuning.dataset`.
 
         Args:
-            min_examples: `None` is what OpenAI wants of a training file, 10.
+            file_name: JSONL file of chats.
+            min_examples: Minimum number of examples; `None` is OpenAI's, 10.
         """
         least = MIN_EXAMPLES if min_examples is None else min_examples
         try:
@@ -420,13 +422,13 @@ class FinetuningManager:
             return ValidationResult(False, [Finding(0, str(error))])
 
     def cancel(self, id: str) -> None:
-        """End a job that is under way.
+        """Cancel an unfinished job.
 
         Args:
-            id: Ours, or the server's.
+            id: Id of the job in the database or at the server.
 
         Raises:
-            UserError: There is none, it is over, or it cannot be ended.
+            UserError: It does not exist, has already ended, or cannot be cancelled.
         """
         job = self._find_job(id)
         if job["kind"] == "local":
@@ -436,10 +438,13 @@ class FinetuningManager:
         print(f"{job['suffix']}: {job['state']}")
 
     def delete(self, name: str) -> None:
-        """Remove a model for good, at its server or on this disk; of a job's id, all its models.
+        """Delete a model permanently, at its server or on this disk.
+
+        Args:
+            name: Name of the model, or a job's id to delete all of its models.
 
         Raises:
-            UserError: There is none, its job is under way, or the server refuses.
+            UserError: It does not exist, its job is unfinished, or the server rejects the request.
         """
         import_llmcomp_jobs(self.store)
         owner = next(
@@ -492,7 +497,7 @@ class FinetuningManager:
         return True
 
     def _check_suffix(self, new: JobRow) -> None:
-        """See that models of one suffix are all of one file's content."""
+        """Check that all models with one suffix were trained on the same file content."""
         import_llmcomp_jobs(self.store)
         for old in self.store.list_rows("jobs"):
             if old.get("suffix") != new["suffix"] or old["state"] in (

@@ -1,4 +1,4 @@
-"""What a fine-tuning is to be: of which model, on which file, and how."""
+"""Parameters of fine-tunings, and estimates of their cost in tokens and money."""
 
 import hashlib
 import json
@@ -15,13 +15,11 @@ from swarm.compare.finetuning.dataset import iter_lines, read_training_file
 from swarm.errors import InvalidArgument
 from swarm.models.transport import validate_url
 
-# What a training file comes to in tokens and money; the network is never asked.
-
 TOKENS_PER_MESSAGE, TOKENS_PER_EXAMPLE = 4, 2
 """Tokens that OpenAI's chat format adds to a message, and to an example."""
 
 CHARS_PER_TOKEN = 4
-"""Characters in a token, roughly, of English."""
+"""Approximate characters per token of English."""
 
 ENCODING = "o200k_base"
 VOCABULARY_URL = f"https://openaipublic.blob.core.windows.net/encodings/{ENCODING}.tiktoken"
@@ -30,13 +28,13 @@ NO_PRICE_NOTE = "  no price known: give that of a million tokens, --price MODEL=
 
 
 class TrainingCost(NamedTuple):
-    """What an epoch costs.
+    """Cost of a training.
 
     Attributes:
-        tokens: Of one epoch.
-        exact: Whether a tokeniser has counted; else a token is taken for 4 characters.
-        epochs: How often all of them are trained on.
-        prices: Model -> price of a million tokens.
+        tokens: Tokens per epoch.
+        exact: Whether a tokenizer was used; else a token is counted as 4 characters.
+        epochs: Number of epochs.
+        prices: Price of a million tokens by model.
     """
 
     tokens: int
@@ -45,7 +43,7 @@ class TrainingCost(NamedTuple):
     prices: Mapping[str, float]
 
     def price_for(self, model: str) -> float:
-        """What all epochs cost."""
+        """Return the cost of all epochs."""
         return self.tokens * self.epochs * self.prices[model] / 1e6
 
     def __str__(self) -> str:
@@ -67,17 +65,18 @@ def estimate_cost(
     epochs: int = 1,
     count: Callable[[str], int] | None = None,
 ) -> TrainingCost:
-    """What a training on a file costs.
+    """Estimate the cost of training on a file, without network access.
 
     Args:
-        file_name: JSONL of chats; lines that are none are left out.
-        prices: Model -> price of a million trained tokens; they change, so none are here.
-        epochs: How often all of it is trained on.
-        count: How many tokens a text has; `None` is tiktoken's o200k_base where it is installed
-            and has its vocabulary on this disk, else the characters by 4.
+        file_name: JSONL file of chats; malformed lines are skipped.
+        prices: Price of a million trained tokens by model; there are no built-in prices, as they
+            change.
+        epochs: Number of epochs.
+        count: Counts the tokens of a text; `None` is tiktoken's o200k_base if it is installed with
+            its vocabulary on this disk, else a quarter of the characters.
 
     Raises:
-        WrongValue: The file cannot be read, or a number is not allowed.
+        InvalidArgument: The file cannot be read, or a number is invalid.
     """
     if type(epochs) is not int or epochs < 1:
         raise InvalidArgument(f"epochs={epochs!r}: must be a whole number, 1 or more")
@@ -104,17 +103,17 @@ def _count_message_tokens(message: dict[str, Any], count: Callable[[str], int]) 
         texts += [part["text"] for part in parts if isinstance(part.get("text"), str)]
     if isinstance(calls := message.get("tool_calls"), list):
         texts += [json.dumps(call.get("function")) for call in calls]
-    # A name takes the role's place in the format.
+    # A name replaces the role in the format.
     return TOKENS_PER_MESSAGE + sum(map(count, texts)) - ("name" in message)
 
 
 def _load_tiktoken() -> Callable[[str], int] | None:
-    """The tokeniser, if it is installed and need not download anything."""
+    """Return tiktoken's token counter, if it is installed and needs no download."""
     try:
         import tiktoken
     except ImportError:
         return None
-    # Where tiktoken keeps what it has downloaded; without a file there it would ask the network.
+    # tiktoken's download cache; without a file there it would access the network.
     own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     folder = Path(own or Path(tempfile.gettempdir()) / "data-gym-cache")
     if not (folder / hashlib.sha1(VOCABULARY_URL.encode()).hexdigest()).is_file():
@@ -122,7 +121,7 @@ def _load_tiktoken() -> Callable[[str], int] | None:
     try:
         encoding = tiktoken.get_encoding(ENCODING)
     except Exception:
-        # The file is not the vocabulary, and to download it is not allowed or has failed.
+        # The file is not the vocabulary, and a download is not allowed or has failed.
         return None
     return lambda text: len(encoding.encode(text, disallowed_special=()))
 
@@ -130,12 +129,12 @@ def _load_tiktoken() -> Callable[[str], int] | None:
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 
 MAX_SUFFIX_CHARS = 64
-"""Characters that a suffix may have at OpenAI."""
+"""Maximum characters of a suffix at OpenAI."""
 
 
 @dataclass(kw_only=True)
 class TrainingParams:
-    """What both kinds share; see `OpenaiTrainingParams` and `LocalTrainingParams`."""
+    """Common parameters; see `OpenaiTrainingParams` and `LocalTrainingParams`."""
 
     file_name: str
     base_model: str
@@ -159,11 +158,11 @@ class TrainingParams:
 
     @property
     def label(self) -> str:
-        """The suffix, or the file's name with - for _ where none is given."""
+        """The suffix; by default the file's name with - for _."""
         return self.suffix or Path(self.file_name).stem.replace("_", "-")[:MAX_SUFFIX_CHARS]
 
     def to_row(self) -> dict[str, Any]:
-        """What a database keeps of it; never a key."""
+        """Return the fields stored in the database, never including a key."""
         return {
             "file_name": self.file_name,
             "base_model": self.base_model,
@@ -175,21 +174,21 @@ class TrainingParams:
 
 @dataclass(kw_only=True)
 class OpenaiTrainingParams(TrainingParams):
-    """A job at a server that has OpenAI's fine-tuning API.
+    """A job at a server with OpenAI's fine-tuning API.
 
     Args:
-        api_key: The key; in no text that is made of this object, and never kept.
-        file_name: JSONL of chats.
+        api_key: API key; not part of `repr`, and never stored.
+        file_name: JSONL file of chats.
         base_model: The server's name of the model.
-        suffix: A part of the new model's name; `None` is the file's name.
-        epochs, batch_size: Whole numbers, or "auto".
+        suffix: Part of the new model's name; `None` is the file's name.
+        epochs, batch_size: Integers, or "auto".
         seed: `None` leaves it to the server.
         lr_multiplier: A number above 0, or "auto".
-        validation_file_name: JSONL of chats whose loss the server follows.
-        base_url: Where the API is.
+        validation_file_name: JSONL file of chats whose loss the server tracks.
+        base_url: URL of the API.
 
     Raises:
-        WrongValue: A value is not allowed.
+        InvalidArgument: A value is invalid.
     """
 
     api_key: str = field(repr=False)
@@ -213,7 +212,7 @@ class OpenaiTrainingParams(TrainingParams):
         self.base_url = validate_url(self.base_url).rstrip("/")
 
     def to_row(self) -> dict[str, Any]:
-        """See `TrainingParams.told`."""
+        """See `TrainingParams.to_row`."""
         return super().to_row() | {
             "kind": "openai",
             "batch_size": self.batch_size,
@@ -225,23 +224,23 @@ class OpenaiTrainingParams(TrainingParams):
 
 @dataclass(kw_only=True)
 class LocalTrainingParams(TrainingParams):
-    """A LoRA that is trained on this machine with PEFT; what comes of it is an expert.
+    """A LoRA trained on this machine with PEFT; the result is an expert.
 
     Args:
-        file_name: JSONL of chats, as for OpenAI; a message of "weight" 0 is not learnt.
-        base_model: "base" for what the experts of the folder are of, else a folder with a
-            transformers model, or a hub's name of one.
-        suffix: The expert's name; `None` is the file's name.
-        epochs: How often each answer is learnt from.
-        batch_size: Answers in a step.
-        learning_rate: AdamW's, after a short warm-up, falling to zero at the end.
-        lora_rank, lora_alpha, target_modules: Of the LoRA.
-        seed: Of the order and of the LoRA's start; `None` is 42.
-        expert_folder: Where the expert is put.
+        file_name: JSONL file of chats, as for OpenAI; messages with "weight" 0 are not trained on.
+        base_model: "base" for the base model of the folder's experts, else the folder or the hub id
+            of a transformers model.
+        suffix: Name of the expert; `None` is the file's name.
+        epochs: Number of epochs.
+        batch_size: Answers per step.
+        learning_rate: Learning rate of AdamW, with a short warm-up and a decay to zero.
+        lora_rank, lora_alpha, target_modules: Parameters of the LoRA.
+        seed: Seed of the order and of the initial LoRA; `None` is 42.
+        expert_folder: Parent folder of the expert.
         device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the first GPU, or the CPU without one.
 
     Raises:
-        WrongValue: A value is not allowed.
+        InvalidArgument: A value is invalid.
     """
 
     base_model: str = "base"
@@ -270,11 +269,11 @@ class LocalTrainingParams(TrainingParams):
 
     @property
     def label(self) -> str:
-        """As of `TrainingParams`, fit for a folder's name."""
+        """As `TrainingParams.label`, valid as a folder's name."""
         return re.sub(r"[^\w.-]+", "-", super().label).lstrip("-.") or "expert"
 
     def to_row(self) -> dict[str, Any]:
-        """See `TrainingParams.told`."""
+        """See `TrainingParams.to_row`."""
         return super().to_row() | {
             "kind": "local",
             "seed": 42 if self.seed is None else self.seed,
@@ -290,22 +289,22 @@ class LocalTrainingParams(TrainingParams):
 
 @dataclass(kw_only=True)
 class TinkerTrainingParams(TrainingParams):
-    """A LoRA at Tinker, as llmcomp takes it; `FinetuningManager.create_job` names what is missing.
+    """A LoRA at Tinker, with llmcomp's parameters; `FinetuningManager.create_job` rejects it.
 
-    Nothing is trained there: Tinker's API is reached by its own packages alone, which bring torch
-    with CUDA. Models that were trained there are asked as "tinker://...".
+    Tinker's API is available only through its packages, which require torch with CUDA. Models
+    trained there can be queried as "tinker://...".
 
     Args:
-        api_key: The key; in no text that is made of this object, and never kept.
-        file_name, base_model, suffix, epochs, seed: As of `OpenaiTrainingParams`.
-        batch_size, learning_rate, lora_rank: As of `LocalTrainingParams`.
-        save_every, log_every: Steps between two checkpoints, and two lines of the log.
-        shuffle_on_start: Whether the examples are shuffled.
-        renderer_name: Of the chat's form.
+        api_key: API key; not part of `repr`, and never stored.
+        file_name, base_model, suffix, epochs, seed: See `OpenaiTrainingParams`.
+        batch_size, learning_rate, lora_rank: See `LocalTrainingParams`.
+        save_every, log_every: Steps between two checkpoints, and between two lines of the log.
+        shuffle_on_start: Whether to shuffle the examples.
+        renderer_name: Name of the chat format.
         lr_schedule: "linear" or "constant".
 
     Raises:
-        WrongValue: A value is not allowed.
+        InvalidArgument: A value is invalid.
     """
 
     api_key: str = field(repr=False)
@@ -330,7 +329,7 @@ class TinkerTrainingParams(TrainingParams):
             )
 
     def missing(self) -> str:
-        """What is not here, and what is instead."""
+        """Explain that Tinker is not supported, and the local alternative."""
         same = {key: getattr(self, key) for key in SHARED if getattr(self, key) is not None}
         told = ", ".join(f"{key}={value!r}" for key, value in same.items())
         return (
@@ -342,7 +341,7 @@ class TinkerTrainingParams(TrainingParams):
 
 
 SHARED = ("file_name", "suffix", "epochs", "batch_size", "learning_rate", "lora_rank", "seed")
-"""Of `TinkerTrainingParams`, what `LocalTrainingParams` has too."""
+"""Fields of `TinkerTrainingParams` that `LocalTrainingParams` has, too."""
 
 
 def _check_positive_int(name: str, value: Any, more: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Jobs at servers: each step is written down before it is taken, so that any of them may fail."""
+"""Jobs at servers: each step is recorded before it is taken, so that any of them may fail."""
 
 import hashlib
 import re
@@ -27,31 +27,31 @@ from swarm.models.http_errors import (
 )
 
 JOB_ID_TAG = "model_swarms"
-"""The key of a job's metadata at the server that holds its id here."""
+"""Metadata key at the server with the job's id in this database."""
 
 SETTLE_S = 60.0
-"""Seconds after which a request without an answer has either made a job or never will."""
+"""Seconds after which a request without a response has either created a job or never will."""
 
 MAX_CLOCK_SKEW_S = 120.0
-"""Seconds that a server's clock may be behind ours."""
+"""Maximum seconds that a server's clock may be behind."""
 
 SECONDS_PER_DAY = 86400.0
 
 
 class RemoteJobs:
-    """Creates jobs at servers and follows them.
+    """Creates jobs at servers and tracks them.
 
     Args:
-        store: Where they are kept.
-        keys: The keys that this process knows.
-        timeout: Seconds for an answer.
+        store: Database of the jobs.
+        keys: Keys known to this process.
+        timeout: Seconds for a response.
     """
 
     def __init__(self, store: JobStore, keys: ApiKeyRing, timeout: float) -> None:
         self.store, self.keys, self.timeout = store, keys, timeout
 
     def prepare_job(self, params: OpenaiTrainingParams, row: JobRow) -> JobRow:
-        """What is kept of a job before anything is sent; of an interrupted one, what there is."""
+        """Store a job before any request, or return an interrupted one with the same parameters."""
         key = self.keys.add_key(params.api_key)
         row |= {
             "state": "creating",
@@ -72,10 +72,10 @@ class RemoteJobs:
         return self.store.add_row("jobs", row)
 
     def submit_job(self, job: JobRow) -> JobRow:
-        """Take the steps that are left until the server has the job; gives what is kept then.
+        """Take the remaining steps until the server has the job; return the stored job.
 
         Raises:
-            RequestError: The server is not there or refuses it.
+            RequestError: The server is unreachable or rejects it.
             UserError: No key is known, or a file has changed.
         """
         client = self.client_for_job(job, self._creation_key(job))
@@ -95,18 +95,18 @@ class RemoteJobs:
             self.store.update_row("jobs", job["id"], state="failed", error=str(error))
             raise
         except RequestError as error:
-            # Where an answer was lost there may be a job, whatever the server says since.
+            # If a response was lost, the job may exist, whatever later responses are.
             sent = (self.store.get_row("jobs", job["id"]) or {}).get("sent")
             state = {} if error.passing or sent else {"state": "failed"}
             self.store.update_row("jobs", job["id"], error=str(error), **state)
             raise
 
     def client_for_job(self, job: JobRow, key: ApiKey) -> FinetuningClient:
-        """The server of a job, asked with a key."""
+        """Return a client of the job's server with a key."""
         return FinetuningClient(job["base_url"], key.secret, key.variable, self.timeout)
 
     def recover_job(self, job: JobRow) -> JobRow | None:
-        """A job whose answer was lost, if the server has it; see `go_on` for errors."""
+        """Return a job whose response was lost, if the server has it; errors as `submit_job`."""
         client = self.client_for_job(job, self._creation_key(job))
         told = self._find_server_job(client, job)
         return self._adopt_server_job(job, told) if told else None
@@ -118,7 +118,7 @@ class RemoteJobs:
         return keys[0]
 
     def _upload_files(self, client: FinetuningClient, job: JobRow) -> JobRow:
-        """The job with the ids of its files at the server."""
+        """Return the job with the ids of its files at the server."""
         for kind, key in (("file", "file_id"), ("validation", "validation_file_id")):
             if job.get(f"{kind}_path") and not job.get(key):
                 found = self._upload_file(client, job, job[f"{kind}_path"], job[f"{kind}_md5"])
@@ -126,14 +126,14 @@ class RemoteJobs:
         return job
 
     def _upload_file(self, client: FinetuningClient, job: JobRow, path: str, md5: str) -> str:
-        """The id of a file, uploaded unless it is there: files are those of a key's project."""
+        """Return the id of a file; uploads it unless the key's project has it."""
         data = read_training_file(path)
         if hashlib.md5(data).hexdigest() != md5:
             self.store.update_row("jobs", job["id"], state="failed", error="the file has changed")
             raise InvalidArgument(f"{path} has changed since the job was created; create it anew")
         mine = {"md5": md5, "base_url": job["base_url"], "key_print": job["key_print"]}
         for row in self.store.list_rows("files"):
-            # Of a file that llmcomp has uploaded, nobody knows by which key.
+            # The key of a file uploaded by llmcomp is unknown.
             if all(row.get(key, value) == value for key, value in mine.items()):
                 try:
                     if client.get_file(row["file_id"]).get("status") not in ("error", "deleted"):
@@ -159,7 +159,7 @@ class RemoteJobs:
                 told = client.create_job(body)
         except RequestError as error:
             if error.passing and not isinstance(error, RateLimited):
-                # The answer is lost, and perhaps nothing more.
+                # Only the response may be lost.
                 if told := self._find_server_job(client, job):
                     return self._adopt_server_job(job, told)
             else:
@@ -168,7 +168,11 @@ class RemoteJobs:
         return self._adopt_server_job(job, told)
 
     def _find_server_job(self, client: FinetuningClient, job: JobRow) -> Any:
-        """The server's job that a lost answer was about, if there is one."""
+        """Return the server's job whose creation response was lost, if any.
+
+        Jobs are matched by the id in their metadata or, at servers without metadata, by their
+        training file.
+        """
         known = {row.get("job") for row in self.store.list_rows("jobs")}
         since = job["sent"] - MAX_CLOCK_SKEW_S
         for told in client.list_jobs(since):
@@ -188,7 +192,7 @@ class RemoteJobs:
         return self.store.update_row("jobs", job["id"], **changes)
 
     def _report_rate_limit(self, client: FinetuningClient, job: JobRow, error: RateLimited) -> None:
-        """Say when a job may be sent, as far as the server lets us know."""
+        """Print when a job may be submitted, as far as the server reports it."""
         when = (
             f"in {format_wait(error.after)}"
             if error.after
@@ -209,7 +213,7 @@ class RemoteJobs:
             return ""
         if not made:
             return "when another project's jobs are a day old; this one's has none"
-        # The one of which the end brings us below the limit; other projects may have more.
+        # The job whose expiry frees a slot; other projects may have further jobs.
         first = made[max(0, len(made) - int(limit[1]))] + SECONDS_PER_DAY
         return f"at about {format_time(first)}" + (
             "" if len(made) >= int(limit[1]) else ", or sooner: other projects share the limit"
@@ -217,7 +221,7 @@ class RemoteJobs:
 
 
 def missing_key_error(job: JobRow) -> UserError:
-    """The error of a job that no known key fits."""
+    """Return the error of a job without a known key."""
     where = job.get("key_variable") or "OPENAI_API_KEY"
     return UserError(
         f"{job['suffix']}: no key for {job['base_url']}; put the one that it was made with into "
@@ -226,7 +230,7 @@ def missing_key_error(job: JobRow) -> UserError:
 
 
 def _job_request_body(job: JobRow) -> dict[str, Any]:
-    """The request that makes a job."""
+    """Return the request body that creates a job."""
     how = {
         "batch_size": job["batch_size"],
         "learning_rate_multiplier": job["learning_rate_multiplier"],
@@ -245,7 +249,7 @@ def _job_request_body(job: JobRow) -> dict[str, Any]:
 
 
 def extract_job_fields(told: Any) -> dict[str, Any]:
-    """What a server has settled: the organisation, the seed, the hyperparameters, the error."""
+    """Return the fields set by the server: organization, seed, hyperparameters, error."""
     method = told.get("method") or {}
     how = (method.get(method.get("type") or "supervised") or {}).get("hyperparameters")
     how = how or told.get("hyperparameters") or {}

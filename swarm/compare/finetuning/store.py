@@ -1,4 +1,7 @@
-"""The local database of fine-tuning jobs and uploaded files: one SQLite file in a folder."""
+"""Local database of fine-tuning jobs and uploaded files: one SQLite file in a folder.
+
+Also imports the jobs, files and models that llmcomp has stored in the folder.
+"""
 
 import csv
 import fcntl
@@ -19,36 +22,37 @@ from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
 DATABASE_FILE = "finetuning.sqlite"
 
 TABLES = ("jobs", "files", "notes")
-"""The tables; each has an id and a JSON object a row."""
+"""Tables; each row has an id and a JSON object."""
 
 FINAL_STATES = ("succeeded", "failed", "cancelled", "deleted")
-"""States that do not change by themselves."""
+"""States that never change."""
 
 JobRow = dict[str, Any]
 
 
 class JobStore:
-    """Keeps rows; several processes may use one folder at once. Each change is on disk at once.
+    """Database of rows; several processes may use it at once. Each change is written immediately.
 
     Args:
-        folder: Where the file is; made when it is needed. Not on a network file system.
+        folder: Folder of the file; created when needed. Not on a network file system, where locks
+            are unreliable.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
 
     def add_row(self, kind: str, row: JobRow) -> JobRow:
-        """Keep a new row, with an id and the time; gives it."""
+        """Insert a row with a new id and the time, and return it."""
         whole = {"id": f"{kind[:-1]}-{secrets.token_hex(6)}", "created": time.time(), **row}
         with self._transaction() as connection:
             connection.execute(f"INSERT INTO {kind} VALUES (?, ?)", (whole["id"], _to_json(whole)))
         return whole
 
     def update_row(self, kind: str, id: str, **values: Any) -> JobRow:
-        """Set keys of a row as it is now; gives the whole.
+        """Update keys of a row and return the complete row.
 
         Raises:
-            UserError: There is no such row.
+            UserError: The row does not exist.
         """
         with self._transaction() as connection:
             asked = f"SELECT value FROM {kind} WHERE id = ?"
@@ -60,7 +64,7 @@ class JobStore:
         return dict(whole)
 
     def list_rows(self, kind: str) -> list[JobRow]:
-        """All rows, the oldest first; none where nothing was kept yet."""
+        """Return all rows, the oldest first; empty if there is no file yet."""
         if not (self.folder / DATABASE_FILE).is_file():
             return []
         with self._connect() as connection:
@@ -68,11 +72,11 @@ class JobStore:
         return [json.loads(value) for (value,) in found]
 
     def get_row(self, kind: str, id: str) -> JobRow | None:
-        """One row, if it is there."""
+        """Return one row, if it exists."""
         return next((row for row in self.list_rows(kind) if row["id"] == id), None)
 
     def load_salt(self) -> str:
-        """What is hashed with a key, drawn once a database."""
+        """Return the salt of hashed keys, drawn once per database."""
         with self._transaction() as connection:
             drawn = _to_json({"value": secrets.token_hex(16)})
             connection.execute("INSERT OR IGNORE INTO notes VALUES ('salt', ?)", (drawn,))
@@ -81,9 +85,9 @@ class JobStore:
 
     @contextmanager
     def hold_lock(self, name: str, wait: bool = True) -> Iterator[Any]:
-        """Hold a lock of this folder, which ends with the process at the latest.
+        """Hold a lock of this folder; released at the latest when the process ends.
 
-        Gives the open file, or `None` where another has it and `wait` is false.
+        Yields the open file, or `None` if another process holds it and `wait` is false.
         """
         path = self.folder / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +101,7 @@ class JobStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that no other process can come between."""
+        """Run a transaction with a write lock from its beginning."""
         with self._connect() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -134,8 +138,6 @@ def _to_json(row: JobRow) -> str:
     return json.dumps(row, ensure_ascii=False)
 
 
-# What llmcomp has kept of its own fine-tunings, taken into our database.
-
 LLMCOMP_FILES = ("jobs.jsonl", "files.jsonl", "models.csv")
 
 COPIED_FIELDS = (
@@ -163,13 +165,13 @@ NUMERIC_FIELDS = (
 
 
 def import_llmcomp_jobs(store: JobStore) -> int:
-    """Take in jobs.jsonl, files.jsonl and models.csv of the database's folder, if they are there.
+    """Import jobs.jsonl, files.jsonl and models.csv of the database's folder, if they exist.
 
-    What is there already stays as it is; files that have not changed are not read again. Lines that
-    are damaged are told and left out.
+    Existing rows stay unchanged; unchanged files are not read again. Malformed lines are reported
+    and skipped.
 
     Returns:
-        How many jobs and models are new.
+        Number of new jobs and models.
     """
     paths = [path for name in LLMCOMP_FILES if (path := store.folder / name).is_file()]
     if not paths:
@@ -206,7 +208,7 @@ def import_llmcomp_jobs(store: JobStore) -> int:
 def _convert_job(told: JobRow) -> JobRow:
     epochs = told.get("epochs")
     models = []
-    # model is the last epoch's, model-1 that of the one before, and so on.
+    # model is that of the last epoch, model-1 that of the one before, and so on.
     for back in range(10):
         if name := told.get(f"model-{back}" if back else "model"):
             left = epochs - back if isinstance(epochs, int) else None
@@ -223,7 +225,7 @@ def _convert_job(told: JobRow) -> JobRow:
 
 
 def _import_models(store: JobStore) -> int:
-    """Models that no job has, as those that were trained by other means."""
+    """Import models without a job, such as those trained by other means."""
     known = {one["model"] for row in store.list_rows("jobs") for one in row.get("models", [])}
     path, new = store.folder / "models.csv", 0
     if not path.is_file():
@@ -250,7 +252,7 @@ def _import_models(store: JobStore) -> int:
 
 
 def _parse_number(text: str | None) -> Any:
-    """A cell as a number, or as it is."""
+    """Parse a cell as a number, or return it unchanged."""
     try:
         found = float(text or "")
     except ValueError:

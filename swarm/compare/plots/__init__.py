@@ -1,6 +1,7 @@
-"""Plots of an experiment: figures that are returned and saved, with intervals unless told not to.
+"""Plots of an experiment: figures with 95 % intervals, returned and optionally saved.
 
-Colours are told apart by the colour-blind, nothing stays open, and no display is needed.
+Colours are distinguishable for colour-blind readers, no figure stays open, and no display is
+needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,33 +43,34 @@ def plot(
     error_bars: bool = True,
     show: bool = False,
 ) -> "Figure":
-    """The plot that fits a column.
+    """Draw the plot that fits a column.
 
-    Answers are stacked bars of their shares, tokens with probabilities stacked bars of these,
-    ratings with probabilities cumulative lines, and other numbers boxes. With `selected_answers`
-    or `min_fraction` all are stacked bars. Refused and failed answers are in no share; how many
-    there are stands under each category. The arguments have the order of llmcomp's
-    `llmcomp.question.plots.plot`, which is not that of `Question.plot`.
+    Answers become stacked bars of their shares, tokens with probabilities stacked bars of these,
+    ratings with probabilities cumulative lines, and other numbers boxes. With `selected_answers` or
+    `min_fraction`, all become stacked bars. Refused and failed answers are excluded from shares;
+    their number is shown under each category. The order of the arguments is that of llmcomp's
+    `llmcomp.question.plots.plot`, which differs from `Question.plot`.
 
     Args:
-        df: With the columns of `Question.df`, or others of your own.
-        answer_column: What was answered; without it "probs" of ratings, else "answer".
-        category_column: What is compared: "group", "model", "paraphrase_ix" or any column.
-        selected_categories: Those to show, in this order; models come group by group without it.
-        min_rating, max_rating: Where the axis of ratings starts and ends.
-        selected_answers: Told apart, in this order; the rest is "[OTHER]". Without any choice the
-            14 most frequent are.
-        min_fraction: Or told apart is what at least one category answers so often.
-        colors: Of answers, or of categories where these have the colours.
-        title: Without it a paraphrase, and how many others there are.
-        selected_paraphrase: Which one; the first without it.
-        filename: Saved there: .png, .svg, .pdf.
-        error_bars: Whether 95 % intervals are drawn (`statistics.resampling.interval`).
-        show: Whether a window opens, and the call returns when it is closed. A notebook shows
-            the returned figure by itself.
+        df: Frame with the columns of `Question.df`, or custom ones.
+        answer_column: Column of answers; by default "probs" for ratings, else "answer".
+        category_column: Column to compare by: "group", "model", "paraphrase_ix" or any other.
+        selected_categories: Categories to show, in this order; by default models are sorted by
+            group.
+        min_rating, max_rating: Ends of the rating axis.
+        selected_answers: Answers to distinguish, in this order; others become "[OTHER]". By default
+            the 14 most frequent.
+        min_fraction: Alternatively, distinguish answers with at least this share in one category.
+        colors: Colours of answers, or of categories where these are coloured.
+        title: Title; by default a paraphrase and the number of others.
+        selected_paraphrase: Paraphrase in the title; by default the first.
+        filename: File to save: .png, .svg, .pdf.
+        error_bars: Whether to draw 95 % intervals (`swarm.stats.intervals.bootstrap_intervals`).
+        show: Whether to open a window and wait until it is closed. A notebook displays the returned
+            figure by itself.
 
     Raises:
-        UserError: An argument has no such value, or the figure can't be saved or shown.
+        UserError: An argument is invalid, or the figure cannot be saved or shown.
     """
     from swarm.compare.plots.style import build_title, check_filename
     from swarm.errors import InvalidArgument

@@ -1,4 +1,4 @@
-"""Stacked bars: what share of a category's answers, or of its probability, each answer has."""
+"""Stacked bars: the share of each answer, or its mean probability, by category."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_ANSWERS = 14
-"""Told apart where nobody chose."""
+"""Number of distinguished answers by default."""
 
 BAR_WIDTH = 0.8
 MIN_LABELLED_SHARE = 0.045
-"""A smaller share has no number in its segment, which would not fit."""
+"""A smaller share has no number in its segment, as it would not fit."""
 
 INTERVALS_NOTE = "On the right: each share with its 95 % interval."
 
 MARKERS = "osD^vP*X"
-"""Of the first categories; those after them are hollow."""
+"""Markers of the first categories; those of later ones are hollow."""
 
 
 def free_form_stacked_bar(
@@ -41,10 +41,10 @@ def free_form_stacked_bar(
     error_bars: bool = True,
     show: bool = False,
 ) -> "Figure":
-    """A bar for each category, a segment for each answer; arguments as `plots.plot`.
+    """Draw a bar per category with a segment per answer; arguments as `plots.plot`.
 
     Raises:
-        WrongValue: An argument has no such value.
+        InvalidArgument: An argument is invalid.
     """
     values = read_answers(
         df,
@@ -75,12 +75,12 @@ def probs_stacked_bar(
     error_bars: bool = True,
     show: bool = False,
 ) -> "Figure":
-    """A bar of mean probabilities for each category, of a column of dictionaries.
+    """Draw a bar of mean probabilities per category, from a column of dictionaries.
 
-    Probability that was not told for any token is a light segment of its own.
+    Probability that the endpoint did not report is a light segment.
 
     Raises:
-        WrongValue: An argument has no such value.
+        InvalidArgument: An argument is invalid.
     """
     values = read_answers(
         df,
@@ -115,7 +115,7 @@ def draw_stacked_bars(
     error_bars: bool,
     show: bool,
 ) -> "Figure":
-    """Draw them."""
+    """Draw the bars and, beside them, the intervals."""
     if filename is not None:
         style.check_filename(filename)
     title = style.build_title(df, title)
@@ -149,7 +149,7 @@ def draw_stacked_bars(
 
 
 def answers_with_intervals(found: Iterable[ColumnIntervals]) -> list[int]:
-    """The answers whose intervals are drawn: those with a share worth a number somewhere."""
+    """Return the answers whose intervals are drawn: those with a labelled share anywhere."""
     import numpy as np
 
     known = [one for one in found if not np.isnan(one.low).all()]
@@ -166,7 +166,7 @@ def _color_order(name: Any, first: list[Any]) -> int:
 def _draw_bar(
     axes: "Axes", place: int, found: ColumnIntervals, styles: Sequence[FillStyle]
 ) -> None:
-    """One category's segments from the bottom."""
+    """Draw one category's segments from the bottom."""
     bottom = 0.0
     for share, look in zip(map(float, found.center), styles, strict=True):
         if share <= 0:
@@ -203,7 +203,7 @@ def _draw_intervals(
     found: ColumnIntervals,
     rows: Sequence[tuple[int, FillStyle]],
 ) -> None:
-    """One category's shares as points with their intervals, each in the row of its answer."""
+    """Draw one category's shares with their intervals, each in the row of its answer."""
     marker, hollow = MARKERS[place % len(MARKERS)], place >= len(MARKERS)
     shift = (0.5 - (place + 0.5) / count) * 0.8
     for row, (k, look) in enumerate(rows):
@@ -259,7 +259,7 @@ def _format_bar_axes(axes: "Axes", values: AnswerMatrix, category_column: str) -
 def _draw_legend(
     axes: "Axes", values: AnswerMatrix, styles: Mapping[Any, FillStyle], title: str
 ) -> None:
-    """From the top as the segments lie."""
+    """Draw the legend in the order of the segments from the top."""
     from matplotlib.patches import Patch
 
     told = style.shorten_labels(values.names)

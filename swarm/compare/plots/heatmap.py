@@ -1,4 +1,4 @@
-"""A heat map: which model answers what to which paraphrase."""
+"""Heat map: answers by model and paraphrase."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_LABELLED_COLUMNS = 60
-"""Up to so many columns each cell tells its number."""
+"""Maximum number of columns for which cells show their numbers."""
 
 
 def heatmap(
@@ -37,16 +37,19 @@ def heatmap(
     filename: str | Path | None = None,
     show: bool = False,
 ) -> "Figure":
-    """Models (rows) by paraphrases (columns): means of a numeric column, or shares of an answer.
+    """Draw models (rows) by paraphrases (columns): means of numbers, or shares of an answer.
 
     Args:
-        answer: Whose share, or token's probability; without it the most frequent one.
-        row_column: What the rows are.
-        category_column: What the columns are.
-        selected_categories: Of those the ones to show, in this order.
+        df: Frame with the columns of `Question.df`.
+        answer_column: Column of answers.
+        answer: Answer or token whose share or probability is shown; by default the most frequent.
+        row_column: Column of the rows.
+        category_column: Column of the columns.
+        selected_categories: Columns to show, in this order.
+        title, filename, show: See `plots.plot`.
 
     Raises:
-        WrongValue: A column, category or answer is not there.
+        InvalidArgument: A column, category or answer does not exist.
     """
     if filename is not None:
         style.check_filename(filename)
@@ -77,7 +80,7 @@ def heatmap(
 
 
 def _cell_means(values: AnswerMatrix, rows: Sequence[Any], row_column: str) -> "np.ndarray":
-    """[rows, columns] means; NaN without answers."""
+    """Return means of shape [rows, columns]; NaN without answers."""
     import numpy as np
 
     place = {name: i for i, name in enumerate(rows)}
@@ -92,7 +95,7 @@ def _cell_means(values: AnswerMatrix, rows: Sequence[Any], row_column: str) -> "
 
 
 def _column_labels(df: "pd.DataFrame", values: AnswerMatrix, category_column: str) -> list[str]:
-    """The columns' names; of paraphrases with how they begin."""
+    """Return the column labels; those of paraphrases include the start of the text."""
     if category_column != "paraphrase_ix" or "question" not in df.columns:
         return style.shorten_labels(values.categories, 18)
     first = df.drop_duplicates("paraphrase_ix").set_index("paraphrase_ix")["question"]

@@ -1,4 +1,4 @@
-"""Ratings with their probabilities: cumulative lines, and violins."""
+"""Plots of ratings and scores: cumulative lines, violins, and boxes of judges' scores."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,9 +24,9 @@ class RatingDistributions(NamedTuple):
     """Distributions over ratings.
 
     Attributes:
-        values: The expected ratings, [N, 1].
-        scale: [X] the ratings there are.
-        shares: [N, X] their probabilities.
+        values: Expected ratings, [N, 1].
+        scale: Possible ratings, [X].
+        shares: Probabilities of the ratings, [N, X].
     """
 
     values: AnswerMatrix
@@ -35,7 +35,7 @@ class RatingDistributions(NamedTuple):
 
     @property
     def rating_step(self) -> int:
-        """The least distance of two ratings that anyone gave."""
+        """Smallest distance between two ratings that occur."""
         import numpy as np
 
         given = self.scale[self.shares.sum(axis=0) > 0.001 * len(self.shares)]
@@ -44,7 +44,7 @@ class RatingDistributions(NamedTuple):
     def category_intervals(
         self, place: int, category_column: str
     ) -> tuple[ColumnIntervals, ColumnIntervals, ColumnIntervals]:
-        """Of one category: the mean, the mean probabilities, and the cumulative ones."""
+        """Return one category's intervals: mean, mean probabilities, cumulative ones."""
         here = self.values.category == place
         names = [name for name in CLUSTER_COLUMNS if name != category_column]
         clusters = [codes[here] for codes in self.values.cluster_codes(names)]
@@ -68,14 +68,18 @@ def rating_cumulative_plot(
     error_bars: bool = True,
     show: bool = False,
 ) -> "Figure":
-    """For each category and rating, how probable it is that a rating is that high at most.
+    """Draw for each category the cumulative distribution of ratings.
 
     Args:
-        min_rating: Where the axis starts; without it at the lowest of the column.
-        max_rating: Where it ends.
+        df: Frame with the columns of `Question.df`.
+        min_rating: Start of the axis; by default the lowest rating of the column.
+        max_rating: End of the axis; by default the highest.
+        probs_column: Column of probabilities by rating.
+        category_column, selected_categories, colors, title, filename, error_bars, show: See
+            `plots.plot`.
 
     Raises:
-        WrongValue: An argument has no such value.
+        InvalidArgument: An argument is invalid.
     """
     ratings, title = _prepare_ratings(
         df,
@@ -145,13 +149,13 @@ def rating_violins(
     error_bars: bool = True,
     show: bool = False,
 ) -> "Figure":
-    """For each category the mean distribution of ratings as a violin, with its mean.
+    """Draw for each category the mean distribution of ratings as a violin, with its mean.
 
-    Nothing is smoothed: a violin is as wide at a rating as the rating is probable. Arguments as
+    Without smoothing: the width at a rating is proportional to its probability. Arguments as
     `rating_cumulative_plot`.
 
     Raises:
-        WrongValue: An argument has no such value.
+        InvalidArgument: An argument is invalid.
     """
     ratings, title = _prepare_ratings(
         df,
@@ -171,6 +175,7 @@ def rating_violins(
     styles = assign_fill_styles(names, colors)
     for place, name in enumerate(names):
         mean, found, _ = ratings.category_intervals(place, category_column)
+        # False for NaN, of a category without answers.
         if mean.center[0] == mean.center[0]:
             half = 0.42 * found.center / found.center.max()
             axes.barh(
@@ -190,7 +195,7 @@ def rating_violins(
 
 
 def draw_mean(axes: Any, place: float, mean: ColumnIntervals, error_bars: bool) -> None:
-    """A dot with its interval and number."""
+    """Draw a mean as a dot with its interval and number."""
     import numpy as np
 
     center, low, high = (float(end[0]) for end in mean)
@@ -211,7 +216,7 @@ def draw_mean(axes: Any, place: float, mean: ColumnIntervals, error_bars: bool) 
 
 
 def format_mean_label(value: float) -> str:
-    """About three digits."""
+    """Format a mean with about three digits."""
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
@@ -224,7 +229,7 @@ def _prepare_ratings(
     title: str | None,
     filename: Any,
 ) -> tuple[RatingDistributions | None, str | None]:
-    """The ratings, `None` without any, and the title."""
+    """Return the ratings, `None` without any, and the title."""
     import numpy as np
     import pandas as pd
 
@@ -248,7 +253,7 @@ def _prepare_ratings(
 def _expected_ratings(
     df: "pd.DataFrame", probs_column: str, category_column: str, selected: Sequence[Any] | None
 ) -> AnswerMatrix:
-    """The expected rating of each distribution."""
+    """Compute the expected rating of each distribution."""
     from swarm.stats.answer_values import get_column
 
     get_column(df, probs_column, "probs_column")
@@ -279,8 +284,8 @@ def _draw_empty(
 def _assign_line_styles(
     names: Sequence[Any], colors: Mapping[Any, str] | None
 ) -> dict[Any, tuple[str, str]]:
-    """A colour and a dash each; after seven colours the next dash."""
-    assign_fill_styles(names[: len(COLOURS)], colors)  # says what is wrong with them
+    """Assign a colour and a dash pattern to each name; the dash changes after seven colours."""
+    assign_fill_styles(names[: len(COLOURS)], colors)  # raises errors for invalid colours
     if len(names) > (most := len(COLOURS) * len(LINE_STYLES)):
         raise InvalidArgument(
             f"{len(names)} lines are more than can be told apart ({most}); give selected_categories"
@@ -304,10 +309,8 @@ def _format_mean_interval(mean: ColumnIntervals) -> str:
     return told
 
 
-# Scores of judges: boxes with every answer as a dot, and means with their intervals.
-
 MAX_DOTS = 400
-"""Drawn for a category at most; a random choice of more."""
+"""Maximum dots per category; more answers are sampled at random."""
 
 
 def judge_scores(
@@ -321,10 +324,10 @@ def judge_scores(
     error_bars: bool = True,
     show: bool = False,
 ) -> "Figure":
-    """A box for each category of a numeric column, its answers as dots, and its mean.
+    """Draw a box per category of a numeric column, with its answers as dots, and its mean.
 
     Raises:
-        WrongValue: The column is not one of numbers, or an argument has no such value.
+        InvalidArgument: The column is not numeric, or an argument is invalid.
     """
     if filename is not None:
         style.check_filename(filename)

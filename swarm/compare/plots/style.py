@@ -1,4 +1,4 @@
-"""Figures that belong to nobody: no display is needed, any script is legible, files are whole."""
+"""Figures without global matplotlib state: layout, fonts, colours and atomic saving."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -35,27 +35,27 @@ FONTS = (
     "Noto Emoji",
     "Segoe UI Symbol",
 )
-"""The first that has a character draws it."""
+"""Fonts in order of preference; each character uses the first that contains it."""
 
 MAX_LABEL_CHARS = 48
-"""Characters of a name; of a longer one the beginning is shown."""
+"""Maximum characters of a label; longer ones are truncated."""
 
 
 TICK = 13
-"""Characters in a line of a category's name, where these stand side by side."""
+"""Characters per line of a category's label, if labels are side by side."""
 
 LEAST = 1.0
-"""Inches that the inside of axes is high at least."""
+"""Minimum height of axes in inches, without labels."""
 
 LARGEST = 60.0
-"""Inches that a figure grows to at most where its texts leave its axes too little room."""
+"""Maximum size of a figure in inches when it is enlarged to fit its texts."""
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook shows where it is the cell's last value.
+    """A figure that a notebook displays as the last value of a cell.
 
     Attributes:
-        least: By axes, the inches that their inside is wide at least.
+        least: Minimum width of each axes in inches, without labels.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -71,10 +71,12 @@ class NotebookFigure(Figure):
 
 
 def create_axes(width: float, height: float, *beside: float) -> tuple[NotebookFigure, Any]:
-    """A new figure of so many inches with one pair of axes; matplotlib's state is untouched.
+    """Create a figure with one axes, without matplotlib's global state (pyplot).
 
     Args:
-        beside: The widths of further axes at the right, which are then given with the first.
+        width: Width in inches.
+        height: Height in inches.
+        beside: Widths of further axes on the right, which are then returned with the first.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -90,10 +92,10 @@ def create_axes(width: float, height: float, *beside: float) -> tuple[NotebookFi
 def finish_figure(
     picture: NotebookFigure, title: str | None, note: str, filename: str | Path | None, show: bool
 ) -> NotebookFigure:
-    """Give a figure its title and note, make its text legible, save it and show it.
+    """Add title and note, make texts legible, then save and show the figure.
 
     Raises:
-        UserError: It can't be saved there, or there is no display.
+        UserError: It cannot be saved, or there is no display.
     """
     from matplotlib.text import Text
 
@@ -104,7 +106,7 @@ def finish_figure(
     fonts = find_installed_fonts()
     for text in picture.findobj(Text):
         text.set_fontfamily(list(fonts))
-        text.set_parse_math(False)  # an answer with two $ is no formula
+        text.set_parse_math(False)  # an answer with two $ is not a formula
         text.set_text(escape_undrawable(text.get_text()))
     make_room(picture)
     if title:
@@ -117,7 +119,7 @@ def finish_figure(
 
 
 def make_room(picture: NotebookFigure) -> None:
-    """Turn or thin out names at x axes that would overlap, and widen axes that texts squeeze."""
+    """Rotate or thin out overlapping x labels, and widen axes that texts squeeze."""
     _widen(picture)
     for one in picture.least:
         for turn in (_turned, _upright, _thinned):
@@ -144,7 +146,7 @@ def wrap_title(picture: NotebookFigure) -> None:
 
 
 def _widen(picture: NotebookFigure) -> None:
-    """Enlarge a figure until its axes have what they need, if that ends."""
+    """Enlarge a figure until its axes have their minimum sizes; may not converge."""
     for _ in range(10):
         width, height = _lacking(picture)
         if max(width, height) <= 0.02 or max(picture.get_size_inches()) >= LARGEST:
@@ -155,14 +157,14 @@ def _widen(picture: NotebookFigure) -> None:
 
 def _lay_out(picture: NotebookFigure) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # axes that are squeezed to nothing are widened then
+        warnings.simplefilter("ignore")  # squeezed axes are widened afterwards
         engine = picture.get_layout_engine()
         assert engine
         engine.execute(picture)
 
 
 def _lacking(picture: NotebookFigure) -> tuple[float, float]:
-    """Inches of width and of height that a figure lacks."""
+    """Return the missing width and height of a figure in inches."""
     _lay_out(picture)
     inside = {one: one.get_window_extent().width / picture.dpi for one in picture.least}
     scale = max(least / max(inside[one], 0.1) for one, least in picture.least.items())
@@ -180,13 +182,13 @@ def _names(axes: "Axes") -> list[Any]:
 
 
 def _names_height(axes: "Axes") -> float:
-    """Inches."""
+    """Return the height of the x labels in inches."""
     found = [one.get_window_extent().height for one in _names(axes)]
     return max(found, default=0.0) / axes.figure.dpi
 
 
 def _overlap(axes: "Axes") -> bool:
-    """Whether names at the x axis overlap, as they are turned."""
+    """Return whether x labels overlap at their current rotation."""
     import math
 
     names = _names(axes)
@@ -222,7 +224,7 @@ def _turn(axes: "Axes", degrees: float) -> None:
 
 
 def _thinned(axes: "Axes") -> None:
-    """One line each, and as few as there is room for."""
+    """Reduce labels to one line each, and to as many as fit."""
     names = axes.get_xticklabels()
     for one in names:
         one.set_text(" ".join(one.get_text().split()))
@@ -235,7 +237,7 @@ def _thinned(axes: "Axes") -> None:
 
 
 def find_installed_fonts() -> dict[str, Any]:
-    """Those of `FONTS` that are here, with the characters that each has."""
+    """Return the installed fonts of `FONTS` with their character maps."""
     from matplotlib.font_manager import FontProperties, fontManager, get_font
 
     there = {one.name for one in fontManager.ttflist}
@@ -247,7 +249,7 @@ def find_installed_fonts() -> dict[str, Any]:
 
 
 def escape_undrawable(text: str) -> str:
-    """A text in which what no font here has is told by its code, which a box would not tell."""
+    """Replace characters that no installed font contains by their code point in brackets."""
     if text.isascii() and "\0" not in text:
         return text
     fonts = list(find_installed_fonts().values())
@@ -260,13 +262,13 @@ def escape_undrawable(text: str) -> str:
 
 
 def shorten_label(value: Any, most: int = MAX_LABEL_CHARS) -> str:
-    """A name in one line, shortened, as it can be drawn."""
+    """Return a label in one line, truncated, with drawable characters only."""
     text = " ".join(str(value).split()) or repr(value)
     return escape_undrawable(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def shorten_labels(names: Sequence[Any], most: int = MAX_LABEL_CHARS) -> list[str]:
-    """Names in one line each; of long ones that begin alike the ends are shown."""
+    """Shorten labels; the ends of long labels with the same beginning are shown, too."""
     found = [shorten_label(name, most) for name in names]
     return [
         escape_undrawable(f"{one[: most // 2 - 1]}…{str(name)[-(most // 2) :]}")
@@ -277,7 +279,7 @@ def shorten_labels(names: Sequence[Any], most: int = MAX_LABEL_CHARS) -> list[st
 
 
 def build_title(df: "pd.DataFrame", title: str | None, shown: str | None = None) -> str | None:
-    """The title; without one the paraphrase `shown` or the first, and how many others there are."""
+    """Return the title; by default a paraphrase (`shown` or the first) and the number of others."""
     from textwrap import wrap
 
     from swarm.stats.answer_values import to_hashable_column
@@ -296,7 +298,7 @@ def build_title(df: "pd.DataFrame", title: str | None, shown: str | None = None)
 
 
 def build_tick_label(values: "AnswerMatrix", place: int, width: int = MAX_LABEL_CHARS) -> str:
-    """A category's name, how many answers it has, and what is not among them."""
+    """Return a category's label with its number of answers, refusals and errors."""
     from textwrap import wrap
 
     name = values.categories[place]
@@ -311,7 +313,7 @@ def build_tick_label(values: "AnswerMatrix", place: int, width: int = MAX_LABEL_
 
 
 def draw_category_axis(axes: "Axes", values: "AnswerMatrix", category_column: str) -> None:
-    """The categories under an axis."""
+    """Draw the category labels of an x axis."""
     count = len(values.categories)
     width = TICK if count <= 8 else MAX_LABEL_CHARS
     axes.set_xticks(
@@ -327,7 +329,7 @@ def draw_category_axis(axes: "Axes", values: "AnswerMatrix", category_column: st
 def empty_figure(
     values: "AnswerMatrix", title: str | None, filename: Any, show: bool
 ) -> NotebookFigure:
-    """A figure that says that there is nothing to show, and why."""
+    """Return a figure with a message that there is nothing to show, and why."""
     refused, errors = sum(values.refused.values()), sum(values.errors.values())
     if refused and not errors:
         told = f"All {refused} answers were refused or could not be read."
@@ -342,7 +344,7 @@ def empty_figure(
 
 
 def check_filename(filename: str | Path) -> None:
-    """Raise an error if figures can't be saved as such a file."""
+    """Raise an error if figures cannot be saved in this format."""
     kinds = sorted(Figure().canvas.get_supported_filetypes())
     if Path(filename).suffix[1:].lower() not in kinds:
         raise InvalidArgument(
@@ -351,10 +353,10 @@ def check_filename(filename: str | Path) -> None:
 
 
 def save_figure(picture: Figure, filename: str | Path) -> None:
-    """Save a figure whole or not at all, with the folders above it.
+    """Save a figure atomically; parent folders are created.
 
     Raises:
-        UserError: The ending is none of a picture, or it can't be written there.
+        UserError: The extension is not that of an image, or the file cannot be written.
     """
     import io
 
@@ -368,7 +370,7 @@ def save_figure(picture: Figure, filename: str | Path) -> None:
 
 
 def _open_window(picture: Figure) -> None:
-    """Show a figure in a window of its own, and wait until it is closed."""
+    """Show a figure in a window, and wait until it is closed."""
     import matplotlib
     from matplotlib import pyplot
 
@@ -385,12 +387,10 @@ def _open_window(picture: Figure) -> None:
         pyplot.close(window)
 
 
-# Colours that the colour-blind tell apart, and hatches where there are too few of them.
-
 COLOURS = ("#56B4E9", "#E69F00", "#0072B2", "#009E73", "#F0E442", "#CC79A7", "#D55E00")
-"""Okabe and Ito's (2008, "Color Universal Design") without black, which the text has.
+"""Colours of Okabe and Ito (2008, "Color Universal Design") without black, which is used for text.
 
-Of all orders one in which neighbours stay furthest apart with deuteranopia and protanopia.
+In an order in which neighbours have the largest distance under deuteranopia and protanopia.
 """
 
 HATCHES = ("", "//", "..", "xx", "--", "\\\\", "oo", "++")
@@ -401,7 +401,7 @@ FIXED_COLOURS = {OTHER_ANSWERS: "#9A9A9A", UNSEEN_ANSWERS: "#E8E8E8"}
 
 
 class FillStyle(NamedTuple):
-    """How something is filled: a colour of matplotlib's and a hatch, empty for none."""
+    """A matplotlib colour and a hatch, empty for none."""
 
     colour: str
     hatch: str
@@ -410,10 +410,10 @@ class FillStyle(NamedTuple):
 def assign_fill_styles(
     names: Sequence[Any], colors: Mapping[Any, str] | None = None
 ) -> dict[Any, FillStyle]:
-    """A look for each, no two alike but as `colors` has it.
+    """Assign a distinct style to each name; colours in `colors` take precedence.
 
     Raises:
-        WrongValue: A colour is none, or there are more names than looks.
+        InvalidArgument: A colour is invalid, or there are more names than styles.
     """
     given = {**FIXED_COLOURS, **_validate_colours(colors or {})}
     free = [
@@ -444,7 +444,7 @@ def _validate_colours(colors: Mapping[Any, str]) -> dict[Any, str]:
 
 
 def text_colour_on(colour: str) -> str:
-    """Black or white, whichever has the larger contrast (WCAG 2.2) to a colour."""
+    """Return black or white, whichever has the larger contrast (WCAG 2.2) to a colour."""
     from matplotlib.colors import to_rgb
 
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]

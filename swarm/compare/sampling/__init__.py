@@ -1,1 +1,1 @@
-"""Samples of many models at once: what is missing in the cache is requested concurrently."""
+"""Samples of many models at once: answers missing in the cache are requested concurrently."""

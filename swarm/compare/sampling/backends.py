@@ -1,4 +1,4 @@
-"""A model as experiments ask it: its answers are kept by request and sample."""
+"""Backends of experiments: models whose answers are cached by request and sample."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
@@ -13,11 +13,9 @@ from swarm.models.cache import Cache, CachedModel, make_cache_key, make_sample_k
 from swarm.models.openai import OpenAI
 from swarm.models.openai_protocol import chat_url, override_fields
 
-# Where the answers of experiments are kept.
-
 
 def open_answer_cache() -> Cache:
-    """The file in `Config.cache_dir` as it is now."""
+    """Open the cache file in the current `Config.cache_dir`."""
     return _open_cache_file(str(Path(CompareSettings.cache_dir).expanduser() / "answers.sqlite"))
 
 
@@ -27,13 +25,13 @@ def _open_cache_file(file: str) -> Cache:
 
 
 DEFAULT_MAX_NEW_TOKENS = 1024
-"""New tokens of a model on this machine where the parameters name no number."""
+"""Maximum new tokens of a model on this machine if the parameters set no limit."""
 
 BATCH_SIZE = 32
-"""Requests in one batch for a model that is asked in batches."""
+"""Requests in one batch of a `BatchBackend`."""
 
 MAX_SAMPLES_PER_REQUEST = 128
-"""Samples of a request that one may ask for by the field `n`: as many as OpenAI's API allows."""
+"""Maximum of the field `n` of a request: the limit of OpenAI's API."""
 
 COMMON_PARAMS = {
     "model",
@@ -47,26 +45,26 @@ COMMON_PARAMS = {
     "logprobs",
     "top_logprobs",
 }
-"""Parameters that every model understands."""
+"""Parameters supported by every model."""
 
 SAMPLE_KEY_OFFSET = 10**10
-"""Is added to samples' numbers in keys, so that the keys' order is theirs."""
+"""Added to sample numbers in keys, so that the keys sort in numerical order."""
 
 SAMPLE_KEY_DIGITS = len(str(SAMPLE_KEY_OFFSET))
 
 UNSUPPORTED_SDK_PARAMS = ("extra_headers", "extra_query")
-"""What the openai package sends beside the body."""
+"""Parameters that the openai package sends outside the request body."""
 
 
 class Backend(Protocol):
-    """Where answers are from.
+    """Source of a model's answers.
 
     Attributes:
-        cache: Where they are kept.
-        label: Whose they are, in the cache.
-        at_once: How many requests go in one batch; 1 asks one by one.
-        batches: The most batches under way at once.
-        met: Whether it has said anything; until then one thing is asked at a time.
+        cache: Cache of the answers.
+        label: Name of the model in the cache.
+        at_once: Requests per batch; 1 sends them one by one.
+        batches: Maximum number of concurrent batches.
+        met: Whether the model has answered; until then there is one request at a time.
     """
 
     cache: Cache
@@ -76,44 +74,44 @@ class Backend(Protocol):
     met: bool
 
     def build_request(self, asked: ModelCall) -> Request:
-        """What is asked, as a request for sample 0.
+        """Build the request of sample 0.
 
         Raises:
-            UserError: The model cannot be asked this.
+            UserError: The model does not support these parameters.
         """
         ...
 
     def call_key(self, asked: ModelCall) -> tuple[str, bool]:
-        """What the keys of all its answers are made of, and whether all samples are the same.
+        """Return the common part of all samples' cache keys, and whether they are equal.
 
         Raises:
-            UserError: As `request`.
+            UserError: As `build_request`.
         """
         ...
 
     def sample_key(self, key: str, sample: int) -> str:
-        """Under which an answer is kept."""
+        """Return the cache key of one sample."""
         ...
 
     def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
-        """What is kept of so many samples of one request, by their numbers."""
+        """Return the cached samples among `first`, ..., `first + count - 1`, by number."""
         ...
 
     def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
-        """The answers that are kept of these keys, none of which is there twice.
+        """Return the cached answers of these keys, which are distinct.
 
         Raises:
-            UserError: The file of kept answers cannot be read.
+            UserError: The answer cache cannot be read.
         """
         ...
 
 
 class EndpointBackend:
-    """A model behind a chat endpoint, asked one by one.
+    """A model behind a chat endpoint; requests are sent one by one.
 
     Args:
-        model: It.
-        kept_at: The base URL under which its answers are kept; `None`: its own.
+        model: The model.
+        kept_at: Base URL under which its answers are cached; `None`: the model's.
     """
 
     at_once = 1
@@ -126,9 +124,9 @@ class EndpointBackend:
         self.samples_at_once = MAX_SAMPLES_PER_REQUEST
 
     def build_request(self, asked: ModelCall) -> Request:
-        """The parameters as they are, whatever they are."""
+        """Build a request with the unchanged parameters, whatever they contain."""
         body, timeout = self._request_body(asked)
-        # Config's own is that of one attempt, and lies in the limits.
+        # Config's timeout is that of one attempt and already part of the limits.
         return Request(
             (), body=body, timeout=None if timeout == CompareSettings.timeout else timeout
         )
@@ -149,9 +147,9 @@ class EndpointBackend:
         return body, timeout
 
     def call_key(self, asked: ModelCall) -> tuple[str, bool]:
-        """The endpoint is a part of it: the same name elsewhere is another model.
+        """See `Backend.call_key`; a name at another endpoint is another model.
 
-        Endpoints answer differently even with a temperature of 0.
+        Samples are never equal: endpoints are not deterministic even at temperature 0.
         """
         body = override_fields({"messages": [], **self.model.fixed}, self._request_body(asked)[0])
         try:
@@ -160,30 +158,30 @@ class EndpointBackend:
             raise UserError(f"{self.label}: what is asked is no JSON: {error}") from None
 
     def sample_key(self, key: str, sample: int) -> str:
-        """Beside each other in the file, so that they are found together."""
+        """Return the key of a sample; keys of one request are adjacent, for range queries."""
         return f"{key}:{SAMPLE_KEY_OFFSET + sample}"
 
     def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
-        """See `Source.kept`."""
+        """See `Backend.get_cached`."""
         found = self.cache.get(keys)
         return dict(zip(found, self.again(found.values()), strict=True))
 
     def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
-        """See `Source.kept_samples`; they lie beside each other in the file."""
+        """See `Backend.get_cached_samples`; reads one range of the cache."""
         ends = (self.sample_key(key, sample) for sample in (first, first + count - 1))
         found = self.cache.get_range(*ends)
         numbers = [int(one[-SAMPLE_KEY_DIGITS:]) - SAMPLE_KEY_OFFSET for one in found]
         return dict(zip(numbers, self.again(found.values()), strict=True))
 
     def again(self, answers: Collection[Any]) -> list[Completion]:
-        """Kept answers, counted in the model's totals."""
+        """Convert cached answers, and count them in the model's totals."""
         self.model.totals.cached += len(answers)
         completion = self.model.build_completion
         return [completion(answer, cached=True) for answer in answers]
 
 
 class BatchBackend:
-    """Any other model, asked for many answers at once, in a thread."""
+    """Any other model, queried in batches in a thread."""
 
     at_once = BATCH_SIZE
     batches = 4
@@ -193,7 +191,7 @@ class BatchBackend:
         self.model, self.cache, self.label = model, model.cache, model.label
 
     def build_request(self, asked: ModelCall) -> Request:
-        """The parameters, as far as all models understand them."""
+        """Build a request from the parameters that all models support."""
         told = asked.api_kwargs
         if strange := sorted(
             key for key in told if key not in COMMON_PARAMS and told[key] is not None
@@ -217,29 +215,29 @@ class BatchBackend:
         )
 
     def call_key(self, asked: ModelCall) -> tuple[str, bool]:
-        """See `swarm.models.cache.CachedModel.request_key`; greedy answers are one."""
+        """See `swarm.models.cache.CachedModel.request_key`; greedy samples are equal."""
         request = self.build_request(asked)
         return self.model.request_key(request), request.temperature == 0
 
     def sample_key(self, key: str, sample: int) -> str:
-        """See `swarm.models.cache.CachedModel`."""
+        """See `swarm.models.cache.make_sample_key`."""
         return make_sample_key(key, sample)
 
     def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
-        """See `Source.kept`."""
+        """See `Backend.get_cached`."""
         found = self.cache.get(keys)
         return {
             key: completion_from_json({**value, "cached": True}) for key, value in found.items()
         }
 
     def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
-        """See `Source.kept_samples`."""
+        """See `Backend.get_cached_samples`."""
         keys = [make_sample_key(key, sample) for sample in range(first, first + count)]
         found = self.get_cached(keys)
         return {first + n: found[one] for n, one in enumerate(keys) if one in found}
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """What each comes to; whatever a model of one's own raises ends no other model's."""
+        """Return each outcome; an exception of a custom model does not end other requests."""
         try:
             return generate_each(self.model, requests)
         except (Exception, SystemExit) as error:

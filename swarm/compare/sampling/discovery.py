@@ -1,4 +1,7 @@
-"""Finds out which of the known endpoints has a model, asking only those that may have it."""
+"""Discovery of the endpoint that has a model; only endpoints that may have it are probed.
+
+The endpoint found is stored beside the cached answers, for later processes.
+"""
 
 import json
 import re
@@ -23,21 +26,19 @@ from swarm.models.rate_limit import Limits
 if TYPE_CHECKING:
     from swarm.compare.settings import EndpointPair
 
-# An endpoint with a key, as discovery finds it: what `Config.client_for_model` gives.
-
 
 class EndpointClient:
-    """Where a model is asked.
+    """An endpoint with a key, as `Config.client_for_model` returns it.
 
-    Whatever else the `openai` package's client has, such as `chat`, this one has too where that
-    package is installed.
+    If the `openai` package is installed, all other attributes, such as `chat`, are those of its
+    client.
 
     Args:
-        base_url: Up to and without /chat/completions.
-        api_key: Of that endpoint; no text of this object shows it.
-        variable: The name of the environment variable that the key is from.
-        kept_at: The endpoint whose answers those of this one continue, after it has failed;
-            `None`: its own.
+        base_url: URL without /chat/completions.
+        api_key: Key of the endpoint; no string of this object contains it.
+        variable: Name of the environment variable of the key.
+        kept_at: Base URL of a failed endpoint whose cached answers this one continues; `None`:
+            `base_url`.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class EndpointClient:
 
 
 class KeyedClient(http.HttpClient):
-    """Posts chats with a key that it was given, not one that it reads from the environment."""
+    """Chat client with a given key instead of one from the environment."""
 
     def __init__(self, name: str, client: Any, limits: Limits) -> None:
         super().__init__(name, chat_url(client.base_url), None, limits)
         variable = getattr(client, "variable", None)
-        # For what messages say; it need not be a variable's name.
+        # Used in messages only; it need not be the name of a variable.
         self.api_key_env = variable or None
         self._key: str | None = client.api_key or None
 
@@ -81,11 +82,9 @@ class KeyedClient(http.HttpClient):
         raise TypeError("a client with a key in memory is not written anywhere")
 
     def read_api_key(self) -> str | None:
-        """The key that was given."""
+        """Return the given key."""
         return self._key
 
-
-# Which endpoint had a model, remembered beside the kept answers for later processes.
 
 CREATE_ENDPOINT_TABLE = (
     "CREATE TABLE IF NOT EXISTS places "
@@ -93,16 +92,16 @@ CREATE_ENDPOINT_TABLE = (
 )
 
 ORIGINS = "CREATE TABLE IF NOT EXISTS origins (model TEXT PRIMARY KEY, url TEXT)"
-"""The endpoint that a model had answered at before it failed there for good."""
+"""Table of the endpoint at which a model answered before it failed permanently."""
 
 
 def _endpoints_as_json(possible: "Sequence[EndpointPair]") -> str:
-    """The endpoints without their keys."""
+    """Return the endpoints without their keys."""
     return json.dumps([(url, variable) for url, _, variable in possible])
 
 
 def load_endpoint(model: str, possible: "Sequence[EndpointPair]") -> "EndpointPair | None":
-    """The endpoint that had the model when these were the ones that could."""
+    """Return the stored endpoint of a model, for this list of candidates."""
     with open_answer_cache().open_connection() as connection:
         connection.execute(CREATE_ENDPOINT_TABLE)
         asked = "SELECT url, variable FROM places WHERE model = ? AND among = ?"
@@ -111,7 +110,7 @@ def load_endpoint(model: str, possible: "Sequence[EndpointPair]") -> "EndpointPa
 
 
 def save_endpoint(model: str, possible: "Sequence[EndpointPair]", client: "EndpointClient") -> None:
-    """Write down where the model is."""
+    """Store the endpoint of a model."""
     row = (model, _endpoints_as_json(possible), client.base_url, client.variable, time.time())
     with open_answer_cache().open_connection() as connection:
         connection.execute(CREATE_ENDPOINT_TABLE)
@@ -119,10 +118,11 @@ def save_endpoint(model: str, possible: "Sequence[EndpointPair]", client: "Endpo
 
 
 def forget_endpoint(model: str, origin: str | None) -> None:
-    """Look for the model anew the next time.
+    """Delete the stored endpoint, so that the model is searched again.
 
     Args:
-        origin: The base URL whose answers another endpoint's will continue; `None`: unknown.
+        model: Name of the model.
+        origin: Base URL whose cached answers another endpoint will continue; `None`: unknown.
     """
     with open_answer_cache().open_connection() as connection:
         connection.execute(CREATE_ENDPOINT_TABLE)
@@ -133,7 +133,7 @@ def forget_endpoint(model: str, origin: str | None) -> None:
 
 
 def origin_of(model: str, possible: "Sequence[EndpointPair]") -> "EndpointPair | None":
-    """The endpoint whose kept answers are continued; `None` where it is no longer a setting."""
+    """Return the endpoint whose cached answers are continued; `None` if not configured now."""
     with open_answer_cache().open_connection() as connection:
         connection.execute(ORIGINS)
         row = connection.execute("SELECT url FROM origins WHERE model = ?", (model,)).fetchone()
@@ -146,31 +146,31 @@ MODEL_NAME_PATTERNS = {
     "openrouter.ai": re.compile(r"(?!tinker:)[^/]+/.+"),
     "tinker.thinkingmachines.dev": re.compile(r"tinker:.+|[^/]+/.+"),
 }
-"""By host, what the names of its models look like; any other host may have any model."""
+"""Pattern of the model names of a host; any other host may have any model."""
 
 LOCAL_PREFIXES = ("local", "llm", "function", "moa", "consortium")
-"""What a name may begin with that is no endpoint's."""
+"""Prefixes of names that belong to no endpoint."""
 
 FOLDER_PREFIXES = {"search": "local/search", "initial_experts": "local"}
-"""Folders whose models are named by their place."""
+"""Folders whose models are named by their path."""
 
 NON_ENDPOINT_PREFIXES = {*LOCAL_PREFIXES, *FOLDER_PREFIXES}
 
 PROBE_LIMITS = Limits(connect_timeout=10.0, timeout=30.0, retries=1)
-"""Of looking for a model: an endpoint that is not there costs seconds, not the day."""
+"""Limits of probes: an unreachable endpoint must fail within seconds."""
 
 
 def may_host_model(base_url: str, model: str) -> bool:
-    """Whether a model of this name can be at an endpoint."""
+    """Return whether an endpoint can have a model of this name."""
     form = MODEL_NAME_PATTERNS.get(urlsplit(base_url).hostname or "")
     return form is None or form.fullmatch(model) is not None
 
 
 class EndpointIndex:
-    """What was found out about who has which model.
+    """Index of discovered endpoints.
 
     Attributes:
-        found: By model, its endpoint or why there is none; of the pairs as they are.
+        found: By model: its endpoint, or the error that it has none; valid for the current pairs.
     """
 
     def __init__(self) -> None:
@@ -180,21 +180,21 @@ class EndpointIndex:
         self._lock, self._locks = threading.Lock(), dict[str, threading.Lock]()
 
     def clear_all(self) -> None:
-        """Find everything out anew; what earlier processes found out stays remembered."""
+        """Clear the index of this process; endpoints stored by earlier processes remain."""
         with self._lock:
             self._seen = None
             self.found.clear()
             self._certain.clear()
 
     def find_client(self, model: str, certain: bool) -> EndpointClient:
-        """Where a model is asked.
+        """Return the endpoint of a model.
 
         Args:
-            model: Its name.
-            certain: Ask even the only endpoint that may have it; else its first request tells.
+            model: Name of the model.
+            certain: Probe even a single candidate; otherwise its first request decides.
 
         Raises:
-            NoClientForModel: Nobody has it.
+            NoClientForModel: No endpoint has the model.
         """
         if model.partition("/")[0] in NON_ENDPOINT_PREFIXES:
             raise NoClientForModel(f"{model}: it is asked in this process, not at an endpoint")
@@ -212,32 +212,32 @@ class EndpointIndex:
         return found
 
     def cached_client(self, model: str) -> EndpointClient | None:
-        """Where a model is, if that was found out before."""
+        """Return the endpoint of a model if it was found before."""
         self._refresh_pairs()
         found = self.found.get(model)
         return found if isinstance(found, EndpointClient) else None
 
     def candidate_endpoints(self, model: str) -> list[EndpointPair]:
-        """The endpoints that may have a model, in the order in which they are preferred."""
+        """Return the endpoints that may have a model, in order of preference."""
         return [pair for pair in self._refresh_pairs() if may_host_model(pair[0], model)]
 
     def mark_confirmed(self, model: str) -> None:
-        """The model has answered where it was asked."""
+        """Store that the model has answered at its endpoint."""
         found = self.found.get(model)
         if model not in self._certain and isinstance(found, EndpointClient):
             self._certain.add(model)
             save_endpoint(model, self.candidate_endpoints(model), found)
 
     def origin(self, model: str) -> EndpointClient | None:
-        """Where a model had answered before it failed there; `None` where that is unknown."""
+        """Return the endpoint where a model answered before it failed; `None` if unknown."""
         pair = origin_of(model, self.candidate_endpoints(model))
         return pair and EndpointClient(*pair)
 
     def mark_missing(self, model: str) -> None:
-        """The model cannot be asked where it was: it is looked for anew the next time.
+        """Forget the endpoint of a model, so that it is searched again.
 
-        What it has answered is kept for whichever endpoint is found then, so that it is asked only
-        for what is missing.
+        Its cached answers will be used with the endpoint found next, so that only missing samples
+        are requested there.
         """
         found = self.found.pop(model, None)
         origin = (
@@ -247,7 +247,7 @@ class EndpointIndex:
         forget_endpoint(model, origin)
 
     def _refresh_pairs(self) -> list[EndpointPair]:
-        """The pairs by their variables; what was found out of others is forgotten."""
+        """Return the pairs sorted by variable; the index is cleared if they have changed."""
         pairs = sorted(validate_pairs(CompareSettings.url_key_pairs), key=lambda pair: pair[2])
         with self._lock:
             if pairs != self._seen:
@@ -301,14 +301,14 @@ class EndpointIndex:
 
 
 ENDPOINT_INDEX = EndpointIndex()
-"""Of this process."""
+"""Index of this process."""
 
 
 def validate_pairs(pairs: Any) -> list[EndpointPair]:
-    """`Config.url_key_pairs` as set by somebody.
+    """Validate `Config.url_key_pairs`.
 
     Raises:
-        WrongValue: They are no pairs; the message leaves the keys out.
+        InvalidArgument: They are malformed; the message does not contain keys.
     """
     form = "a list of (base_url, key, name of the key's variable)"
     if not isinstance(pairs, Iterable) or isinstance(pairs, str):
@@ -323,7 +323,7 @@ def validate_pairs(pairs: Any) -> list[EndpointPair]:
 
 
 def _probe_endpoint(model: str, pair: EndpointPair) -> UserError | None:
-    """Why an endpoint does not have a model; `None` if it has."""
+    """Return why an endpoint does not have a model; `None` if it has."""
     from swarm.compare.model_adapter import ModelAdapter
 
     params = dict(ModelAdapter.test_request_params(model))
@@ -344,12 +344,12 @@ def _report_probe(pair: EndpointPair, error: UserError) -> None:
 
 
 def _host(url: str | None) -> str:
-    """The host and port of a base URL."""
+    """Return host and port of a base URL."""
     return urlsplit(url or "").netloc
 
 
 def _no_endpoint_message(pairs: list[EndpointPair]) -> str:
-    """Why no endpoint can have a model."""
+    """Explain why no endpoint can have a model."""
     if pairs:
         hosts = ", ".join(dict.fromkeys(urlsplit(pair[0]).netloc for pair in pairs))
         return (

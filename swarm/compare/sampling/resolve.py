@@ -1,4 +1,4 @@
-"""Finds the model of a name: your own, one of this project's kinds, or one at an endpoint."""
+"""Resolution of model names: custom models, this project's kinds, and models at endpoints."""
 
 import threading
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from swarm.models.providers import Provider
 
 MAX_RETRIES = 4
-"""Of a request that may succeed later; the waits between them double."""
+"""Retries of a request that failed temporarily; the delays between them double."""
 
 _backends_lock = threading.Lock()
 _backends: dict[Any, Backend] = {}
@@ -39,14 +39,14 @@ _clients: dict[Any, KeyedClient] = {}
 
 
 def resolve_backend(name: str) -> Backend:
-    """The model of a name; may ask endpoints for it, so it is not for an event loop.
+    """Return the backend of a model name; may probe endpoints, so it must not run in an event loop.
 
-    Your own (`Config.models`) goes before this project's kinds (local/, search/, initial_experts/,
-    llm/, function/, moa/, consortium/), these before the endpoints of `Config.url_key_pairs`, and
-    these before PROVIDER/MODEL.
+    Order of precedence: custom models (`Config.models`); this project's kinds (local/, search/,
+    initial_experts/, llm/, function/, moa/, consortium/); the endpoints of `Config.url_key_pairs`;
+    PROVIDER/MODEL.
 
     Raises:
-        NoClientForModel: There is none; or another `UserError`.
+        NoClientForModel: There is no such model; or another `UserError`.
     """
     if not isinstance(name, str) or not name.strip():
         raise InvalidArgument(f"{name!r} is no name of a model")
@@ -75,7 +75,7 @@ def resolve_backend(name: str) -> Backend:
 
 
 def kept_source(name: str) -> Backend | None:
-    """Where a model had answered that cannot be found now: what is kept of it can be read."""
+    """Return the former endpoint of a model without one now, to read cached answers."""
     if name in Config.models or vars(Config)["client_for_model"] is not DEFAULT_CLIENT_FOR_MODEL:
         return None
     client = get_endpoint_index().origin(name)
@@ -87,7 +87,7 @@ def kept_source(name: str) -> Backend | None:
 
 
 def get_resolved_backend(name: str) -> Backend | None:
-    """The model of a name, if it was found before with the settings as they are."""
+    """Return the backend of a name if it was resolved before with the current settings."""
     as_it_was = (
         name not in Config.models and vars(Config)["client_for_model"] is DEFAULT_CLIENT_FOR_MODEL
     )
@@ -98,10 +98,10 @@ def get_resolved_backend(name: str) -> Backend | None:
 
 
 def sample_cache_keys(wants: Sequence[SampleRequest]) -> list[str]:
-    """The key of each answer; what is asked is looked at once for all samples of it.
+    """Return the cache key of each sample; the parameters of a call are processed once.
 
     Raises:
-        UserError: There is no such model, or it cannot be asked this.
+        UserError: A model does not exist, or does not support the parameters.
     """
     models = {name: resolve_backend(name) for name in {want.asked.model for want in wants}}
     known: dict[int, tuple[str, bool]] = {}
@@ -116,12 +116,12 @@ def sample_cache_keys(wants: Sequence[SampleRequest]) -> list[str]:
 
 
 def get_endpoint_index() -> EndpointIndex:
-    """What is known of who has which model."""
+    """Return the index of discovered endpoints."""
     return ENDPOINT_INDEX
 
 
 def _find_client(name: str) -> Any:
-    """Where a model is asked, without asking for it first where one place alone is possible."""
+    """Return the endpoint of a model; a single candidate is not probed."""
     own = vars(Config)["client_for_model"]
     if own is not DEFAULT_CLIENT_FOR_MODEL:
         return Config.client_for_model(name)
@@ -129,11 +129,11 @@ def _find_client(name: str) -> Any:
 
 
 DEFAULT_CLIENT_FOR_MODEL = vars(Config)["client_for_model"]
-"""The method as it is here; a script may put its own in its place."""
+"""Original method; scripts may replace it on `Config`."""
 
 
 def _get_or_create_backend(key: Any, make: Any) -> Backend:
-    """The same model for the same name and settings, so that its limits hold for all who ask."""
+    """Return one backend per name and settings, so that its limits apply to all callers."""
     state = _backend_key(key)
     with _backends_lock:
         if state not in _backends:
@@ -161,7 +161,7 @@ def _custom_model_backend(name: str, model: Model) -> Backend:
 
 
 def _model_settings(model: Model) -> dict[str, Any]:
-    """What a model without a fingerprint was made with, as far as texts and numbers say it."""
+    """Return the public attributes that are texts or numbers, for a model without a fingerprint."""
     told = getattr(model, "__dict__", {}).items()
     plain = str | int | float | None
     return {key: value for key, value in told if key[0] != "_" and isinstance(value, plain)}
@@ -199,7 +199,7 @@ def _endpoint_backend(name: str, client: Any) -> Backend:
 
 
 def _shared_client(client: Any) -> KeyedClient:
-    """What all models of one endpoint and key are asked through: its limits are those of all."""
+    """Return the client of one endpoint and key, whose limits apply to all of its models."""
     limits = Limits(
         concurrency=get_max_workers(),
         requests_per_minute=Config.requests_per_minute,

@@ -1,4 +1,8 @@
-"""One run of scripts: what is kept is read in batches, the rest is asked in one pool."""
+"""Scheduler of scripts: cached samples are read in batches, missing ones requested in one pool.
+
+Contains the progress bar, the queue of each model, and the functions that run scripts:
+`run_scripts` and `as_completed`.
+"""
 
 import asyncio
 import gc
@@ -28,10 +32,8 @@ from swarm.models.openai import GenerateSamples, open_sampler
 from swarm.models.openai_protocol import lacks_logprobs
 from swarm.models.threaded import run_in_thread, shared_event_loop
 
-# Python's garbage collection, which looks at all objects each time, made rare for a while.
-
 GC_THRESHOLDS = (250_000, 20, 100)
-"""Thresholds of `gc.set_threshold`; a run makes many objects and hardly any garbage."""
+"""Thresholds of `gc.set_threshold`; a run creates many objects and hardly any garbage."""
 
 _gc_lock = threading.Lock()
 _gc_users = 0
@@ -40,7 +42,11 @@ _saved_thresholds = (700, 10, 10)
 
 @contextmanager
 def reduce_gc_frequency() -> Iterator[None]:
-    """10,000 kept answers take six tenths of the time; over when the last thread has left."""
+    """Make garbage collection rare until the last thread has left.
+
+    Reading 10,000 cached answers then takes 60 % of the time, as each collection traverses all
+    objects.
+    """
     global _gc_users, _saved_thresholds
     with _gc_lock:
         if _gc_users == 0:
@@ -56,19 +62,18 @@ def reduce_gc_frequency() -> Iterator[None]:
                 gc.set_threshold(*_saved_thresholds)
 
 
-# A progress bar for a person at a terminal or in a notebook; nobody else sees any.
-
 SHOW_AFTER_S, REFRESH_EVERY_S = 0.5, 0.2
-"""Seconds until the bar is shown, and between two looks at the counts."""
+"""Seconds until the bar is shown, and between two updates."""
 
 
 class SamplingProgressBar:
-    """Shows how many answers have come, as a context.
+    """Progress bar as a context; shown in a terminal or a notebook only.
 
     Args:
-        title: What stands before the bar.
-        count: Gives how many came, how many are known to be wanted, and failures.
-        silent: Show nothing.
+        title: Text before the bar.
+        count: Returns the numbers of answers received, of answers known to be requested, and of
+            failures.
+        silent: Never show the bar.
     """
 
     def __init__(
@@ -115,21 +120,19 @@ class SamplingProgressBar:
                     return
 
 
-# How a run stands: who waits for which answers, and what is asked of each model.
-
 MAX_FAILURES_IN_ROW = 3
-"""Failures in a row, without an answer meanwhile, after which a model is asked nothing more."""
+"""Consecutive failures after which a model receives no further requests."""
 
 
 @dataclass(slots=True)
 class WaitingScript:
-    """A script that waits for what it wanted.
+    """A script that waits for samples.
 
     Attributes:
-        script, number: It, and its place among all.
-        heard: What came, in the order of its wants.
-        missing: How many have not come.
-        again: Whether it has wanted something before.
+        script, number: The script and its index among all.
+        heard: Outcomes received, in the order of its requests.
+        missing: Number of outcomes not received yet.
+        again: Whether it has requested samples before.
     """
 
     script: Script[Any]
@@ -140,20 +143,20 @@ class WaitingScript:
 
 
 QueuedSample = tuple[SampleRequest, WaitingScript, int]
-"""A want, who wants it, and its place among that one's wants."""
+"""A request, the script that waits for it, and its index among that script's requests."""
 
 
 @dataclass(slots=True)
 class PreparedCall:
-    """What is asked of a model that was found; all samples of it have one of these.
+    """A call of a resolved model; shared by all samples.
 
     Attributes:
-        asked: What is asked.
-        place: The model.
-        error: Why it cannot be asked.
-        key: What the keys of the answers are made of.
-        one: Whether all samples are the same.
-        request: For sample 0; `None` until it is needed.
+        asked: The call.
+        place: Queue of the model.
+        error: Why the model cannot be called.
+        key: Common part of the cache keys.
+        one: Whether all samples are equal.
+        request: Request of sample 0; `None` until it is needed.
     """
 
     asked: ModelCall
@@ -166,18 +169,18 @@ class PreparedCall:
 
 @dataclass
 class ModelQueue:
-    """One model in a run.
+    """Queue and state of one model in a run.
 
     Attributes:
-        name: The model's.
-        source: Where its answers are from; `None` until it is found.
-        parked: Wants from the time before.
-        queue: What is to be asked: the answer's key, the request, and its sample's number.
-        ask: Asks an endpoint; `None` until it is used.
-        under_way: Batches, or requests that are asked one by one.
-        last: When it answered last, as `time.monotonic` has it.
-        failures: Since then.
-        error: Why nothing more is asked of it.
+        name: Name of the model.
+        source: Backend; `None` until it is resolved.
+        parked: Requests from before it was resolved.
+        queue: Requests to send: cache key, request and sample number.
+        ask: Sampler of an endpoint; `None` until it is used.
+        under_way: Number of running batches, or of requests that are sent one by one.
+        last: Time of the last answer, as `time.monotonic` returns it.
+        failures: Number of failures since then.
+        error: Why no further requests are sent.
     """
 
     name: str
@@ -191,26 +194,27 @@ class ModelQueue:
     error: UserError | None = None
 
     def can_start(self) -> bool:
-        """Whether something may be asked now; of an endpoint one thing until it has answered."""
+        """Return whether a batch may start; an endpoint gets one until it has answered."""
         if not self.queue:
             return False
         assert self.source
         return self.under_way < (self.source.batches if self.source.met else 1)
 
     def record_success(self) -> None:
-        """It has answered."""
+        """Record an answer."""
         assert self.source
         if not self.source.met:
             get_endpoint_index().mark_confirmed(self.name)
         self.source.met, self.last, self.failures = self.error is None, time.monotonic(), 0
 
     def record_failure(self, error: UserError, began: float) -> None:
-        """A request that began then has failed for good; perhaps all others would."""
+        """Record a failure of a request started at `began`; stop the model if hopeless."""
         self.failures += 1
         if not isinstance(error, RequestError):
             return
         if self.source and not error.passing:
-            # It is there. One that is overloaded at the beginning is not pressed harder.
+            # The endpoint is reachable. If it is overloaded from the beginning, concurrency is not
+            # raised.
             self.source.met = True
         nobody = isinstance(error, ConnectionFailed) and not self.last
         hopeless = self.failures >= MAX_FAILURES_IN_ROW or nobody
@@ -218,27 +222,30 @@ class ModelQueue:
             self.error = error
             if self.source:
                 self.source.met = False  # the next run begins with a single request
-            # Perhaps another endpoint has it, or another key may ask for it: looked for next time.
+            # Another endpoint may have the model, or another key may have access: search again next
+            # time.
             get_endpoint_index().mark_missing(self.name)
 
 
 T = TypeVar("T")
 
 LOOK = 0.2
-"""Seconds between two looks for answers that other processes ask for."""
+"""Seconds between two checks for answers that other processes have requested."""
 
 MIN_BULK_LOOKUP = 20
-"""Samples of one request that are looked up together."""
+"""Minimum number of samples of one call that are looked up together."""
 
 
 class Scheduler(Generic[T]):
     """A run of scripts on the event loop of `swarm.models.threaded.shared_event_loop`.
 
+    State is changed on that loop only, so no locks are needed.
+
     Args:
-        scripts: They belong to it from now on.
-        told: Is handed the number of each script that has ended and what it came to.
-        workers: The most requests under way; `None`: `Config.max_workers`.
-        before: Called once, before anything is asked.
+        scripts: Scripts; closed at the end of the run.
+        told: Called with the index and the result of each finished script.
+        workers: Maximum number of concurrent requests; `None`: `Config.max_workers`.
+        before: Called once, before the first request.
     """
 
     def __init__(
@@ -252,27 +259,27 @@ class Scheduler(Generic[T]):
         self.workers = workers or get_max_workers()
         self.places: dict[str, ModelQueue] = {}
         self.prepared: dict[int, PreparedCall] = {}
-        self.together: set[int] = set()  # ids of requests whose samples may be asked for at once
+        self.together: set[int] = set()  # ids of requests that may use the field `n`
         self.wanted: dict[str, list[QueuedSample]] = {}
         self.new: list[QueuedSample] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.claimed: dict[str, Cache] = {}  # by the answers' keys
+        self.claimed: dict[str, Cache] = {}  # by cache key
         self.released: list[str] = []
         self.elsewhere: dict[
             str, tuple[ModelQueue, Request, int]
-        ] = {}  # other processes ask for these
+        ] = {}  # requested by other processes
         self.under_way = self.came = self.failed = 0
         self.left, self.settling, self.looking = len(scripts), False, False
 
     def count_progress(self) -> tuple[int, int, int]:
-        """Answers that came, that are known to be wanted, and failures."""
+        """Return the numbers of received answers, of requested answers, and of failures."""
         return self.came, self.came + len(self.wanted), self.failed
 
     async def run_all(self) -> None:
-        """Run them to their ends.
+        """Run all scripts to their ends.
 
         Raises:
-            BaseException: What a script raises.
+            BaseException: Any exception of a script.
         """
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
@@ -290,7 +297,7 @@ class Scheduler(Generic[T]):
             self._release(list(self.claimed))
 
     def _spawn_task(self, work: Any) -> None:
-        """Let something run beside; what it raises ends everything."""
+        """Start a concurrent task; an exception in it ends the run."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -301,7 +308,7 @@ class Scheduler(Generic[T]):
             self.over.set_exception(error)
 
     def _advance_script(self, waiting: WaitingScript, heard: list[SampleOutcome] | None) -> None:
-        """Let a script go on until it wants something, or ends."""
+        """Advance a script until it waits for a sample, or ends."""
         waiting.missing = 0
         while not waiting.missing:
             waiting.again = heard is not None
@@ -318,7 +325,7 @@ class Scheduler(Generic[T]):
                     self.new.append((want, waiting, index))
 
     def _bulk_cached_samples(self, wants: Sequence[SampleRequest]) -> list[Any]:
-        """What is kept of many samples of one request in a row; of other wants nothing yet."""
+        """Return cached answers if the samples of one call are consecutive; `None` for others."""
         nothing = [None] * len(wants)
         if len(wants) < MIN_BULK_LOOKUP:
             return nothing
@@ -337,7 +344,7 @@ class Scheduler(Generic[T]):
         return [kept.get(sample) for sample in range(first, first + len(wants))]
 
     def _deliver_outcome(self, key: str, heard: SampleOutcome) -> None:
-        """Hand an answer to all who wait for it."""
+        """Deliver an outcome to all scripts that wait for it."""
         self.came += 1
         self.failed += isinstance(heard, UserError)
         if key in self.claimed:
@@ -349,7 +356,7 @@ class Scheduler(Generic[T]):
                 self._advance_script(waiting, waiting.heard)
 
     def _schedule_settle(self) -> None:
-        """Settle when all that comes in this turn of the loop is there."""
+        """Schedule `_settle_samples` once for all outcomes of this iteration of the loop."""
         if not self.settling:
             self.settling = True
             self._spawn_task(self._settle_later())
@@ -359,7 +366,7 @@ class Scheduler(Generic[T]):
         self._settle_samples()
 
     def _settle_samples(self) -> None:
-        """Answer what is kept, queue the rest, until nothing new is wanted; then ask."""
+        """Deliver cached samples, queue the others until none is new, then send batches."""
         self._release(self.released)
         while self.new:
             new, self.new = self.new, []
@@ -372,7 +379,7 @@ class Scheduler(Generic[T]):
     def _group_uncached(
         self, new: list[QueuedSample]
     ) -> dict[str, tuple[ModelQueue, dict[str, QueuedSample]]]:
-        """What is to be looked up of each model, by the answers' keys."""
+        """Register the requests in `wanted`; return those to look up, by model and cache key."""
         sought: dict[str, tuple[ModelQueue, dict[str, QueuedSample]]] = {}
         for one in new:
             asked, sample = one[0]
@@ -397,7 +404,7 @@ class Scheduler(Generic[T]):
         return sought
 
     def _prepare_call(self, asked: ModelCall) -> PreparedCall | None:
-        """What is asked, for all its samples; `None` if its model is yet to be found."""
+        """Prepare a call for all its samples; `None` if its model is not resolved yet."""
         place = self.places.get(asked.model)
         if place is None:
             place = self.places[asked.model] = ModelQueue(
@@ -436,8 +443,8 @@ class Scheduler(Generic[T]):
                 self._deliver_outcome(key, place.error)
                 continue
             if key not in self.wanted:
-                continue  # it was kept meanwhile
-            # What a script lacks to its end goes before what begins another.
+                continue  # cached in the meantime
+            # Requests that complete a started script precede those that begin another.
             add = place.queue.appendleft if waiting.again else place.queue.append
             ready = self.prepared[id(asked)]
             ready.request = ready.request or place.source.build_request(asked)
@@ -450,9 +457,10 @@ class Scheduler(Generic[T]):
                 self._await(place, one)
 
     def _claim(self, place: ModelQueue, keys: list[str]) -> set[str]:
-        """Deliver what is kept of some keys by now; gives those that this course is to ask for.
+        """Deliver what has been cached meanwhile; return the keys that this run has to request.
 
-        Models that are no endpoints claim what they are asked themselves.
+        Claims prevent two processes from requesting the same sample. Models that are not endpoints
+        claim their requests themselves.
         """
         if not isinstance(source := place.source, EndpointBackend) or not keys:
             return set(keys)
@@ -472,7 +480,7 @@ class Scheduler(Generic[T]):
         self.released = []
 
     def _await(self, place: ModelQueue, one: tuple[str, Request, int]) -> None:
-        """Let another process ask, and look for its answer now and then."""
+        """Wait for the answer of another process, which is polled."""
         if not self.looking:
             self.looking = True
             self._spawn_task(self._look())
@@ -505,7 +513,7 @@ class Scheduler(Generic[T]):
         self._settle_samples()
 
     def _dispatch_batches(self) -> None:
-        """Begin as much as may be under way, in turn of all models."""
+        """Start as many batches as allowed, in turn over all models."""
         while self.under_way < self.workers:
             ready = [place for place in self.places.values() if place.can_start()]
             if not ready:
@@ -515,14 +523,14 @@ class Scheduler(Generic[T]):
                 self.before = None
             for place in ready[: self.workers - self.under_way]:
                 assert place.source
-                # To the end, or the first would have every worker that is free, and judges none.
+                # Moved to the end, or the first model would get every free worker, and judges none.
                 self.places[place.name] = self.places.pop(place.name)
                 batch = self._next_batch(place)
                 place.under_way, self.under_way = place.under_way + 1, self.under_way + 1
                 self._spawn_task(self._run_batch(place, batch))
 
     def _next_batch(self, place: ModelQueue) -> list[tuple[str, Request, int]]:
-        """What is asked of a model next; of an endpoint samples of one request."""
+        """Return the next batch of a model; for an endpoint, samples of one request."""
         source, queue = place.source, place.queue
         assert source
         if not isinstance(source, EndpointBackend):
@@ -538,12 +546,12 @@ class Scheduler(Generic[T]):
         began = time.monotonic()
         heard = await self._send_batch(place, batch)
         place.under_way, self.under_way = place.under_way - 1, self.under_way - 1
-        # What lacks is asked for one by one: the endpoint does not know `n`.
+        # Missing samples are requested one by one: the endpoint does not support `n`.
         place.queue.extendleft(reversed(batch[len(heard) :]))
         told: UserError | None = None
         for (key, _, _), one in zip(batch, heard, strict=False):
             if isinstance(one, UserError):
-                if one is not told:  # that of one request for several samples counts once
+                if one is not told:  # one failed request for several samples counts once
                     place.record_failure(one, began)
                 told = one
             else:
@@ -563,7 +571,7 @@ class Scheduler(Generic[T]):
         assert isinstance(source, EndpointBackend)
         try:
             if place.ask is None:
-                # Only one request is under way at the beginning: see `Place.ready`.
+                # No race: only one request is running at the beginning, see `ModelQueue.can_start`.
                 place.ask = await self.stack.enter_async_context(open_sampler(source.model))
             _, request, sample = batch[0]
             heard: list[SampleOutcome] = [
@@ -582,27 +590,24 @@ class Scheduler(Generic[T]):
 
 
 def lacks_wanted_logprobs(asked: ModelCall, kept: Completion) -> bool:
-    """Whether an answer lacks log probabilities; earlier versions kept such answers."""
+    """Return whether an answer lacks log probabilities; earlier versions stored such answers."""
     return lacks_logprobs(asked.api_kwargs, {"text": kept.text, "tokens": kept.tokens})
-
-
-# Runs scripts: all at once, in one pool, with a progress bar.
 
 
 def run_scripts(
     scripts: Iterable[Script[T]], title: str = "", before: Callable[[], None] | None = None
 ) -> list[T]:
-    """What all scripts come to, in their order.
+    """Run scripts in one pool and return their results in order.
 
-    Answers are kept as they come; an interrupt ends the asking at once and loses none of them.
+    Answers are cached as they arrive; an interrupt stops at once and loses none of them.
 
     Args:
-        scripts: They may share wants: each is asked once.
-        title: Of the progress bar.
-        before: Called once before something is asked; not if all answers are kept.
+        scripts: Scripts; a sample requested by several of them is requested once.
+        title: Title of the progress bar.
+        before: Called once before the first request; not if all answers are cached.
 
     Raises:
-        UserError: A setting is wrong. What a model fails in is sent to its scripts instead.
+        UserError: A setting is invalid. Failures of a model are sent to its scripts instead.
     """
     found: dict[int, T] = {}
     course = check_not_nested(Scheduler(list(scripts), found.__setitem__, before=before))
@@ -618,11 +623,12 @@ def run_scripts(
 
 
 def check_not_nested(course: Scheduler[T]) -> Scheduler[T]:
-    """The same, unless this is called by what it would have to wait for.
+    """Return the scheduler, unless this thread runs the event loop that it would wait for.
 
     Raises:
-        WrongValue: It is: a handler of `ModelAdapter` asks models.
+        InvalidArgument: A handler of `ModelAdapter` queries models, which would deadlock.
     """
+    # asyncio.get_running_loop would raise an error outside a loop; this returns None.
     if asyncio._get_running_loop() is shared_event_loop()._loop:
         raise InvalidArgument(
             "what a ModelAdapter calls cannot ask models itself, nor wait for them"
@@ -633,17 +639,17 @@ def check_not_nested(course: Scheduler[T]) -> Scheduler[T]:
 def as_completed(
     scripts: Iterable[Script[T]], title: str = "", workers: int | None = None, silent: bool = False
 ) -> Generator[tuple[int, T], None, None]:
-    """What the scripts come to, each with its number, as soon as it is there.
+    """Yield each script's index and result as soon as it has ended.
 
-    To close the generator ends the asking.
+    Closing the generator ends the run.
 
     Args:
-        scripts, title: See `run`.
-        workers: The most requests under way; `None`: `Config.max_workers`.
-        silent: No progress bar.
+        scripts, title: See `run_scripts`.
+        workers: Maximum number of concurrent requests; `None`: `Config.max_workers`.
+        silent: Disable the progress bar.
 
     Raises:
-        UserError: As `run`.
+        UserError: As `run_scripts`.
     """
     told: list[Callable[[tuple[int, T]], None]] = []
     whole = Scheduler(list(scripts), lambda number, result: told[0]((number, result)), workers)

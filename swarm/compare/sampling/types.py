@@ -1,4 +1,4 @@
-"""What a question asks: parameters for one model, and the samples that are wanted of its answer."""
+"""Requests of questions: the parameters of a call to one model, and samples of its answer."""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 class ModelCall:
-    """What one model is asked; all samples of it have one of these.
+    """Parameters of a call to one model; shared by all of its samples.
 
     Args:
-        model: Its name.
-        params: As a chat endpoint takes them: "messages", "temperature", "max_tokens" and so on,
-            before `ModelAdapter` has made them this model's.
-        together: Whether one request may ask for several samples (`n`), so that the prompt is paid
-            once; of short answers, since a request with all of them takes as long as the longest.
+        model: Name of the model.
+        params: Parameters in the chat format ("messages", "temperature", "max_tokens", ...), before
+            `ModelAdapter` is applied.
+        together: Whether one request may return several samples (`n`), so that the prompt is paid
+            once. For short answers, since such a request takes as long as its longest answer.
     """
 
     def __init__(self, model: str, params: Mapping[str, Any], together: bool = False) -> None:
@@ -26,8 +26,9 @@ class ModelCall:
 
     @property
     def api_kwargs(self) -> dict[str, Any]:
-        """What is sent, "model" and "timeout" included; a dictionary of its own, made once."""
-        # No cached_property: all of a class share its lock, and a handler may ask models.
+        """Parameters that are sent, with "model" and "timeout"; computed once."""
+        # Not a cached_property: before Python 3.12 all instances share its lock, and a handler may
+        # query models.
         if self.sent is None:
             from swarm.compare.model_adapter import ModelAdapter, validate_params
             from swarm.compare.settings import CompareSettings
@@ -41,7 +42,7 @@ class ModelCall:
 
 
 def _copy_containers(value: Any) -> Any:
-    """A copy of its dictionaries and lists; ten times as fast as `copy.deepcopy`."""
+    """Copy nested dictionaries and lists; ten times as fast as `copy.deepcopy`."""
     if isinstance(value, dict):
         return {
             key: _copy_containers(one) if isinstance(one, dict | list) else one
@@ -51,16 +52,18 @@ def _copy_containers(value: Any) -> Any:
 
 
 class SampleRequest(NamedTuple):
-    """One answer: the n-th sample of what is asked."""
+    """One sample of a call, by number."""
 
     asked: ModelCall
     sample: int = 0
 
 
 SampleOutcome = Completion | UserError
-"""What a want comes to."""
+"""Outcome of a request."""
 
 Script = Generator[Sequence[SampleRequest], list[SampleOutcome], T]
-"""How a row, or a few, come to be: yields wants, is sent what each of them came to in their order,
-as often as it likes, and returns its result. Failures are sent, not thrown. Thousands of scripts
-are under way at once (`asking.running.run`); what several of them want is asked once."""
+"""Computes one or several rows: yields requests any number of times, is sent their outcomes in
+order, and
+returns its result. Failures are sent, not raised. Thousands of scripts run at once
+(`sampling.scheduler.run_scripts`); a sample requested by several of them is requested once.
+"""

@@ -1,4 +1,4 @@
-"""How probable a model's first tokens are, read from the log probabilities an endpoint tells."""
+"""Probabilities of a model's first tokens, from log probabilities or estimated by sampling."""
 
 import math
 from collections import Counter
@@ -10,23 +10,23 @@ from swarm.errors import InvalidArgument, UserError
 from swarm.models.base import Completion, Token
 
 MOST_TOP_LOGPROBS = 20
-"""What OpenAI's API allows."""
+"""Limit of OpenAI's API."""
 
 
 SAMPLING_HINT = "estimate_by_sampling=True estimates them from samples"
 
 
 class NextTokenDistribution(NamedTuple):
-    """How a model goes on.
+    """Distribution of the next token.
 
     Attributes:
-        answer: Token to probability, or to its natural logarithm; the most probable first. Empty
-            where there is an error.
-        unseen: The probability that the endpoint did not tell of, from 0 to 1.
-        low, high: The ends of each token's 95 % interval, where it was estimated by sampling.
+        answer: Probability, or natural logarithm, by token; the most probable first. Empty after an
+            error.
+        unseen: Probability that the endpoint did not report, from 0 to 1.
+        low, high: Bounds of each token's 95 % interval, if estimated by sampling.
         error: Why there is no answer.
-        api_kwargs: What was sent.
-        heard: The answers it was read from.
+        api_kwargs: Parameters that were sent.
+        heard: Answers from which it was read.
     """
 
     answer: dict[str, float]
@@ -38,16 +38,16 @@ class NextTokenDistribution(NamedTuple):
     heard: tuple[Completion, ...] = ()
 
     def to_logprobs(self) -> "NextTokenDistribution":
-        """The same with natural logarithms for probabilities."""
+        """Return a copy with natural logarithms instead of probabilities."""
         low, high = (ends and to_logprobs(ends) for ends in (self.low, self.high))
         return self._replace(answer=to_logprobs(self.answer), low=low, high=high)
 
 
 def validate_top_logprobs(value: object) -> int:
-    """The number of tokens that an endpoint is to tell of.
+    """Validate the number of tokens that an endpoint reports.
 
     Raises:
-        WrongValue: It is no whole number from 1 to 20.
+        InvalidArgument: It is not an integer from 1 to 20.
     """
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= MOST_TOP_LOGPROBS:  # type: ignore[operator]
@@ -60,7 +60,7 @@ def validate_top_logprobs(value: object) -> int:
 def with_logprobs(
     params: Mapping[str, Any], top_logprobs: int, max_tokens: int = 1
 ) -> dict[str, Any]:
-    """The parameters, with all that has an endpoint tell how probable its tokens were."""
+    """Return the parameters with those that request log probabilities."""
     return {
         **params,
         "max_tokens": max_tokens,
@@ -73,15 +73,15 @@ def with_logprobs(
 def read_next_token(
     asked: ModelCall, samples: Sequence[int], convert_to_probs: bool = True
 ) -> Script[NextTokenDistribution]:
-    """The distribution of the first token, as the mean of what the samples tell.
+    """Read the distribution of the first token, averaged over the samples.
 
-    A token that one of them does not tell of has a probability of 0 there. Probabilities are
-    averaged also where their logarithms are wanted.
+    A token that one of them does not report has a probability of 0 there. Probabilities are
+    averaged even if logarithms are requested.
 
     Args:
-        asked: With parameters as `telling` gives them.
-        samples: Their numbers.
-        convert_to_probs: Whether probabilities are wanted; else natural logarithms.
+        asked: Call with the parameters of `with_logprobs`.
+        samples: Sample numbers.
+        convert_to_probs: Whether to return probabilities instead of natural logarithms.
     """
     heard = yield [SampleRequest(asked, sample) for sample in samples]
     answers = tuple(one for one in heard if isinstance(one, Completion))
@@ -100,11 +100,11 @@ def read_next_token(
 
 
 def token_probabilities(token: Token) -> dict[str, float]:
-    """Token to probability at the place of this token, as far as the endpoint tells.
+    """Return the probability by token at this position, as far as the endpoint reports it.
 
-    Of tokens that are written alike, as parts of one character are, the probabilities are added
-    up. The token that was chosen is told of even where it is not among the likeliest; one with a
-    probability of 0 is not.
+    Probabilities of tokens with equal text, such as parts of one character, are summed. The sampled
+    token is included even if it is not among the most probable; tokens with a probability of 0 are
+    not.
     """
     found: dict[str, float] = {}
     for text, logprob in token.top:
@@ -114,27 +114,27 @@ def token_probabilities(token: Token) -> dict[str, float]:
 
 
 def _to_probability(logprob: float) -> float:
-    """At most 1, whatever an endpoint tells."""
+    """Convert a log probability, at most 1: some endpoints report positive ones."""
     return math.exp(min(logprob, 0.0))
 
 
 def unseen_probability(told: Mapping[str, float]) -> float:
-    """The probability that is not told of."""
+    """Return the probability mass that is not reported, from 0 to 1."""
     return min(1.0, max(0.0, 1.0 - sum(told.values())))
 
 
 def to_logprobs(found: Mapping[str, float]) -> dict[str, float]:
-    """Natural logarithms of probabilities; of 0, minus infinity."""
+    """Return natural logarithms of probabilities; minus infinity for 0."""
     return {token: math.log(p) if p > 0 else -math.inf for token, p in found.items()}
 
 
 def sort_by_probability(found: Mapping[str, float]) -> dict[str, float]:
-    """The same, the highest value first."""
+    """Sort by value, the highest first."""
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def missing_logprobs_error(heard: Sequence[SampleOutcome], model: str) -> UserError | None:
-    """Why the probabilities of the first token cannot be read from these; `None` if they can."""
+    """Return why the first token's probabilities cannot be read from these; `None` if they can."""
     for one in heard:
         if isinstance(one, UserError):
             return _explain_refusal(model, one)
@@ -160,12 +160,12 @@ def missing_logprobs_error(heard: Sequence[SampleOutcome], model: str) -> UserEr
 
 
 def _has_logprobs(one: SampleOutcome) -> bool:
-    """Whether the likeliest tokens at the answer's first place are known."""
+    """Return whether the most probable tokens at the first position are known."""
     return isinstance(one, Completion) and bool(one.tokens and one.tokens[0].top)
 
 
 def _explain_refusal(model: str, error: UserError) -> UserError:
-    """The error that a request came to, with the alternative if it is about log probabilities."""
+    """Return a request's error, with the alternative if it concerns log probabilities."""
     if "logprob" not in str(error).lower() or getattr(error, "passing", False):
         return error
     return UserError(
@@ -176,27 +176,25 @@ def _explain_refusal(model: str, error: UserError) -> UserError:
 
 
 def _provider_name(model: str) -> str:
-    """Who answers for a model, in an error; nobody is asked."""
+    """Return the endpoint or provider of a model for an error, without any request."""
     from swarm.compare.config import Config
 
     client = Config.client_cache.get(model)
     return getattr(client, "base_url", None) or model.partition("/")[0]
 
 
-# How often a model gives an answer, counted over samples, where its probabilities are not told.
-
 DEFAULT_SAMPLES = 100
-"""Of one estimate, where no number is given."""
+"""Samples of one estimate by default."""
 
 
 def resolve_sample_count(estimate_by_sampling: object) -> int:
-    """How many samples an estimate has; 0: there is none.
+    """Return the number of samples of an estimate; 0 disables it.
 
     Args:
-        estimate_by_sampling: False, True for `SAMPLES`, or their number.
+        estimate_by_sampling: False, True for `DEFAULT_SAMPLES`, or their number.
 
     Raises:
-        WrongValue: It is something else.
+        InvalidArgument: It is something else.
     """
     if isinstance(estimate_by_sampling, bool):
         return DEFAULT_SAMPLES if estimate_by_sampling else 0
@@ -210,7 +208,7 @@ def resolve_sample_count(estimate_by_sampling: object) -> int:
 
 
 def with_sampling(params: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
-    """The parameters, for short samples of the model's own distribution."""
+    """Return the parameters for short samples of the model's unmodified distribution."""
     left = {key: value for key, value in params.items() if "logprobs" not in key}
     return {**left, "max_tokens": max_tokens, "temperature": 1}
 
@@ -218,25 +216,25 @@ def with_sampling(params: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
 def sample_answers(
     params: Mapping[str, Any], model: str, num_samples: int
 ) -> Script[NextTokenDistribution]:
-    """The distribution of whole answers; see `counted`.
+    """Estimate the distribution of complete answers; see `count_answers`.
 
     Args:
-        params: Sent as they are.
-        model: Who is asked.
-        num_samples: How many answers are counted.
+        params: Parameters, sent unchanged.
+        model: Name of the model.
+        num_samples: Number of answers.
     """
     return count_answers(ModelCall(model, params), range(num_samples))
 
 
 def count_answers(asked: ModelCall, samples: Sequence[int]) -> Script[NextTokenDistribution]:
-    """The distribution of whole answers over samples, each with its 95 % interval, Wilson's.
+    """Estimate the distribution of complete answers from samples, with Wilson 95 % intervals.
 
-    With a max_tokens of 1 an answer is one token, as far as the endpoint gives its text unchanged;
-    some take away the space that it begins with. An answer without text counts as "".
+    With a max_tokens of 1 an answer is one token, if the endpoint returns its text unchanged; some
+    strip the leading space. An answer without text counts as "".
 
     Args:
-        asked: What is asked.
-        samples: Their numbers; if one of them fails, there is no distribution.
+        asked: The call.
+        samples: Sample numbers; if one of them fails, there is no distribution.
     """
     asked.together = True
     heard = yield [SampleRequest(asked, sample) for sample in samples]
@@ -253,7 +251,7 @@ def count_answers(asked: ModelCall, samples: Sequence[int]) -> Script[NextTokenD
 
 
 def share_interval(count: int, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share, Wilson's."""
+    """Return the Wilson 95 % interval of a share."""
     from swarm.stats.tests import mean_interval
 
     found = mean_interval([1.0] * count + [0.0] * (n - count))

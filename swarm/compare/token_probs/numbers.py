@@ -1,4 +1,4 @@
-"""A model's rating as a distribution over numbers, whatever its tokeniser does with digits."""
+"""Ratings: the distribution of a model's answer over numbers, for any tokenization of digits."""
 
 import re
 from collections import Counter
@@ -22,39 +22,39 @@ from swarm.compare.token_probs import (
 from swarm.errors import InvalidArgument, UserError
 from swarm.models.base import Completion
 
-# How probable each number is that a model may write, over tokens of one digit or of several.
-
 TokenPath = tuple[str, ...]
-"""The texts of an answer's first tokens."""
+"""Texts of an answer's first tokens."""
 
 MINUS_SIGNS = "-\N{MINUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}"
 PLUS_SIGNS = "+\N{FULLWIDTH PLUS SIGN}"
 
 NUMBER_PATTERN = re.compile(rf"\s*([{MINUS_SIGNS}{PLUS_SIGNS}]?)(\d{{0,30}})(\s*)")
-"""A whole number, or what one begins with; in the digits of any script."""
+"""An integer or the beginning of one; in the digits of any script."""
 
 LEADING_NUMBER_PATTERN = re.compile(rf"\s*[{MINUS_SIGNS}{PLUS_SIGNS}]?\d{{1,30}}(?![\d_]|[.,]\d)")
-"""A whole number that a text begins with."""
+"""An integer at the start of a text."""
 
 MIN_CONTINUATION_PROBABILITY = 0.01
-"""Where digits after a number are more probable than this, the tokeniser splits numbers."""
+"""If digits after a number are more probable than this, the tokenizer splits numbers."""
 
 MIN_ENDED_ANSWERS = 4
-"""So many answers that end after a digit show that it does not."""
+"""Number of answers ending after a digit that shows that the tokenizer does not split numbers."""
 
 MAX_REQUESTS = 8
-"""The most that one rating asks for, where a tokeniser splits numbers."""
+"""Maximum number of requests of one rating, if a tokenizer splits numbers."""
 
 MIN_SHARED_NUMBERS, MAX_SHARED_NUMBERS = 10, 1_000
-"""How many numbers share what is known of their beginning; 1 may be more often 1 than 10."""
+"""Bounds on how many numbers may share the mass of their common prefix. A prefix of fewer numbers,
+such as 1 of 10 and 100, may itself be the answer.
+"""
 
 PARSE_CACHE_SIZE = 20_000
-"""Texts that are read once; the same tokens come again and again."""
+"""Size of the parse caches; the same tokens recur."""
 
 
 @lru_cache(PARSE_CACHE_SIZE)
 def parse_integer(text: str) -> int | None:
-    """The number, if that is all there is beside spaces; "5_0" is none."""
+    """Parse a text that is an integer, up to spaces; `None` otherwise, as for "5_0"."""
     found = NUMBER_PATTERN.fullmatch(text)
     if found is None or not found[2]:
         return None
@@ -62,21 +62,21 @@ def parse_integer(text: str) -> int | None:
 
 
 def parse_leading_integer(text: str) -> int | None:
-    """The whole number that a text begins with; neither "5_0" nor "8.5" begins with one."""
+    """Parse the integer at the start of a text; `None` for "5_0" or "8.5"."""
     found = LEADING_NUMBER_PATTERN.match(text)
     return parse_integer(found[0]) if found else None
 
 
 @lru_cache(PARSE_CACHE_SIZE)
 def count_digits(text: str) -> int:
-    """How many digits there are in a number or its beginning; 0 in any other text."""
+    """Count the digits of an integer or its beginning; 0 for any other text."""
     found = NUMBER_PATTERN.fullmatch(text)
     return len(found[2]) if found else 0
 
 
 @lru_cache(PARSE_CACHE_SIZE)
 def can_continue(text: str, low: int, high: int) -> bool:
-    """Whether a longer number from low to high may begin so; no number begins with a zero."""
+    """Return whether a longer number in [low, high] may begin so; no number begins with a zero."""
     found = NUMBER_PATTERN.fullmatch(text)
     if found is None or (found[2] and found[3]):
         return False
@@ -88,9 +88,10 @@ def can_continue(text: str, low: int, high: int) -> bool:
 
 @lru_cache(PARSE_CACHE_SIZE)
 def longer_numbers(text: str, low: int, high: int) -> list[range]:
-    """The longer numbers from low to high that begin as this number does; none after a zero."""
+    """Return the longer numbers in [low, high] that begin with this number; none after a zero."""
     number = parse_integer(text) or 0
     if number < 0:
+        # Mirrored at zero: -12 begins with -1 as 12 does with 1.
         return [range(1 - r.stop, 1 - r.start) for r in longer_numbers(str(-number), -high, -low)]
     found, most = [], number
     while 0 < number * 10 <= high:
@@ -100,7 +101,7 @@ def longer_numbers(text: str, low: int, high: int) -> list[range]:
 
 
 class NumberPrefix(NamedTuple):
-    """One thing that may be written, with its probability; "whole", "beginning" or "unseen"."""
+    """A possible text with its probability; `kind` is "whole", "beginning" or "unseen"."""
 
     text: str
     mass: float
@@ -108,16 +109,17 @@ class NumberPrefix(NamedTuple):
 
 
 class ProbabilityMass(NamedTuple):
-    """Where the probability of an answer lies.
+    """Distribution of an answer's probability.
 
     Attributes:
-        numbers: Of each number in range. Where numbers are split and an 8 is not known further, all
-            longer numbers that begin so share it evenly if they are equally long, as 80 to 89 are.
-        texts: Of everything that was seen, as it is written; "8..." is what begins with an 8 and is
-            not known further.
-        refused: Of what was seen and is no number in range.
-        unresolved: Of beginnings that are not known further, the shared ones too.
-        unseen: Of what the endpoint did not tell of.
+        numbers: Probability of each number in range. Where numbers are split and the continuation
+            of an 8 is unknown, all longer numbers with this prefix share its mass evenly if they
+            have the same length, as 80 to 89 do.
+        texts: Probability of each text that was seen; "8..." is the prefix 8 with unknown
+            continuation.
+        refused: Probability of texts that are not numbers in range.
+        unresolved: Probability of prefixes with unknown continuation, including shared ones.
+        unseen: Probability that the endpoint did not report.
     """
 
     numbers: dict[int, float]
@@ -128,18 +130,18 @@ class ProbabilityMass(NamedTuple):
 
 
 class TokenizerTraits(NamedTuple):
-    """The most digits that a token has, and whether longer numbers are split; `None`: unknown."""
+    """Maximum digits of a token, and whether longer numbers are split; `None`: unknown."""
 
     most_digits: int
     splits: bool | None
 
 
 class DigitTree:
-    """What answers tell of the numbers from low to high, both included.
+    """Prefix tree of the answers' tokens, for the numbers from `low` to `high` inclusive.
 
-    A token that may be the beginning of a longer number is one where the answers that went through
-    it say how it goes on. Where none did, it depends on the tokeniser: if numbers were seen to be
-    split, tokens with as many digits as the longest are beginnings; else a token is the number.
+    If answers passed through a token, they determine whether a longer number follows. Otherwise it
+    depends on the tokenizer: if numbers are known to be split, tokens with the maximum number of
+    digits are prefixes; else a token is the complete number.
     """
 
     def __init__(self, low: int, high: int) -> None:
@@ -149,7 +151,7 @@ class DigitTree:
         self._ended: set[TokenPath] = set()
 
     def add_answer(self, answer: Completion) -> None:
-        """Learn from an answer how probable the next token was at each of its places."""
+        """Add the probabilities of the next token at each position of an answer."""
         path: TokenPath = ()
         for token in answer.tokens:
             self._told.setdefault(path, token_probabilities(token))
@@ -161,7 +163,7 @@ class DigitTree:
         self._answers += 1
 
     def compute_masses(self) -> ProbabilityMass:
-        """What is known by now; at least one answer has been added."""
+        """Compute the distribution; requires at least one answer."""
         numbers: dict[int, float] = {}
         texts: dict[str, float] = {}
         lost = {"refused": 0.0, "beginning": 0.0, "unseen": 0.0}
@@ -181,7 +183,7 @@ class DigitTree:
         )
 
     def _numbers_of_leaf(self, text: str, kind: str, tokeniser: TokenizerTraits) -> Sequence[int]:
-        """The numbers in range that a leaf stands for, each as much."""
+        """Return the numbers in range that a leaf stands for, with equal shares."""
         if kind == "whole":
             number = parse_integer(text)
             return [] if number is None or not self.low <= number <= self.high else [number]
@@ -202,6 +204,7 @@ class DigitTree:
         yield NumberPrefix(before, mass * unseen_probability(told), "unseen")
         for token, p in told.items():
             way, text = (*path, token), before + token
+            # Any token that does not begin with a digit ends the number.
             if in_number and not token[:1].isdecimal():
                 ends += p
             elif not can_continue(text, self.low, self.high):
@@ -215,16 +218,16 @@ class DigitTree:
             yield NumberPrefix(before, mass * ends, "whole")
 
     def _is_complete(self, way: TokenPath, tokeniser: TokenizerTraits) -> bool:
-        """Whether nothing comes after what no answer went through."""
+        """Return whether a path that no answer passed through is complete."""
         if not count_digits(text := "".join(way)):
-            # A token without any text is the end of the answer, but for some tokenisers' first.
+            # An empty token is the end of the answer, except as the first token of some tokenizers.
             return not text
         if tokeniser.splits is not None and way in self._ended:
             return True
         return tokeniser.splits is False or count_digits(way[-1]) < tokeniser.most_digits
 
     def _splits_numbers(self, most_digits: int) -> bool | None:
-        """Whether numbers are split; `None` as long as nothing is known of that."""
+        """Return whether numbers are split; `None` while unknown."""
         after = [
             sum(p for token, p in told.items() if token[:1].isdecimal())
             for path, told in self._told.items()
@@ -241,23 +244,24 @@ class DigitTree:
 
 
 ROOM = 6
-"""Tokens of a rating's answer: a space or a sign and five digits, one token each."""
+"""Tokens of a rating's answer: a space or a sign, and five digits with one token each."""
 
 ENOUGH_PROBABILITY = 0.95
-"""Where more of a rating's probability is known than this, no more is asked."""
+"""If more of a rating's probability is known than this, no further answers are requested."""
 
 
 @dataclass(frozen=True)
 class RatingBounds:
-    """Which ratings there are, and when there is none.
+    """Range of ratings, and the condition of a refusal.
 
     Args:
-        min_rating, max_rating: The lowest and the highest; whole numbers.
-        refusal_threshold: There is no rating where tokens that are none have this probability.
-        top_logprobs: How many tokens the endpoint is to tell of at each place.
+        min_rating, max_rating: Lowest and highest rating, integers.
+        refusal_threshold: An answer is a refusal if tokens that are not ratings have this
+            probability.
+        top_logprobs: Number of tokens the endpoint reports at each position.
 
     Raises:
-        WrongValue: A value is not allowed.
+        InvalidArgument: A value is invalid.
     """
 
     min_rating: int = 0
@@ -281,16 +285,16 @@ class RatingBounds:
 
     @property
     def max_tokens(self) -> int:
-        """Room for the longest number in digits of a token each, and one token more.
+        """Maximum tokens: the longest number with one token per digit, and one more token.
 
-        `ROOM` for all numbers that fit, so that a changed range sends the same request and kept
-        answers are read anew.
+        At least `ROOM`, so that most changes of the range send the same request and reuse cached
+        answers.
         """
         longest = max(len(str(self.min_rating)), len(str(self.max_rating)))
         return max(ROOM, longest + 1)
 
     def contains(self, number: int) -> bool:
-        """Whether it is a rating."""
+        """Return whether the number is a rating."""
         return self.min_rating <= number <= self.max_rating
 
 
@@ -298,19 +302,19 @@ class RatingResult(NamedTuple):
     """A rating.
 
     Attributes:
-        answer: The mean; `None` if the model refuses, or there is an error.
-        raw_answer: Token to probability, the most probable first. Where numbers of several tokens
-            were read, the numbers as they are written; "8..." is what begins with 8 and is not
-            known further. By sampling: answer to share.
-        probs: Number to probability, their sum being 1; `None` where there is no answer. Of
-            0 to 100, "8..." is shared evenly by 80 to 89; what may be 10 or 100 is left out.
-        refused: The probability of what was seen and is no rating.
-        unseen: The probability of what the endpoint did not tell of, "8..." included; it makes no
+        answer: Mean; `None` after a refusal or an error.
+        raw_answer: Probability by token, the most probable first. If numbers of several tokens were
+            read, by the numbers as written; "8..." is the prefix 8 with unknown continuation. By
+            sampling: share by answer.
+        probs: Probability by number, with a sum of 1; `None` without an answer. For 0 to 100,
+            "8..." is shared evenly by 80 to 89; what may be 10 or 100 is left out.
+        refused: Probability of texts that are not ratings.
+        unseen: Probability that the endpoint did not report, including "8..."; does not count as
             refusal.
-        low, high: The ends of the mean's 95 % interval, where it was estimated by sampling.
-        error: Why there is nothing.
-        api_kwargs: What was sent, of several requests the first.
-        heard: The answers it was read from.
+        low, high: Bounds of the mean's 95 % interval, if estimated by sampling.
+        error: Why there is no rating.
+        api_kwargs: Parameters that were sent; those of the first request.
+        heard: Answers from which it was read.
     """
 
     answer: float | None
@@ -328,7 +332,7 @@ class RatingResult(NamedTuple):
 def build_rating_params(
     params: Mapping[str, Any], bounds: RatingBounds, estimate_by_sampling: int | bool = False
 ) -> dict[str, Any]:
-    """What a rating asks for, of several requests the first."""
+    """Return the parameters of a rating's first request."""
     if estimate_by_sampling:
         return with_sampling(params, bounds.max_tokens)
     return with_logprobs(params, bounds.top_logprobs, bounds.max_tokens)
@@ -341,10 +345,14 @@ def request_rating(
     sample: int = 0,
     estimate_by_sampling: int | bool = False,
 ) -> Script[RatingResult]:
-    """A model's rating; see `rating`.
+    """Request a model's rating; see `read_rating`.
 
     Args:
-        params: What is asked; what has the model rate is added.
+        params: Parameters to which those of a rating are added.
+        model: Name of the model.
+        bounds: Range of ratings.
+        sample: Index among several ratings.
+        estimate_by_sampling: See `read_rating`.
     """
     asked = ModelCall(model, build_rating_params(params, bounds, estimate_by_sampling))
     return read_rating(asked, bounds, sample, estimate_by_sampling)
@@ -356,18 +364,18 @@ def read_rating(
     sample: int = 0,
     estimate_by_sampling: int | bool = False,
 ) -> Script[RatingResult]:
-    """A model's rating.
+    """Read a model's rating.
 
-    One request tells it where a number is one token. Where numbers are seen to be split, further
-    answers at temperature 1 are asked for, which go through the likelier beginnings and tell how
-    these go on: until `KNOWN_WELL` is known, or `MAX_REQUESTS` were asked for.
+    One request suffices if a number is one token. If numbers turn out to be split, further answers
+    at temperature 1 are requested, which follow the more probable prefixes and report their
+    continuations: until `ENOUGH_PROBABILITY` is known, or `MAX_REQUESTS` have been sent.
 
     Args:
-        asked: With parameters as `rating_params` gives them.
-        bounds: Which ratings there are.
-        sample: Which of several ratings.
-        estimate_by_sampling: Count this many answers instead (True: 100), for models whose
-            endpoint tells no log probabilities.
+        asked: Call with the parameters of `build_rating_params`.
+        bounds: Range of ratings.
+        sample: Index among several ratings.
+        estimate_by_sampling: Count this many answers instead (True: 100), for endpoints without log
+            probabilities.
     """
     if number := resolve_sample_count(estimate_by_sampling):
         samples = range(sample * number, (sample + 1) * number)
@@ -392,7 +400,7 @@ def read_rating(
 def _learn_answers(
     digits: DigitTree, heard: Sequence[SampleOutcome], model: str
 ) -> tuple[ProbabilityMass | None, UserError | None]:
-    """What is known with these answers too, or why nothing can be learned from them."""
+    """Add answers; return the distribution so far, or why nothing can be read from them."""
     if error := missing_logprobs_error(heard, model):
         return None, error
     for one in heard:
@@ -402,7 +410,7 @@ def _learn_answers(
 
 
 def _count_further_samples(found: ProbabilityMass, bounds: RatingBounds, asked: int) -> int:
-    """How many more answers are worth asking for, when so many have been asked for."""
+    """Return how many further answers to request after `asked` of them."""
     refuses = found.refused >= bounds.refusal_threshold
     if refuses or found.unresolved <= 1 - ENOUGH_PROBABILITY:
         return 0
@@ -412,7 +420,7 @@ def _count_further_samples(found: ProbabilityMass, bounds: RatingBounds, asked: 
 def _estimate_rating(
     asked: ModelCall, bounds: RatingBounds, samples: Sequence[int]
 ) -> Script[RatingResult]:
-    """A rating by sampling."""
+    """Estimate a rating by sampling."""
     from swarm.stats.tests import mean_interval
 
     said = yield from count_answers(asked, samples)
@@ -438,7 +446,7 @@ def _build_rating(
     asked: ModelCall,
     heard: tuple[Completion, ...],
 ) -> RatingResult:
-    """The rating that the probabilities of the numbers make; they need not add up to 1."""
+    """Build a rating from the probabilities of numbers, which need not sum to 1."""
     seen = sum(masses.values())
     answer, probs = None, None
     if seen > 0 and refused < bounds.refusal_threshold:

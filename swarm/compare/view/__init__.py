@@ -1,4 +1,4 @@
-"""Browse, search and compare answers in the browser: a page of this machine's own."""
+"""Viewer: browse, search and compare answers in the browser, served on this machine."""
 
 import secrets
 from pathlib import Path
@@ -25,22 +25,23 @@ def view(
     """Show answers in the browser.
 
     Args:
-        data: A data frame as `Question.df` gives it, a list of dictionaries, or the path of a
-            .jsonl, .csv or .parquet file. It needs a column "answer"; "question", "api_kwargs",
-            "model", "group", "paraphrase_ix", "error" and judges are used where they are.
-        sort_by: The column that orders the rows at first, "__random__" for an order by chance,
-            `None` for that of the data.
-        sort_ascending: Whether from the least on.
+        data: A data frame of `Question.df`, a list of dictionaries, or the path of a .jsonl, .csv
+            or .parquet file. The column "answer" is required; "question", "api_kwargs", "model",
+            "group", "paraphrase_ix", "error" and judges are used if present.
+        sort_by: Initial sort column, "__random__" for a random order, `None` for that of the data.
+        sort_ascending: Whether to sort in ascending order.
         open_browser: Whether to open the page.
-        port: Where it is served; where that is taken, at the next free one. 0: any free one.
-        host: Who reaches it: this machine alone, or with another address all who reach that one.
-        block: Whether to wait for Ctrl-C; by default unless a loop runs already, as in a notebook.
+        port: Port of the server; if it is taken, the next free one. 0: any free one.
+        host: Address to bind: by default only this machine has access; with another address,
+            everyone who can reach it.
+        block: Whether to wait for Ctrl-C; by default unless an event loop is running, as in a
+            notebook.
 
     Returns:
-        The viewer, with its `url` and `close()`; closed already where this waited for its end.
+        The viewer, with its `url` and `close()`; already closed if this call waited.
 
     Raises:
-        UserError: The data cannot be shown, or the address not be bound.
+        UserError: The data cannot be shown, or the address cannot be bound.
     """
     _check_packages()
     from swarm._util.terminal import escape_control_chars
@@ -78,14 +79,14 @@ def view(
 
 
 def _sort_parameter(column: str | None, ascending: bool, columns: dict[str, list[Any]]) -> str:
-    """The order as the page's address says it."""
+    """Return the sort order as a parameter of the page's URL."""
     if column is None or ascending or column == "__random__":
         return column or ""
     return f"-{column}"
 
 
 def _is_loop_running() -> bool:
-    """Whether a loop runs here that has to go on."""
+    """Return whether an event loop is running in this thread, which must not be blocked."""
     import asyncio
 
     try:

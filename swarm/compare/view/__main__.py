@@ -19,7 +19,7 @@ FILE is .jsonl, .csv or .parquet with a column "answer"; "question", "api_kwargs
 
 
 def build_parser() -> RaisingParser:
-    """The options."""
+    """Return the parser of the options."""
     made = RaisingParser(
         prog="python -m swarm.compare.view",
         usage="%(prog)s FILE [OPTION ...]",
@@ -33,7 +33,7 @@ def build_parser() -> RaisingParser:
 
 
 def add_options(made: argparse.ArgumentParser) -> None:
-    """Add the options to a parser; `handler` of what is parsed shows the file until Ctrl-C."""
+    """Add the options to a parser; it sets `handler` to `show_file`."""
     made.set_defaults(handler=show_file)
     add = made.add_argument
     add("file", metavar="FILE")
@@ -73,7 +73,7 @@ def show_file(given: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Show a file until Ctrl-C; a user's mistake is one line, and its code is given back."""
+    """Show a file until Ctrl-C; print a `UserError` in one line and return its exit code."""
     try:
         show_file(build_parser().parse_args(arguments))
         return 0

@@ -1,4 +1,4 @@
-"""The application of a viewer: its page, its rows a page at a time, and what is exported."""
+"""Web application of a viewer: the page, its data in JSON, exports, and the server thread."""
 
 import csv
 import errno
@@ -53,25 +53,25 @@ RESPONSE_HEADERS = {
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
 }
-"""The page loads what is here, and a text of a model loads nothing."""
+"""The page loads only files of this server, so that a model's text cannot load anything."""
 
 MAX_ROWS_PER_REQUEST = 200
-"""The most rows of a list that are sent at once."""
+"""Maximum rows of a list in one response."""
 
 MAX_CELL_CHARS = 240
-"""Characters of a text in a list."""
+"""Maximum characters of a text in a list."""
 
 EXPORT_CHUNK_ROWS = 500
-"""Rows of an export that are written at once."""
+"""Rows per chunk of an export."""
 
 
 class ViewerApp:
-    """Answers the page.
+    """HTTP handlers of the page.
 
     Args:
-        table: The rows.
-        start: How the page begins, as the parameters of `swarm.compare.view.query.parse_query`.
-        guard: Who may look.
+        table: Rows to show.
+        start: Initial state of the page, as parameters of `swarm.compare.view.query.parse_query`.
+        guard: Access check of each request.
     """
 
     def __init__(self, table: AnswerTable, start: dict[str, str], guard: ApiKeyGuard) -> None:
@@ -100,7 +100,7 @@ class ViewerApp:
         self.app.include_router(router)
 
     def get_about(self) -> Response:
-        """What there is: the columns, what can be chosen, and how the page begins."""
+        """Return the columns, the filter choices, and the initial state of the page."""
         table = self.table
         return _json_response(
             {
@@ -120,14 +120,14 @@ class ViewerApp:
         )
 
     def get_rows(self, request: Request) -> Response:
-        """Some rows of the list, shortened."""
+        """Return a slice of the list, with shortened texts."""
         found = self.finder.find_rows(self._parse_query(request))
         first, count = _read_int(request, "from"), _read_int(request, "count") or 50
         some = found[first : first + min(count, MAX_ROWS_PER_REQUEST)].tolist()
         return _json_response({"total": len(found), "rows": [self._short_row(row) for row in some]})
 
     def get_row(self, request: Request) -> Response:
-        """A row whole: the one at a place of the list, or one by its number."""
+        """Return a complete row, by its index in the list or by its row number."""
         found = self.finder.find_rows(self._parse_query(request))
         at = max(0, min(_read_int(request, "at"), len(found) - 1))
         row = int(found[at]) if len(found) else None
@@ -135,7 +135,7 @@ class ViewerApp:
             "row" in request.query_params
             and (asked := _read_int(request, "row")) < self.table.count
         ):
-            # One that does not fit is shown as well, as somebody has asked for it by its number.
+            # A row requested by its number is shown even if it does not match the filters.
             places = np.flatnonzero(found == asked)
             row, at = asked, int(places[0]) if len(places) else -1
         told = None if row is None else self.table.get_row(row)
@@ -150,7 +150,7 @@ class ViewerApp:
         )
 
     def get_pairs(self, request: Request) -> Response:
-        """Some pairs of rows, whole, and what all of them come to."""
+        """Return a slice of complete row pairs, and the column means of all pairs."""
         asked = request.query_params
         column = asked.get("by", "")
         if column not in self.table.columns:
@@ -197,7 +197,7 @@ class ViewerApp:
         return {"row": row, "cells": cells, "flagged": row in self.finder.flags}
 
     async def set_flag(self, request: Request) -> Response:
-        """Flag a row, or take its flag away."""
+        """Set or remove the flag of a row."""
         asked = await read_json_body(request)
         row = asked.get("row") if isinstance(asked, dict) else None
         if type(row) is not int or not 0 <= row < self.table.count:
@@ -206,11 +206,11 @@ class ViewerApp:
         return _json_response({"flags": sorted(self.finder.flags)})
 
     def export_csv(self, request: Request) -> Response:
-        """All rows that are wanted, in order; structures are JSON in their cells."""
+        """Export all matching rows in order as CSV; structures are JSON in their cells."""
         return self._export_rows(request, "csv", self._iter_csv)
 
     def export_jsonl(self, request: Request) -> Response:
-        """All rows that are wanted, in order, one JSON object a line."""
+        """Export all matching rows in order, one JSON object per line."""
         return self._export_rows(request, "jsonl", self._iter_jsonl)
 
     def _export_rows(self, request: Request, kind: str, write: Any) -> Response:
@@ -246,7 +246,7 @@ def _format_csv(rows: list[list[Any]]) -> bytes:
     plain = csv.writer(file, lineterminator="\n")
     whole = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     for row in rows:
-        # A carriage return is quoted by itself only from Python 3.13 on.
+        # The csv module quotes a carriage return only from Python 3.13 on.
         returns = any(isinstance(one, str) and "\r" in one for one in row)
         (whole if returns else plain).writerow([csv_cell(one) for one in row])
     return file.getvalue().encode("utf-8", "backslashreplace")
@@ -292,7 +292,7 @@ def _json_response(content: Any, status: int = 200) -> Response:
 
 
 def _replace_infinite(value: Any) -> Any:
-    """The same for a browser, whose JSON has no infinity."""
+    """Replace infinite floats by strings: JSON in browsers has no infinity."""
     if isinstance(value, float):
         return value if abs(value) < float("inf") else str(value)
     if isinstance(value, dict):
@@ -301,35 +301,33 @@ def _replace_infinite(value: Any) -> Any:
 
 
 async def handle_user_error(request: Request, error: UserError) -> Response:
-    """What cannot be answered, and why."""
+    """Return the error of an invalid request."""
     return _json_response({"error": str(error)}, getattr(error, "status", 400))
 
 
 async def handle_http_error(request: Request, error: HTTPException) -> Response:
-    """A path or a method that is not here."""
+    """Return the error of an unknown path or method."""
     return _json_response({"error": f"{request.url.path}: {error.detail}"}, error.status_code)
 
 
 async def handle_unexpected_error(request: Request, error: Exception) -> Response:
-    """Whatever nobody has foreseen."""
+    """Log and return an unexpected error."""
     log.warning("%s: %s", escape_control_chars(request.url.path), escape_control_chars(repr(error)))
     return _json_response({"error": f"the viewer failed with {type(error).__name__}"}, 500)
 
 
-# The process of a viewer: a port that is free, a thread that answers, and its end.
-
 MAX_PORTS_TRIED = 50
-"""Ports that are tried, from the wanted one on."""
+"""Maximum number of consecutive ports that are tried."""
 
 SHUTDOWN_GRACE_S = 2
-"""Seconds for an export that is under way when the viewer ends."""
+"""Seconds granted to a running export when the viewer is closed."""
 
 
 class ViewerHandle:
-    """A viewer that is there until it is closed; as a context it is closed at the end.
+    """A running viewer; as a context manager it is closed at the end.
 
     Attributes:
-        url: Where the page is.
+        url: URL of the page.
     """
 
     def __init__(self, table: AnswerTable, start: dict[str, str], host: str, port: int) -> None:
@@ -337,7 +335,7 @@ class ViewerHandle:
         place, self.port = self._bound.getsockname()[:2]
         self.url = f"http://{f'[{place}]' if ':' in place else place}:{self.port}/"
         self._server = build_server(table, start, is_loopback(host))
-        # A notebook's kernel, or a script that is done, ends in spite of it.
+        # A daemon thread does not prevent a notebook's kernel or a finished script from exiting.
         self._thread = threading.Thread(
             target=self._server.run, args=([self._bound],), name="viewer", daemon=True
         )
@@ -358,24 +356,24 @@ class ViewerHandle:
             while self._thread.is_alive():
                 self._thread.join(1)
         except KeyboardInterrupt:
-            # The terminal has written ^C there.
+            # The terminal has printed ^C on this line.
             print(flush=True)
         finally:
             self.close()
 
     def close(self) -> None:
-        """End it; a second time does nothing."""
+        """Stop the server; further calls have no effect."""
         self._server.should_exit = True
         self._thread.join()
         self._bound.close()
 
     def open_browser(self) -> None:
-        """Show the page in the person's browser, if there is one."""
+        """Open the page in the default browser, if there is one."""
         threading.Thread(target=webbrowser.open, args=(self.url,), daemon=True).start()
 
 
 def build_server(table: AnswerTable, start: dict[str, str], local: bool) -> "Server":
-    """A server of the page; `local` says that it is bound to the loopback."""
+    """Build the server of the page; `local` is whether it is bound to the loopback address."""
     import uvicorn
 
     from swarm.serve.errors import ApiKeyGuard
@@ -396,10 +394,10 @@ def build_server(table: AnswerTable, start: dict[str, str], local: bool) -> "Ser
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens at the port, or where that is taken, at the next one that is free.
+    """Bind a listening socket to the port or, if it is taken, to the next free one.
 
     Raises:
-        UserError: It cannot.
+        UserError: Binding failed.
     """
     last = min(port + MAX_PORTS_TRIED, 65536) if port else 1
     why: object = None

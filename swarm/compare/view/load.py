@@ -1,4 +1,4 @@
-"""Where the rows of a viewer come from: a data frame, records, or a file of one of three kinds."""
+"""Input of a viewer: a data frame, records, or a .jsonl, .csv or .parquet file."""
 
 import ast
 import csv
@@ -12,25 +12,25 @@ from typing import Any
 from swarm.errors import InvalidArgument, UserError
 
 ColumnData = dict[str, list[Any]]
-"""By name, all equally long; values are those of JSON, and what is missing is `None`."""
+"""Columns by name, of equal length; values are JSON values, missing ones `None`."""
 
 FILE_KINDS = ".jsonl, .csv or .parquet"
 
 NUMBER_PATTERN = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 STRUCTURED_COLUMNS = re.compile(r"api_kwargs|(.+_)?(raw_answer|probs)")
-"""Columns whose values are dictionaries, whatever else a file has in them."""
+"""Columns whose values are dictionaries, whatever other texts they contain."""
 
 
 def load_columns(data: Any, name: str) -> ColumnData:
-    """The columns of a data frame, of a list of records, or of a file by its path.
+    """Load the columns of a data frame, a list of records, or a file.
 
     Args:
         data: One of these.
-        name: What errors call it.
+        name: Name in errors.
 
     Raises:
-        UserError: It is not there, cannot be read, is empty or has no answers.
-        WrongValue: It is something else.
+        UserError: The file does not exist, cannot be read, is empty or has no answers.
+        InvalidArgument: The data is something else.
     """
     if isinstance(data, str | Path):
         found = _read_file(Path(data))
@@ -51,7 +51,7 @@ def load_columns(data: Any, name: str) -> ColumnData:
 
 
 def _records_to_columns(records: Iterable[Mapping[Any, Any]]) -> ColumnData:
-    """Records as columns, in the order in which their names come up."""
+    """Convert records to columns, in order of first occurrence."""
     found: ColumnData = {}
     for count, record in enumerate(records, 1):
         for key, value in record.items():
@@ -74,7 +74,7 @@ def _frame_to_columns(data: Any, name: str) -> ColumnData:
 
 
 def _plain_columns(columns: ColumnData) -> ColumnData:
-    # Samples of one request share their dictionaries; so do their copies.
+    # Samples of one request share their dictionaries; so do the copies.
     seen: dict[int, Any] = {}
 
     def convert_once(value: Any) -> Any:
@@ -88,7 +88,7 @@ def _plain_columns(columns: ColumnData) -> ColumnData:
 
 
 def to_plain(value: Any) -> Any:
-    """A value as JSON has it; what is missing or not a number is `None`."""
+    """Convert a value to JSON types; missing values and NaN become `None`."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
@@ -118,7 +118,7 @@ def _read_file(path: Path) -> ColumnData:
         raise UserError(f"{path}: there is no such file")
     if path.suffix.lower() not in readers:
         raise UserError(f"{path}: its name has to end in {FILE_KINDS}, as its kind is told by that")
-    # Much is made and nothing thrown away; to look for that again and again takes most of the time.
+    # Reading creates many objects and no garbage; garbage collection would take most of the time.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -133,7 +133,7 @@ def _read_file(path: Path) -> ColumnData:
 
 
 def _read_jsonl(path: Path) -> ColumnData:
-    """A file with one JSON object a line."""
+    """Read a file with one JSON object per line."""
     texts: dict[str, Any] = {}
 
     def iter_records() -> Iterator[dict[str, Any]]:
@@ -148,7 +148,7 @@ def _read_jsonl(path: Path) -> ColumnData:
                 if not isinstance(found, dict):
                     raise UserError(f"{path}, line {number}: is no JSON object")
                 if isinstance(asked := found.get("api_kwargs"), dict):
-                    # Each sample repeats what was asked; one copy in memory is enough.
+                    # Each sample repeats the request; one copy in memory is enough.
                     found["api_kwargs"] = texts.setdefault(json.dumps(asked), asked)
                 yield found
 
@@ -184,11 +184,11 @@ def _read_csv(path: Path) -> ColumnData:
 
 
 def parse_values(name: str, texts: list[str]) -> list[Any]:
-    """The values of a column of texts: numbers, or structures, where all of them are such.
+    """Parse a column of texts as numbers or structures if all of its values are such.
 
     Args:
-        name: The column's; an answer is a number only where nothing of its text is lost.
-        texts: What the file has; an empty one is `None`.
+        name: Name of the column; answers become numbers only if their text can be restored.
+        texts: Texts of the file; an empty one is `None`.
     """
     there = set(filter(None, texts))
     read: dict[str, Any] = {}
@@ -208,7 +208,7 @@ def parse_values(name: str, texts: list[str]) -> list[Any]:
 
 
 def parse_structure(text: str) -> Any:
-    """A dictionary or a list, written as JSON or as Python; of anything else the text."""
+    """Parse a dictionary or a list in JSON or Python syntax; return anything else unchanged."""
     found: Any = None
     try:
         found = json.loads(text, parse_constant=_parse_constant)
@@ -242,7 +242,7 @@ def _read_parquet(path: Path) -> ColumnData:
     except pyarrow.ArrowException as error:
         raise UserError(f"{path}: is not Parquet: {error}") from None
     found = _frame_to_columns(frame, str(path))
-    # Parquet gives each dictionary the keys of all others, without a value.
+    # Parquet gives each dictionary the keys of all others, with null values.
     return {name: [_drop_missing(value) for value in values] for name, values in found.items()}
 
 

@@ -7,7 +7,7 @@ const root = document.documentElement, main = get("main");
 const LISTED = 50, PAIRED = 10;
 const VIEWS = ["row", "list", "pairs"];
 
-/* What the page shows is in its address, and the server reads the same words. */
+/* The page's state is in its URL; the server reads the same parameters. */
 let state = new URLSearchParams();
 let about = null, current = null, turn = 0, moreIsOpen = false;
 
@@ -19,7 +19,7 @@ const paint = () => { get("theme").textContent = isDark() ? "Light page" : "Dark
 try {
   const kept = localStorage.getItem("theme");
   if (kept === "dark" || kept === "light") root.dataset.theme = kept;
-} catch { /* a browser may keep nothing */ }
+} catch { /* storage may be disabled */ }
 get("theme").addEventListener("click", () => {
   root.dataset.theme = isDark() ? "light" : "dark";
   try { localStorage.setItem("theme", root.dataset.theme); } catch { /* as above */ }
@@ -37,7 +37,7 @@ function begin() {
   load();
 }
 
-/* Changes what is shown; where nothing else is said, from the first row on. */
+/* Changes the state; by default starting from the first row. */
 function change(changes) {
   for (const name of ["at", "row", "from"]) state.delete(name);
   for (const [name, value] of Object.entries(changes))
@@ -70,7 +70,7 @@ async function load() {
     const draw = await { row: loadRow, list: loadList, pairs: loadPairs }[view]();
     if (mine !== turn) return;
     const { id, value, dataset } = document.activeElement ?? { dataset: {} }, typing = dataset.typing;
-    // A field that is taken away while it is typed in calls itself changed.
+    // Removing a focused field fires a change event.
     delete dataset.typing;
     get("failure").hidden = true;
     draw();
@@ -82,7 +82,7 @@ async function load() {
   }
 }
 
-/* What was drawn anew goes on where the reader was: a number that is being typed is not lost. */
+/* Restores focus and input after redrawing: a number that is being typed is not lost. */
 function again(element, value, typing) {
   element?.focus({ preventScroll: true });
   if (!element?.id.startsWith("goto")) return;
@@ -124,7 +124,7 @@ async function loadRow() {
 function moveTo(at) {
   state.delete("row");
   const next = Math.max(0, Math.min(at, current?.last ?? at));
-  // A key that is pressed before the answer is there goes on from here.
+  // A key pressed before the response arrives continues from this row.
   if (current) current.at = next;
   state.set("at", next);
   load();

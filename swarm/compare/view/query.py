@@ -1,4 +1,4 @@
-"""Which rows are wanted, and in which order: what the page's address says, read and done."""
+"""Queries of the viewer: URL parameters, filtered and sorted rows, and pairs of rows."""
 
 import re
 import threading
@@ -14,37 +14,37 @@ from swarm.errors import UserError
 T = TypeVar("T")
 
 RANDOM_ORDER = "__random__"
-"""Instead of a column's name: in an order by chance, the same for the same seed."""
+"""Sorts in a random order that depends only on the seed."""
 
 RESULT_CACHE_SIZE = 24
-"""Results that are remembered, so that a page more costs nothing."""
+"""Number of cached results, so that another page of the same query is free."""
 
 
 class SearchTerm(NamedTuple):
-    """What an answer or its question has to contain, or must not."""
+    """A text that an answer or its question must or must not contain."""
 
     text: str
     excluded: bool = False
 
 
 class SortColumn(NamedTuple):
-    """A column by which is ordered."""
+    """A column to sort by."""
 
     column: str
     down: bool = False
 
 
 class Query(NamedTuple):
-    """What is to be shown.
+    """A query of rows.
 
     Attributes:
-        terms: See `terms`.
-        choices: Columns, each with the labels that are allowed there.
-        ranges: Columns, each with the least and the greatest number that is allowed, or `None`.
+        terms: See `parse_terms`.
+        choices: Columns, each with the allowed labels.
+        ranges: Columns, each with the minimum and maximum, or `None`.
         errors: "only", "none" or "" for both.
-        flagged: Flagged rows alone.
-        sorts: The first decides, the next where that has equals; without any as in the file.
-        seed: Of the order by chance.
+        flagged: Only flagged rows.
+        sorts: Sort columns by priority; without any, the order of the file.
+        seed: Seed of the random order.
     """
 
     terms: tuple[SearchTerm, ...] = ()
@@ -56,12 +56,12 @@ class Query(NamedTuple):
     seed: int = 0
 
     def without_column(self, column: str) -> "Query":
-        """The same, with all labels of a column allowed."""
+        """Return the query without restrictions on a column's labels."""
         return self._replace(choices=tuple(one for one in self.choices if one[0] != column))
 
 
 def parse_terms(search: str) -> tuple[SearchTerm, ...]:
-    """Words, -words that must not be there, and "several words" in quotes, with or without -."""
+    """Parse words, excluded -words, and quoted phrases with or without "-"."""
     found = re.findall(r'(-?)(?:"([^"]*)"?|(\S+))', search.lower())
     return tuple(
         SearchTerm(phrase or word, bool(minus)) for minus, phrase, word in found if phrase or word
@@ -69,15 +69,15 @@ def parse_terms(search: str) -> tuple[SearchTerm, ...]:
 
 
 def parse_query(table: AnswerTable, given: Iterable[tuple[str, str]]) -> Query:
-    """What an address asks for, by its parameters.
+    """Parse the parameters of a URL.
 
     Args:
-        table: Whose columns are meant.
+        table: Table with the columns.
         given: "search", "is.COLUMN" for each label, "min.COLUMN", "max.COLUMN", "errors",
             "flagged", "sort" and "then" (a column, with "-" before it for descending), "seed".
 
     Raises:
-        UserError: There is no such column, or it is no number.
+        UserError: A column does not exist, or a value is not a number.
     """
     one: dict[str, str] = {}
     choices: dict[str, set[str]] = {}
@@ -128,13 +128,13 @@ def _parse_number(given: dict[str, str], key: str) -> float | None:
 
 
 class QueryEngine:
-    """Finds rows, and remembers what it found last.
+    """Runs queries and caches the latest results.
 
     Args:
-        table: Where.
+        table: Table to query.
 
     Attributes:
-        flags: The rows that a person has flagged.
+        flags: Numbers of the rows flagged by the user.
     """
 
     def __init__(self, table: AnswerTable) -> None:
@@ -144,14 +144,14 @@ class QueryEngine:
         self._lock = threading.Lock()
 
     def find_rows(self, wanted: Query) -> np.ndarray:
-        """The numbers of the rows that are wanted, in order."""
+        """Return the numbers of the matching rows in order."""
         key = (wanted, frozenset(self.flags) if wanted.flagged else None)
         return self.get_or_compute(
             key, lambda: sort_rows(self.table, wanted, self._matching_rows(wanted))
         )
 
     def get_or_compute(self, key: Any, find: Callable[[], T]) -> T:
-        """What was found for a key before, or else what is found now."""
+        """Return the cached result of a key, or compute and cache it."""
         with self._lock:
             if key in self._last:
                 self._last.move_to_end(key)
@@ -189,14 +189,14 @@ class QueryEngine:
 
 def _search_rows(table: AnswerTable, term: SearchTerm, rows: np.ndarray) -> np.ndarray:
     text, asked, said = term.text, table.asked, table.said
-    # What was asked is the same for many rows, and looked into once.
+    # Many rows share a conversation, which is searched once.
     there = [text in one for one in table.conversations]
     hits = (there[asked[row]] or text in said[row] for row in rows.tolist())
     return rows[np.fromiter(hits, dtype=bool, count=len(rows)) != term.excluded]
 
 
 def sort_rows(table: AnswerTable, wanted: Query, rows: np.ndarray) -> np.ndarray:
-    """Rows in the order that is wanted; what is missing comes last, up and down."""
+    """Sort rows; missing values come last in both directions."""
     keys = []
     for column, down in wanted.sorts:
         if column == RANDOM_ORDER:
@@ -207,11 +207,8 @@ def sort_rows(table: AnswerTable, wanted: Query, rows: np.ndarray) -> np.ndarray
     return rows[np.lexsort(keys[::-1])] if keys else rows
 
 
-# Two models, groups or other values side by side: the same question, sample against sample.
-
-
 class ComparedSides(NamedTuple):
-    """What is compared: two labels of a column."""
+    """Two labels of a column that are compared."""
 
     column: str
     left: str
@@ -219,12 +216,12 @@ class ComparedSides(NamedTuple):
 
 
 class RowPair(NamedTuple):
-    """Two rows that answer the same; `None` where a side has no such sample.
+    """Two rows with the same question and sample index; `None` if a side has no such row.
 
     Attributes:
-        sample: Which of a side's answers to the question, from 0.
-        left: Number of a row.
-        right: Number of a row.
+        sample: Index among a side's answers to the question, from 0.
+        left: Row number.
+        right: Row number.
     """
 
     sample: int
@@ -233,12 +230,12 @@ class RowPair(NamedTuple):
 
 
 def find_pairs(finder: QueryEngine, wanted: Query, sides: ComparedSides) -> list[RowPair]:
-    """All pairs of which at least one row is wanted, in the order of the rows.
+    """Return all pairs with at least one matching row, in the order of the rows.
 
     Args:
-        finder: Of the rows.
-        wanted: Which; what it says of the compared column does not count.
-        sides: What is compared.
+        finder: Query engine.
+        wanted: Query; its restrictions on the compared column are ignored.
+        sides: Labels to compare.
     """
     wanted = wanted.without_column(sides.column)
     key = (wanted, sides, frozenset(finder.flags) if wanted.flagged else None)
@@ -266,9 +263,9 @@ def _pair_rows(finder: QueryEngine, wanted: Query, sides: ComparedSides) -> list
 
 
 def _sample_positions(table: AnswerTable, column: str) -> list[tuple[Any, ...]]:
-    """Per row its question, its paraphrase and the how manieth answer to that it is."""
+    """Return for each row its question, its paraphrase, and its index among their answers."""
     labels = table.get_categorical(column).codes.tolist()
-    # A model of several groups has a row in each for the same answer.
+    # A model in several groups has a row in each of them for the same answer.
     again = column == "model" and "group" in table.columns
     groups = table.get_categorical("group").codes.tolist() if again else [0] * table.count
     paraphrases = table.columns.get("paraphrase_ix") or [None] * table.count
@@ -285,7 +282,7 @@ def _sample_positions(table: AnswerTable, column: str) -> list[tuple[Any, ...]]:
 def column_means(
     table: AnswerTable, found: list[RowPair]
 ) -> dict[str, tuple[float | None, float | None]]:
-    """Of each listed column of numbers the mean of the left and of the right rows."""
+    """Return the means of the left and the right rows for each listed numeric column."""
     import numpy as np
 
     def mean_of(name: str, side: list[int | None]) -> float | None:

@@ -1,4 +1,4 @@
-/* What is drawn of a row, a list or a comparison. Whatever a model wrote goes in as text. */
+/* Elements of a row, a list or a comparison. A model's text is only inserted as text, never as HTML. */
 
 export function made(kind, given = {}, ...inside) {
   const one = document.createElement(kind);
@@ -26,7 +26,7 @@ const isShares = (value) => isObject(value) && !Array.isArray(value) &&
   Object.keys(value).length > 0 && Object.values(value).every((one) => typeof one === "number");
 const written = (value) => typeof value === "string" ? value : JSON.stringify(value, null, 1);
 
-/* The text of an answer, as it is copied. */
+/* The text of an answer, for copying. */
 export const plain = (value) => value === null || value === undefined ? "" : written(value);
 
 /* Probabilities, or their logarithms, as bars: the 20 greatest. */
@@ -81,7 +81,7 @@ function facts(cells) {
     .map(([name, value]) => made("span", {}, made("small", { text: `${name} ` }), plain(value))));
 }
 
-/* Judges and other numbers of a row, each on a scale from 0 to at least 1 that holds all of its column. */
+/* Judges and other numbers of a row, each on a scale from 0 to at least 1 that covers its column. */
 function scores(cells, about, names) {
   const box = made("dl", { class: "scores" });
   for (const name of names) {

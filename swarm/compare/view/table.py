@@ -1,4 +1,4 @@
-"""The rows of a viewer in memory: columns, what they are good for, and what is searched in them."""
+"""In-memory table of a viewer: columns, their kinds, and the texts that are searched."""
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -10,31 +10,31 @@ from swarm.compare.dataframe import DETAIL_COLUMNS
 from swarm.compare.view.load import ColumnData
 
 KNOWN_COLUMNS = ("model", "group", "answer", "question", "api_kwargs", "paraphrase_ix", "error")
-"""Columns that have a place of their own on the page."""
+"""Columns with a dedicated position on the page."""
 
 MAX_CHOICES = 200
-"""Different values of a column that can still be chosen from."""
+"""Maximum distinct values of a column that can be filtered by choice."""
 
 
 class CategoricalColumn(NamedTuple):
-    """A column as whole numbers: per row the place of its label."""
+    """A column as integers: the index of each row's label."""
 
     codes: np.ndarray
     labels: list[str]
 
 
 class AnswerTable:
-    """Rows that can be searched, filtered and ordered.
+    """Rows that can be searched, filtered and sorted.
 
     Args:
-        columns: By name; see `swarm.compare.view.load.ColumnData`.
-        name: What the page calls them.
+        columns: See `swarm.compare.view.load.ColumnData`.
+        name: Name shown on the page.
 
     Attributes:
-        asked: Per row, which of `conversations` it has.
-        conversations: What was asked, each once, in small letters.
-        said: Per row its answer, in small letters.
-        questions: Per row a number that is the same for the same question.
+        asked: For each row, its index in `conversations`.
+        conversations: Distinct conversations in lower case.
+        said: For each row, its answer in lower case.
+        questions: For each row, a number that identifies its question.
     """
 
     def __init__(self, columns: ColumnData, name: str) -> None:
@@ -51,7 +51,7 @@ class AnswerTable:
         self._coded: dict[str, CategoricalColumn] = {}
 
     def get_messages(self, row: int) -> Any:
-        """The messages that were sent, or where they are not known, the question."""
+        """Return the messages that were sent or, if unknown, the question."""
         kwargs = self.columns["api_kwargs"][row] if "api_kwargs" in self.columns else None
         sent = kwargs.get("messages") if isinstance(kwargs, dict) else None
         if isinstance(sent, list):
@@ -59,22 +59,22 @@ class AnswerTable:
         return self.columns["question"][row] if "question" in self.columns else None
 
     def get_row(self, row: int) -> dict[str, Any]:
-        """All of a row."""
+        """Return all values of a row."""
         return {name: values[row] for name, values in self.columns.items()}
 
     @cached_property
     def column_kinds(self) -> dict[str, str]:
-        """Per column "number", "text", "structure" or, where nothing is there, "empty"."""
+        """Kind of each column: "number", "text", "structure" or, without values, "empty"."""
         return {name: _infer_kind(values) for name, values in self.columns.items()}
 
     @cached_property
     def judge_columns(self) -> list[str]:
-        """The columns of judges: those that say what the judge was asked."""
+        """Columns of judges: those that have a COLUMN_question."""
         return [name for name in self.columns if f"{name}_question" in self.columns]
 
     @cached_property
     def listed_columns(self) -> list[str]:
-        """The columns of the list, and of a comparison beside the answers."""
+        """Columns shown in the list, and beside the answers in a comparison."""
         first = [name for name in ("model", "group") if name in self.columns]
         numbers = [
             name
@@ -86,7 +86,7 @@ class AnswerTable:
 
     @cached_property
     def filter_choices(self) -> dict[str, list[tuple[str, int]]]:
-        """Of the columns with few different values these, with how many rows have each."""
+        """Labels of columns with few distinct values, with the number of rows for each."""
         found = {}
         for name, kind in self.column_kinds.items():
             ordinal = name in ("model", "group", "paraphrase_ix")
@@ -104,7 +104,7 @@ class AnswerTable:
 
     @cached_property
     def number_ranges(self) -> dict[str, tuple[float, float]]:
-        """Of the columns of numbers the least and the greatest."""
+        """Minimum and maximum of each numeric column."""
         return {
             name: (float(np.nanmin(keys)), float(np.nanmax(keys)))
             for name, kind in self.column_kinds.items()
@@ -112,9 +112,9 @@ class AnswerTable:
         }
 
     def sort_keys(self, name: str) -> np.ndarray:
-        """Numbers that order a column's values; NaN for those that are missing.
+        """Return numbers that sort a column's values, of shape [rows]; NaN for missing values.
 
-        Numbers come before texts, and case does not matter.
+        Numbers precede texts, and case is ignored.
         """
         if name not in self._keys:
             values = self.columns[name]
@@ -124,7 +124,7 @@ class AnswerTable:
         return self._keys[name]
 
     def get_categorical(self, name: str) -> CategoricalColumn:
-        """A column's labels, in the order in which they come up, and which of them each row has."""
+        """Return a column as labels in order of first occurrence, and each row's label index."""
         if name not in self._coded:
             numbers, labels = _number_texts(map(format_label, self.columns[name]))
             self._coded[name] = CategoricalColumn(np.array(numbers, dtype=np.int64), labels)
@@ -132,12 +132,12 @@ class AnswerTable:
 
 
 def format_label(value: Any) -> str:
-    """What a value is called where it can be chosen; one that is missing has no letters."""
+    """Return the label of a value in filters; empty for a missing value."""
     return "" if value is None else extract_text(value)
 
 
 def extract_text(value: Any) -> str:
-    """All text of a value: of a message's content, of an answer, of a structure."""
+    """Extract all text of a message's content, an answer or a structure."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -167,7 +167,7 @@ def _infer_kind(values: list[Any]) -> str:
 
 
 def _rank_values(values: list[Any]) -> list[int | None]:
-    """Per value its place among all."""
+    """Return the rank of each value."""
     known: list[Any] = [one for one in values if one is not None]
     if all(isinstance(one, str) for one in known):
         order = {one: at for at, one in enumerate(sorted(dict.fromkeys(known), key=str.lower))}

@@ -35,7 +35,7 @@ def _run_page(given: argparse.Namespace) -> int:
     for folder in given.folders:
         try:
             paths = build.write_report(folder)
-        except UserError as error:  # the other folders have their reports all the same
+        except UserError as error:  # continue with the other folders
             print(f"error: {error}", file=sys.stderr)
             code = error.code
             continue

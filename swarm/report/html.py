@@ -98,6 +98,7 @@ def _chart_data(chart: Chart) -> str:
         series.append(entry)
     content = {"x": chart.x_name, "y": chart.y_name, "rows": bool(chart.rows), "series": series}
     told = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    # Escape "<", as "</script>" in a label would end the element.
     return f'<script type="application/json">{told.replace("<", chr(92) + "u003c")}</script>'
 
 

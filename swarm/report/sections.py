@@ -398,6 +398,7 @@ def read_starts(run: RunFolder) -> list[RunStart]:
     for line in text.split("\n"):
         if told := LOG_LINE.match(line):
             _add_log_line(found, datetime.fromisoformat(told[1]), told[2])
+    # After the metrics, a start without new metrics only displayed the finished search.
     over = next((n for n, one in enumerate(found) if one.measured), len(found))
     return [one for n, one in enumerate(found) if n <= over or one.measured]
 
@@ -491,7 +492,7 @@ def _economy_chart(run: RunFolder, spent: dict[str, Any]) -> Chart:
 
 def _final_rows(run: RunFolder) -> list[list[str]]:
     rows: list[list[str]] = []
-    # A missing file would not be found by the glob below.
+    # Verify first: the glob below cannot notice a missing file.
     verify_run_file(run.path / "answers")
     for kind, name in FINAL_STAGES.items():
         paths = list((run.path / "answers").glob(f"{kind}_*.json.gz"))

@@ -65,7 +65,7 @@ class SearchProcess:
 
     def load_state(self) -> dict[str, Any]:
         """Return the saved state of the search; empty if there is none or it cannot be read."""
-        found = replay(self.path)[0] or {}  # a damaged journal is mended by the search
+        found = replay(self.path)[0] or {}  # the search repairs a damaged journal
         return found if "identity" in found else {}
 
     def expected_identity(self) -> dict[str, Any]:
@@ -163,6 +163,7 @@ def _wait_for_process(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
     assert process.stderr is not None
     tail = b""
     try:
+        # Unbuffered, so that progress is forwarded as it is written.
         while part := os.read(process.stderr.fileno(), 4096):
             os.write(2, part)
             tail = (tail + part)[-4096:]
@@ -228,7 +229,7 @@ def _try_lock(lock: int) -> bool:
 
 
 def with_tracker_group(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a search's configuration with the tracker's group set to the study's name."""
+    """Return a search's configuration; in a study, with its name as the tracker's group."""
     tracker, folder = config.get("tracker") or {}, Path(config["folder"])
     if tracker.get("group", "") is None and (folder / ".lock").exists():
         return {**config, "tracker": {**tracker, "group": folder.name}}
@@ -256,7 +257,7 @@ def load_run_config(folder: Path) -> dict[str, Any]:
     """Load the configuration of a run folder, with its present path and its last ensemble size."""
     run = RunFolder(folder)
     found = {**run.config, "folder": str(folder.parent), "name": folder.name}
-    if found.pop("wandb", None):  # a run from before there were trackers to choose from
+    if found.pop("wandb", None):  # written before trackers became selectable
         found["tracker"] = {"_target_": "swarm.trackers.NullTracker"}
     return found | ({"ensemble": run.metrics["asked"]["ensemble"]} if run.metrics else {})
 

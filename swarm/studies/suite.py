@@ -42,8 +42,8 @@ class SuiteMethod:
         skip: Names of tasks that the method does not support.
         varies: Which of "budget" and "seed" the result depends on; the method runs once for all
             values of the others.
-        limits: "lifted" leaves the budget as the only limit of a search, "own" applies its
-            defaults.
+        limits: "lifted" leaves the budget as the only limit of a search, "own" leaves the others as
+            configured.
     """
 
     name: str

@@ -304,6 +304,7 @@ def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
             continue
         grid = np.stack([item_values(one, seeds) for one in records.values()])  # [M, S, n]
         count, n = len(seeds), grid.shape[2]
+        # Bootstrap samples as multinomial weights: one matrix product yields all resampled means.
         items = generator.multinomial(n, np.full(n, 1 / n), NUM_RESAMPLES).T / n
         weights = generator.multinomial(count, np.full(count, 1 / count), NUM_RESAMPLES).T / count
         means = ((grid.reshape(-1, n) @ items).reshape(len(records), count, -1) * weights).sum(1)
@@ -325,6 +326,7 @@ def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
 
 def _rank_columns(means: np.ndarray) -> np.ndarray:
     """Rank within each column, [M, B]: the highest has rank 1, and ties share their mean rank."""
+    # Rounding makes ties of means that differ only by the order of summation.
     rounded = np.round(means, 9)
     above = (rounded[None] > rounded[:, None]).sum(axis=1)
     equal = (rounded[None] == rounded[:, None]).sum(axis=1)

@@ -35,10 +35,10 @@ from swarm.tasks.base import metric_task
 from swarm.tasks.metrics import best_constant_answers, is_mean_utility
 
 EVALUATE_KEYS = ("task", "model", "pool")
-"""Configuration groups that `swarm.evaluate` shares with a search."""
+"""Configuration keys that `swarm.evaluate` shares with a search."""
 
 FINETUNE_KEYS = ("task", "model", "pool", "engine", "executor", "job", "gpus")
-"""Configuration groups that `swarm.finetune` shares with a search."""
+"""Configuration keys that `swarm.finetune` shares with a search."""
 
 GRADIENT_COST = 3
 """Cost of one training example, forward and backward, in prompt-equivalents."""
@@ -187,7 +187,7 @@ class CellPlanner:
         return subprocess_runs.to_plain_config(subprocess_runs.compose_search(list(words), "suite"))
 
     def _open_pool(self, cell: SuiteCell) -> Any:
-        """Open the pool of experts, without experts that a method adds."""
+        """Open the pool of experts as configured without the method."""
         config = self._compose_config(self._base_words(cell))
         return instantiate(config["pool"], _convert_="all").open(config["model"]["name"])
 
@@ -483,6 +483,7 @@ class RunningCell:
 
     def poll(self) -> ProcessResult | None:
         """Reap the process and return its result; `None` while it runs."""
+        # Unlike Popen.poll, wait4 also returns the CPU time of this child.
         process, status, usage = os.wait4(self.process.pid, os.WNOHANG)
         if not process:
             return None

@@ -160,7 +160,7 @@ class SafeTracker(ABC):
             return
         try:
             work()
-        except Exception as error:  # whatever a tracker's package raises
+        except Exception as error:  # trackers' packages raise any type
             self._open = False
             log.warning(
                 "%s shows no more of this run (%s: %s); the run itself goes on, and the "

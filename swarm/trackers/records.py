@@ -228,7 +228,7 @@ class SearchTracker:
             return
         self._speeds[number] = measured
         line = encode_json({"iteration": number, **measured}) + b"\n"
-        with contextlib.suppress(UserError):  # a series with a gap; the search is what counts
+        with contextlib.suppress(UserError):  # a gap in the series must not stop the search
             append(self.folder / SPEEDS_FILE, line)
         self._log_entry(number, entry)
 

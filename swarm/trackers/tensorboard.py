@@ -57,6 +57,7 @@ class TensorBoard(SafeTracker):
             self._write_event(0, session_log=SessionLog(status=SessionLog.START))
             self._write_text("config", _json_block(clean(shown.config)), 0)
             self._writer.flush()
+            # Removed only now, so that a failed start leaves the earlier file intact.
             for file in before:
                 file.unlink(missing_ok=True)
         except OSError as error:

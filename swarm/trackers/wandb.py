@@ -119,7 +119,7 @@ class WandB(SafeTracker):
         for name in dict.fromkeys(artifacts):
             try:
                 self._run.use_artifact(name)
-            except Exception as error:  # whatever the server has against it
+            except Exception as error:  # lineage is optional
                 log.warning("WandB: the run does not name the artifact %s (%s)", name, error)
 
     def _log_values(self, step: int, values: Mapping[str, LoggedValue]) -> None:
@@ -163,7 +163,7 @@ def _init_run(**given: Any) -> Any:
     while True:
         try:
             return wandb.init(**given)
-        except Exception as error:  # whatever the package raises, inside of one another
+        except Exception as error:  # of any type, often nested
             told = f"{error} {error.__cause__} {error.__context__}"
             # The service of a killed process holds the run for a short time; retry.
             if "in use" in told and time.monotonic() < deadline:

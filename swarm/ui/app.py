@@ -77,6 +77,7 @@ class HostGuard:
         await self._welcome(scope, send, [pair for pair in query if pair[0] != TOKEN])
 
     def _is_token(self, given: str) -> bool:
+        # Constant time, so that response times do not reveal the token.
         return hmac.compare_digest(given.encode(), str(self._token).encode())
 
     def _is_bearer(self, scope: dict[str, Any]) -> bool:

@@ -84,7 +84,7 @@ class ChatWorker:
             self._finish_turn(error="stopped")
         except UserError as error:
             self._finish_turn(error=str(error))
-        except Exception as error:  # a page shows it; a thread would only write a traceback
+        except Exception as error:  # shown on the page instead of a traceback
             self._finish_turn(error=f"{self.name}: it failed with {type(error).__name__}: {error}")
 
     def _build_request(self) -> Request:

@@ -136,7 +136,7 @@ class CompareWorker:
             self._frame = self._collect_answers()
         except UserError as error:
             self._error = error
-        except Exception as error:  # a page shows it; a thread would only write a traceback
+        except Exception as error:  # shown on the page instead of a traceback
             self._error = UserError(f"it failed with {type(error).__name__}: {error}")
         self._ended.set()
 

@@ -76,7 +76,7 @@ def compare_with_controls(start: np.ndarray, end: np.ndarray, best: int) -> dict
 
 
 def _mark_items(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, np.ndarray]:
-    """Return the marks that each share averages, over all items or those that all got wrong."""
+    """Return the marks that each share averages, over all or over initially unsolved items."""
     unsolved = end[:, ~start.any(axis=0)]
     return {
         "C-surge": end.sum(axis=0) > start.sum(axis=0),
@@ -98,6 +98,7 @@ def _share_with_control(marks: np.ndarray, drawn: np.ndarray) -> dict[str, Any] 
     return {
         "observed": mean_interval(marks.astype(float).tolist()),
         "chance": (float(drawn.mean()), float(low), float(high)),
+        # Add-one estimate, as a Monte Carlo p value must not be 0.
         "p_above_chance": (reached + 1) / (len(drawn) + 1),
     }
 

@@ -22,8 +22,8 @@ def rank_of_origin(run: RunFolder) -> dict[str, Any]:
     Returns:
         `rank`: 1 is the best, among all starting particles, by dev utility; ties have their mean
             rank.
-        `started_best`: no particle was strictly better. `bottom_half`: the rank is below the
-            median.
+        `started_best`: no particle was strictly better. `bottom_half`: the rank is worse than the
+            middle one.
         Keys with `_blindly`: the share of all particles for which this holds.
     """
     place = run.find_best()
@@ -134,6 +134,7 @@ def principal_components(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     rows = positions.reshape(-1, positions.shape[2])
     rows = rows - rows.mean(axis=0)
     _, values, axes = np.linalg.svd(rows, full_matrices=False)
+    # The sign of a singular vector is arbitrary; fixing it makes charts reproducible.
     signs = np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])
     axes = (axes * signs[:, None])[:2]
     total = float((values**2).sum()) or 1.0

@@ -45,8 +45,7 @@ def compare_rows(rows: Sequence[StudyRow]) -> list[dict[str, Any]]:
     """Return each row's dev and test utilities by seed, and its paired difference.
 
     The difference is that of the mean test utilities over seeds. Its 95 % interval is over test
-    items
-    and does not include the variation between seeds.
+    items and does not include the variation between seeds.
 
     Raises:
         UserError: The runs were tested on different items.

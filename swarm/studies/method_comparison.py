@@ -195,10 +195,8 @@ def summarize_methods(
     """Summarize the result of each method, with its uncertainty.
 
     A method's test utility is the mean over its seeds; its 95 % interval is a bootstrap over seeds
-    and
-    items. The gain on the best initial expert is paired on the items; its interval and p-value are
-    over
-    items and treat the seeds as fixed.
+    and items. The gain on the best initial expert is paired on the items; its interval and p-value
+    are over items and treat the seeds as fixed.
 
     Args:
         rows: The searches.

@@ -201,8 +201,7 @@ def _paired_difference(
     """Compute the paired difference on the shared seeds; `None` without any.
 
     The p value is that of the exact sign-flip test over items, each item's difference being the
-    mean
-    over seeds. The interval is a bootstrap over seeds and items.
+    mean over seeds. The interval is a bootstrap over seeds and items.
     """
     seeds = sorted(own.keys() & other.keys())
     if not seeds:
@@ -288,9 +287,8 @@ def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
     """Compute each method's mean rank over tasks, 1 being the best, with a bootstrap interval.
 
     On a task the methods are ranked by their mean test utility over the seeds that all of them
-    have;
-    ties share their mean rank. A method's mean leaves out tasks that it lacks. The 95 % interval is
-    over seeds and test items, resampled jointly for all methods; the tasks are fixed.
+    have; ties share their mean rank. A method's mean leaves out tasks that it lacks. The 95 %
+    interval is over seeds and test items, resampled jointly for all methods; the tasks are fixed.
 
     Returns:
         "rank", "low", "high" and "tasks", by method.

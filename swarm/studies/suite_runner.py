@@ -390,8 +390,7 @@ def _affordable_steps(words: Sequence[str], budget: int, task: Any) -> int:
     """Return the number of fine-tuning steps that fit a budget of prompt-equivalents.
 
     A step costs `GRADIENT_COST` for each of its `batch` examples. The held-out examples are
-    evaluated
-    at the start and after every `every` steps, at a cost of 1 each.
+    evaluated at the start and after every `every` steps, at a cost of 1 each.
     """
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config: Any = OmegaConf.create(

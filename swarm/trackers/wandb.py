@@ -41,14 +41,12 @@ class WandB(SafeTracker):
     """Weights & Biases tracker.
 
     The run id is stored in the run folder, so that a resumed run continues the same run on the
-    server.
-    An offline run is rewritten from its first step by every start and replaces the files of earlier
-    starts: there is one folder to sync, with no missing or duplicate step.
+    server. An offline run is rewritten from its first step by every start and replaces the files of
+    earlier starts: there is one folder to sync, with no missing or duplicate step.
 
     Args:
         mode: "online" or "offline" (sent later by `wandb sync`); the environment variable
-            WANDB_MODE
-            can also select offline.
+            WANDB_MODE can also select offline.
         project, entity: Project and account of the run; `None` uses WANDB_PROJECT and WANDB_ENTITY,
             else "model-swarms" and the account's default.
         group: Group of related runs.

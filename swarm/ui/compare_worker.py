@@ -43,8 +43,7 @@ class RosterModel:
     """Model of the page's roster, which loads each base only once.
 
     Its fingerprint contains everything that its answers depend on, so that cached answers are not
-    mixed
-    up between models with the same name.
+    mixed up between models with the same name.
     """
 
     def __init__(self, model: Model) -> None:

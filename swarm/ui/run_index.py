@@ -27,8 +27,7 @@ class RunSummary:
         best, gain: Best on dev, and gain of the best found over the best expert on test; `None` if
             unknown.
         gain_text: The gain with its 95 % interval; the suffix "(one answer)" marks a best found
-            that
-            gives only one answer in some domain.
+            that gives only one answer in some domain.
         iterations: Number of finished iterations.
         changed: Time of the last change, in seconds since 1970.
     """

@@ -108,8 +108,7 @@ def _draw_guessers(start: np.ndarray, end: np.ndarray) -> Any:
 
     Each has the same number of right answers, assigned to items at random. Particles with identical
     answers stay identical, and one with the answers of a starting particle (which never improved,
-    for
-    example) is left unchanged.
+    for example) is left unchanged.
     """
     generator = np.random.Generator(np.random.Philox(key=3))
     rows, which = np.unique(end, axis=0, return_inverse=True)

@@ -17,10 +17,8 @@ def measure_economy(run: RunFolder) -> dict[str, Any]:
 
     Returns:
         `prompts` [T], cumulative; `best` [T]; `dropped`: prompts of particles that moved without
-        being
-        evaluated (drop-K, drop-N); `beyond_budget`: prompts of particles for which no budget was
-        left;
-        `raced`: prompts that racing saved.
+        being evaluated (drop-K, drop-N); `beyond_budget`: prompts of particles for which no budget
+        was left; `raced`: prompts that racing saved.
     """
     items = len(run.load_answers((0, 0)))
     scored = [entry.get("items_scored") or _items_by_utility(entry, items) for entry in run.rounds]

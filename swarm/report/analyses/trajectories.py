@@ -20,11 +20,9 @@ def rank_of_origin(run: RunFolder) -> dict[str, Any]:
     """Compute the starting rank of the particle that ends best.
 
     Returns:
-        `rank`: 1 is the best, among all starting particles, by dev utility; ties have their mean
-            rank.
+        `rank`: 1 is the best, among all starting particles, by dev utility; ties share the mean.
         `started_best`: no particle was strictly better. `bottom_half`: the rank is worse than the
-            middle one.
-        Keys with `_blindly`: the share of all particles for which this holds.
+        middle one. Keys with `_blindly`: the share of all particles for which this holds.
     """
     place = run.find_best()
     own = place[1]

@@ -1,1 +1,1 @@
-"""What a run came to, in numbers and pictures."""
+"""Reports of run folders: numbers, tables and charts."""

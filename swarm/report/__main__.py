@@ -14,7 +14,7 @@ It writes report.html (one file, opens offline), report.md and, with matplotlib,
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line: one sub-command a kind of report."""
+    """Build the argument parser, with one sub-command per kind of report."""
     made = CommandParser(prog="python -m swarm.report", description=__doc__, epilog=EPILOG)
     commands = made.add_subparsers(dest="command", required=True)
     page = commands.add_parser("page", help="write a run's report into its folder")
@@ -35,7 +35,7 @@ def _run_page(given: argparse.Namespace) -> int:
     for folder in given.folders:
         try:
             paths = build.write_report(folder)
-        except UserError as error:  # the other folders have their reports all the same
+        except UserError as error:  # continue with the other folders
             print(f"error: {error}", file=sys.stderr)
             code = error.code
             continue
@@ -63,12 +63,12 @@ def _run_analyse(given: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; a user's mistake is one line, and its code is given back."""
+    """Run a command and return its exit code; a `UserError` is printed as one line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] not in ("page", "analyse", "-h", "--help"):
         words.insert(0, "page")
     given = build_parser().parse_args(words)
-    # What a data file's reader warns of was said when the search began.
+    # Warnings about data files were already logged when the search began.
     logging.getLogger("swarm").addHandler(logging.NullHandler())
     try:
         code: int = given.run(given)

@@ -1,4 +1,4 @@
-"""The report of a run folder, put together and written: report.html, report.md and report/*.png."""
+"""Builds the report of a run folder and writes report.html, report.md and report/*.png."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,10 +34,10 @@ SECTIONS = (
 
 
 def build_report(folder: str | Path) -> Report:
-    """What a run came to, as far as it is.
+    """Build the report of a run, which may be unfinished.
 
     Raises:
-        UserError: The folder holds no search, or one without an iteration.
+        UserError: The folder contains no search, or one without an iteration.
     """
     run = RunFolder(folder)
     models = TestComparison(run)
@@ -67,10 +67,13 @@ def _describe_run(run: RunFolder) -> str:
 
 
 def write_report(folder: str | Path) -> list[Path]:
-    """Write the report into its run folder; without matplotlib there are no PNGs.
+    """Write the report into its run folder; PNGs are skipped without matplotlib.
+
+    Returns:
+        The files written.
 
     Raises:
-        UserError: As `report`, or the folder cannot be written.
+        UserError: As in `build_report`, or the folder cannot be written.
     """
     found, home = build_report(folder), Path(folder)
     charts = list(_iterate_charts([block for one in found.sections for block in one.blocks]))

@@ -1,4 +1,7 @@
-"""Charts as SVG, written by hand: for the page, which colours them, or as files of their own."""
+"""Charts as SVG for the page or as standalone files, and as PNG (by matplotlib) for Markdown.
+
+The page's style sheet colours inline SVGs; standalone files contain their own style and legend.
+"""
 
 import io
 import math
@@ -25,7 +28,7 @@ from swarm.report.document import (
 )
 
 LETTER_WIDTH = 6.4
-"""The width of a letter of the small print, about."""
+"""Approximate width of a letter of the labels."""
 
 STANDALONE_STYLE = (
     "text{fill:#222;font:12px sans-serif}.title{font-size:14px}.grid{stroke:#e2e5e9}"
@@ -33,25 +36,25 @@ STANDALONE_STYLE = (
     "path{fill:none;stroke:currentColor}.dot{fill:currentColor}"
     + "".join(f".c{n}{{color:{colour}}}" for n, colour in enumerate(COLOURS))
 )
-"""The style of a file of its own, which is read on white."""
+"""Style sheet of a standalone file, which has a white background."""
 
 
 class ChartSize(NamedTuple):
-    """Of a chart, in the units of its text, which is 12 high."""
+    """Size of a chart, in the units of its text (font size 12)."""
 
     width: int
     height: int
 
 
 ROW_HEIGHT = 70
-"""The height of a row, where a chart has rows."""
+"""Height of a row in a chart with rows."""
 
 WIDE_SIZE, NARROW_SIZE = ChartSize(500, 310), ChartSize(350, 280)
-"""For a page, and for a telephone."""
+"""Sizes for a desktop page and for a phone."""
 
 
 class LinearScale:
-    """Maps values to places; both are given by their ends."""
+    """Linear map from values to coordinates; both ranges are given by their ends."""
 
     def __init__(self, values: tuple[float, float], places: tuple[float, float]) -> None:
         self.values, self.places = values, places
@@ -63,7 +66,7 @@ class LinearScale:
 
 
 class LogScale(LinearScale):
-    """Maps values above 0 to places by their logarithm."""
+    """Logarithmic map from values above 0 to coordinates."""
 
     def __call__(self, value: float) -> float:
         low, high = map(math.log, self.values)
@@ -72,11 +75,11 @@ class LogScale(LinearScale):
 
 
 class ChartFrame:
-    """Where a chart's axes are.
+    """Layout of a chart's axes.
 
     Attributes:
-        x, y: Their scales.
-        x_ticks, y_ticks: Their ticks, as value and words.
+        x, y: Scales of the axes.
+        x_ticks, y_ticks: Ticks of the axes, as (value, label).
     """
 
     def __init__(self, chart: Chart, size: ChartSize) -> None:
@@ -91,7 +94,7 @@ class ChartFrame:
         marks = _number_ticks(low, high, most, chart.whole)
         if chart.log:
             marks = [(x, f"{x:g}") for x in sorted({float(x) for s in chart.series for x in s.x})]
-        # Time starts and ends where it does; other axes end at a tick.
+        # An iteration axis ends exactly at its data; other axes end at a tick.
         ends = (low, high) if chart.whole else (marks[0][0], marks[-1][0])
         self.right = size.width - max(14, 2 + LETTER_WIDTH / 2 * len(marks[-1][1]))
         self.x_ticks = [one for one in marks if ends[0] <= one[0] <= ends[1]]
@@ -117,12 +120,12 @@ def _row_ticks(chart: Chart, size: ChartSize) -> list[tuple[float, str]]:
 
 
 def shorten_text(words: str, most: int) -> str:
-    """Words that have at most so many letters."""
+    """Truncate text to at most `most` characters."""
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def render_svg(chart: Chart, size: ChartSize = WIDE_SIZE) -> str:
-    """A chart for a page, whose style sheet colours the classes c0, c1, ...; without a legend."""
+    """Render a chart for the page, whose style sheet colours the classes c0, c1, ...; no legend."""
     frame = ChartFrame(chart, size)
     head = (
         f'<svg class="{"wide" if size == WIDE_SIZE else "narrow"}" viewBox="0 0 {size.width} '
@@ -138,7 +141,7 @@ def _render_content(chart: Chart, frame: ChartFrame) -> list[str]:
 
 
 def render_standalone(chart: Chart) -> str:
-    """A chart as a file of its own, on white, with title and legend."""
+    """Render a chart as a standalone file, on white, with title and legend."""
     named = [n for n in range(len(chart.series)) if chart.series_style(n) is not None]
     frame = ChartFrame(chart, WIDE_SIZE)
     width, bottom = frame.size
@@ -162,14 +165,14 @@ def render_standalone(chart: Chart) -> str:
 
 
 def legend_key(chart: Chart, number: int) -> str:
-    """What stands for a series in a legend: 24 wide, around y = 0."""
+    """Render the legend symbol of a series: 24 wide, centred on y = 0."""
     style = chart.series_style(number)
     line = "" if chart.series[number].kind == "points" else _line_path("M0 0H24", style)
     return line + f'<path class="dot" d="{_marker_outline(style or 0, 12, 0)}"/>'
 
 
 def series_classes(chart: Chart, number: int) -> str:
-    """The classes of a series."""
+    """Return the CSS classes of a series."""
     style = chart.series_style(number)
     colour = "faint" if style is None else f"c{style_of_series(style)[0]}"
     return f"{colour} {chart.series[number].weight}"
@@ -186,7 +189,7 @@ def _format_scale(scale: LinearScale) -> str:
 
 
 def render_axes(chart: Chart, frame: ChartFrame) -> list[str]:
-    """Both axes with their ticks and names."""
+    """Render both axes with their ticks and names."""
     left, right, bottom = round(frame.left, 1), frame.right, frame.bottom
     parts = []
     for value, words in frame.y_ticks:
@@ -218,7 +221,7 @@ def _render_marks(chart: Chart, frame: ChartFrame) -> list[str]:
 
 
 def _render_series(chart: Chart, frame: ChartFrame) -> list[str]:
-    """Every series as a group; the faint ones first, the strong ones on top."""
+    """Render every series as a group, faint ones first and strong ones on top."""
     order = {"faint": 0, "normal": 1, "strong": 2}
     places = sorted(range(len(chart.series)), key=lambda n: order[chart.series[n].weight])
     parts = []
@@ -265,7 +268,7 @@ def _render_dots(one: Series, frame: ChartFrame, style: int | None) -> str:
 
 
 def _marker_outline(style: int, x: float, y: float, r: float = 4) -> str:
-    """The outline of the marker that goes with a colour, around a point."""
+    """Return the path of a series' marker around a point."""
     x, y = round(x, 1), round(y, 1)
     h, w = round(r * 0.8, 1), round(r * 1.2, 1)
     shapes: Sequence[str] = (
@@ -286,21 +289,18 @@ def _text_element(x: float, y: float, words: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape_text(words)}</text>'
 
 
-# Charts as PNG, by matplotlib, for a text that cannot hold SVG.
-
-
 def is_available() -> bool:
-    """Whether matplotlib is installed."""
+    """Return whether matplotlib is installed."""
     from importlib.util import find_spec
 
     return find_spec("matplotlib") is not None
 
 
 def write_png(chart: Chart, path: Path) -> None:
-    """Draw a chart and write it, 1,280 pixels wide.
+    """Draw a chart with matplotlib and write it as PNG, 1,280 pixels wide.
 
     Raises:
-        UserError: It cannot be written.
+        UserError: The file cannot be written.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -327,7 +327,7 @@ def write_png(chart: Chart, path: Path) -> None:
         figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     drawn = io.BytesIO()
     with warnings.catch_warnings():
-        # A script that the font does not have becomes boxes; the page has the names.
+        # Glyphs that the font lacks are drawn as boxes; the HTML page shows the names correctly.
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(drawn, format="png", metadata={"Software": None})
     write_atomic(path, drawn.getvalue())
@@ -361,6 +361,6 @@ def _draw_series(axes: object, chart: Chart, number: int) -> None:
 
 
 def _escape_text(words: str) -> str:
-    """Words that matplotlib does not take for a formula or, with a low line, for nothing."""
+    """Escape `$` (a formula in matplotlib) and a leading `_` (a label hidden from the legend)."""
     words = INVALID_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", words).replace("$", r"\$")
     return f" {words}" if words.startswith("_") else words

@@ -1,4 +1,8 @@
-"""What a chart shows, whoever draws it: swarm/report/charts.py or swarm/report/charts.py."""
+"""Data model of a report (sections, tables, charts, changed items) and its basic HTML rendering.
+
+A `Chart` describes the data; swarm/report/charts.py draws it as SVG or PNG. Text from a model or a
+data file is always escaped, never interpreted as markup.
+"""
 
 import math
 import re
@@ -14,29 +18,34 @@ from swarm.stats.format import format_number
 Numbers = Sequence[float] | np.ndarray
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f6d00")
-"""Okabe and Ito's, which readers who see fewer colours can tell apart; their yellow, which is
-too light for a line on paper, darkened, and no black, which is the axes' and the text's."""
+"""The Okabe-Ito palette, which is distinguishable with colour vision deficiency.
+
+Its yellow is darkened, as it is too light for a line on white, and its black is left out, as axes
+and text use it.
+"""
 
 GREY = "#9aa1a9"
 
 MARKER_SHAPES = ("o", "s", "^", "D", "v", "P", "X")
-"""The marker that goes with each colour, in matplotlib's letters: colour alone tells nothing."""
+"""Marker of each colour, in matplotlib's codes, so that series differ by more than colour."""
 
 DASH_PATTERNS = ("", "7 3", "2 3")
-"""How lines are drawn when all colours are taken once, twice, and three times."""
+"""Line dashes, by how often the palette has been used up."""
 
 MAX_MARKERS = 12
-"""About as many of a line's points have a marker."""
+"""Approximate maximum number of markers on a line."""
 
 
 class Series(NamedTuple):
-    """Points (x, y) and how they hang together; one with a NaN is left out.
+    """A named series of points (x, y); points with a NaN are left out.
 
     Attributes:
-        kind: "line" joins the points, "steps" holds each y until the next x, "points" are single.
-        weight: "strong" stands out, "faint" is background: grey, without marker and legend.
-        labels: What each point is, beside its numbers; empty is nothing.
-        spans: The ends of each point's interval on x; empty is none.
+        kind: "line" joins the points, "steps" holds each y until the next x, "points" draws markers
+            only.
+        weight: "normal", "strong" (emphasised) or "faint" (grey background, no marker, no legend
+            entry).
+        labels: Tooltip label of each point; empty for none.
+        spans: Interval of each point on the x axis, as (low, high); empty for none.
     """
 
     name: str
@@ -49,22 +58,22 @@ class Series(NamedTuple):
 
 
 def style_of_series(style: int) -> tuple[int, str]:
-    """The place in COLOURS and SHAPES of a series with a `Chart.style`, and its dashes."""
+    """Return a style's index into `COLOURS` and `MARKER_SHAPES`, and its dash pattern."""
     rounds, place = divmod(style, len(COLOURS))
     return place, DASH_PATTERNS[rounds % len(DASH_PATTERNS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Series on two axes.
+    """A chart: series on two axes.
 
     Attributes:
-        key: Names its file.
-        told: What it shows, in a sentence, for who does not see it.
-        marks: Horizontal lines at a value, by name.
-        rows: Names of y = 0, 1, ... from above; empty where y is a number.
-        whole: The x are whole numbers, and so are its ticks.
-        log: The x axis of a file of its own is logarithmic, with a tick at each x; all are above 0.
+        key: Unique key, used as the file name.
+        told: One-sentence summary, the alternative text of the image.
+        marks: Horizontal reference lines, as (name, y).
+        rows: Row names for y = 0, 1, ... from the top; empty if y is numeric.
+        whole: Whether x takes integers only, which then are its ticks.
+        log: Use a logarithmic x axis with a tick at each x (standalone SVG only); requires x > 0.
     """
 
     key: str
@@ -79,19 +88,19 @@ class Chart:
     log: bool = False
 
     def series_style(self, number: int) -> int | None:
-        """The number of a series among those that are not faint; `None` for a faint one."""
+        """Return the index of a series among those that are not faint; `None` for a faint one."""
         if self.series[number].weight == "faint":
             return None
         shown = [one for one in self.series[:number] if one.weight != "faint"]
         return len(shown)
 
     def x_range(self) -> tuple[float, float]:
-        """The lowest and the highest x, the ends of intervals too."""
+        """Return the lowest and the highest x, including the ends of spans."""
         ends = [end for one in self.series for span in one.spans for end in span]
         return _padded_range([*(v for one in self.series for v in one.x), *ends])
 
     def y_range(self) -> tuple[float, float]:
-        """The lowest and the highest y, the marks too."""
+        """Return the lowest and the highest y, including the marks."""
         marks = [value for _, value in self.marks]
         return _padded_range([*(v for one in self.series for v in one.y), *marks])
 
@@ -99,7 +108,7 @@ class Chart:
 def _padded_range(values: Sequence[float]) -> tuple[float, float]:
     known = [float(v) for v in values if math.isfinite(v)] or [0.0]
     low, high = min(known), max(known)
-    # What differs by rounding alone is one value.
+    # Values that differ only by rounding are treated as one value.
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-3):
         half = abs(low) * 0.1 if abs(low) > 1e-9 else 0.5
         return low - half, high + half
@@ -107,11 +116,11 @@ def _padded_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def axis_ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:
-    """Round numbers from at or below `low` to at or above `high`, `most` of them or fewer.
+    """Return at most `most` round numbers that cover the range from `low` to `high`.
 
     Args:
-        most: At least 3.
-        whole: The numbers are whole.
+        most: Maximum number of ticks, at least 3.
+        whole: Whether ticks must be integers.
     """
     step = 10.0 ** math.floor(math.log10((high - low) / most))
     if whole:
@@ -125,7 +134,7 @@ def axis_ticks(low: float, high: float, most: int = 6, whole: bool = False) -> l
 
 
 def tick_label(value: float, among: Sequence[float]) -> str:
-    """A tick with as many decimals as tell it from its neighbours."""
+    """Format a tick with as many decimals as its distance from its neighbours requires."""
     step = among[1] - among[0] if len(among) > 1 else abs(value) or 1.0
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if step >= 1e6 or decimals > 5:
@@ -133,18 +142,15 @@ def tick_label(value: float, among: Sequence[float]) -> str:
     return f"{value + 0.0:,.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 
-# What a report is made of, whatever file it becomes: words, tables, charts and items.
-
-
 class TextBlock(NamedTuple):
-    """Paragraphs, or with `listed` one list."""
+    """Paragraphs, or the items of one list if `listed` is set."""
 
     lines: Sequence[str]
     listed: bool = False
 
 
 class Sparkline(NamedTuple):
-    """A cell that shows how a number went, NaN where it was not measured."""
+    """A table cell that shows the course of a number; NaN where it was not measured."""
 
     values: Sequence[float]
 
@@ -154,7 +160,7 @@ class TableBlock:
     """Rows of cells; the first column names the row.
 
     Attributes:
-        sortable: Readers may order the rows by a column.
+        sortable: Whether readers can sort the rows by a column.
     """
 
     caption: str
@@ -165,7 +171,7 @@ class TableBlock:
 
 @dataclass(frozen=True, slots=True)
 class ChartChoice:
-    """Charts of which one is shown, by name; the first one at first."""
+    """Charts by name, of which the reader selects one; the first is selected initially."""
 
     label: str
     charts: dict[str, Chart]
@@ -173,14 +179,14 @@ class ChartChoice:
 
 @dataclass(frozen=True, slots=True)
 class ChangedItem:
-    """An item that two models answered with different value.
+    """An item whose answers by two models have different values.
 
     Attributes:
-        item: Its id, and its part in a mixture.
-        question: What was asked, and the choices; empty where the data file could not be read.
-        gold: The right answer; empty where there is none or it is not known.
-        before, after: What the two answered: as it was read, and the text.
-        values: What the answers were worth.
+        item: Item id, prefixed with its part in a mixture.
+        question: Question and choices; empty if the data file could not be read.
+        gold: Correct answer; empty if there is none or it is unknown.
+        before, after: Parsed answer and full text of each model.
+        values: Value of each answer.
     """
 
     item: str
@@ -193,11 +199,11 @@ class ChangedItem:
 
 @dataclass(frozen=True, slots=True)
 class ChangedItems:
-    """Items that went one way.
+    """Items that all changed in the same direction.
 
     Attributes:
-        total: How many there are, those left out too.
-        names: Who answered before and after.
+        total: Number of such items, including those not shown.
+        names: Names of the models before and after.
     """
 
     title: str
@@ -211,12 +217,12 @@ ReportBlock = TextBlock | TableBlock | Chart | ChartChoice | ChangedItems
 
 @dataclass(frozen=True, slots=True)
 class ReportSection:
-    """A part of the report.
+    """A section of the report.
 
     Attributes:
-        key: Names it in addresses.
-        how: How to read it, in one or two sentences.
-        folded: Blocks that are opened only on demand, by what is said of them.
+        key: Anchor in the page's URL.
+        how: One or two sentences on how to read the section.
+        folded: Collapsed blocks, by their summary line.
     """
 
     key: str
@@ -228,15 +234,15 @@ class ReportSection:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run's.
+    """The report of a run.
 
     Attributes:
-        name: The run's.
-        about: What ran, in a line.
-        kind: "better", "worse", "unclear", "open" (no test yet).
-        verdict: That in two or three words.
-        result: The result in one plain sentence.
-        figures: Short facts, as what and how much.
+        name: Name of the run.
+        about: One-line description of what ran.
+        kind: Outcome: "better", "worse", "unclear" or "open" (not tested yet).
+        verdict: The outcome in two or three words.
+        result: The outcome in one plain sentence.
+        figures: Headline figures, as (label, value).
     """
 
     name: str
@@ -248,29 +254,27 @@ class Report:
     sections: Sequence[ReportSection]
 
 
-# Words and tables as HTML; nothing that a model wrote is ever markup.
-
 NUMBER_PATTERN = re.compile(r"[+\u2212<]? ?\.?\d[\d,.%]*( \[.*\])?$|\[?[+\u2212\d][^a-z]*\]$|–$")
-"""What stands to the right in its column."""
+"""Cells that match are right-aligned as numbers."""
 
 INVALID_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
-"""Characters that a page cannot hold."""
+"""Characters that are not allowed in an HTML page."""
 
 
 def escape_text(words: str) -> str:
-    """Words for a page: nothing in them is markup, and what a page cannot hold is replaced."""
+    """Escape text for HTML and replace characters that are not allowed in it."""
     return escape(INVALID_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", words.replace("\r\n", "\n")))
 
 
 def render_paragraphs(words: TextBlock) -> str:
-    """Paragraphs, or a list."""
+    """Render paragraphs or a list as HTML."""
     if words.listed:
         return f"<ul>{''.join(f'<li>{escape_text(line)}</li>' for line in words.lines)}</ul>"
     return "".join(f"<p>{escape_text(line)}</p>" for line in words.lines)
 
 
 def render_table(one: TableBlock) -> str:
-    """A table in a box of its own that scrolls where it is too wide for the page."""
+    """Render a table as HTML, in a container that scrolls horizontally if the table is too wide."""
     right = [_is_numeric([row[n] for row in one.rows]) for n in range(len(one.header))]
     head = "".join(
         f'<th scope="col"{" class=n" * right[n]}>{_render_header_cell(name, one.sortable)}</th>'
@@ -306,7 +310,7 @@ def _is_long(cell: str | Sparkline) -> bool:
 
 
 def _sort_attribute(cell: str | Sparkline) -> str:
-    """By what a column of small pictures is ordered: by their last number."""
+    """Return the sort key of a sparkline cell, its last value; empty for text."""
     return f' data-v="{cell.values[-1]:.6g}"' if isinstance(cell, Sparkline) else ""
 
 
@@ -315,7 +319,7 @@ def _render_cell(cell: str | Sparkline) -> str:
 
 
 def _render_sparkline(values: Sequence[float]) -> str:
-    """A line of 90 by 20 from the lowest to the highest."""
+    """Render a sparkline as an SVG of 90 by 20, scaled to the range of its values."""
     known = [v for v in values if math.isfinite(v)]
     if not known:
         return "–"

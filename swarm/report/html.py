@@ -1,4 +1,4 @@
-"""A report as one HTML file that opens offline and asks nothing of anywhere."""
+"""Reports as one self-contained HTML file that works offline, with the charts' legends and data."""
 
 import base64
 import hashlib
@@ -28,13 +28,11 @@ from swarm.report.document import (
 )
 from swarm.stats.format import format_number
 
-# Charts as HTML: legend, pictures for two widths, and the numbers for keys and as a table.
-
 KEYBOARD_HINT = "Arrow keys left and right go along a series, up and down to another."
 
 
 def render_figure(chart: Chart) -> str:
-    """A chart with all that belongs to it."""
+    """Render a chart as a figure: legend, wide and narrow SVG, data for the script, table."""
     return (
         f'<figure id="figure-{chart.key}"><figcaption>{escape_text(chart.title)}</figcaption>'
         f'{_render_legend(chart)}<div class="plot" tabindex="0" role="group" '
@@ -49,7 +47,7 @@ def render_figure(chart: Chart) -> str:
 
 
 def render_choice(one: ChartChoice) -> str:
-    """Charts of which one is shown; all, where there is no script."""
+    """Render charts of which the script shows one; without a script all are visible."""
     options = "".join(f"<option>{escape_text(name)}</option>" for name in one.charts)
     charts = "".join(render_figure(chart) for chart in one.charts.values())
     return (
@@ -59,7 +57,7 @@ def render_choice(one: ChartChoice) -> str:
 
 
 def _render_legend(chart: Chart) -> str:
-    """The series that have a colour; what is grey is told in one word."""
+    """Render the legend; all faint series share one entry."""
     entries = []
     for place, one in enumerate(chart.series):
         if one.weight != "faint":
@@ -87,7 +85,7 @@ def _legend_entry(classes: str, mark: str, name: str) -> str:
 
 
 def _chart_data(chart: Chart) -> str:
-    """The numbers for the page's script."""
+    """Render the chart's numbers as JSON for the page's script."""
     series = []
     for one in chart.series:
         entry: dict[str, Any] = {
@@ -100,11 +98,12 @@ def _chart_data(chart: Chart) -> str:
         series.append(entry)
     content = {"x": chart.x_name, "y": chart.y_name, "rows": bool(chart.rows), "series": series}
     told = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    # Escape "<", as "</script>" in a label would end the element.
     return f'<script type="application/json">{told.replace("<", chr(92) + "u003c")}</script>'
 
 
 def _round_numbers(values: Numbers) -> list[float | int | None]:
-    """Five digits, and whole numbers without a point."""
+    """Round to five significant digits, with integers as `int` and non-finite values as `None`."""
     found: list[float | int | None] = []
     for value in values:
         short = float(f"{value:.5g}") if math.isfinite(value) else None
@@ -113,7 +112,7 @@ def _round_numbers(values: Numbers) -> list[float | int | None]:
 
 
 def numbers_table(chart: Chart) -> TableBlock:
-    """What a chart shows as a table: a column a series, or a row a point where they differ in x."""
+    """Tabulate a chart: one column per series, or one row per point if the series differ in x."""
     title = f"{chart.title}, in numbers"
     series = [one for one in chart.series if len(one.x)]
     aligned = all(list(one.x) == list(series[0].x) and not one.labels for one in series)
@@ -144,7 +143,7 @@ VERDICT_SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○
 
 
 def render_page(report: Report) -> str:
-    """The whole file."""
+    """Render the complete page."""
     style, script = (
         (RESOURCE_FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js")
     )
@@ -188,7 +187,7 @@ def render_page(report: Report) -> str:
 
 
 def _content_policy(style: str, script: str) -> str:
-    """What the page may do: use these two, and nothing from anywhere else."""
+    """Return a Content-Security-Policy that allows only this style and script."""
     hashes = [
         base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in (style, script)
     ]
@@ -211,7 +210,7 @@ def _render_section(one: ReportSection) -> str:
 
 
 def _render_blocks(blocks: Sequence[ReportBlock]) -> str:
-    """The blocks in order; charts in a row stand side by side where there is room."""
+    """Render the blocks in order; adjacent charts share a row where there is space."""
     told = ""
     for charts, some in groupby(blocks, lambda block: isinstance(block, Chart)):
         drawn = "".join(map(_render_block, some))
@@ -236,7 +235,7 @@ def _render_block(block: ReportBlock) -> str:
 
 
 def _render_changed_item(one: ChangedItem, names: tuple[str, str]) -> str:
-    """An item: in a line what was answered; opened, the question and both texts."""
+    """Render an item: a summary of both answers that expands to the question and both texts."""
     lines = one.question.split("\n")
     first = lines[0] if len(lines[0]) <= 140 else f"{lines[0][:139]}…"
     whole = f"<h4>Question</h4>{_render_quote(one.question)}" if one.question != first else ""
@@ -266,5 +265,5 @@ def _render_quote(words: str) -> str:
 
 
 def _value_suffix(value: float, rated: bool) -> str:
-    """What an answer that is not just right or wrong was worth."""
+    """Return the value of an answer that is not simply right or wrong, in parentheses."""
     return f" ({format_number(value)})" if rated else ""

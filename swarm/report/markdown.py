@@ -1,4 +1,4 @@
-"""A report as Markdown, for a text that is kept beside others; pictures lie in report/."""
+"""Reports as Markdown, for keeping among other text files; pictures are in report/."""
 
 import math
 import re
@@ -19,16 +19,16 @@ from swarm.stats.format import format_sparkline
 from swarm.stats.format import format_table as aligned
 
 MAX_CHANGED_ITEMS = 20
-"""Items shown of those won, and of those lost; the page has more."""
+"""Maximum number of items shown as won, and as lost; the HTML page shows more."""
 
 MARKUP_CHARACTERS = re.compile(r"([\\`*_\[\]<>|#~$])")
 
 
 def render_markdown(report: Report, pictures: Collection[str]) -> str:
-    """The whole file.
+    """Render the complete Markdown file.
 
     Args:
-        pictures: The keys of the charts of which there is a PNG.
+        pictures: Keys of the charts that have a PNG.
     """
     lines = [f"# {escape_markdown(report.name)}", "", escape_markdown(report.about), ""]
     lines += ["## Result", "", f"**{report.verdict}.** {escape_markdown(report.result)}", ""]
@@ -39,7 +39,7 @@ def render_markdown(report: Report, pictures: Collection[str]) -> str:
 
 
 def escape_markdown(words: str) -> str:
-    """Words in one line, in which nothing is markup."""
+    """Collapse text into one line and escape its Markdown."""
     return MARKUP_CHARACTERS.sub(r"\\\1", " ".join(words.split()))
 
 

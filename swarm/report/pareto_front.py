@@ -1,4 +1,4 @@
-"""The Pareto front of a search with several objectives: its points, and how it grew."""
+"""Report section on the Pareto front of a search with several objectives: its points and growth."""
 
 from itertools import combinations
 from typing import Any
@@ -14,7 +14,7 @@ from swarm.stats.format import format_interval, format_number, pluralize
 
 
 def front_section(models: TestComparison) -> ReportSection | None:
-    """The front in a picture for each two objectives and as a table; `None` without parts."""
+    """Build the section of the front's charts and table; `None` for fewer than two objectives."""
     run = models.run
     if run.front is None or len(run.front.names) < 2:
         return None
@@ -39,7 +39,7 @@ def front_section(models: TestComparison) -> ReportSection | None:
 
 
 def objective_chart(run: RunFolder, found: ParetoFront, x: str, y: str) -> Chart:
-    """Two objectives of all measured positions, the front among them."""
+    """Plot two objectives of all measured positions, with the front highlighted."""
     across, up = (found.objective_values[:, found.names.index(name)] for name in (x, y))
     front = [found.measured_indices.index(place) for place in found.front_indices]
     experts = [
@@ -79,7 +79,7 @@ def objective_chart(run: RunFolder, found: ParetoFront, x: str, y: str) -> Chart
 
 
 def front_table(run: RunFolder, found: ParetoFront) -> TableBlock:
-    """Each point with its objectives on dev and, as far as it was put to test, on test."""
+    """Build a table of the front's points: objectives on dev and, where evaluated, on test."""
     header = ["point"]
     header += [
         f"{name}, dev, n = {items}" for name, items in zip(found.names, found.items, strict=True)

@@ -1,4 +1,4 @@
-"""The result of a run: in a sentence, in a table, and what supports it."""
+"""Report sections on result, statistics, cost and configuration, with the parser of log.txt."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ SPLIT_NAMES = {"dev": "dev", "confirm": "kept part of dev", "test": "test"}
 
 
 def summarize_verdict(models: TestComparison) -> tuple[str, str, str]:
-    """The result: its kind, two or three words, and one plain sentence."""
+    """Return the outcome: its kind, two or three words, and one plain sentence."""
     run, found = models.run, models.metrics
     start, end = models.split_result("starting", "dev"), models.split_result("ending", "dev")
     if start is None or end is None:
@@ -95,7 +95,7 @@ def summarize_verdict(models: TestComparison) -> tuple[str, str, str]:
 
 
 def _constants_warning(metrics: dict[str, Any]) -> str:
-    """That a gain on the best initial expert is none on constant answers; empty where it is."""
+    """Return a warning if the gain does not hold against constant answers; empty if it does."""
     constant = metrics.get("constant_answers") or {}
     if "gain" not in constant or (constant["gain"] > 0 and constant["p_value"] < 0.05):
         return ""
@@ -103,7 +103,7 @@ def _constants_warning(metrics: dict[str, Any]) -> str:
 
 
 def headline_figures(models: TestComparison) -> list[tuple[str, str]]:
-    """Short facts for the head of the page."""
+    """Return short facts for the head of the page, as (label, value)."""
     found = []
     for split in ("dev", "test"):
         start, end = models.split_result("starting", split), models.split_result("ending", split)
@@ -126,7 +126,7 @@ def headline_figures(models: TestComparison) -> list[tuple[str, str]]:
 
 
 def start_end_section(models: TestComparison) -> ReportSection:
-    """Start and end side by side."""
+    """Build the section that compares start and end."""
     run = models.run
     position = run.positions[models.places["ending"]]
     blocks: list[Any] = [
@@ -153,7 +153,7 @@ def start_end_section(models: TestComparison) -> ReportSection:
 
 
 def _result_lines(models: TestComparison) -> Iterator[tuple[str, dict[str, SplitResult | None]]]:
-    """Each model with its numbers by split, and the best constant answers."""
+    """Yield each model's label with its results by split, the best constant answers included."""
     if constant := models.metrics.get("constant_answers"):
         each = " of each domain" * (len(constant["by_domain"]["answers"]) > 1)
         name = f"best constant answer{each} ({describe_constant_answers(constant)})"
@@ -190,7 +190,7 @@ def _result_table(models: TestComparison) -> TableBlock:
 
 
 def _result_chart(models: TestComparison) -> Chart:
-    """One row a split; the models of a split stand a little apart."""
+    """Build a chart with one row per split; the models of a split are slightly offset."""
     lines = list(_result_lines(models))
     splits = [split for split in SPLIT_NAMES if any(one[split] for _, one in lines)]
     series = []
@@ -222,7 +222,7 @@ def _result_chart(models: TestComparison) -> Chart:
 
 
 def _subtask_table(models: TestComparison) -> TableBlock | None:
-    """What each part of a mixture came to."""
+    """Tabulate the utility of each part of a mixture before and after; `None` without parts."""
     rows: list[list[str]] = []
     for split in ("dev", "test"):
         start, end = models.split_result("starting", split), models.split_result("ending", split)
@@ -242,7 +242,7 @@ def _subtask_table(models: TestComparison) -> TableBlock | None:
 
 
 def _domain_tables(models: TestComparison) -> list[TableBlock]:
-    """Utilities by domain on dev and test, where there are 2 to 12 domains."""
+    """Tabulate utilities by domain on dev and test, for tasks with 2 to 12 domains."""
     found = []
     for split in ("dev", "test"):
         if one := domain_table(models.metrics, split):
@@ -252,7 +252,7 @@ def _domain_tables(models: TestComparison) -> list[TableBlock]:
 
 
 def statistics_section(models: TestComparison) -> ReportSection:
-    """What may and may not be concluded."""
+    """Build the section on which conclusions the data supports."""
     rows = [_gain_row(name, one) for name, one in _measured_gains(models)]
     blocks: list[Any] = []
     if rows:
@@ -305,12 +305,12 @@ def _gain_row(name: str, one: tuple[float, list[float], float, int]) -> list[str
 
 
 def _is_zero_width(interval_: Sequence[float]) -> bool:
-    """Whether a difference has an interval of no width: resampling items that do not differ."""
+    """Return whether an interval is (0, 0), as when no resampled item differs."""
     return tuple(interval_) == (0.0, 0.0)
 
 
 def _format_gain_interval(interval_: Sequence[float]) -> str:
-    """The 95 % interval of a difference."""
+    """Format the 95 % interval of a difference."""
     if _is_zero_width(interval_):
         return "(no item differs)"
     low, high = interval_
@@ -357,8 +357,6 @@ def _describe_method(models: TestComparison) -> list[str]:
     return told
 
 
-# The starts of a search, as its log tells them: how long each worked, and on what.
-
 LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \w+ (.*)")
 VERSIONS_LINE = re.compile(r"versions: (.*)")
 SEARCH_START_LINE = re.compile(r"search (begins|goes on)")
@@ -368,13 +366,13 @@ METRICS_LINE = re.compile(r"ending_best_validation_utility: ")
 
 @dataclass(slots=True)
 class RunStart:
-    """From one start of the search to the last line before the next.
+    """One start of the search, from its first log line to the last before the next start.
 
     Attributes:
-        versions: Of Python and the packages; empty where the log does not tell them.
-        searching: Whether it came so far as to say that the search begins or goes on.
-        measured: Whether it came to the metrics.
-        tokens: Read and written on dev, by iteration.
+        versions: Versions of Python and the packages; empty if not logged.
+        searching: Whether the log reports that the search began or resumed.
+        measured: Whether the final metrics were logged.
+        tokens: Tokens read and written on dev, by iteration.
     """
 
     began: datetime
@@ -386,12 +384,12 @@ class RunStart:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration in seconds."""
         return (self.ended - self.began).total_seconds()
 
 
 def read_starts(run: RunFolder) -> list[RunStart]:
-    """Every start that worked on the search; one that only showed a finished one again did not."""
+    """Read the starts from log.txt, without those that only displayed a finished search again."""
     try:
         text = (run.path / "log.txt").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -400,14 +398,15 @@ def read_starts(run: RunFolder) -> list[RunStart]:
     for line in text.split("\n"):
         if told := LOG_LINE.match(line):
             _add_log_line(found, datetime.fromisoformat(told[1]), told[2])
+    # After the metrics, a start without new metrics only displayed the finished search.
     over = next((n for n, one in enumerate(found) if one.measured), len(found))
     return [one for n, one in enumerate(found) if n <= over or one.measured]
 
 
 def _add_log_line(found: list[RunStart], now: datetime, words: str) -> None:
-    """Put a line of the log to the start that it belongs to."""
+    """Add a log line to the start it belongs to."""
     versions, begins = VERSIONS_LINE.match(words), SEARCH_START_LINE.match(words)
-    # Logs of older versions have no line of versions, so that `search begins` is their first.
+    # Older logs have no line of versions; there `search begins` is the first line of a start.
     if versions or (begins and (not found or found[-1].searching)):
         found.append(RunStart(now, now, versions[1] if versions else ""))
     if not found:
@@ -420,19 +419,17 @@ def _add_log_line(found: list[RunStart], now: datetime, words: str) -> None:
         last.tokens[tokens[1]] = int(tokens[2])
 
 
-# What a search cost, and what it did not have to ask.
-
 FINAL_STAGES = {
     "test": "on test, at the end",
     "judged": "on dev by the task's own measure, at the end",
     "confirm": "on the kept part of dev, at the end",
     "again": "on dev once more, for the noise floor",
 }
-"""What answers/KIND_*.json.gz was asked for."""
+"""Purpose of the prompts in answers/KIND_*.json.gz, by kind."""
 
 
 def cost_section(models: TestComparison) -> ReportSection:
-    """Prompts, time and tokens; what racing, positions met before and other searches saved."""
+    """Build the section on prompts, time and tokens, and on the savings by racing and caching."""
     run = models.run
     spent = measure_economy(run)
     asked = int(spent["prompts"][-1])
@@ -478,7 +475,7 @@ def cost_section(models: TestComparison) -> ReportSection:
 
 
 def _economy_chart(run: RunFolder, spent: dict[str, Any]) -> Chart:
-    """The best so far against prompts."""
+    """Plot the best utility so far against prompts."""
     prompts, best = spent["prompts"], spent["best"]
     labels = [f"iteration {n}" for n in range(len(best))]
     return Chart(
@@ -495,7 +492,7 @@ def _economy_chart(run: RunFolder, spent: dict[str, Any]) -> Chart:
 
 def _final_rows(run: RunFolder) -> list[list[str]]:
     rows: list[list[str]] = []
-    # One that is gone is not found by its name.
+    # Verify first: the glob below cannot notice a missing file.
     verify_run_file(run.path / "answers")
     for kind, name in FINAL_STAGES.items():
         paths = list((run.path / "answers").glob(f"{kind}_*.json.gz"))
@@ -505,7 +502,7 @@ def _final_rows(run: RunFolder) -> list[list[str]]:
 
 
 def _saved_rows(run: RunFolder, spent: dict[str, Any], asked: int) -> list[list[str]]:
-    """Prompts saved on dev, by what saved them."""
+    """Return rows of prompts saved on dev, by cause."""
     scored = sum(n or 0 for entry in run.rounds for n in entry.get("items_scored", ()))
     shared = sum(entry.get("prompts_shared", 0) for entry in run.rounds)
     rows = [
@@ -521,7 +518,7 @@ def _saved_rows(run: RunFolder, spent: dict[str, Any], asked: int) -> list[list[
 
 
 def _time_rows(run: RunFolder, asked: int) -> list[list[str]]:
-    """Rows on time and tokens, from the log; none without one."""
+    """Return rows on time and tokens from the log; empty without a log."""
     seconds, times, tokens = read_log(run)
     if not times:
         return []
@@ -538,20 +535,18 @@ def _time_rows(run: RunFolder, asked: int) -> list[list[str]]:
 
 
 def read_log(run: RunFolder) -> tuple[float, int, int]:
-    """Seconds at work, how often the search was started, and tokens on dev; 0 where unknown."""
+    """Return seconds at work, number of starts and tokens on dev; 0 where unknown."""
     found = read_starts(run)
     tokens = {number: n for one in found for number, n in one.tokens.items()}
     return sum(one.seconds for one in found), len(found), sum(tokens.values())
 
 
-# What a search was: its configuration, experts and versions.
-
 MAX_EXPERTS_NAMED = 12
-"""Groups of modules that are listed by name; of more, the first and the last."""
+"""Maximum number of module groups listed by name; of more, the first ones and the last."""
 
 
 def configuration_section(models: TestComparison) -> ReportSection:
-    """The settings, and the digests that make the search the one it is."""
+    """Build the section of settings, and of the digests that identify the search."""
     run = models.run
     own, made = run.experts[: run.own], run.experts[run.own :]
     blocks: list[ReportBlock] = [TextBlock([f"{len(own)} experts: {', '.join(own)}."])]
@@ -593,7 +588,7 @@ def configuration_section(models: TestComparison) -> ReportSection:
 
 
 def flatten_keys(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The keys of a configuration, dotted."""
+    """Yield the leaves of a configuration as (dotted key, value)."""
     for name, value in tree.items():
         here = f"{path}.{name}" if path else str(name)
         if isinstance(value, Mapping) and value:
@@ -603,12 +598,12 @@ def flatten_keys(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str,
 
 
 def _format_value(value: object) -> str:
-    """A value as a command line takes it."""
+    """Format a value in command-line syntax."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
 
 
 def _list_versions(run: RunFolder) -> list[str]:
-    """The packages' versions, each different set once; from the log."""
+    """Return the distinct package versions found in the log."""
     return list(dict.fromkeys(one.versions for one in read_starts(run) if one.versions))

@@ -1,4 +1,7 @@
-"""The items that two models answered differently, with the questions as far as they are found."""
+"""Comparison of the best initial expert with the best found, and the items they answer differently.
+
+Questions are shown if the task's data files still contain the evaluated items.
+"""
 
 from collections.abc import Iterator, Mapping
 from string import Formatter
@@ -13,17 +16,16 @@ from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.stats.tests import mean_interval
 from swarm.tasks.dataset import DataFile
 
-# The two models that a report compares: the best initial expert and the best found.
-
 Rows = list[dict[str, Any]]
 
 
 class SplitResult(NamedTuple):
-    """A model on a split.
+    """Result of a model on a split.
 
     Attributes:
-        ends: Of the 95 % interval; `None` where the folder does not tell it.
-        unparsed: Share of answers that could not be read.
+        ends: Ends of the 95 % interval; `None` if the run folder does not contain it.
+        unparsed: Share of answers that could not be parsed.
+        parts: Utility of each part of a mixture.
     """
 
     utility: float
@@ -34,14 +36,15 @@ class SplitResult(NamedTuple):
 
 
 class TestComparison:
-    """Best initial expert ("starting") and best found ("ending") of a run.
+    """Results of the best initial expert ("starting") and the best found ("ending") of a run.
 
-    What the search measured at its end is taken from there; before, dev is measured here.
+    Results are read from the final metrics; while the search is running, dev results are computed
+    from its answers.
 
     Attributes:
         run: The run.
-        places: Where they are: (iteration, particle).
-        expert: The name of the best initial expert.
+        places: Their positions, as (iteration, particle).
+        expert: Name of the best initial expert.
     """
 
     def __init__(self, run: RunFolder) -> None:
@@ -55,16 +58,16 @@ class TestComparison:
 
     @property
     def model_labels(self) -> dict[str, str]:
-        """What they are called."""
+        """Display names of the two models."""
         return {"starting": f"best initial expert ({self.expert})", "ending": "best found"}
 
     @property
     def is_tested(self) -> bool:
-        """Whether they were compared on the test split."""
+        """True if the two were compared on the test split."""
         return "test_gain" in self.metrics
 
     def split_result(self, who: str, split: str) -> SplitResult | None:
-        """A model on "dev", "confirm" or "test"; `None` where it was not asked."""
+        """Return the result of a model on "dev", "confirm" or "test"; `None` if not evaluated."""
         if (who, split) not in self._measured:
             self._measured[who, split] = self._read_split_result(who, split)
         return self._measured[who, split]
@@ -95,19 +98,19 @@ class TestComparison:
         found = mean_interval(
             answer_values(rows).tolist(), signed=bool((answer_values(rows) < 0).any())
         )
-        # A utility that is no mean has another interval, which only its task can tell.
+        # The interval of a utility that is not the mean of the values depends on its task.
         plain = abs(found.mean - utility) < 1e-9 and not rows[0].get("part")
         return SplitResult(
             utility, (found.low, found.high) if plain else None, len(rows), unparsed, {}
         )
 
     def constant_result(self, split: str) -> SplitResult | None:
-        """The best constant answers by domain; `None` where they were not measured."""
+        """Return the result of the best constant answers by domain; `None` if not measured."""
         found = (self.metrics.get("constant_answers") or {}).get("by_domain", {}).get(split)
         return found and SplitResult(found["utility"], found["interval"], found["items"], 0.0, {})
 
     def baseline_results(self) -> dict[str, dict[str, SplitResult | None]]:
-        """What the best found was compared with, by label, on each split."""
+        """Return the results of the baselines by label, on each split."""
 
         def parse_split_result(one: dict[str, Any] | None) -> SplitResult | None:
             if one is None:
@@ -126,7 +129,7 @@ class TestComparison:
         }
 
     def vote_result(self, split: str) -> SplitResult | None:
-        """The vote of the best; `None` where there is none."""
+        """Return the result of the ensemble's vote; `None` without one."""
         found = self.metrics
         by_size = found.get("ensemble_dev_by_size")
         if split == "dev" and by_size:
@@ -140,7 +143,7 @@ class TestComparison:
         return None
 
     def paired_answers(self) -> tuple[str, Rows, Rows] | None:
-        """What both answered item by item: to test, else to dev; and which of them it is."""
+        """Return the split and both models' answers to its items: test if evaluated, else dev."""
         before, after = (self.run.load_test_answers(place) for place in self.places.values())
         if before and after:
             return "test", before, after
@@ -151,36 +154,36 @@ class TestComparison:
 
 
 def answer_values(rows: Rows) -> np.ndarray:
-    """[items] what answers were worth."""
+    """Return the values of the answers, [items]."""
     return np.array([row["value"] for row in rows], dtype=float)
 
 
 def is_binary(rows: Rows) -> bool:
-    """Whether every answer is right or wrong."""
+    """Return whether every answer is either right or wrong."""
     return bool(np.isin(answer_values(rows), (0.0, 1.0)).all())
 
 
 def name_test(before: Rows, after: Rows) -> str:
-    """Which test the search makes of a difference between these answers."""
+    """Return the name of the test that the search applies to the difference of these answers."""
     if after[0].get("part"):
         return "bootstrap over items, within each part"
     return "McNemar's exact" if is_binary(before) and is_binary(after) else "random sign flips"
 
 
 MAX_ITEMS_SHOWN = 200
-"""Items, won and lost together: more do not fit a page that is to be sent round."""
+"""Maximum number of changed items shown, which limits the size of the page."""
 
 MAX_TEXT_LENGTH = 1_200
-"""Of a question or a text; what is longer is cut."""
+"""Maximum length of a question or an answer in characters; longer texts are cut."""
 
 NON_TEXT_KEYS = ("id", "part", "domain", "split", "answer")
-"""Texts of an item that are no part of a question."""
+"""Text fields of an item that are not part of its question."""
 
 MISSING_QUESTIONS = "The questions are not shown: "
 
 
 def changed_items_section(models: TestComparison) -> ReportSection:
-    """What the best found got right that the best initial expert got wrong, and the reverse."""
+    """Build the section of items that only one of the two models answers correctly."""
     how = (
         "Open an item for its question and both texts. Some flips are always there: two models "
         "that are equally good differ too, in both directions."
@@ -235,7 +238,7 @@ def _describe_changes(
 def build_changed_item(
     before: dict[str, Any], after: dict[str, Any], questions: Mapping[str, Any]
 ) -> ChangedItem:
-    """An item, and what both models answered to it."""
+    """Combine an item with the answers of both models."""
     name = str(before["id"])
     item = questions.get(name, {})
     part = before.get("part", "")
@@ -255,7 +258,7 @@ def _answer_texts(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _question_text(item: Mapping[str, Any]) -> str:
-    """What is asked; of an item with neither question nor prompt, all texts that it has."""
+    """Return question and choices; without "question" and "prompt", all texts of the item."""
     words = str(item.get("question", item.get("prompt", ""))) or "\n".join(
         text for name, text in item.items() if isinstance(text, str) and name not in NON_TEXT_KEYS
     )
@@ -274,7 +277,7 @@ def _shorten_text(words: str, most: int = MAX_TEXT_LENGTH) -> str:
 
 
 def load_questions(models: TestComparison, split: str) -> tuple[dict[str, Any], str]:
-    """The items by id, as far as the task's data files tell them; else what is missing."""
+    """Return the items by id from the task's data files, or an explanation why they are missing."""
     run = models.run
     asked = run.metrics.get("asked", {}).get("test_items")
     try:
@@ -291,12 +294,13 @@ def load_questions(models: TestComparison, split: str) -> tuple[dict[str, Any], 
 
 
 def iterate_data_items(task: Mapping[str, Any], split: str) -> Iterator[dict[str, Any]]:
-    """The items of the data files that a task's configuration names, as the task gives them.
+    """Yield the items of the data files that a task's configuration names, as the task would.
 
-    Only files are read: the task itself, and what code it may name, is not made.
+    Only the files are read: the task is not instantiated, so that no code named in the
+    configuration runs.
 
     Raises:
-        UserError: A file is missing or wrong.
+        UserError: A file is missing or invalid.
     """
     if "tasks" not in task:
         yield from (dict(item) for item in _open_data_file(task).items(split))
@@ -310,7 +314,7 @@ def iterate_data_items(task: Mapping[str, Any], split: str) -> Iterator[dict[str
 
 
 def _open_data_file(task: Mapping[str, Any]) -> DataFile:
-    """The data file of a task that is no mixture."""
+    """Open the data file of a task that is not a mixture."""
     template = Formatter().parse(task.get("template", ""))
     return DataFile(
         task["name"],

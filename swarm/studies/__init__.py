@@ -1,1 +1,1 @@
-"""Many searches side by side: run each in a process of its own, read what they came to."""
+"""Studies of many searches: run each in a separate process and compare their results."""

@@ -1,4 +1,4 @@
-"""Searches side by side: what each found on dev and test, and paired differences on test."""
+"""Comparison of searches: dev and test results of each, and paired differences on test."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,18 @@ from swarm.tasks.metrics import is_mean_utility, paired_gain
 ONE_ANSWER_NOTE = (
     "(!n): on test, more than 90 % of the answers to a domain are one value, in n seeds."
 )
-"""What a mark behind a name means."""
+"""Explanation of the mark (!n) behind a name."""
 
 
 class StudyRow(NamedTuple):
-    """A line of the table: one kind of search, once a seed.
+    """One row of the table: one kind of search, with one run per seed.
 
     Attributes:
-        name: What it is called.
-        runs: Finished and tested.
-        others: What it is compared with; `None` for nothing.
-        start: The row is of the runs' best initial expert, not of their best found.
-        against_start: So is the other side.
+        name: Label of the row.
+        runs: Finished and tested runs.
+        others: Runs to compare with; `None` for none.
+        start: Use the best initial expert of `runs` instead of their best found.
+        against_start: The same for `others`.
     """
 
     name: str
@@ -42,10 +42,10 @@ class StudyRow(NamedTuple):
 
 
 def compare_rows(rows: Sequence[StudyRow]) -> list[dict[str, Any]]:
-    """Each row's dev and test utilities by seed, and its paired difference.
+    """Return each row's dev and test utilities by seed, and its paired difference.
 
-    The difference is that of the mean test utilities over seeds, with its 95 %
-    interval over test items: what other seeds would give is not in it.
+    The difference is that of the mean test utilities over seeds. Its 95 % interval is over test
+    items and does not include the variation between seeds.
 
     Raises:
         UserError: The runs were tested on different items.
@@ -77,7 +77,7 @@ def _summarize_row(row: StudyRow, task: Task) -> dict[str, Any]:
 
 
 def _test_scores(run: RunFolder, start: bool) -> list[Score]:
-    """What a run's best found, or its best initial expert, answered on test."""
+    """Return the test scores of a run's best found, or of its best initial expert."""
     rows = run.load_test_answers(run.best_expert() if start else run.find_best())
     if rows is None:
         raise UserError(f"{run.path}: it was not tested; go on with the search, with test=true")
@@ -85,16 +85,16 @@ def _test_scores(run: RunFolder, start: bool) -> list[Score]:
 
 
 def compare_runs(first: RunFolder, other: RunFolder) -> tuple[PairedTest, int]:
-    """The best found of one run beside another's, on the test items that both were asked.
+    """Compare the best found of two runs on the test items that both answered.
 
-    Items are the same if all that they hold is, whatever their places in the two splits.
+    Items match if their contents are equal, regardless of their indices in the two splits.
 
     Returns:
-        The difference (the other's minus the first's), and how many items the two runs have that
-        the other one lacks; `Paired.n` is the number of items that they share.
+        The difference (other minus first), and the number of items that only one run answered;
+        `PairedTest.n` is the number of shared items.
 
     Raises:
-        UserError: They share none, or the items of a run are not what it was asked any more.
+        UserError: No item is shared, or a run's data file no longer contains the items it answered.
     """
     task = metric_task(instantiate(first.config["task"], _convert_="all"))
     asked = [run.metrics.get("asked", {}).get("test_items") for run in (first, other)]
@@ -112,7 +112,7 @@ def compare_runs(first: RunFolder, other: RunFolder) -> tuple[PairedTest, int]:
 
 
 def _scores_by_item(run: RunFolder) -> dict[str, Score]:
-    """What a run's best found answered on test, by the digest of the item."""
+    """Return the test scores of a run's best found by the digest of the item."""
     scores = _test_scores(run, start=False)
     task = metric_task(instantiate(run.config["task"], _convert_="all"))
     if digest_items(task, "test") != run.metrics["asked"]["test_items"]:
@@ -127,10 +127,10 @@ def _scores_by_item(run: RunFolder) -> dict[str, Score]:
 def mean_gain_over_seeds(
     task: Task, own: Sequence[Sequence[Score]], other: Sequence[Sequence[Score]]
 ) -> PairedTest:
-    """The difference of two searches' mean utilities over seeds, tested on the same items.
+    """Test the difference of two searches' mean utilities over seeds, paired on the same items.
 
     Args:
-        own, other: Each seed's scores of the same items; all seeds are resampled together.
+        own, other: Each seed's scores of the same items. Items are resampled jointly for all seeds.
     """
     if all(is_mean_utility(task, scores) for scores in (*own, *other)):
         return paired_gain(task, average_scores(own), average_scores(other))
@@ -145,7 +145,7 @@ def mean_gain_over_seeds(
 
 
 def average_scores(runs: Sequence[Sequence[Score]]) -> list[Score]:
-    """Scores of the same items with the mean of their values."""
+    """Average the values of several runs' scores of the same items."""
     return [
         Score(fmean(score.value for score in scores), None, "", scores[0].part)
         for scores in zip(*runs, strict=True)
@@ -153,12 +153,12 @@ def average_scores(runs: Sequence[Sequence[Score]]) -> list[Score]:
 
 
 def rows_to_json(found: Sequence[dict[str, Any]]) -> str:
-    """The rows for programs."""
+    """Format the rows as JSON."""
     return json.dumps(found, indent=1, ensure_ascii=False)
 
 
 def rows_to_markdown(found: Sequence[dict[str, Any]]) -> str:
-    """The rows as a Markdown table."""
+    """Format the rows as a Markdown table."""
     rows = [
         [
             mark_one_answer(one["name"], one),
@@ -183,13 +183,13 @@ def rows_to_markdown(found: Sequence[dict[str, Any]]) -> str:
 
 
 def mark_one_answer(name: str, row: Mapping[str, Any]) -> str:
-    """A name, with the number of the seeds that are warned of one answer: "pso (!2)"."""
+    """Append the number of seeds with a one-answer warning to a name: "pso (!2)"."""
     warned = row.get("one_answer", 0)
     return f"{name}{f' (!{warned})' * bool(warned)}"
 
 
 def _format_seeds(values: Sequence[float]) -> str:
-    """The mean over seeds, with their range where there are several."""
+    """Format the mean over seeds, with the range if there are several."""
     spread = f" ({min(values):.3f}-{max(values):.3f})" if len(values) > 1 else ""
     return f"{fmean(values):.3f}{spread}"
 

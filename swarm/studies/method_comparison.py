@@ -1,4 +1,4 @@
-"""Methods that searched with the same budget, side by side: a table over seeds, and a plot."""
+"""Comparison of methods with the same budget: statistics over seeds, table and plot."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,9 @@ from swarm.studies.ablations import ONE_ANSWER_NOTE, mark_one_answer, mean_gain_
 from swarm.tasks.base import Score, Task, metric_task
 from swarm.tasks.metrics import is_mean_utility
 
-# The comparison of methods in words: a Markdown table, and what has to be known to read it.
-
 
 def format_comparison(found: dict[str, Any]) -> str:
-    """The comparison as a Markdown table, with what has to be known to read it."""
+    """Format the comparison as a Markdown table with explanations."""
     start, constant = found["start"], _constant_rows(found)
     head = ("method", "dev", "test", "gain on test", "p", "prompts", "of them shared", "seconds")
     expert = mark_one_answer(f"best initial expert ({start['expert']})", start)
@@ -58,7 +56,7 @@ def format_comparison(found: dict[str, Any]) -> str:
 
 
 def _constant_rows(found: dict[str, Any]) -> list[Sequence[str]]:
-    """The line of the best constant answers."""
+    """Return the row of the best constant answers."""
     if not (known := found.get("constant_answers")):
         return []
     by_domain_ = known["by_domain"]
@@ -69,7 +67,7 @@ def _constant_rows(found: dict[str, Any]) -> list[Sequence[str]]:
 
 
 def format_domain_table(found: dict[str, Any]) -> list[str]:
-    """Test utilities by domain as a second table, where there are 2 to 12, and what (!n) means."""
+    """Tabulate test utilities by domain, if there are 2 to 12, and explain (!n)."""
     domains = list(found["start"].get("domains", {}))
     lines = []
     if 2 <= len(domains) <= MAX_DOMAINS:
@@ -114,7 +112,7 @@ def _format_range(values: Sequence[float]) -> str:
 
 
 def _describe_leaders(found: dict[str, Any]) -> list[str]:
-    """Which method is first, and which of the others its interval cannot tell from it."""
+    """Name the best method, and those whose mean test utility is inside its interval."""
     ranked = sorted(found["methods"], key=lambda row: -fmean(row["test"]))
     best = ranked[0]
     low = best["test_interval"][0]
@@ -124,7 +122,7 @@ def _describe_leaders(found: dict[str, Any]) -> list[str]:
 
 
 def _describe_starts(found: dict[str, Any]) -> list[str]:
-    """Whose gain is on another expert than the table's head, or on other answers of the same."""
+    """Name the methods whose start is another expert, or other answers, than the first row."""
     head = {"expert": found["start"]["expert"], "test": found["start"]["test"]}
     others = []
     for row in found["methods"]:
@@ -140,7 +138,7 @@ def _describe_starts(found: dict[str, Any]) -> list[str]:
 
 
 def _describe_signals(found: dict[str, Any]) -> list[str]:
-    """What searches on a signal cost beyond what is charged, and why the plot lacks them."""
+    """Explain the extra cost of searches on another signal, and why the plot lacks them."""
     named = {row["method"]: row["signal"] for row in found["methods"] if row["signal"]}
     if not named:
         return []
@@ -154,23 +152,23 @@ def _describe_signals(found: dict[str, Any]) -> list[str]:
 
 
 SECONDS_FILE = "seconds.json"
-"""In a search's folder: the seconds it has taken, in all its starts."""
+"""File in a search's folder: seconds that it has taken, summed over all starts."""
 
 MethodRuns = Sequence[tuple[str, Sequence[RunFolder]]]
-"""A method's name and its finished runs, one a seed."""
+"""Name of each method and its finished runs, one per seed."""
 
 
 def read_seconds(folder: Path) -> float:
-    """What a search has taken so far."""
+    """Return the seconds that a search has taken so far."""
     path = folder / SECONDS_FILE
     return float(json.loads(path.read_text())) if path.is_file() else 0.0
 
 
 def check_votes(name: str, task: Task) -> None:
-    """See that a vote is possible on a task's answers, by its own measure.
+    """Check that the task's own measure supports votes on its answers.
 
     Raises:
-        UserError: It is not.
+        UserError: It does not.
     """
     if not getattr(metric_task(task), "votes", True):
         raise UserError(
@@ -180,7 +178,7 @@ def check_votes(name: str, task: Task) -> None:
 
 
 def find_start_run(runs: Sequence[RunFolder], experts: Sequence[str]) -> RunFolder | None:
-    """The first run that has these experts' dev answers graded by the task's own measure."""
+    """Return the first run with these experts' dev answers graded by the task's own measure."""
     return next(
         (r for r in runs if r.experts[: r.own] == list(experts) and _has_graded_answers(r)), None
     )
@@ -194,20 +192,20 @@ def _has_graded_answers(run: RunFolder) -> bool:
 def summarize_methods(
     rows: MethodRuns, together: Mapping[str, Path], known: RunFolder | None, budget: int
 ) -> dict[str, Any]:
-    """What each method found, and how sure that is.
+    """Summarize the result of each method, with its uncertainty.
 
-    A method's test utility is the mean over its seeds; its 95 % interval is the bootstrap's over
-    seeds and items. The gain on the best initial expert is paired on the items; its interval and
-    p-value are over items and take the seeds as they are.
+    A method's test utility is the mean over its seeds; its 95 % interval is a bootstrap over seeds
+    and items. The gain on the best initial expert is paired on the items; its interval and p-value
+    are over items and treat the seeds as fixed.
 
     Args:
         rows: The searches.
-        together: Evaluations on test of all experts answering together, by method.
-        known: The run that these read the experts' dev answers from; `None` if dev was asked.
-        budget: Positions that each search might evaluate.
+        together: Folders of evaluations on test of all experts answering together, by method.
+        known: Run from which these read the experts' dev answers; `None` if they evaluated dev.
+        budget: Number of positions that each search could evaluate.
 
     Raises:
-        UserError: Runs were tested on different items, or not.
+        UserError: Runs were tested on different items, or not tested.
     """
     runs = [run for _, mine in rows for run in mine]
     if len({run.metrics["asked"]["test_items"] for run in runs}) > 1:
@@ -259,13 +257,13 @@ def _method_row(name: str, runs: Sequence[RunFolder], task: Task) -> dict[str, A
 
 
 def _domain_metrics(run: RunFolder, side: str) -> dict[str, Any]:
-    """What a run's metrics hold by domain of its start or its end; empty for older runs."""
+    """Return a run's metrics by domain at its start or end; empty for older runs."""
     name = f"{side}_best_single_test_"
     return {key: run.metrics.get(name + key) for key in ("domains", "one_answer")}
 
 
 def _summarize_domains(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Test utilities by domain, and in how many of the seeds one answer was warned of.
+    """Return test utilities by domain, and the number of seeds with a one-answer warning.
 
     Args:
         found: By seed, as `swarm.tasks.metrics.utility_summary` with items.
@@ -278,7 +276,7 @@ def _summarize_domains(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _test_statistics(
     task: Task, own: Sequence[Sequence[Score]], other: Sequence[Sequence[Score]]
 ) -> dict[str, Any]:
-    """A method's test utilities, their interval and the gain on the best initial expert."""
+    """Return a method's test utilities, their interval and the gain on the best initial expert."""
     interval: Sequence[float | None] = (None, None)
     if all(is_mean_utility(task, scores) for scores in own):
         interval = interval_over_seeds(np.array([[s.value for s in scores] for scores in own]))
@@ -296,12 +294,12 @@ def _ensemble_row(
     before: Sequence[Score],
     experts: tuple[int, int | None],
 ) -> dict[str, Any]:
-    """The row of experts that answer together; where dev tells which are good, it is charged.
+    """Return the row of experts that answer together, with the dev prompts that are charged.
 
     Args:
-        before: The test scores of the best initial expert.
-        experts: How many there are, and to how many dev items each one's answers were read;
-            `None`: dev was asked in the evaluation, by those that need it.
+        before: Test scores of the best initial expert.
+        experts: Number of experts, and number of dev items whose answers were read for each; `None`
+            if the evaluation itself prompted dev, for the methods that need it.
     """
     result = json.loads((folder / "result.json").read_text())
     rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
@@ -331,7 +329,7 @@ def _ensemble_row(
 
 
 def _describe_best(run: RunFolder) -> str:
-    """What the best found is made of, and what its method calls it."""
+    """Describe the composition of the best found, with its method's label."""
     words = describe_position(run.experts, run.positions[run.find_best()].tolist(), run.groups)
     label = run.position_label(run.find_best())
     return f"{label}: {words}" if label else words
@@ -345,7 +343,7 @@ def _test_scores(run: RunFolder, place: PositionIndex) -> list[Score]:
 
 
 def write_comparison(folder: Path, found: dict[str, Any], rows: MethodRuns) -> None:
-    """Put methods.json, methods.md and, where there is something to plot, methods.svg there."""
+    """Write methods.json, methods.md and, if there is something to plot, methods.svg."""
     write_json(folder / "methods.json", found)
     write_atomic(folder / "methods.md", (format_comparison(found) + "\n").encode())
     if plottable_methods(rows):
@@ -355,12 +353,12 @@ def write_comparison(folder: Path, found: dict[str, Any], rows: MethodRuns) -> N
 
 
 def plottable_methods(rows: MethodRuns) -> MethodRuns:
-    """The methods that climbed the task's own measure: another signal has another unit."""
+    """Return the methods that optimized the task's own measure; other signals have other units."""
     return [(name, runs) for name, runs in rows if "signal" not in runs[0].metrics]
 
 
 def plot_methods(rows: MethodRuns) -> str:
-    """The best dev utility so far against the prompts charged, the mean over seeds (SVG)."""
+    """Plot the best dev utility so far against the prompts charged, averaged over seeds (SVG)."""
     series = []
     for name, runs in plottable_methods(rows):
         lines = [_best_so_far_curve(run) for run in runs]
@@ -384,6 +382,6 @@ def plot_methods(rows: MethodRuns) -> str:
 
 
 def _best_so_far_curve(run: RunFolder) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts charged and best utility after each round of a search."""
+    """Return the prompts charged and the best utility after each round of a search."""
     prompts = np.cumsum([entry["prompts_asked"] for entry in run.rounds])
     return prompts, run.best_so_far()

@@ -1,4 +1,4 @@
-"""Searches in processes of their own: composed, alone in a folder, run once and read ever after."""
+"""Searches as subprocesses: compose their configuration, lock their folder, run and read them."""
 
 import ctypes
 import fcntl
@@ -34,47 +34,50 @@ HYDRA_DEFAULTS = {
     ],
     "hydra": {"run": {"dir": "."}, "output_subdir": None},
 }
-"""What Hydra needs beside a configuration to run it without files of its own."""
+"""Hydra settings that let a configuration run without Hydra's log files and output folders."""
 
 LIFTED_LIMITS = ("max_iterations", "patience")
-"""What else would end a search before its budget does; lifted where the command line is silent."""
+"""Limits that could end a search before its budget does; lifted unless set on the command line."""
 
 LOCK_TIMEOUT_S = 20.0
-"""How long a search that was told to stop may take to leave its folder."""
+"""Time in seconds that an interrupted search may take to release its folder."""
 
 PR_SET_PDEATHSIG = 1
-"""PR_SET_PDEATHSIG, of Linux's prctl."""
+"""Option of Linux's prctl(2): signal to receive when the parent exits."""
 
 LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchProcess:
-    """One search, done or still to do.
+    """One search, finished or not.
 
     Attributes:
-        config: Its whole configuration, as config.json of a run folder keeps it.
+        config: Complete configuration, as in config.json of a run folder.
     """
 
     config: dict[str, Any]
 
     @property
     def path(self) -> Path:
-        """Its run folder."""
+        """The run folder."""
         return Path(self.config["folder"]) / self.config["name"]
 
     def load_state(self) -> dict[str, Any]:
-        """What is done in its folder; empty if nothing is, or if the state cannot be read."""
-        found = replay(self.path)[0] or {}  # a damaged journal is mended by the search
+        """Return the saved state of the search; empty if there is none or it cannot be read."""
+        found = replay(self.path)[0] or {}  # the search repairs a damaged journal
         return found if "identity" in found else {}
 
     def expected_identity(self) -> dict[str, Any]:
-        """Settings and seed as the identity in its state has to have them."""
+        """Return the settings and seed that the identity in the saved state must have."""
         found = {**identity_settings(self.config), "seed": self.config["seed"]}
         return dict(json.loads(json.dumps(found)))
 
     def load_metrics(self) -> dict[str, Any] | None:
-        """What it came to; `None` before it has, by the test and the vote now asked for."""
+        """Return the final metrics; `None` if the search is not finished with these settings.
+
+        The settings include the ensemble size and whether to test.
+        """
         state = self.load_state()
         found: dict[str, Any] | None = state.get("metrics")
         wanted = self.expected_identity().items()
@@ -84,11 +87,14 @@ class SearchProcess:
         return found if asked == (self.config["ensemble"], self.config["test"]) else None
 
     def run(self, *locks: int, stdout: int | None = None) -> str | None:
-        """Search, or go on, in a process that ends with this one; what went wrong, or `None`.
+        """Run or resume the search in a process that ends with this one.
 
         Args:
-            locks: File descriptors that the process keeps open, of `alone`.
-            stdout: Where it prints, as `subprocess.Popen` takes it.
+            locks: File descriptors from `lock_study_folder` that the process holds open.
+            stdout: As in `subprocess.Popen`.
+
+        Returns:
+            The error message; `None` on success.
         """
         with TemporaryDirectory() as folder:
             command = self.build_command(Path(folder))
@@ -100,7 +106,7 @@ class SearchProcess:
         return last.removeprefix("error: ") if code else None
 
     def build_command(self, folder: Path) -> list[str]:
-        """The command line of the search; its configuration is written into `folder`."""
+        """Return the command line of the search, and write its configuration into `folder`."""
         write_json(
             folder / "plan.yaml", {**HYDRA_DEFAULTS, **lent(with_tracker_group(self.config))}
         )
@@ -123,8 +129,8 @@ def spawn_process(
     """Start a process that ends with this one.
 
     Args:
-        locks: File descriptors that it keeps open, of `alone`.
-        stdout, stderr, environment: As `subprocess.Popen` takes them.
+        locks: File descriptors from `lock_study_folder` that the process holds open.
+        stdout, stderr, environment: As in `subprocess.Popen`.
     """
     return subprocess.Popen(
         command,
@@ -132,18 +138,19 @@ def spawn_process(
         stderr=stderr,
         pass_fds=tuple(locks),
         env=environment,
-        # Ctrl-C goes to this process, which hands it on once.
+        # In a separate session the child gets no Ctrl-C from the terminal; this process forwards it
+        # once.
         start_new_session=True,
         preexec_fn=_end_with_parent,
     )
 
 
 def lift_limits(whole: DictConfig, words: Sequence[str], budget: int) -> None:
-    """Leave the budget as the only end of a search: raise its other limits in place.
+    """Raise all limits of a search except its budget, in place.
 
     Args:
-        words: Command-line words; a limit that they set stays.
-        budget: In positions, which no search exceeds in iterations.
+        words: Command-line words; limits that they set are not changed.
+        budget: In positions; no search has more iterations than that.
     """
     said = {word.partition("=")[0].strip(" +") for word in words}
     for key in LIFTED_LIMITS:
@@ -152,10 +159,11 @@ def lift_limits(whole: DictConfig, words: Sequence[str], budget: int) -> None:
 
 
 def _wait_for_process(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
-    """A process's exit code and the last line of its errors, all of which are passed on."""
+    """Return a process's exit code and the last line of its stderr, which is forwarded."""
     assert process.stderr is not None
     tail = b""
     try:
+        # Unbuffered, so that progress is forwarded as it is written.
         while part := os.read(process.stderr.fileno(), 4096):
             os.write(2, part)
             tail = (tail + part)[-4096:]
@@ -168,14 +176,14 @@ def _wait_for_process(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
 
 
 def _end_with_parent() -> None:
-    """In a new process: take an interrupt, and get one when the parent is killed."""
+    """In the child: restore SIGINT, and request one when the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def stop_as_with_ctrl_c() -> None:
-    """Take what a scheduler sends before it kills as Ctrl-C is taken; nohup stays nohup."""
+    """Handle termination signals of schedulers like Ctrl-C, except SIGHUP under nohup."""
     handle_termination_signals()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
@@ -183,12 +191,13 @@ def stop_as_with_ctrl_c() -> None:
 
 @contextmanager
 def lock_study_folder(folder: Path) -> Iterator[int]:
-    """Keep other sweeps and studies out of a folder; gives the descriptor that keeps the lock.
+    """Lock a folder against other sweeps and studies; yields the descriptor of the lock.
 
-    A search inherits it, so that one which outlives its parent is not joined by another.
+    A search inherits the descriptor, so that the folder stays locked while a search outlives its
+    parent.
 
     Raises:
-        UserError: Another is in it, it is a search's own, or it cannot be written.
+        UserError: The folder is locked, contains a single search, or cannot be written.
     """
     if (folder / "state.json").exists():
         raise UserError(f"{folder} holds a single search; choose another name=")
@@ -214,13 +223,13 @@ def _try_lock(lock: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # Some network file systems have no locks; one has to do without there.
+        # Some network file systems do not support locks; continue without one.
         return True
     return True
 
 
 def with_tracker_group(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A search's configuration, whose tracker knows with which other searches it belongs."""
+    """Return a search's configuration; in a study, with its name as the tracker's group."""
     tracker, folder = config.get("tracker") or {}, Path(config["folder"])
     if tracker.get("group", "") is None and (folder / ".lock").exists():
         return {**config, "tracker": {**tracker, "group": folder.name}}
@@ -228,10 +237,10 @@ def with_tracker_group(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def override_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with some of its keys, at any depth, set anew.
+    """Return a configuration with some of its keys, at any depth, replaced.
 
     Raises:
-        UserError: A key is not there to be set.
+        UserError: A key does not exist.
     """
     found = dict(config)
     for key, value in changes.items():
@@ -245,22 +254,22 @@ def override_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> di
 
 
 def load_run_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a run folder, wherever that lies now, with the vote it last had."""
+    """Load the configuration of a run folder, with its present path and its last ensemble size."""
     run = RunFolder(folder)
     found = {**run.config, "folder": str(folder.parent), "name": folder.name}
-    if found.pop("wandb", None):  # a run from before there were trackers to choose from
+    if found.pop("wandb", None):  # written before trackers became selectable
         found["tracker"] = {"_target_": "swarm.trackers.NullTracker"}
     return found | ({"ensemble": run.metrics["asked"]["ensemble"]} if run.metrics else {})
 
 
 def compose_search(words: list[str], kind: str) -> DictConfig:
-    """The configuration that `python -m swarm.search` makes of some words, references unresolved.
+    """Compose the configuration that `python -m swarm.search` builds from words, unresolved.
 
     Args:
-        kind: What follows the task in the name, where no name= is given.
+        kind: Suffix of the default name, which begins with the task's.
 
     Raises:
-        UserError: The name is no folder's; Hydra raises errors of its own.
+        UserError: The name is not valid for a folder; Hydra raises its own exceptions.
     """
     words = ["name=''", *map(normalize_gpu_list, words)]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -275,5 +284,5 @@ def compose_search(words: list[str], kind: str) -> DictConfig:
 
 
 def to_plain_config(whole: DictConfig) -> dict[str, Any]:
-    """A configuration as plain values, references resolved."""
+    """Return a configuration as plain values, references resolved."""
     return plain_config(whole)

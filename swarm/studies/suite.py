@@ -1,8 +1,9 @@
-"""A study over methods, tasks, budgets and seeds: what is run, as a yaml describes it.
+"""Suites: studies over methods, tasks, budgets and seeds, described by a yaml file.
 
 A cell is one method on one task with one budget and one seed. Its result is one small JSON file
-with everything that the analysis (`swarm.studies.suite_analysis`) needs, so that the files can be
-committed and a fresh clone repeats nothing that is there. `swarm.studies.suite_runner` makes them.
+with everything that the analysis (`swarm.studies.suite_analysis`) needs. The files can be
+committed, and a fresh clone runs only the cells without one. `swarm.studies.suite_runner` runs
+the cells.
 """
 
 import json
@@ -15,15 +16,15 @@ from swarm._util.files import conf_folder, read_yaml
 from swarm.errors import UserError
 
 METHOD_KINDS = ("search", "finetune", "evaluate")
-"""What a method runs: swarm.search, swarm.finetune or swarm.evaluate."""
+"""Commands that a method can run: swarm.search, swarm.finetune or swarm.evaluate."""
 
 DEVICE_KEYS = ("gpus", "executor", "tracker")
-"""Keys that say where something runs; they are no part of a result."""
+"""Keys that select devices and trackers; they do not affect a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteTask:
-    """A task of a suite: its command-line words and how many dev items a search sees."""
+    """A task of a suite: its command-line words and the number of dev items of a search."""
 
     name: str
     words: tuple[str, ...]
@@ -35,13 +36,14 @@ class SuiteMethod:
     """A method of a suite.
 
     Attributes:
-        name: Unique, and part of file names.
-        kind: One of `KINDS`.
+        name: Unique name, part of file names.
+        kind: One of `METHOD_KINDS`.
         words: Command-line words of that command.
-        skip: Tasks that it cannot do.
-        varies: Which of "budget" and "seed" its result depends on; it runs once for what it does
-            not depend on.
-        limits: "lifted" leaves the budget as the only end of a search, "own" keeps its limits.
+        skip: Names of tasks that the method does not support.
+        varies: Which of "budget" and "seed" the result depends on; the method runs once for all
+            values of the others.
+        limits: "lifted" leaves the budget as the only limit of a search, "own" leaves the others as
+            configured.
     """
 
     name: str
@@ -54,20 +56,20 @@ class SuiteMethod:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What is compared, and where the results are.
+    """A suite: the compared methods and the folders of their results.
 
     Attributes:
-        name: Of the yaml.
+        name: Stem of the yaml file.
         tasks, methods: In the order in which they run and are shown.
-        budgets: In units of `unit`.
+        budgets: Budgets in units of `unit`.
         unit: "positions" (budget x dev items prompt-equivalents) or "prompts".
-        dev_items: Numbers of dev items to run every task with; none is each task's own.
-        seeds: 0 to `seeds` - 1; each also draws the dev items.
+        dev_items: Numbers of dev items to run every task with; empty uses each task's `dev`.
+        seeds: Number of seeds, from 0; a seed also draws the dev items.
         words: Command-line words of all tasks and methods.
         references: Methods that all others are tested against.
-        page, picture: Files that the analysis writes; `None` is none.
-        results: The folder of the result files.
-        runs: The folder of the run folders.
+        page, picture: Files that the analysis writes; `None` for none.
+        results: Folder of the result files.
+        runs: Folder of the run folders.
     """
 
     name: str
@@ -87,7 +89,7 @@ class Suite:
 
 @dataclass(frozen=True, slots=True)
 class SuiteCell:
-    """One method on one task; `budget` and `seed` are `None` where the result has none."""
+    """One method on one task; `budget` or `seed` is `None` if the result does not depend on it."""
 
     task: SuiteTask
     dev: int
@@ -97,7 +99,7 @@ class SuiteCell:
 
     @property
     def name(self) -> str:
-        """Its file's name without ".json", and its run folder's."""
+        """Name of the run folder and stem of the result file."""
         parts = [self.method.name, f"dev{self.dev}"]
         parts += [] if self.budget is None else [f"budget{self.budget}"]
         parts += [] if self.seed is None else [f"seed{self.seed}"]
@@ -111,17 +113,17 @@ def read_suite(
     runs: str = "search",
     words: Sequence[str] = (),
 ) -> Suite:
-    """The suite of conf/suite/NAME.yaml, or of a path to a yaml.
+    """Read the suite conf/suite/NAME.yaml, or a yaml file given by its path.
 
     Args:
-        seeds: Instead of the suite's own number.
-        results: Folder of the result files, of which page and picture are then not written;
-            `None` is the suite's own, or benchmarks/results/NAME.
-        runs: Folder below which the run folders lie.
+        seeds: Number of seeds; overrides the suite's.
+        results: Folder of the result files, in which case page and picture are not written; `None`
+            uses the suite's folder, or benchmarks/results/NAME.
+        runs: Parent of the folder of run folders.
         words: Further command-line words of all tasks and methods.
 
     Raises:
-        UserError: There is no such suite, or a value is not allowed.
+        UserError: The suite does not exist, or a value is not allowed.
     """
     path = Path(name) if name.endswith(".yaml") else conf_folder() / "suite" / f"{name}.yaml"
     if not path.is_file():
@@ -181,7 +183,7 @@ def _parse_numbers(path: Path, key: str, values: object) -> tuple[int, ...]:
 
 
 def _parse_entry(kind: type[Any], path: Path, group: str, name: str, given: Any) -> Any:
-    """A task or a method of a suite from its entry."""
+    """Parse a task or a method from its entry."""
     fields: list[str] = [key for key in kind.__dataclass_fields__ if key != "name"]
     if not isinstance(given, Mapping) or (unknown := sorted(set(given) - set(fields))):
         wrong = unknown[0] if isinstance(given, Mapping) else given
@@ -220,7 +222,7 @@ def _check_methods(
 
 
 def list_cells(suite: Suite) -> list[SuiteCell]:
-    """All cells: by seed, then task, dev items, budget and method, so that a part is balanced."""
+    """List all cells by seed, task, dev items, budget and method, so that a prefix is balanced."""
     found: dict[SuiteCell, None] = {}
     for seed in range(suite.seeds):
         for task in suite.tasks:
@@ -240,12 +242,12 @@ def list_cells(suite: Suite) -> list[SuiteCell]:
 
 
 def select_cells(suite: Suite, only: Sequence[object]) -> list[SuiteCell]:
-    """The cells that `only` leaves: names of tasks and methods, budgets, and seeds as "seed0".
+    """Return the cells selected by names of tasks and methods, budgets, and seeds as "seed0".
 
-    Words of one kind are alternatives; of several kinds, each must hold. None leaves all.
+    Words of one kind are alternatives; the kinds are combined by "and". No words select all cells.
 
     Raises:
-        UserError: A word names nothing of the suite.
+        UserError: A word matches nothing of the suite.
     """
     kinds: dict[str, set[str]] = {
         "task": {task.name for task in suite.tasks},
@@ -275,12 +277,12 @@ def select_cells(suite: Suite, only: Sequence[object]) -> list[SuiteCell]:
 
 
 def result_path(suite: Suite, cell: SuiteCell) -> Path:
-    """Where the result of a cell is kept."""
+    """Return the path of a cell's result file."""
     return suite.results / cell.task.name / f"{cell.name}.json"
 
 
 def cell_words(suite: Suite, cell: SuiteCell) -> list[str]:
-    """The command-line words that make a cell what it is: without folders and devices."""
+    """Return the command-line words that define a cell's result, without folders and devices."""
     drawn = [f"++task.dev_limit={cell.dev}"]
     drawn += [] if cell.seed is None else [f"++task.dev_seed={cell.seed}"]
     words = [*suite.words, *cell.task.words, *drawn, *cell.method.words]
@@ -288,15 +290,15 @@ def cell_words(suite: Suite, cell: SuiteCell) -> list[str]:
 
 
 def key_head(word: str) -> str:
-    """The first part of the key that a word sets."""
+    """Return the first component of the key that a word sets."""
     return word.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0]
 
 
 def find_missing(suite: Suite, some: Sequence[SuiteCell]) -> list[SuiteCell]:
-    """The cells without a result.
+    """Return the cells without a result.
 
     Raises:
-        UserError: A result was made with other settings than the suite's now.
+        UserError: A result was made with other settings than the suite's present ones.
     """
     found, other = [], []
     for cell in some:

@@ -1,7 +1,7 @@
-"""What the results of a suite say: tables, tests with Holm's correction, mean ranks, pictures.
+"""Analysis of a suite's results: tables, tests with Holm's correction, mean ranks, pictures.
 
-Only the result files are read (`swarm.studies.suite`), so that the analysis of committed results
-needs no model and no data.
+Only the result files are read (`swarm.studies.suite`), so that committed results can be analysed
+without models or data.
 """
 
 import json
@@ -21,20 +21,20 @@ from swarm.stats.tests import exact_sign_flip_p, holm_correction, interval_over_
 from swarm.studies.suite import Suite, list_cells, result_path
 
 SIGNIFICANCE_LEVEL = 0.01
-"""A difference counts as a win or a loss where Holm's p value is below this."""
+"""A difference counts as a win or a loss if Holm's p value is below this."""
 
 NUM_RESAMPLES = 2_000
-"""Bootstrap samples of the mean ranks."""
+"""Number of bootstrap samples for the mean ranks."""
 
 BOOTSTRAP_KEY = 4
-"""Key of the bootstrap's generator; `swarm.stats.tests` has lower ones."""
+"""Key of the bootstrap's generator; `swarm.stats.tests` uses lower ones."""
 
 RecordsByMethod = dict[str, dict[int, dict[str, Any]]]
-"""A method's results by seed, by the method's name."""
+"""Results of each method, by method name and seed."""
 
 
 class ResultBlock(NamedTuple):
-    """What is compared in one table: one task with one number of dev items and one budget."""
+    """Key of one table: a task with one number of dev items and one budget."""
 
     task: str
     dev: int
@@ -42,10 +42,10 @@ class ResultBlock(NamedTuple):
 
 
 def load_results(suite: Suite) -> dict[ResultBlock, RecordsByMethod]:
-    """The results that are there; one that depends on no budget or seed stands at each.
+    """Load the existing results; one that depends on no budget or seed is listed under each.
 
     Raises:
-        UserError: Results of a task are of different test items, or of different weights.
+        UserError: Results of a task have different test items or weights.
     """
     found: dict[ResultBlock, RecordsByMethod] = {}
     for cell in list_cells(suite):
@@ -82,17 +82,18 @@ def _check_digests(suite: Suite, block: ResultBlock, records: RecordsByMethod) -
 
 
 def item_values(records: Mapping[int, Mapping[str, Any]], seeds: Sequence[int]) -> np.ndarray:
-    """[S, n] the values of the test items, a row a seed."""
+    """Return the values of the test items [S, n], one row per seed."""
     return np.array([[float(v) for v in records[seed]["values"]] for seed in seeds])
 
 
 def analyse_suite(suite: Suite) -> dict[str, Any]:
-    """All numbers of the analysis, ready for JSON.
+    """Compute all numbers of the analysis, ready for JSON.
 
     Returns:
-        "blocks" (a table each; see `_block`), "summaries" (one for each number of dev items and
+        "blocks" (one per table; see `_summarize_block`), "summaries" (one per number of dev items
+        and
         budget: every method's mean rank, wins and losses, dev minus test) and "expected"/"there",
-        how many results there are to be and are.
+        the number of planned and of existing results.
     """
     found = load_results(suite)
     blocks = [_summarize_block(suite, block, records) for block, records in found.items()]
@@ -122,7 +123,7 @@ def analyse_suite(suite: Suite) -> dict[str, Any]:
 
 
 def _list_sheets(suite: Suite) -> list[tuple[int | None, int]]:
-    """The (dev items, budget) that are analysed together; `None`: each task has its own number."""
+    """List the (dev items, budget) analysed together; `None`: each task has its default number."""
     return [(dev, budget) for dev in suite.dev_items or (None,) for budget in suite.budgets]
 
 
@@ -135,7 +136,7 @@ def _table_sheet(suite: Suite, one: Mapping[str, Any]) -> tuple[int | None, int]
 
 
 def _summarize_block(suite: Suite, block: ResultBlock, records: RecordsByMethod) -> dict[str, Any]:
-    """A table: each method's dev and test, and its paired difference from each reference."""
+    """Summarize a table: each method's dev, test and paired difference from each reference."""
     rows = [_method_row(name, seeds) for name, seeds in records.items()]
     for row in rows:
         row["against"] = {
@@ -197,10 +198,10 @@ def _method_row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str
 def _paired_difference(
     own: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """The paired difference on the seeds that both have; `None` without any.
+    """Compute the paired difference on the shared seeds; `None` without any.
 
-    The p value is the exact sign-flip test's over items, each item's difference being the mean
-    over seeds. The interval is the bootstrap's over seeds and items.
+    The p value is that of the exact sign-flip test over items, each item's difference being the
+    mean over seeds. The interval is a bootstrap over seeds and items.
     """
     seeds = sorted(own.keys() & other.keys())
     if not seeds:
@@ -236,7 +237,7 @@ def _summarize_methods(
     found: Mapping[ResultBlock, RecordsByMethod],
     blocks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Mean ranks, wins, losses and dev minus test of each method over the tasks."""
+    """Compute each method's mean rank, wins, losses and dev minus test over the tasks."""
     ranks = mean_ranks(list(found.values()))
     rows = []
     for one in suite.methods:
@@ -278,17 +279,16 @@ def _summarize_methods(
 
 
 def _is_share(row: Mapping[str, Any]) -> bool:
-    """Whether a utility is a share of right answers; dev minus test has that unit alone."""
+    """Return whether a utility is a share of right answers, the unit of "dev minus test"."""
     return all(0 <= test <= 1 for test in row["tests"])
 
 
 def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
-    """Each method's mean rank over tasks, 1 being the best, with a bootstrap interval.
+    """Compute each method's mean rank over tasks, 1 being the best, with a bootstrap interval.
 
     On a task the methods are ranked by their mean test utility over the seeds that all of them
-    have there; ties share their mean rank, and a task that a method has not is left out of its
-    mean. The 95 % interval is over seeds and test items, resampled together for all methods; the
-    tasks stay.
+    have; ties share their mean rank. A method's mean leaves out tasks that it lacks. The 95 %
+    interval is over seeds and test items, resampled jointly for all methods; the tasks are fixed.
 
     Returns:
         "rank", "low", "high" and "tasks", by method.
@@ -302,6 +302,7 @@ def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
             continue
         grid = np.stack([item_values(one, seeds) for one in records.values()])  # [M, S, n]
         count, n = len(seeds), grid.shape[2]
+        # Bootstrap samples as multinomial weights: one matrix product yields all resampled means.
         items = generator.multinomial(n, np.full(n, 1 / n), NUM_RESAMPLES).T / n
         weights = generator.multinomial(count, np.full(count, 1 / count), NUM_RESAMPLES).T / count
         means = ((grid.reshape(-1, n) @ items).reshape(len(records), count, -1) * weights).sum(1)
@@ -322,7 +323,8 @@ def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
 
 
 def _rank_columns(means: np.ndarray) -> np.ndarray:
-    """[M, B] ranks within each column, the highest being 1; equal ones share their mean rank."""
+    """Rank within each column, [M, B]: the highest has rank 1, and ties share their mean rank."""
+    # Rounding makes ties of means that differ only by the order of summation.
     rounded = np.round(means, 9)
     above = (rounded[None] > rounded[:, None]).sum(axis=1)
     equal = (rounded[None] == rounded[:, None]).sum(axis=1)
@@ -331,7 +333,7 @@ def _rank_columns(means: np.ndarray) -> np.ndarray:
 
 
 def format_summary(found: Mapping[str, Any]) -> list[str]:
-    """The part for a page: state, mean ranks, wins and losses, and test utilities by task."""
+    """Format the summary: state, mean ranks, wins and losses, and test utilities by task."""
     lines = [f"{found['there']} of {found['expected']} results; {found['seeds']} seeds."]
     for one in found["summaries"]:
         of = [block for block in found["blocks"] if _is_in_summary(one, block)]
@@ -349,7 +351,7 @@ def format_summary(found: Mapping[str, Any]) -> list[str]:
 
 
 def _is_in_summary(one: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
-    """Whether a table is of a summary's budget and number of dev items."""
+    """Return whether a table belongs to a summary's budget and number of dev items."""
     return block["budget"] == one["budget"] and one["dev_items"] in (None, block["dev_items"])
 
 
@@ -380,7 +382,7 @@ def _format_ranks(one: Mapping[str, Any]) -> list[str]:
 
 
 def _format_by_task(one: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Test utilities: a row a method, a column a task; the highest of a task is bold."""
+    """Tabulate test utilities: one row per method, one column per task; the best is bold."""
     tasks = list(dict.fromkeys(block["task"] for block in blocks))
     rows: list[tuple[str, ...]] = [
         ("best constant answer", *_block_cells(blocks, "constant", "test")),
@@ -399,7 +401,7 @@ def _format_by_task(one: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]])
 
 
 def _block_cells(blocks: Sequence[Mapping[str, Any]], key: str, part: str) -> list[str]:
-    """One number of each table, as text; empty where the task has none."""
+    """Format one number of each table; empty if the task lacks it."""
     return [_format_number((block[key] or {}).get(part)) for block in blocks]
 
 
@@ -424,7 +426,7 @@ def _explain_columns(found: Mapping[str, Any]) -> list[str]:
 
 
 def format_report(found: Mapping[str, Any]) -> list[str]:
-    """The whole report: the summary, then a table for every task and budget."""
+    """Format the complete report: the summary, then a table for every task and budget."""
     lines = [f"# Results of the suite {found['suite']}", "", *format_summary(found)]
     for block in found["blocks"]:
         lines += [
@@ -480,7 +482,7 @@ def _format_block(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[st
 
 
 def render_picture(suite: Suite, found: Mapping[str, Any]) -> str | None:
-    """Mean ranks, or test against dev items where the suite has several numbers (SVG)."""
+    """Plot mean ranks, or test against dev items if the suite varies their number (SVG)."""
     if not found["summaries"]:
         return None
     return render_standalone(
@@ -489,7 +491,7 @@ def render_picture(suite: Suite, found: Mapping[str, Any]) -> str | None:
 
 
 def _build_ranks_chart(found: Mapping[str, Any]) -> Chart:
-    """A row a method, a series a budget."""
+    """Plot mean ranks: one row per method, one series per budget."""
     best: dict[str, float] = {}
     for one in found["summaries"]:
         for row in one["methods"]:
@@ -522,7 +524,7 @@ def _build_ranks_chart(found: Mapping[str, Any]) -> Chart:
 
 
 def _build_dev_chart(suite: Suite, found: Mapping[str, Any]) -> Chart:
-    """Test against the number of dev items, a series a method (and budget, if several)."""
+    """Plot test against the number of dev items, one series per method (and budget, if several)."""
     series = []
     for budget in suite.budgets:
         sheets = [one for one in found["summaries"] if one["budget"] == budget]
@@ -550,10 +552,10 @@ def _build_dev_chart(suite: Suite, found: Mapping[str, Any]) -> Chart:
 
 
 def write_analysis(suite: Suite, found: Mapping[str, Any]) -> list[Path]:
-    """Write analysis.json and README.md beside the results, the page's part and the picture.
+    """Write analysis.json and README.md beside the results, and update page and picture.
 
-    The page gets the summary between its lines `<!-- suite NAME: begin -->` and
-    `<!-- suite NAME: end -->`; without the page, or them, nothing is written there.
+    The summary is inserted in the page between the lines `<!-- suite NAME: begin -->` and
+    `<!-- suite NAME: end -->`; without the page or these lines it is skipped.
 
     Returns:
         The files written.

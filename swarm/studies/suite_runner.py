@@ -1,4 +1,4 @@
-"""Makes the results of a suite: each cell is one or more processes, several of them at a time."""
+"""Runs the cells of a suite: each needs one or more processes, several of which run in parallel."""
 
 import json
 import os
@@ -35,30 +35,30 @@ from swarm.tasks.base import metric_task
 from swarm.tasks.metrics import best_constant_answers, is_mean_utility
 
 EVALUATE_KEYS = ("task", "model", "pool")
-"""Keys of a search that an evaluation has, too."""
+"""Configuration keys that `swarm.evaluate` shares with a search."""
 
 FINETUNE_KEYS = ("task", "model", "pool", "engine", "executor", "job", "gpus")
-"""Keys of a search that a fine-tuning has, too."""
+"""Configuration keys that `swarm.finetune` shares with a search."""
 
 GRADIENT_COST = 3
-"""What an example with its derivative, forward and backward, is in prompt-equivalents."""
+"""Cost of one training example, forward and backward, in prompt-equivalents."""
 
 USAGE_FILE = "spent.json"
-"""In a cell's folder: the seconds, and those of a core, that its processes took, in all starts."""
+"""File in a cell's folder: wall and CPU seconds of its processes, summed over all starts."""
 
 INTERRUPT_TIMEOUT_S = 60.0
-"""How long a process may take to end after it was interrupted."""
+"""Time in seconds that a process may take to exit after an interrupt."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """How a process ended.
+    """Outcome of a process.
 
     Attributes:
-        code: Its exit code.
-        last: The last line of its errors.
-        seconds: What it took.
-        cpu: Seconds of a core that it used.
+        code: Exit code.
+        last: Last line of stderr.
+        seconds: Wall time.
+        cpu: CPU time in seconds.
     """
 
     code: int
@@ -68,37 +68,37 @@ class ProcessResult:
 
     @property
     def failure(self) -> str | None:
-        """What went wrong, in a line; `None` for nothing."""
+        """One-line error message; `None` if the process succeeded."""
         if self.code and not self.last.startswith("error: "):
             return f"ended with exit code {self.code} ({self.last})"
         return self.last.removeprefix("error: ") if self.code else None
 
 
 CellSteps = Generator[list[str], ProcessResult, dict[str, Any]]
-"""A cell being run: yields command lines, is sent how they ended, returns the result."""
+"""A cell in progress: yields command lines, receives their results, returns the cell's result."""
 
 
 class CellError(Exception):
-    """A process of a cell failed; the message says why."""
+    """A process of a cell failed; the message is the reason."""
 
 
 class CellPlanner:
-    """Makes results of cells; it runs nothing itself but yields the command lines.
+    """Plans cells as generators of command lines and collects their results, without running them.
 
     Args:
         suite: The suite.
-        keep: Whether run folders stay once a result is written.
+        keep: Whether to keep run folders once the result is written.
     """
 
     def __init__(self, suite: Suite, keep: bool) -> None:
         self.suite, self.keep = suite, keep
 
     def run_cell(self, cell: SuiteCell) -> CellSteps:
-        """Everything that a cell needs, and the result.
+        """Yield the command lines that a cell needs, and return its result.
 
         Raises:
-            UserError: An input is wrong.
-            Failed: A process failed.
+            UserError: An input is invalid.
+            CellError: A process failed.
         """
         kind = {
             "search": self._search_cell,
@@ -129,7 +129,7 @@ class CellPlanner:
         """Compose each task and each method once, and read the data of each task.
 
         Raises:
-            UserError: An input is wrong; Hydra raises errors of its own.
+            UserError: An input is invalid; Hydra raises its own exceptions.
         """
         seen: set[str] = set()
         for cell in some:
@@ -144,15 +144,15 @@ class CellPlanner:
                         compose(cell.method.kind, [*words, *cell.method.words])
 
     def run_folder(self, cell: SuiteCell) -> Path:
-        """The run folder of a cell."""
+        """Return the run folder of a cell."""
         return self.suite.runs / cell.task.name / cell.name
 
     def shared_answers_folder(self, cell: SuiteCell) -> Path:
-        """The answers that the searches of a task, its dev items and a seed share."""
+        """Return the folder of answers that searches with equal task, dev items and seed share."""
         return self.suite.runs / "answers" / f"{cell.task.name}_dev{cell.dev}_seed{cell.seed}"
 
     def remove_finished(self) -> None:
-        """Remove run folders of cells with a result, and shared answers that none will read."""
+        """Remove run folders of finished cells, and shared answers that no open cell needs."""
         if self.keep:
             return
         every = list_cells(self.suite)
@@ -165,13 +165,13 @@ class CellPlanner:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _base_words(self, cell: SuiteCell, allowed: Sequence[str] = ()) -> list[str]:
-        """The words of a cell without its method's, devices too; only those with allowed keys."""
+        """Return a cell's words without its method's, with devices, filtered by allowed keys."""
         drawn = [word for word in cell_words(self.suite, cell) if word.startswith("++task.dev_")]
         common = [*self.suite.words, *cell.task.words, *drawn]
         return [word for word in common if not allowed or key_head(word) in allowed]
 
     def _load_task(self, cell: SuiteCell) -> Any:
-        """The task of a cell; it must have enough dev items, and the mean as its utility."""
+        """Instantiate a cell's task and check that it has enough dev items."""
         words = self._base_words(cell)
         words += cell.method.words if cell.method.kind == "search" else ()
         task = metric_task(instantiate(self._compose_config(words)["task"], _convert_="all"))
@@ -187,12 +187,12 @@ class CellPlanner:
         return subprocess_runs.to_plain_config(subprocess_runs.compose_search(list(words), "suite"))
 
     def _open_pool(self, cell: SuiteCell) -> Any:
-        """The open pool without what a method adds to it."""
+        """Open the pool of experts as configured without the method."""
         config = self._compose_config(self._base_words(cell))
         return instantiate(config["pool"], _convert_="all").open(config["model"]["name"])
 
     def _prompt_budget(self, cell: SuiteCell) -> int:
-        """The budget in prompt-equivalents."""
+        """Return the budget in prompt-equivalents."""
         assert cell.budget is not None
         return cell.budget * (cell.dev if self.suite.unit == "positions" else 1)
 
@@ -213,7 +213,7 @@ class CellPlanner:
     def _run_search(
         self, search: subprocess_runs.SearchProcess
     ) -> Generator[list[str], ProcessResult, RunFolder]:
-        """Run a search, or go on with it, unless it has ended."""
+        """Run or resume a search unless it has ended."""
         if search.load_metrics() is None:
             with TemporaryDirectory() as folder:
                 ended = yield search.build_command(Path(folder))
@@ -264,7 +264,7 @@ class CellPlanner:
         return folder.with_name(f"{folder.name}_start")
 
     def _finetune_cell(self, cell: SuiteCell, task: Any) -> CellSteps:
-        """Choose the best expert on the dev items, and train it with what is left of the budget."""
+        """Select the best expert on the dev items, and train it with the remaining budget."""
         base = self._base_words(cell, FINETUNE_KEYS)
         count, budget = len(self._open_pool(cell).names), self._prompt_budget(cell)
         if budget <= count * cell.dev:
@@ -344,18 +344,19 @@ class CellPlanner:
 
 
 def _sum_rounds(run: RunFolder, name: str) -> int:
-    """A count of a search's rounds, over all of them."""
+    """Sum a count over all rounds of a search."""
     return int(sum(entry.get(name, 0) for entry in run.rounds))
 
 
 def build_test_record(task: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The test utility of some answers, and every item's value, compactly.
+    """Return the test utility of some answers, and every item's value in compact form.
 
     Returns:
-        "test", and "values": one character an item where all are 0 or 1, else rounded numbers.
+        "test", and "values": a string of one character per item if all are 0 or 1, else rounded
+        numbers.
 
     Raises:
-        UserError: The utility is no mean of the items' values.
+        UserError: The utility is not the mean of the items' values.
     """
     scores = records_to_scores([dict(row) for row in rows])
     if not is_mean_utility(task, scores):
@@ -369,11 +370,11 @@ def build_test_record(task: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def score_best_constant(task: Any) -> dict[str, Any] | None:
-    """What is reached on test without reading a question, by the answers best on the dev items.
+    """Score, on test, the constant answers that are best on the dev items.
 
     Returns:
-        "answer", "test" (that answer to all items) and "by_domain" (one answer to each domain);
-        `None` where answers are not graded.
+        "answer", "test" (that answer to all items) and "by_domain" (one answer per domain); `None`
+        if answers are not graded.
     """
     constants = best_constant_answers(task, task.items("dev"))
     if constants is None:
@@ -386,10 +387,10 @@ def score_best_constant(task: Any) -> dict[str, Any] | None:
 
 
 def _affordable_steps(words: Sequence[str], budget: int, task: Any) -> int:
-    """The optimizer steps of a fine-tuning that fit a budget of prompt-equivalents.
+    """Return the number of fine-tuning steps that fit a budget of prompt-equivalents.
 
-    A step is `batch` examples of `BACKWARD` each; every look at the held-out
-    examples, of which there is one at the start and one each `every` steps, is one each.
+    A step costs `GRADIENT_COST` for each of its `batch` examples. The held-out examples are
+    evaluated at the start and after every `every` steps, at a cost of 1 each.
     """
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config: Any = OmegaConf.create(
@@ -419,7 +420,7 @@ def _is_finetuned(folder: Path) -> bool:
 
 
 def _read_usage(*folders: Path) -> dict[str, float]:
-    """The seconds, and those of a core, that the processes of some folders took together."""
+    """Sum the recorded wall and CPU seconds over folders."""
     found = {"seconds": 0.0, "cpu_seconds": 0.0}
     for path in (folder / USAGE_FILE for folder in folders):
         if path.is_file():
@@ -432,7 +433,7 @@ def _record_usage(folder: Path, ended: ProcessResult) -> None:
     """Add the seconds of a process to its folder.
 
     Raises:
-        Failed: The process failed.
+        CellError: The process failed.
     """
     if folder.is_dir():
         before = _read_usage(folder)
@@ -447,7 +448,7 @@ def _record_usage(folder: Path, ended: ProcessResult) -> None:
 
 @cache
 def _collect_versions() -> dict[str, Any]:
-    """What the numbers were made with."""
+    """Return package versions and the git commit, which are recorded with each result."""
     versions = {"model-swarms": __version__, "python": sys.version.split()[0]}
     for name in ("torch", "transformers", "numpy"):
         with suppress(PackageNotFoundError):
@@ -462,7 +463,7 @@ def _collect_versions() -> dict[str, Any]:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result with one line a key, so that a diff of committed results can be read."""
+    """Write a result with one line per key, so that diffs of committed results are readable."""
     lines = ",\n".join(
         f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in result.items()
     )
@@ -471,7 +472,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 
 @dataclass(slots=True)
 class RunningCell:
-    """A cell whose process runs."""
+    """A cell and its running process."""
 
     cell: SuiteCell
     steps: CellSteps
@@ -480,7 +481,8 @@ class RunningCell:
     began: float = field(default_factory=time.monotonic)
 
     def poll(self) -> ProcessResult | None:
-        """How the process ended; `None` while it runs."""
+        """Reap the process and return its result; `None` while it runs."""
+        # Unlike Popen.poll, wait4 also returns the CPU time of this child.
         process, status, usage = os.wait4(self.process.pid, os.WNOHANG)
         if not process:
             return None
@@ -494,15 +496,16 @@ class RunningCell:
 
 
 class SuiteRunner:
-    """Runs cells, several processes at a time, until all are done or time is up.
+    """Runs cells with several processes in parallel, until all are done or time is up.
 
     Args:
-        workshop: Says what a cell runs.
-        parallel: Processes at a time.
-        until: `time.monotonic` after which no cell begins and those running stop; `None`: never.
-        environment: Of the processes.
-        locks: File descriptors that they keep open.
-        say: Is given a line for each cell that begins or ends.
+        workshop: Planner of the cells.
+        parallel: Maximum number of concurrent processes.
+        until: `time.monotonic` at which running cells are stopped and no more start; `None` for
+            never.
+        environment: Additional environment variables of the processes.
+        locks: File descriptors that the processes inherit and hold open.
+        say: Callback that receives a progress line when a cell begins or ends.
     """
 
     def __init__(
@@ -521,9 +524,9 @@ class SuiteRunner:
         self._stopped: list[str] = []
 
     def run(self, todo: Sequence[SuiteCell]) -> bool:
-        """Run cells in their order; gives whether time was enough.
+        """Run cells in order and return whether all finished in time.
 
-        What fails is in `failed`, by cell, and does not stop the others.
+        Failed cells are recorded in `failed`, by name, and do not stop the others.
         """
         left, count = list(todo), len(todo)
         self.workshop.remove_finished()
@@ -549,7 +552,7 @@ class SuiteRunner:
         return self.until is not None and time.monotonic() >= self.until
 
     def _advance_cell(self, cell: SuiteCell, steps: CellSteps, ended: ProcessResult | None) -> None:
-        """Run a cell on to its next process or to its result."""
+        """Advance a cell to its next process or to its result."""
         suite, name = self.workshop.suite, f"{cell.task.name}/{cell.name}"
         try:
             command = next(steps) if ended is None else steps.send(ended)
@@ -564,8 +567,8 @@ class SuiteRunner:
                 self.failed[name] = str(error)
                 self.say(f"{name}: failed: {error}")
         else:
-            errors = tempfile.TemporaryFile()  # noqa: SIM115 - `Live.ended` closes it
-            # Secrets of a search's configuration are put into this process's environment.
+            errors = tempfile.TemporaryFile()  # noqa: SIM115 - `RunningCell.poll` closes it
+            # Secrets of a search's configuration are passed by the environment of this process.
             environment = {**os.environ, **self.environment}
             process = subprocess_runs.spawn_process(
                 command, self.locks, subprocess.DEVNULL, errors, environment
@@ -573,11 +576,11 @@ class SuiteRunner:
             self._live.append(RunningCell(cell, steps, process, errors))
 
     def _interrupt_all(self) -> None:
-        """Stop what runs as Ctrl-C does; searches keep what is done."""
+        """Interrupt the running processes as Ctrl-C does; searches can be resumed."""
         for live in self._live:
             os.kill(live.process.pid, signal.SIGINT)
         for live in self._live:
-            # Its end is looked at here and kept for `Live.ended`, which reaps it.
+            # WNOWAIT leaves the exit status for `RunningCell.poll`, which reaps the process.
             deadline = time.monotonic() + INTERRUPT_TIMEOUT_S
             while not _has_ended(live.process.pid):
                 if time.monotonic() > deadline:
@@ -586,7 +589,7 @@ class SuiteRunner:
 
 
 def _has_ended(process: int) -> bool:
-    """Whether a child has ended; it is not reaped."""
+    """Return whether a child has exited, without reaping it."""
     return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -596,11 +599,11 @@ def run_cells(
     """Run cells and write their results.
 
     Args:
-        parallel, until: See `Runner`.
-        keep: Whether run folders stay.
+        parallel, until: See `SuiteRunner`.
+        keep: Whether to keep run folders.
 
     Returns:
-        What failed, by cell, and whether time was enough.
+        Error messages of failed cells by name, and whether all finished in time.
     """
     if not todo:
         return {}, True

@@ -1,4 +1,4 @@
-"""What the trials of a sweep came to: a table, the best of them by dev, and what that is worth."""
+"""Results of a sweep: a table of its trials, the best of them by dev, and caveats."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from swarm.runs.describe import (
 from swarm.studies.subprocess_runs import SearchProcess
 
 SHARED_IDENTITY_KEYS = ("task items", "experts", "pool weights", "base weights")
-"""What all trials of a sweep have in common, beside their settings."""
+"""Identity keys that all trials of a sweep share, besides their settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,17 @@ class Trial(SearchProcess):
     """One search of a sweep.
 
     Attributes:
-        drawn: The values drawn for it, by dotted key.
+        drawn: Sampled values by dotted key.
     """
 
     drawn: dict[str, Any]
 
 
 def check_trials(trials: Sequence[Trial]) -> None:
-    """Whether what lies in the trials' folders is of this sweep.
+    """Check that the searches in the trials' folders belong to this sweep.
 
     Raises:
-        UserError: A folder holds a search with other settings, or one on other items or weights
+        UserError: A folder contains a search with other settings, or one on other items or weights
             than another trial's.
     """
     begun = [(trial, state["identity"]) for trial in trials if (state := trial.load_state())]
@@ -53,10 +53,10 @@ def check_trials(trials: Sequence[Trial]) -> None:
 
 
 def summarize_trials(trials: Sequence[Trial], errors: Mapping[Path, str]) -> dict[str, Any]:
-    """All that is known of the trials; those that neither ended nor failed are left out.
+    """Summarize the trials, without those that neither ended nor failed.
 
     Args:
-        errors: What went wrong, by the folder of the trial.
+        errors: Error messages by the folder of the trial.
     """
     rows = [
         _trial_row(trial, errors.get(trial.path))
@@ -69,7 +69,7 @@ def summarize_trials(trials: Sequence[Trial], errors: Mapping[Path, str]) -> dic
         "trials": rows,
         "ended": len(ended),
         "failed": len(rows) - len(ended),
-        # By dev alone; of equal ones the first.
+        # Selected by dev alone; the first one wins ties.
         "best": max(ended, key=lambda row: row["dev"])["trial"] if ended else None,
         "gained_on_test": sum(gain > 0 for gain in gains),
         "gained_with_p_below_0.05": sum(r["gain"] > 0 and r["p"] < 0.05 for r in ended if gains),
@@ -104,14 +104,14 @@ def _trial_row(trial: Trial, error: str | None) -> dict[str, Any]:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Put summary.json and summary.md into the sweep's folder."""
+    """Write summary.json and summary.md into the sweep's folder."""
     write_json(folder / "summary.json", summary)
     text = "\n".join([f"# {folder.name}", "", *format_summary(summary)])
     write_atomic(folder / "summary.md", (text + "\n").encode())
 
 
 def format_summary(summary: Mapping[str, Any]) -> list[str]:
-    """The lines of the table, in Markdown, and of what may be said of it."""
+    """Format the table and its conclusions as lines of Markdown."""
     rows = summary["trials"]
     drawn = list(rows[0]["drawn"]) if rows else []
     heads = ["trial", *(key.removeprefix("optimizer.") for key in drawn)]
@@ -131,7 +131,7 @@ def format_summary(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _trial_cells(row: Mapping[str, Any]) -> list[str]:
-    """Dev, test, gain and p of a trial."""
+    """Return the cells for dev, test, gain and p of a trial."""
     if row["error"] is not None:
         return ["failed", "", "", ""]
     if row["test"] is None:
@@ -151,7 +151,7 @@ def _format_gain(row: Mapping[str, Any]) -> str:
 
 
 def _describe_conclusions(summary: Mapping[str, Any]) -> list[str]:
-    """What the table says, a line each."""
+    """Return the conclusions from the table, one line each."""
     count = summary["ended"]
     if not count:
         return ["- No trial has ended."]

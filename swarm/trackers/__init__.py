@@ -1,4 +1,4 @@
-"""Shows a run elsewhere than in its folder: Weights & Biases, TensorBoard, both or nowhere."""
+"""Trackers that display a run outside its folder: Weights & Biases, TensorBoard, both or none."""
 
 from swarm.trackers.base import NullTracker, StackedAreaChart, TrackedRun, Tracker, TrackerTable
 from swarm.trackers.select import TRACKER_NAMES, MultiTracker, tracker_by_name

@@ -1,4 +1,4 @@
-"""What a tracker is told, and how one that fails is kept from ending a run."""
+"""Tracker protocol, a base class that isolates runs from tracker failures, stacked charts."""
 
 import io
 import logging
@@ -29,18 +29,18 @@ log = logging.getLogger(__name__)
 
 
 class TrackerTable(NamedTuple):
-    """Rows of texts and numbers; `None` is an empty cell."""
+    """Rows of strings and numbers; `None` is an empty cell."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
 
 class StackedAreaChart(NamedTuple):
-    """Shares that are drawn one on top of the other, those below 0 downwards.
+    """Shares stacked on top of each other; negative ones are stacked downwards.
 
     Attributes:
-        names: [K] whose they are.
-        values: [T, K], each held until the next.
+        names: Names of the K series.
+        values: Shares, [T, K], each held until the next.
     """
 
     title: str
@@ -53,13 +53,13 @@ LoggedValue = float | TrackerTable | StackedAreaChart
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run that is shown.
+    """A run that is tracked.
 
     Attributes:
         kind: "search", "evaluation", "moa", "consortium" or "compare".
-        folder: Its folder, by which it is called; a tracker keeps its files there.
-        config: What it was started with; secrets are taken out of it.
-        sources: Folders that its experts come from.
+        folder: Run folder, whose name is the run's; trackers store their files in it.
+        config: Configuration of the run; secrets are removed before it is logged.
+        sources: Folders of its experts.
     """
 
     kind: str
@@ -69,44 +69,44 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Is told what a run does."""
+    """Receives the progress and the results of a run."""
 
     def check(self) -> None:
-        """Whether a run could be shown; called before anything is written.
+        """Check that runs can be tracked; called before anything is written.
 
         Raises:
-            UserError: It could not.
+            UserError: They cannot be tracked.
         """
         ...
 
     def start(self, shown: TrackedRun) -> None:
-        """A run begins, or goes on, in a folder.
+        """Start or resume the run in its folder.
 
         Raises:
-            UserError: It cannot be shown.
+            UserError: It cannot be tracked.
         """
         ...
 
     def log(self, step: int, values: Mapping[str, LoggedValue]) -> None:
-        """Numbers, tables and pictures of a step; steps that are there already are left alone."""
+        """Log numbers, tables and charts of a step; steps that are already logged are skipped."""
         ...
 
     def log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """A model that the run came to: its folder, and what is known of it."""
+        """Log a model that the run produced, with its folder and metadata."""
         ...
 
     def finish(self, summary: Mapping[str, Any], code: int = 0) -> None:
-        """The run is over.
+        """Finish the run.
 
         Args:
-            summary: What it came to.
-            code: 0; another says that it was interrupted or failed.
+            summary: Final results.
+            code: Exit code; not 0 if the run was interrupted or failed.
         """
         ...
 
 
 class NullTracker:
-    """Shows nothing, writes nothing and loads nothing."""
+    """Tracker that logs nothing, writes nothing and imports nothing."""
 
     def check(self) -> None:
         """See `Tracker`."""
@@ -125,7 +125,7 @@ class NullTracker:
 
 
 class SafeTracker(ABC):
-    """A tracker that warns once when it fails under way, and is silent from then on."""
+    """Base class of trackers that log one warning on their first failure and then do nothing."""
 
     name: str
     _first = 0
@@ -160,7 +160,7 @@ class SafeTracker(ABC):
             return
         try:
             work()
-        except Exception as error:  # whatever a tracker's package raises
+        except Exception as error:  # trackers' packages raise any type
             self._open = False
             log.warning(
                 "%s shows no more of this run (%s: %s); the run itself goes on, and the "
@@ -172,7 +172,7 @@ class SafeTracker(ABC):
 
     @abstractmethod
     def _start_run(self, shown: TrackedRun) -> int:
-        """Begin; gives the first step that is not there yet."""
+        """Start the run, and return the first step that is not logged yet."""
 
     @abstractmethod
     def _log_values(self, step: int, values: Mapping[str, LoggedValue]) -> None: ...
@@ -188,18 +188,18 @@ def _clean_value(value: LoggedValue) -> LoggedValue:
     return value._replace(rows=clean(value.rows)) if isinstance(value, TrackerTable) else value
 
 
-# A run between its beginning and its end, however it ends.
-
 INTERRUPTED_CODE = 130
-"""The code of what Ctrl-C ends."""
+"""Exit code after an interrupt by Ctrl-C."""
 
 
 @contextmanager
 def track_run(tracker: Tracker, shown: TrackedRun) -> Iterator[dict[str, Any]]:
-    """Start, and finish with the summary that the block fills; else as interrupted or failed.
+    """Track a run: start it, and finish it with the summary that the block fills.
+
+    If the block raises, the run is finished as interrupted or failed.
 
     Raises:
-        UserError: It cannot be shown.
+        UserError: The run cannot be tracked.
     """
     tracker.start(shown)
     summary: dict[str, Any] = {}
@@ -211,21 +211,19 @@ def track_run(tracker: Tracker, shown: TrackedRun) -> Iterator[dict[str, Any]]:
     tracker.finish(summary)
 
 
-# Shares one on top of the other, as SVG for a page and as PNG where that is all one takes.
-
 PICTURE_SIZE = (1000, 560)
-"""Width and height of the PNG."""
+"""Width and height of the PNG in pixels."""
 
 
 def band_edges(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper edges [T, K] of shares [T, K]: those above 0 stacked up, the rest down."""
+    """Return the lower and upper edges [T, K] of shares [T, K], negative ones stacked downwards."""
     up, down = np.maximum(values, 0), np.minimum(values, 0)
     high, low = up.cumsum(axis=1), down.cumsum(axis=1)
     return np.where(values < 0, low, high - up), np.where(values < 0, low - down, high)
 
 
 def render_svg(stacked: StackedAreaChart) -> str:
-    """The picture with a legend, on white; a name is told where the pointer is, too."""
+    """Render the chart as SVG with a legend, on white; hovering over a band shows its name."""
     low, high = band_edges(stacked.values)
     x = np.arange(len(low) + 1)  # the last value is held for one iteration
     ends = [Series("", x, np.append(one, one[-1])) for one in (low.min(axis=1), high.max(axis=1))]
@@ -252,12 +250,12 @@ def render_svg(stacked: StackedAreaChart) -> str:
 
 
 def _band_style(k: int) -> str:
-    """The fill of the k-th band; a colour that comes again is fainter."""
+    """Return the fill of the k-th band; repeated colours are more transparent."""
     return f'style="fill:{COLOURS[k % len(COLOURS)]};opacity:{0.85 / (1 + k // len(COLOURS)):.2f}"'
 
 
 def _band_path(low: np.ndarray, high: np.ndarray, frame: ChartFrame) -> str:
-    """A band as steps: its upper edge to the right, its lower edge back."""
+    """Return the path of a band in steps: its upper edge forwards, its lower edge backwards."""
     there = "".join(f"L{frame.x(t)} {frame.y(v)}H{frame.x(t + 1)}" for t, v in enumerate(high))
     back = "".join(
         f"L{frame.x(t + 1)} {frame.y(low[t])}H{frame.x(t)}" for t in range(len(low) - 1, -1, -1)
@@ -266,7 +264,7 @@ def _band_path(low: np.ndarray, high: np.ndarray, frame: ChartFrame) -> str:
 
 
 def render_png(stacked: StackedAreaChart) -> bytes:
-    """The picture, `PIXELS` large."""
+    """Render the chart as a PNG of `PICTURE_SIZE`."""
     from matplotlib.figure import Figure
 
     low, high = band_edges(stacked.values)

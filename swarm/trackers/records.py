@@ -1,4 +1,4 @@
-"""A search as trackers are told of it: its series, and what it came to."""
+"""Conversion of searches, evaluations, comparisons and multi-agent answers into tracker records."""
 
 import contextlib
 import csv
@@ -28,23 +28,21 @@ from swarm.trackers.base import (
 if TYPE_CHECKING:
     import pandas as pd
 
-# Questions put to groups of models, as trackers are told of them: a step a question.
-
 SUMMED_COLUMNS = ("cost", "prompt_tokens", "new_tokens")
 
 
 def log_comparison(
     tracker: Tracker, folder: Path, frames: "Mapping[str, pd.DataFrame]"
 ) -> dict[str, Any]:
-    """Tell each question's counts, and the tables that its folder has; gives the summary.
+    """Log each question's counts and the tables in its folder; return the summary.
 
     Args:
-        folder: Of the report, which has a folder a question.
-        frames: Question name to its answers.
+        folder: Folder of the report, which has one folder per question.
+        frames: Answers by question name.
     """
     totals: dict[str, Any] = {"questions": len(frames)}
     for number, (name, frame) in enumerate(frames.items()):
-        # A model in several groups was asked once, and its rows are there several times.
+        # The rows of a model in several groups are repeated, but it was prompted only once.
         keys = [key for key in ("model", "paraphrase_ix", "sample") if key in frame]
         once = frame.drop_duplicates(keys) if "sample" in frame else frame
         values: dict[str, Any] = {"rows": len(frame), "errors": int(frame["error"].notna().sum())}
@@ -60,7 +58,7 @@ def log_comparison(
 
 
 def _read_table(file: Path) -> TrackerTable:
-    """A file's rows; its numbers as numbers."""
+    """Read a CSV file; columns that contain only numbers are converted."""
     with file.open(newline="", encoding="utf-8") as lines:
         columns, *rows = csv.reader(lines)
     numeric = [all(_is_number(row[n]) for row in rows) for n in range(len(columns))]
@@ -81,7 +79,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _summary_numbers(name: str, table: TrackerTable) -> dict[str, float]:
-    """Of a summary: each row's value and the ends of its interval."""
+    """Return each row's value and the ends of its interval from a summary table."""
     place = {column: n for n, column in enumerate(table.columns)}
     found: dict[str, float] = {}
     for row in table.rows:
@@ -92,19 +90,15 @@ def _summary_numbers(name: str, table: TrackerTable) -> dict[str, float]:
     return found
 
 
-# The series of a search, iteration by iteration, as its record has them.
-
-
 class SearchSeries:
-    """What the iterations come to, told one after the other.
+    """Converts the iterations of a search, one after the other, into time series.
 
     Args:
-        experts: The K names.
-        groups: How many groups of modules have coefficients of their own; of several, coefficients
-            are their mean.
+        experts: Names of the K experts.
+        groups: Number of groups of modules with separate coefficients; their mean is logged.
 
     Attributes:
-        best: [T, K] the coefficients of the best so far.
+        best: Coefficients of the best so far, [T, K].
     """
 
     def __init__(self, experts: Sequence[str], groups: int) -> None:
@@ -114,7 +108,7 @@ class SearchSeries:
         self._personal: dict[int, float] = {}
 
     def add_iteration(self, entry: Mapping[str, Any]) -> dict[str, float]:
-        """The series' values after one more round; what is not measured is left out."""
+        """Add an iteration and return the values of the series, without those not measured."""
         shape = (len(entry["positions"]), self.groups, len(self.experts))
         positions = np.array(entry["positions"], dtype=float).reshape(shape).mean(axis=1)
         known = {i: u for i, u in enumerate(entry["utilities"]) if u is not None}
@@ -135,16 +129,14 @@ class SearchSeries:
         return found | {f"coefficient/{name}": share for name, share in names}
 
 
-# An evaluation as trackers are told of it: each voice's numbers, and every answer.
-
 COUNT_COLUMNS = ("unparsed_rate", "calls", "tokens", "cost", "seconds")
-"""Of a voice, beside its utility; where there is one."""
+"""Columns of an evaluated model besides its utility; logged if present."""
 
 ANSWER_COLUMNS = ("voice", "id", "part", "value", "answer", "text")
 
 
 def log_evaluation(tracker: Tracker, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Tell a result and the answers that lie in its folder; gives the summary."""
+    """Log a result and the answers in its folder; return the summary."""
     values: dict[str, Any] = {}
     for voice in result["voices"]:
         low, high = voice["interval"]
@@ -175,12 +167,12 @@ def _answer_table(rows: Sequence[Mapping[str, Any]]) -> TrackerTable:
 
 
 def _to_cell(value: Any) -> Any:
-    """A number as it is, anything else as text: a column has one type."""
+    """Convert values other than floats to strings, as a column must have a single type."""
     return value if value is None or isinstance(value, float) else str(value)
 
 
 SPEEDS_FILE = "tracker.jsonl"
-"""A line an iteration: what it took, which the state does not have: that is the same everywhere."""
+"""File of timings, one JSON line per iteration; they are not part of the reproducible state."""
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -193,18 +185,18 @@ METRIC_NAMES = {
     "test_gain_interval": "test_gain_interval",
     "test_gain_p_value": "test_gain_p_value",
 }
-"""What an artifact's metadata say of its worth, and the metrics' names for it."""
+"""Metadata keys of an artifact that describe its results, and the corresponding metrics."""
 
 
 class SearchTracker:
-    """One search and who is told of it.
+    """Logs one search to a tracker.
 
-    All is told from the run's record. So a search that goes on tells what its tracker may have
-    missed, wherever it was killed, and one that was searched without a tracker is told as a whole.
+    Everything is read from the run's record. A resumed search therefore also logs what its tracker
+    missed, and a search that ran without a tracker can be logged completely afterwards.
 
     Args:
-        tracker: Who is told.
-        folder: The run's.
+        tracker: Tracker to log to.
+        folder: Run folder.
     """
 
     def __init__(self, tracker: Tracker, folder: Path) -> None:
@@ -214,7 +206,7 @@ class SearchTracker:
 
     @contextlib.contextmanager
     def track_search(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[None]:
-        """Tell of the search as far as it is, and at the end that it is over, and how."""
+        """Log the search's recorded iterations, and finish the run when the block ends."""
         if not self.shown:
             yield
             return
@@ -231,12 +223,12 @@ class SearchTracker:
             summary |= self._metrics
 
     def log_iteration(self, number: int, entry: Mapping[str, Any], **measured: float) -> None:
-        """An iteration is recorded; `measured` is what the record does not have of it."""
+        """Log a recorded iteration; `measured` contains values that are not part of the record."""
         if not self.shown:
             return
         self._speeds[number] = measured
         line = encode_json({"iteration": number, **measured}) + b"\n"
-        with contextlib.suppress(UserError):  # a series with a gap; the search is what counts
+        with contextlib.suppress(UserError):  # a gap in the series must not stop the search
             append(self.folder / SPEEDS_FILE, line)
         self._log_entry(number, entry)
 
@@ -244,7 +236,7 @@ class SearchTracker:
         self.tracker.log(number, self._course.add_iteration(entry) | self._speeds.get(number, {}))
 
     def log_final_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """The search is judged: its tables, its picture and its best, in a step after the last."""
+        """Log the tables, the chart and the best of a finished search, in a step after the last."""
         if not self.shown:
             return
         self._metrics = dict(metrics)
@@ -259,7 +251,7 @@ class SearchTracker:
         self.tracker.log_model(self.folder / "global_best", self._describe_best(run))
 
     def _describe_best(self, run: RunFolder) -> dict[str, Any]:
-        """What is known of the best."""
+        """Return the metadata of the best."""
         position = run.positions[run.find_best()]
         rows = position.reshape(len(run.groups), len(run.experts))
         experts = {}
@@ -285,7 +277,7 @@ class SearchTracker:
 
 
 def _speeds(file: Path) -> dict[int, dict[str, float]]:
-    """What the iterations took, by their numbers; lines that a kill cut off are left out."""
+    """Read the timings by iteration; lines truncated by a kill are skipped."""
     found = {}
     try:
         lines = file.read_text().splitlines()
@@ -304,9 +296,9 @@ def _file_sha256(file: Path) -> str:
 
 
 def _flip_table(models: TestComparison, split: str) -> TrackerTable | None:
-    """The items that best initial expert and best found answered differently well.
+    """Tabulate the items whose value differs between best initial expert and best found.
 
-    `None` where the two did not both answer the split.
+    `None` unless both answered the split.
     """
     run, places = models.run, models.places.values()
     if split == "dev":
@@ -341,10 +333,8 @@ def _flip_table(models: TestComparison, split: str) -> TrackerTable | None:
     return TrackerTable(columns, rows)
 
 
-# Questions put to several models, as trackers are told of them: stages, rounds, cost, time.
-
 TRACKING_FOLDER = "tracking"
-"""The folder of the folders of what has none of its own."""
+"""Parent of the folders of runs without a run folder."""
 
 STAGE_COLUMNS = (
     "layer",
@@ -374,15 +364,15 @@ RESPONSE_COLUMNS = (
 
 
 def new_tracking_folder(kind: str) -> Path:
-    """A new folder's path, named by kind and time."""
+    """Return the path of a new folder, named by kind and time."""
     return Path(TRACKING_FOLDER) / f"{kind}_{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
 
 
 class MoATracker:
-    """The questions of a mixture of agents, a step each.
+    """Logs the questions to a mixture of agents, one per step.
 
     Args:
-        tracker: Who is told.
+        tracker: Tracker to log to.
     """
 
     def __init__(self, tracker: Tracker) -> None:
@@ -390,7 +380,7 @@ class MoATracker:
         self._told: list[dict[str, Any]] = []
 
     def log_turn(self, turn: dict[str, Any]) -> None:
-        """Tell one question, as `swarm.moa.format.turn_to_json` has it."""
+        """Log one question in the form of `swarm.moa.format.turn_to_json`."""
         self._told.append(turn)
         values = {f"calls_{name}": count for name, count in turn["calls"].items()}
         values |= {f"tokens_{name}": count for name, count in turn["tokens"].items()}
@@ -402,7 +392,7 @@ class MoATracker:
         self.tracker.log(len(self._told) - 1, _drop_missing(values))
 
     def log_tables(self) -> dict[str, Any]:
-        """Tell all questions and all stages as tables; gives the summary."""
+        """Log all questions and all stages as tables; return the summary."""
         heads = ("question", "answer", "error", "cost", "seconds")
         asked = [[turn[name] for name in heads] for turn in self._told]
         rows = [
@@ -434,10 +424,11 @@ class MoATracker:
 
 
 def log_deliberation(tracker: Tracker, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Tell what a consortium came to, an iteration a step; gives the summary.
+    """Log the answer of a consortium, one iteration per step; return the summary.
 
     Args:
-        result: As `swarm.multi_agent.consortium.result_json.result_to_json` or `responses` make it.
+        result: As made by `swarm.multi_agent.consortium.result_json.result_to_json` or
+            `responses_to_json`.
     """
     rounds: Sequence[Mapping[str, Any]] = result.get("iterations") or [
         {"iteration": 1, "model_responses": result["model_responses"]}
@@ -488,7 +479,7 @@ def _verdict_table(rounds: Sequence[Mapping[str, Any]]) -> TrackerTable:
 
 
 def _combine_calls(calls: Sequence[Mapping[str, Any]], new: str = "new_tokens") -> dict[str, Any]:
-    """Calls that were made at once: the slowest one's seconds, all ones' tokens and cost."""
+    """Combine concurrent calls: seconds of the slowest one, total tokens and cost."""
     came = [call for call in calls if not call.get("error")]
     priced = [call["cost"] for call in calls if call.get("cost") is not None]
     return _drop_missing(

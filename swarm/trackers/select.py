@@ -1,4 +1,4 @@
-"""Weights & Biases and TensorBoard at once."""
+"""Weights & Biases and TensorBoard together, and trackers by their command-line names."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from swarm.trackers.wandb import WandB
 
 
 class MultiTracker:
-    """Tells both; that one fails is nothing to the other.
+    """Logs to both trackers; a failure of one does not affect the other.
 
     Args:
         mode, project, entity, group, model, uses: See `swarm.trackers.WandB`.
@@ -60,16 +60,16 @@ class MultiTracker:
             tracker.finish(summary, code)
 
 
-# Trackers by the word that a command line has for them.
-
 TRACKER_NAMES = ("none", "wandb", "wandb-offline", "tensorboard", "both", "both-offline")
 
 
 def tracker_by_name(word: str) -> Tracker:
-    """The tracker; WANDB_PROJECT, WANDB_ENTITY and WANDB_RUN_GROUP say where a run appears.
+    """Return a tracker by its name.
+
+    WANDB_PROJECT, WANDB_ENTITY and WANDB_RUN_GROUP apply to Weights & Biases.
 
     Raises:
-        UserError: There is none of this name.
+        UserError: The name is unknown.
     """
     if word not in TRACKER_NAMES:
         raise UserError(f"tracker {word}: must be one of {', '.join(TRACKER_NAMES)}", 2)

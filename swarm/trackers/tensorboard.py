@@ -1,4 +1,4 @@
-"""TensorBoard: an event file in the run's folder."""
+"""TensorBoard tracker: an event file in the run folder."""
 
 import json
 import time
@@ -18,14 +18,14 @@ from swarm.trackers.base import (
 )
 
 MAX_ROWS = 200
-"""Of a table: it is text here, which the page shows at once."""
+"""Maximum number of table rows; tables are logged as text, which the page displays in full."""
 
 MAX_CELL_LENGTH = 300
-"""Of a cell."""
+"""Maximum length of a cell in characters."""
 
 
 class TensorBoard(SafeTracker):
-    """TensorBoard; one file, written anew from the first step by every start."""
+    """TensorBoard tracker; each start rewrites its single event file from the first step."""
 
     name = "TensorBoard"
 
@@ -50,13 +50,14 @@ class TensorBoard(SafeTracker):
         name = f"events.out.tfevents.{time.time():.6f}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # Written by this thread: the package's own event writer waits for ever on a full disk.
+            # tensorboard's EventFileWriter writes in a thread and blocks forever on a full disk.
             self._writer = RecordWriter((folder / name).open("wb"))
             self._write_event(0, file_version="brain.Event:2")
-            # Who has the page open forgets what an earlier file said.
+            # SessionLog.START makes an open page discard the events of an earlier file.
             self._write_event(0, session_log=SessionLog(status=SessionLog.START))
             self._write_text("config", _json_block(clean(shown.config)), 0)
             self._writer.flush()
+            # Removed only now, so that a failed start leaves the earlier file intact.
             for file in before:
                 file.unlink(missing_ok=True)
         except OSError as error:
@@ -132,7 +133,7 @@ class TensorBoard(SafeTracker):
 
 
 def _json_block(value: Mapping[str, Any]) -> str:
-    """Values as Markdown shows them word by word."""
+    """Format values as JSON in a Markdown code block."""
     return "".join(f"    {line}\n" for line in json.dumps(value, indent=1, default=str).split("\n"))
 
 

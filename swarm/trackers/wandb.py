@@ -1,4 +1,4 @@
-"""Weights & Biases: a run there for a run here, online, or in files that are sent later."""
+"""Weights & Biases tracker, online, or offline for a later `wandb sync`."""
 
 import logging
 import netrc
@@ -29,29 +29,29 @@ WANDB_MODES = ("online", "offline")
 DEFAULT_PROJECT = "model-swarms"
 
 FINISH_TIMEOUT_S = 120.0
-"""How long the end of a run may wait for a server that does not answer."""
+"""Time in seconds that finishing a run may wait for a server that does not respond."""
 
 INIT_TIMEOUT_S = 30.0
-"""How long a run may be held by what a killed process has left."""
+"""Time in seconds to retry while a killed process's service still holds the run."""
 
 log = logging.getLogger(__name__)
 
 
 class WandB(SafeTracker):
-    """Weights & Biases.
+    """Weights & Biases tracker.
 
-    A run that goes on keeps its id, which lies in its folder, so that it is one run there too. An
-    offline run is written anew from its first step by every start, whole, in the place of what
-    earlier starts have written: there is one folder to send, and no step is missing or twice there.
+    The run id is stored in the run folder, so that a resumed run continues the same run on the
+    server. An offline run is rewritten from its first step by every start and replaces the files of
+    earlier starts: there is one folder to sync, with no missing or duplicate step.
 
     Args:
-        mode: "online" or "offline" (sent later, by `wandb sync`); offline as well where the
-            package's own variable WANDB_MODE says so.
-        project, entity: Where the run appears; `None` is what WANDB_PROJECT and WANDB_ENTITY say,
-            else "model-swarms" and the account's own.
-        group: Of runs that belong together.
-        model: Whether the best adapter is kept there, as an artifact.
-        uses: Artifacts that the experts come from, beside those whose folder's name tells.
+        mode: "online" or "offline" (sent later by `wandb sync`); the environment variable
+            WANDB_MODE can also select offline.
+        project, entity: Project and account of the run; `None` uses WANDB_PROJECT and WANDB_ENTITY,
+            else "model-swarms" and the account's default.
+        group: Group of related runs.
+        model: Whether to log the best adapter as an artifact.
+        uses: Input artifacts, besides those derived from the names of the experts' folders.
     """
 
     name = "WandB"
@@ -84,10 +84,10 @@ class WandB(SafeTracker):
             )
 
     def _start_run(self, shown: TrackedRun) -> int:
-        # Else a mistake inside of the package is reported to its makers, offline too.
+        # Otherwise wandb reports its internal errors to its developers, even offline.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         if "wandb" not in sys.modules:
-            # A parent's service would go on holding the run of a process that is killed.
+            # An inherited service would still hold the run after this process is killed.
             os.environ.pop("WANDB_SERVICE", None)
         import wandb
 
@@ -113,15 +113,15 @@ class WandB(SafeTracker):
         return int(self._run.step)
 
     def _use_artifacts(self, artifacts: Sequence[str]) -> None:
-        """Say where experts come from; a lineage that cannot be told costs no run."""
+        """Declare the artifacts of the experts; failures are logged but do not stop the run."""
         for name in dict.fromkeys(artifacts):
             try:
                 self._run.use_artifact(name)
-            except Exception as error:  # whatever the server has against it
+            except Exception as error:  # lineage is optional
                 log.warning("WandB: the run does not name the artifact %s (%s)", name, error)
 
     def _log_values(self, step: int, values: Mapping[str, LoggedValue]) -> None:
-        # At once: a row that waits for the next one is lost with the process.
+        # Commit immediately: wandb buffers a row until the next step, and a kill would lose it.
         made = {name: _to_wandb(value) for name, value in values.items()}
         self._run.log(made, step=step, commit=True)
 
@@ -134,7 +134,8 @@ class WandB(SafeTracker):
         artifact = wandb.Artifact(name, type="model", metadata=dict(facts))
         for file in sorted(folder.rglob("*")):
             if file.is_file() and not file.name.endswith(".jsonl"):
-                # No copy of what may be large: the file stays where it is until it is sent.
+                # "immutable" avoids a copy of large files: wandb reads the file itself when it
+                # uploads.
                 artifact.add_file(
                     str(file.resolve()), str(file.relative_to(folder)), policy="immutable"
                 )
@@ -149,10 +150,10 @@ class WandB(SafeTracker):
 
 
 def _init_run(**given: Any) -> Any:
-    """The run, begun.
+    """Start the run.
 
     Raises:
-        UserError: It cannot be begun.
+        UserError: It cannot be started.
     """
     import wandb
 
@@ -160,9 +161,9 @@ def _init_run(**given: Any) -> Any:
     while True:
         try:
             return wandb.init(**given)
-        except Exception as error:  # whatever the package raises, inside of one another
+        except Exception as error:  # of any type, often nested
             told = f"{error} {error.__cause__} {error.__context__}"
-            # What a killed process leaves behind still holds the run, for a moment.
+            # The service of a killed process holds the run for a short time; retry.
             if "in use" in told and time.monotonic() < deadline:
                 time.sleep(0.5)
                 continue
@@ -173,9 +174,9 @@ def _init_run(**given: Any) -> Any:
 
 
 def _build_settings(wandb: Any) -> Any:
-    """What the package may look at and send: nothing that this toolkit did not tell it.
+    """Return settings under which wandb collects and sends only what this toolkit logs.
 
-    Not the code, the command line, git, the host's name, what is installed or the terminal.
+    They exclude code, command line, git, host name, installed packages and terminal output.
     """
     return wandb.Settings(
         console="off",
@@ -192,7 +193,7 @@ def _build_settings(wandb: Any) -> Any:
 
 
 def _run_id(folder: Path) -> str:
-    """The run's id, which the folder keeps.
+    """Return the run's id, which is stored in the folder.
 
     Raises:
         UserError: The folder cannot be written.
@@ -204,7 +205,7 @@ def _run_id(folder: Path) -> str:
 
 
 def _to_wandb(value: LoggedValue) -> Any:
-    """A value as the package has it."""
+    """Convert a value to wandb's types."""
     if isinstance(value, TrackerTable):
         import wandb
 
@@ -223,13 +224,13 @@ def _to_wandb(value: LoggedValue) -> Any:
 
 
 def artifact_names(folders: Sequence[Path]) -> list[str]:
-    """Names of artifacts, NAME:v3, as folders that they were downloaded to are called."""
+    """Return artifact names (NAME:v3) from folder names, as wandb downloads create them."""
     parts = (part for folder in folders for part in folder.resolve().parts)
     return [part for part in parts if re.fullmatch(r"[\w.-]+:v\d+", part)]
 
 
 def _is_logged_in() -> bool:
-    """Whether `wandb login` has left a key for the server in use."""
+    """Return whether `wandb login` stored a key for the server in use."""
     server = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     try:
         return netrc.netrc().authenticators(server) is not None

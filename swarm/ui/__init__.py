@@ -1,1 +1,1 @@
-"""The page in a browser: searches, models, conversations and comparisons of this machine."""
+"""Web application for the searches, models, conversations and comparisons of this machine."""

@@ -1,4 +1,4 @@
-"""The application: its pages, who may ask, and the process that serves it."""
+"""The ASGI application: pages, access control and server."""
 
 import hmac
 import importlib
@@ -22,7 +22,7 @@ PAGES = (
     "swarm.ui.pages.chat.register_page",
     "swarm.ui.pages.compare.register_page",
 )
-"""The functions that register the pages."""
+"""Functions that register the pages."""
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -30,14 +30,14 @@ SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     "base-uri 'self'; form-action 'self'; frame-ancestors 'self'",
 }
-"""The page loads what is here, and a text of a model loads nothing from elsewhere."""
+"""Headers that restrict pages to local resources, so that model output cannot load others."""
 
 SHUTDOWN_GRACE_S = 2
-"""Seconds for what is under way when the page ends."""
+"""Seconds that requests in progress have to finish at shutdown."""
 
 
 TOKEN = "token"
-"""The parameter of the address that carries the token."""
+"""Query parameter that carries the token."""
 
 NO_TOKEN = (
     b"a token is needed: open the address that python -m swarm.ui printed when it started, or send "
@@ -46,22 +46,23 @@ NO_TOKEN = (
 
 
 class HostGuard:
-    """Lets in who has the token, and calls the page by an address of this machine, from the page.
+    """ASGI middleware that admits only requests with the token, a local Host and a matching Origin.
 
-    Another user of the machine has no token. A page of somebody else's in the same browser could
-    have its own name point here, or open a websocket, which no browser holds back. The token
-    comes as a parameter of the address, after which a cookie has it, or as `Authorization: Bearer`.
+    The token keeps out other users of the machine. The Host check prevents DNS rebinding, and the
+    Origin check prevents websockets from pages of other sites, to which the same-origin policy does
+    not apply. The token is passed as a query parameter, after which a cookie stores it, or as
+    `Authorization: Bearer`.
 
     Args:
-        app: What is guarded, websockets included.
-        token: `None` asks for none.
+        app: Protected application, websockets included.
+        token: Required token; `None` for none.
     """
 
     def __init__(self, app: Any, token: str | None = None) -> None:
         self._app, self._token = app, token
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Answer, or refuse."""
+        """Forward the request to the application, or refuse it."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         if not is_allowed(scope):
@@ -76,6 +77,7 @@ class HostGuard:
         await self._welcome(scope, send, [pair for pair in query if pair[0] != TOKEN])
 
     def _is_token(self, given: str) -> bool:
+        # Constant time, so that response times do not reveal the token.
         return hmac.compare_digest(given.encode(), str(self._token).encode())
 
     def _is_bearer(self, scope: dict[str, Any]) -> bool:
@@ -90,9 +92,9 @@ class HostGuard:
     async def _welcome(
         self, scope: dict[str, Any], send: Any, query: list[tuple[str, str]]
     ) -> None:
-        """Set the cookie, and lead to the same address without the token, which stays nowhere."""
+        """Set the cookie, and redirect to the URL without the token to keep it out of histories."""
         path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
-        # One slash: two begin an address of another machine.
+        # A single slash: two would start a URL relative to the scheme, on another host.
         where = "/" + path.lstrip("/") + (f"?{urlencode(query)}" if query else "")
         cookie = f"{_cookie_name(scope)}={self._token}; HttpOnly; SameSite=Strict; Path=/"
         headers = [
@@ -106,12 +108,12 @@ class HostGuard:
 
 
 def _header(scope: dict[str, Any], name: bytes) -> str:
-    """The values of a header, joined as cookies are."""
+    """Return the values of a header, joined in the format of cookies."""
     return "; ".join(value.decode("latin-1") for key, value in scope["headers"] if key == name)
 
 
 def _cookie_name(scope: dict[str, Any]) -> str:
-    """With the port, as a browser keeps one set of cookies for all ports of a host."""
+    """Return the cookie's name with the port, as browsers share a host's cookies between ports."""
     _, _, port = _header(scope, b"host").rpartition(":")
     return f"model_swarms_{port}" if port.isdigit() else "model_swarms"
 
@@ -125,7 +127,7 @@ async def _refused(scope: dict[str, Any], send: Any, why: bytes) -> None:
 
 
 def is_allowed(scope: dict[str, Any]) -> bool:
-    """Whether a request means this machine, and does not come from another page."""
+    """Return whether a request addresses this machine and does not originate from another site."""
     host = _header(scope, b"host")
     origins = [value.decode("latin-1") for key, value in scope["headers"] if key == b"origin"]
     here = f"http://{host}".lower()
@@ -135,7 +137,7 @@ def is_allowed(scope: dict[str, Any]) -> bool:
 
 
 def _with_headers(send: Any) -> Any:
-    """Send with the headers; those that an answer has itself stay."""
+    """Wrap `send` to add the security headers that a response does not set itself."""
 
     async def send_with_headers(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -150,7 +152,7 @@ def _with_headers(send: Any) -> Any:
 
 
 def build_application(home: AppState, token: str | None = None) -> HostGuard:
-    """The pages, behind the guard; once a process, as NiceGUI has one set of pages."""
+    """Build the application; once per process, as NiceGUI's pages are global."""
     from fastapi import FastAPI
     from nicegui import ui
 
@@ -158,7 +160,7 @@ def build_application(home: AppState, token: str | None = None) -> HostGuard:
         module, _, name = page.rpartition(".")
         getattr(importlib.import_module(module), name)(home)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    # A search keeps this machine busy: a slow answer is no lost connection.
+    # A search may slow the server down; a late response must not count as a lost connection.
     ui.run_with(
         app, title="model-swarms", dark=None, show_welcome_message=False, reconnect_timeout=10.0
     )
@@ -166,17 +168,17 @@ def build_application(home: AppState, token: str | None = None) -> HostGuard:
 
 
 def serve_pages(home: AppState, host: str, port: int, browser: bool, guarded: bool = True) -> None:
-    """Serve the page until an interrupt.
+    """Serve the pages until an interrupt.
 
     Args:
-        home: What the pages share.
-        host, port: Where to serve; port 0 takes a free one.
-        browser: Whether to open it.
-        guarded: Whether it asks for a token, which is new each time.
+        home: State that the pages share.
+        host, port: Address to bind; port 0 selects a free one.
+        browser: Whether to open a browser.
+        guarded: Whether to require a token, which is new for each start.
 
     Raises:
         UserError: The address cannot be bound.
-        KeyboardInterrupt: At its end.
+        KeyboardInterrupt: The server was interrupted.
     """
     import uvicorn
 
@@ -205,6 +207,6 @@ def serve_pages(home: AppState, host: str, port: int, browser: bool, guarded: bo
 
 
 def page_url(bound: socket.socket) -> str:
-    """Where a browser finds it."""
+    """Return the URL of the server."""
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

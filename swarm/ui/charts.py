@@ -1,4 +1,4 @@
-"""The charts of a run, as Apache ECharts takes them; drawn in the browser, nothing is loaded."""
+"""Charts of runs as Apache ECharts options, drawn in the browser without external resources."""
 
 import math
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_reader import RunFolder
 
 TEXT_COLOUR = "#7d8791"
-"""Of words and lines: readable on light and on dark."""
+"""Colour of text and lines, readable on light and dark backgrounds."""
 
 COLOURS = ["#2f6fab", "#c8711d", "#3f8f5b", "#a34a8c", "#8a6d1f", "#4f8f9e", "#b04a4a", "#6b63b5"]
 
 MAX_POINTS = 20_000
-"""Of particles in a chart at most; of more, only some particles are drawn beside the best."""
+"""Maximum number of particle points in a chart; above it, only some particles are drawn."""
 
 
 def particle_chart(run: RunFolder) -> dict[str, Any]:
-    """The best so far, and every particle."""
+    """Plot the best so far and every particle."""
     best = _line_series("best so far", run.best_so_far(), COLOURS[0], 2.5) | {"step": "end", "z": 5}
     most = max(1, MAX_POINTS // max(1, len(run.utilities)))
     step = math.ceil(run.particles / most)
@@ -36,7 +36,7 @@ def particle_chart(run: RunFolder) -> dict[str, Any]:
 
 
 def coefficient_chart(run: RunFolder) -> dict[str, Any]:
-    """Each expert's coefficient in the best so far, stacked: above 0 and below."""
+    """Plot each expert's coefficient in the best so far as stacked bars, above and below 0."""
     trail = best_positions(run)
     values = trail.reshape(len(trail), len(run.groups), len(run.experts)).mean(axis=1)
     order = np.argsort(-np.abs(values).max(axis=0))
@@ -60,7 +60,7 @@ def coefficient_chart(run: RunFolder) -> dict[str, Any]:
 
 
 def run_comparison_chart(runs: Sequence[RunFolder]) -> dict[str, Any]:
-    """The best so far of several runs."""
+    """Plot the best so far of several runs."""
     series = [
         _line_series(run.path.name, run.best_so_far(), _series_colour(n), 2) | {"step": "end"}
         for n, run in enumerate(runs)
@@ -75,7 +75,7 @@ def run_comparison_chart(runs: Sequence[RunFolder]) -> dict[str, Any]:
 
 
 def front_chart(run: RunFolder, found: ParetoFront) -> dict[str, Any]:
-    """The first two objectives of all measured positions, the front among them."""
+    """Plot the first two objectives of all measured positions, with the front highlighted."""
     chart = objective_chart(run, found, *found.names[:2])
     order = sorted(chart.series, key=lambda one: ("faint", "normal", "strong").index(one.weight))
     series = []
@@ -168,5 +168,5 @@ def _series_colour(rank: int) -> str:
 
 
 def _to_json_numbers(values: np.ndarray) -> list[float | None]:
-    """For JSON, which has no NaN."""
+    """Round values for JSON, with NaN and infinity as `None`."""
     return [round(float(v), 6) if np.isfinite(v) else None for v in values]

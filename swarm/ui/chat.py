@@ -1,4 +1,7 @@
-"""A conversation on a page: questions, the answers of one or several models, and how they came."""
+"""Widgets of a conversation: panel, settings, and a card per answer with all calls behind it.
+
+Model output is always drawn as text, never as markup.
+"""
 
 import json
 import time
@@ -15,10 +18,8 @@ from swarm.multi_agent import scheduler
 from swarm.multi_agent.types import AgentAnswer
 from swarm.ui.chat_worker import ChatWorker
 
-# One answer on a page as it comes: its text, what it took, and every call that led to it.
-
 MIXTURE_PREFIX = "mixed: "
-"""What the name of a mixture by hand begins with."""
+"""Name prefix of mixtures set by hand."""
 
 STYLE = """
 .chat-question { background: color-mix(in srgb, var(--q-primary) 14%, transparent);
@@ -40,12 +41,10 @@ body.body--dark .chat-wrong { color: #ff8a80; }
 
 
 class AnswerCard:
-    """Draws an answer where it is made; `look` brings it up to what has come.
-
-    All that a model wrote is drawn as text.
+    """Draws an answer in the current container; `refresh_card` updates it with the text received.
 
     Args:
-        asking: What is shown.
+        asking: Worker of the question.
     """
 
     def __init__(self, asking: ChatWorker) -> None:
@@ -65,7 +64,7 @@ class AnswerCard:
             self._stages.set_visibility(False)
 
     def refresh_card(self) -> None:
-        """Show what has come since the last time."""
+        """Show what was received since the last refresh."""
         asking = self.asking
         if self._over:
             return
@@ -87,7 +86,7 @@ class AnswerCard:
             self._wrong.set_visibility(bool(asking.turn.error))
 
     def _status_text(self) -> str:
-        """What it is doing, or what it took."""
+        """Return the current activity, or the resources used."""
         asking = self.asking
         took = f"{time.monotonic() - self._began:.0f} s"
         if asking.state == "loading":
@@ -107,7 +106,7 @@ class AnswerCard:
 
 
 def _draw_call(count: int, answer: AgentAnswer) -> None:
-    """One call: who, what it came to, what it was asked and what it said."""
+    """Draw one call: model, outcome, prompt and answer."""
     where = "" if answer.role == "model" else f"layer {answer.layer}, {answer.role} "
     words = (
         f"{count}. {where}{answer_label(answer)}: {format_outcome(answer)}{_format_cost([answer])}"
@@ -127,7 +126,7 @@ def _draw_call(count: int, answer: AgentAnswer) -> None:
 
 
 def _format_cost(answers: Sequence[AgentAnswer]) -> str:
-    """What answers cost; nothing of this machine's models, which have no price."""
+    """Format the cost of answers; empty for local models, which have no price."""
     asked = [one for one in answers if one.completion and not _is_local(one.name)]
     return f", {scheduler.sum_usage(asked).format_cost()}" if asked else ""
 
@@ -142,16 +141,16 @@ def _draw_part(name: str, text: str) -> None:
 
 
 REFRESH_S = 0.15
-"""Between two looks at what has come."""
+"""Interval between refreshes in seconds."""
 
 
 class ChatColumn(NamedTuple):
-    """Who is asked.
+    """A model of a conversation and its column.
 
     Attributes:
-        key: Whose turns the question comes with.
-        name: As the page and the stages call it.
-        find: Gives the model, or raises a `UserError`; called in a thread.
+        key: Key of the previous turns that are sent with a question.
+        name: Display name of the model.
+        find: Returns the model, or raises a `UserError`; called in a thread.
     """
 
     key: str
@@ -160,11 +159,11 @@ class ChatColumn(NamedTuple):
 
 
 class ChatPanel:
-    """Draws the conversation and its field where it is made.
+    """Draws a conversation and its input field in the current container.
 
     Args:
-        sides: Gives who is asked; none where the page has told why there is nobody.
-        manner: Gives how.
+        sides: Returns the models to query; empty if the page already showed a message.
+        manner: Returns the sampling options.
     """
 
     def __init__(
@@ -236,18 +235,18 @@ class ChatPanel:
             turn = one.asking.turn
             one.refresh_card()
             self._all[-1]["answers"].append({"name": one.asking.name, **turn_to_json(turn)})
-            # An endpoint may refuse a conversation with an empty turn in it.
+            # Some endpoints reject conversations that contain an empty turn.
             if turn.text.strip():
                 self._before.setdefault(key, []).append(turn)
         self._shown = []
 
     def stop_answers(self) -> None:
-        """Wait for nobody any more."""
+        """Stop waiting for all answers."""
         for _, one in self._shown:
             one.asking.stop()
 
     def clear_conversation(self) -> None:
-        """Begin a new conversation."""
+        """Start a new conversation."""
         self.stop_answers()
         self._refresh_answers()
         self._before, self._all = {}, []
@@ -261,10 +260,10 @@ class ChatPanel:
 
 
 class ChatSettings:
-    """The settings of a conversation, drawn where it is made.
+    """Settings of a conversation, drawn in the current container.
 
     Args:
-        temperature: At first.
+        temperature: Initial temperature.
     """
 
     def __init__(self, temperature: float) -> None:
@@ -280,7 +279,7 @@ class ChatSettings:
         self._first = temperature
 
     def __call__(self) -> ChatOptions:
-        """As they are now; a field that was emptied is as it was at first."""
+        """Return the current settings; empty fields have their initial values."""
         temperature, tokens, seed = self._temperature.value, self._tokens.value, self._seed.value
         return ChatOptions(
             self._first if temperature is None else max(0.0, float(temperature)),

@@ -1,4 +1,4 @@
-"""One question put to one model by a page: asked in a thread, looked at as it comes, stopped."""
+"""Worker that queries one model in a thread, with progress and partial text for a page."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -19,21 +19,21 @@ EMPTY_ANSWER = "an empty answer"
 
 
 class ChatWorker:
-    """A question on its way; its attributes may be read by any thread at any time.
+    """A question in progress; its attributes can be read from any thread.
 
     Args:
-        name: The model's, as stages call it.
-        find: Gives the model, or raises a `UserError`.
-        question: What is asked.
-        before: The turns that it comes with; each has an answer.
-        manner: How it is asked.
+        name: Display name of the model.
+        find: Returns the model, or raises a `UserError`.
+        question: The question.
+        before: Previous turns of the conversation; each has an answer.
+        manner: Sampling options.
 
     Attributes:
         state: One of `STATES`.
-        text: The answer so far.
-        waiting: Who was asked and has not answered yet, of a collaboration.
-        notes: What a consortium's iterations came to.
-        turn: The question, and what came of it.
+        text: The answer received so far.
+        waiting: Members of a collaboration that have not answered yet.
+        notes: Summaries of a consortium's iterations.
+        turn: The question, and its final answer or error.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class ChatWorker:
         self.notes: list[str] = []
 
     def start(self) -> None:
-        """Ask."""
+        """Start the thread."""
         threading.Thread(target=self._run_worker, name="swarm-page", daemon=True).start()
 
     def stop(self) -> None:
-        """Wait no longer; what is being written for it ends at its next piece."""
+        """Stop waiting; generation ends with the next streamed piece."""
         if self.state != "done":
             self._over.set()
             self._finish_turn(error="stopped")
@@ -84,7 +84,7 @@ class ChatWorker:
             self._finish_turn(error="stopped")
         except UserError as error:
             self._finish_turn(error=str(error))
-        except Exception as error:  # a page shows it; a thread would only write a traceback
+        except Exception as error:  # shown on the page instead of a traceback
             self._finish_turn(error=f"{self.name}: it failed with {type(error).__name__}: {error}")
 
     def _build_request(self) -> Request:
@@ -98,10 +98,10 @@ class ChatWorker:
         )
 
     def _collect_transcript(self, model: Model) -> Transcript:
-        """What the model comes to.
+        """Run the model and return its transcript.
 
         Raises:
-            UserError: Nothing.
+            UserError: The model gave no answer.
         """
         if not isinstance(model, Collaboration):
             return self._stream_answer(model)
@@ -129,7 +129,7 @@ class ChatWorker:
         )
 
     def _handle_event(self, model: Any, event: Any) -> None:
-        """Take notice of an event of a collaboration."""
+        """Process an event of a collaboration."""
         self._check_running()
         if isinstance(event, CallStarted):
             self.waiting.append(event.name)
@@ -145,10 +145,10 @@ class ChatWorker:
             self.notes.append(format_event(model, event))
 
     def _check_running(self) -> None:
-        """See that somebody still waits.
+        """Check that the answer is still wanted.
 
         Raises:
-            Left: Nobody does.
+            Cancelled: It is not.
         """
         if self._over.is_set():
             raise Cancelled

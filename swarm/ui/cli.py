@@ -1,4 +1,4 @@
-"""The command line of the page, read and checked before anything heavy is imported."""
+"""Command line of the web application, parsed before any heavy package is imported."""
 
 import sys
 from pathlib import Path
@@ -64,7 +64,7 @@ def ui(
     base: str | None,
     device: str | None,
 ) -> None:
-    """See `ABOUT`."""
+    """Serve the web application; the help text is `DESCRIPTION`."""
     try:
         for name, value in {"host": host, "pool": pool, "base": base, "device": device}.items():
             if value is not None and not value.strip():

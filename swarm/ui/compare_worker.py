@@ -1,4 +1,4 @@
-"""What the page Compare does: answers to one question in a data frame, and viewers of answers."""
+"""Backend of the page Compare: answers of several models to a question, and answer viewers."""
 
 import io
 import json
@@ -28,21 +28,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_FILES_SHOWN = 200
-"""Files that are listed."""
+"""Maximum number of answer files listed."""
 
 VIEWER_PATH = "/compare/view"
-"""Where viewers are."""
+"""Mount path of the viewers."""
 
 INITIAL_QUERY = {"sort": "", "seed": "0"}
-"""How a viewer begins: in the order of its data."""
+"""Initial query of a viewer, which leaves rows in the order of the data."""
 
 _models_lock = threading.Lock()
 
 
 class RosterModel:
-    """A model of the page's own roster, so that a base is in memory once.
+    """Model of the page's roster, which loads each base only once.
 
-    It is told apart from others of its name by all that its answers depend on.
+    Its fingerprint contains everything that its answers depend on, so that cached answers are not
+    mixed up between models with the same name.
     """
 
     def __init__(self, model: Model) -> None:
@@ -57,22 +58,25 @@ class RosterModel:
         return generate_each(self._model, requests)
 
     def fingerprint(self) -> str:
-        """See `swarm.registry.name_resolution`."""
+        """See `swarm.registry.name_resolution.model_identity`."""
         return json.dumps(model_identity(self._model), sort_keys=True)
 
 
 class CompareWorker:
-    """One question to several models, a group each, asked as `python -m swarm.compare` asks it.
+    """One question to several models, each a group of one, run as by `python -m swarm.compare`.
 
-    Answers are kept as those of the command are. `stop` may be called by any thread.
+    Answers are cached like those of the command. `stop` can be called from any thread.
 
     Args:
-        home: Whose models they are.
-        names: Of two models or more.
-        question: What is asked, `samples` times each, at this temperature and of so many tokens.
+        home: State with the roster of models.
+        names: Names of two or more models.
+        question: The question.
+        samples: Number of samples per model.
+        temperature: Sampling temperature.
+        tokens: Maximum number of new tokens.
 
     Attributes:
-        came, wanted: Answers that are there, and all of them.
+        came, wanted: Number of answers received, and in total.
 
     Raises:
         UserError: There are fewer than two models, or the question is empty.
@@ -105,15 +109,15 @@ class CompareWorker:
         self._error: UserError | None = None
 
     def stop(self) -> None:
-        """Wait no longer; the asking ends with the next answer."""
+        """Stop waiting; sampling ends after the next answer."""
         self._stopped.set()
         self._ended.set()
 
     def run(self) -> "tuple[pd.DataFrame, bytes, str]":
-        """Ask; gives the answers, their plot as PNG, and remarks.
+        """Run the comparison; return the answers, their plot as PNG, and remarks.
 
         Raises:
-            UserError: It was stopped, a model is none, or all answers failed.
+            UserError: It was stopped, a model does not exist, or all answers failed.
         """
         threading.Thread(target=self._run_worker, name="swarm-page", daemon=True).start()
         self._ended.wait()
@@ -131,16 +135,16 @@ class CompareWorker:
             self._frame = self._collect_answers()
         except UserError as error:
             self._error = error
-        except Exception as error:  # a page shows it; a thread would only write a traceback
+        except Exception as error:  # shown on the page instead of a traceback
             self._error = UserError(f"it failed with {type(error).__name__}: {error}")
         self._ended.set()
 
     def _collect_answers(self) -> "pd.DataFrame | None":
-        """The answers, or `None` if it was stopped."""
+        """Return the answers; `None` if stopped."""
         found = {name: self._home.roster.model(name) for name in self._names}
         for model in found.values():
             getattr(model, "check", lambda: None)()
-        # The settings of experiments are those of the process, which is the page's alone.
+        # `Config` is global to the process, which runs nothing but the pages.
         with _models_lock:
             Config.models = {
                 **Config.models,
@@ -160,7 +164,7 @@ class CompareWorker:
         return build_frame(self._question.layout, part.groups, part.take_blocks(ordered))
 
     def _iterate_remarks(self, df: "pd.DataFrame") -> Iterator[str]:
-        """Whose answers failed, and what differences can be seen."""
+        """Yield remarks on each model with failed answers and on the detectable difference."""
         for model, mine in df.groupby("model", sort=False):
             errors = mine["error"].dropna()
             if len(errors):
@@ -170,24 +174,24 @@ class CompareWorker:
 
 
 def figure_to_png(figure: "Figure") -> bytes:
-    """A figure as a picture."""
+    """Render a figure as PNG."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=130, bbox_inches="tight")
     return stream.getvalue()
 
 
 def list_answer_files(home: AppState) -> list[str]:
-    """The files of answers that runs of compare have written, newest first, from the folder."""
+    """List the answer files written by compare runs, newest first, relative to the folder."""
     found: Iterator[Path] = (home.folder / "compare").glob("**/data.jsonl")
     newest = sorted(found, key=lambda file: -file.stat().st_mtime)
     return [str(file.relative_to(home.folder)) for file in newest[:MAX_FILES_SHOWN]]
 
 
 def resolve_file(home: AppState, path: str) -> Path:
-    """A file below the folder where the page was started.
+    """Resolve a path below the folder in which the application was started.
 
     Raises:
-        UserError: It lies elsewhere, or is not there.
+        UserError: The path is outside of the folder, or does not exist.
     """
     if not path.strip():
         raise UserError("name a file: a .jsonl, .csv or .parquet with a column answer")
@@ -208,14 +212,14 @@ def resolve_file(home: AppState, path: str) -> Path:
 
 
 class MountedViewers:
-    """The viewers that were opened, each below a number; an application of ASGI."""
+    """ASGI application that mounts the open viewers, each under a number."""
 
     def __init__(self) -> None:
         self._viewers: list[Any] = []
         self._numbers: dict[tuple[str, int] | None, int] = {}
 
     def open_viewer(self, data: Any, name: str) -> str:
-        """Open one; gives its address. A file that has not changed since has the same one.
+        """Open a viewer and return its URL; an unchanged file has the same URL again.
 
         Raises:
             UserError: The data cannot be shown.
@@ -230,7 +234,7 @@ class MountedViewers:
         return f"{VIEWER_PATH}/{self._numbers[key]}/"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Hand a request on to the viewer that its path names."""
+        """Forward a request to the viewer given by its path."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         first, _, _ = path.lstrip("/").partition("/")
         if first.isdecimal() and int(first) < len(self._viewers):

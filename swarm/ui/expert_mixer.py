@@ -1,4 +1,4 @@
-"""What there is to mix: experts, what runs have found, and a mixture kept as an adapter."""
+"""Experts, bests of runs and saved mixtures: what can be mixed by hand and chosen as a model."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,21 +17,21 @@ from swarm.ui.run_index import UNREADABLE_ERRORS
 from swarm.ui.state import RUN_NAME_PATTERN, AppState
 
 MIXTURES_FOLDER = "mixtures"
-"""The folder where mixtures are saved, beside that of the runs."""
+"""Folder of saved mixtures, beside that of the runs."""
 
 BASE_ROW = "base"
-"""The row of a pool that stands for the base, and adds nothing to a mixture."""
+"""Row of a pool that represents the base, which adds nothing to a mixture."""
 
 
 class BestOfRun(NamedTuple):
     """The best of a finished run.
 
     Attributes:
-        run: Its name.
-        words: What it is made of.
-        dev, test: Its numbers, with intervals where they are known; empty where it has none.
-        coefficients: By the pool's experts; `None` where it cannot be mixed of these by hand.
-        why: Why it cannot.
+        run: Name of the run.
+        words: Description of its composition.
+        dev, test: Utilities, with intervals where known; empty if missing.
+        coefficients: Coefficients of the pool's experts; `None` if these cannot reproduce it.
+        why: Reason why they cannot.
     """
 
     run: str
@@ -43,7 +43,7 @@ class BestOfRun(NamedTuple):
 
 
 def list_experts(home: AppState) -> Iterator[Adapter | str]:
-    """The pool's experts; of one that cannot be read, why."""
+    """Yield the pool's experts; an error message for each one that cannot be read."""
     for folder in home.roster.local.expert_folders():
         try:
             yield read_adapter(folder)
@@ -52,7 +52,7 @@ def list_experts(home: AppState) -> Iterator[Adapter | str]:
 
 
 def describe_expert(expert: Adapter) -> str:
-    """What an expert is: its rank, what it adapts, its size, its base and what its card says."""
+    """Describe an expert: rank, adapted modules, size, base, and first line of its card."""
     ranks = sorted({rank for _, _, rank in expert.shapes.values()})
     size = (expert.folder / WEIGHTS_FILE).stat().st_size
     told = [
@@ -66,7 +66,7 @@ def describe_expert(expert: Adapter) -> str:
 
 
 def _read_card(card: Path) -> str:
-    """The first line of an expert's card that is none of its headings; empty if there is none."""
+    """Return the first line of an expert's card that is no heading; empty without one."""
     try:
         text = card.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -79,7 +79,7 @@ def _read_card(card: Path) -> str:
 
 
 def list_bests(home: AppState) -> list[BestOfRun]:
-    """The bests of the finished runs, by their names."""
+    """Return the bests of the finished runs, sorted by name."""
     have = {folder.name for folder in home.roster.local.expert_folders()}
     found = []
     for note in sorted(home.runs_folder.glob("*/global_best/swarm.json")):
@@ -111,7 +111,7 @@ def _best_of_run(home: AppState, run: RunFolder, have: set[str]) -> BestOfRun:
 def _unmixable_reason(
     home: AppState, run: RunFolder, shares: Mapping[str, float], have: set[str]
 ) -> str:
-    """Why a run's best cannot be mixed of the experts that are here; empty where it can."""
+    """Return why a run's best cannot be mixed from the present experts; empty if it can."""
     note = read_note(run.path / "global_best")
     if note.get("space") != "factor" or len(run.groups) > 1:
         return "it is not one coefficient an expert in the factor space"
@@ -127,7 +127,7 @@ def _unmixable_reason(
 
 
 def normalize_coefficients(coefficients: Mapping[str, float]) -> dict[str, float]:
-    """The coefficients with a sum of 1.
+    """Scale the coefficients to a sum of 1.
 
     Raises:
         UserError: Their sum is 0.
@@ -139,11 +139,11 @@ def normalize_coefficients(coefficients: Mapping[str, float]) -> dict[str, float
 
 
 def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -> str:
-    """Keep a mixture as a PEFT adapter in mixtures/NAME; gives its name as a model.
+    """Save a mixture as a PEFT adapter in mixtures/NAME and return its model name.
 
     Raises:
-        UserError: There is something of that name, the name is none, the mixture is the base alone,
-            or it cannot be written.
+        UserError: The name exists or is invalid, the mixture is the base alone, or it cannot be
+            written.
     """
     name = name.strip()
     if not RUN_NAME_PATTERN.fullmatch(name) or name.startswith("."):
@@ -154,7 +154,7 @@ def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -
     pool = Pool(home.pool, experts=list(shares)).open(home.roster.local.base)
     target = home.folder / MIXTURES_FOLDER / name
     try:
-        # Whoever makes the folder has the name; nothing that is there is replaced.
+        # mkdir is atomic: it reserves the name, and an existing mixture is never overwritten.
         target.mkdir(parents=True)
     except FileExistsError:
         raise UserError(f"{MIXTURES_FOLDER}/{name} is there already; choose another name") from None
@@ -169,13 +169,13 @@ def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -
 
 
 def list_saved_mixtures(home: AppState) -> list[str]:
-    """The saved mixtures, as names of models."""
+    """List the saved mixtures by model name."""
     notes = sorted((home.folder / MIXTURES_FOLDER).glob("*/adapter_config.json"))
     return [f"local/{MIXTURES_FOLDER}/{note.parent.name}" for note in notes]
 
 
 def list_model_names(home: AppState) -> list[str]:
-    """Models that can be chosen: this machine's, mixtures of agents and consortia."""
+    """List the models that can be selected: local ones, mixtures of agents and consortia."""
     from swarm.multi_agent import presets
     from swarm.multi_agent.consortium import config
     from swarm.multi_agent.consortium.store import ConsortiumStore
@@ -205,7 +205,7 @@ def list_model_names(home: AppState) -> list[str]:
 
 
 def describe_members(name: str) -> str:
-    """Who is in a mixture of agents or a consortium; or why that cannot be told."""
+    """Describe the members of a mixture of agents or a consortium, or the error in finding them."""
     kind, _, rest = name.partition("/")
     try:
         if kind == "consortium":
@@ -223,6 +223,6 @@ def describe_members(name: str) -> str:
 
 
 def _has_all_models(preset: Any) -> bool:
-    """Whether a preset says all of its models, so that its name alone can be asked."""
+    """Return whether a preset names all of its models, so that it can be used by name alone."""
     slots = [*preset["proposers"], preset["aggregator"]]
     return all(json.dumps(slot).find('"model": null') < 0 for slot in slots)

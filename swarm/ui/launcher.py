@@ -1,4 +1,4 @@
-"""Searches as processes of their own: started, gone on with and stopped; no shell is involved."""
+"""Starts, resumes and stops searches as separate processes, without a shell."""
 
 import os
 import shlex
@@ -18,42 +18,42 @@ from swarm.errors import UserError
 from swarm.runs.lock import load_command, running_info
 
 OUTPUT_FOLDER = ".page"
-"""The folder beside the runs with what the searches that the page started have said."""
+"""Folder, beside the runs, of the output of searches started from the application."""
 
 SEARCH_MODULE = "swarm.search"
 
 
 def output_path(run: Path) -> Path:
-    """Where a search that the page started writes what it says."""
+    """Return the file that receives the output of a search started from the application."""
     return run.parent / OUTPUT_FOLDER / f"{run.name}.txt"
 
 
 def read_tail(path: Path, size: int = 20_000) -> str:
-    """The last lines of a text file, harmless; empty where there is none."""
+    """Return the last lines of a text file, control characters escaped; empty without a file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - size))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    # A line that was written over and over, such as a bar's, is its last state.
+    # Of a line that was overwritten with \r, such as a progress bar, only the last state counts.
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
     return escape_control_chars("\n".join(lines)).strip("\n")
 
 
 def read_failure(path: Path, since: float = 0.0) -> str:
-    """The error that a started search ended with; empty where it did not, or it went on since.
+    """Return the error with which a search ended; empty if it did not, or was resumed since.
 
     Args:
-        path: What it said.
-        since: When something was done in the run last, in seconds since 1970.
+        path: Output file of the search.
+        since: Last change of the run, in seconds since 1970.
     """
     try:
         if path.stat().st_mtime < since:
             return ""
     except OSError:
         return ""
-    # Not always the last one: what is printed comes in blocks, and an error at once.
+    # The error may not be last: stdout is written in blocks, stderr immediately.
     lines = [line for line in read_tail(path).split("\n") if line.strip()]
     if errors := [line for line in lines if line.startswith("error: ")]:
         return errors[-1].removeprefix("error: ")
@@ -61,22 +61,22 @@ def read_failure(path: Path, since: float = 0.0) -> str:
 
 
 class SearchLauncher:
-    """Starts searches, each the leader of a group of its own, so that it outlives the page."""
+    """Starts searches in sessions separate from the application's, so that they outlive it."""
 
     def __init__(self) -> None:
         self._begun: dict[Path, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()
 
     def start_search(self, run: Path, arguments: Sequence[str], directory: Path) -> None:
-        """Start or go on with a search.
+        """Start or resume a search.
 
         Args:
-            run: Its folder, which need not be there yet.
-            arguments: Of `python -m swarm.search`.
-            directory: Where it is started.
+            run: Run folder, which may not exist yet.
+            arguments: Arguments of `python -m swarm.search`.
+            directory: Working directory.
 
         Raises:
-            UserError: It is at work already, or cannot be started.
+            UserError: The search is already running, or cannot be started.
         """
         path = output_path(run)
         with self._lock:
@@ -97,15 +97,15 @@ class SearchLauncher:
                 raise UserError(f"the search cannot be started: {error}") from None
 
     def is_starting(self, run: Path) -> bool:
-        """Whether the process that was started for a run is there."""
+        """Return whether the process that was started for a run is alive."""
         process = self._begun.get(run)
         return process is not None and process.poll() is None
 
     def resume_search(self, run: Path) -> None:
-        """Start a search again with the arguments and in the directory that it began with.
+        """Restart a search with its original arguments and working directory.
 
         Raises:
-            UserError: The folder does not keep them, or as `begin`.
+            UserError: The run folder does not contain them, or as in `start_search`.
         """
         found = load_command(run)
         if found is None:
@@ -123,10 +123,10 @@ class SearchLauncher:
         self.start_search(run, [str(word) for word in found["arguments"]], directory)
 
     def stop_search(self, run: Path) -> None:
-        """End a search as Ctrl-C does; what is done is kept.
+        """Stop a search as Ctrl-C does; it can be resumed.
 
         Raises:
-            UserError: None is at work, or it is not this user's on this machine.
+            UserError: No search is running, or it belongs to another user or machine.
         """
         note = running_info(run)
         if note is None and self.is_starting(run):
@@ -144,15 +144,15 @@ class SearchLauncher:
 
 
 def format_command(arguments: Sequence[str]) -> str:
-    """The command as a person types it."""
+    """Format the command for a shell."""
     return shlex.join(["python", "-m", SEARCH_MODULE, *arguments])
 
 
 def check_search(arguments: Sequence[str], directory: Path) -> tuple[bool, str]:
-    """What the command line's own check says of a search; nothing is started or written.
+    """Check a search by a dry run of the command line; nothing is started or written.
 
     Returns:
-        Whether it may begin, and the plan with its cost, or the error in one line.
+        Whether the search can start, and the plan with its cost, or a one-line error.
     """
     done: subprocess.CompletedProcess[Any] = subprocess.run(
         [sys.executable, "-m", SEARCH_MODULE, *arguments, "dry_run=true"],
@@ -172,7 +172,7 @@ def check_search(arguments: Sequence[str], directory: Path) -> tuple[bool, str]:
 
 
 def _holds_folder(pid: int, folder: Path) -> bool:
-    """Whether a process is this user's and has a folder open, where the system tells that."""
+    """Return whether a process is this user's and has a folder open; true without /proc."""
     about = Path(f"/proc/{pid}")
     if not about.parent.joinpath("self").exists():
         return True

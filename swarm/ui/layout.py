@@ -1,4 +1,4 @@
-"""The frame of every page: its title, the way to the others, light and dark, its width."""
+"""Page layout: header, navigation, light and dark theme, and widgets shared by several pages."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,11 +60,11 @@ TOGGLE_THEME_JS = """() => {
 
 @contextmanager
 def page_frame(title: str, here: str | None = None) -> Iterator[None]:
-    """Draw what is around a page; what is drawn inside is the page.
+    """Draw the frame of a page; the block draws its content.
 
     Args:
-        title: Its heading, and what the window is called.
-        here: Which of `PAGES` it belongs to; the one of that title by default.
+        title: Heading and window title.
+        here: Entry of `NAVIGATION` that the page belongs to; `title` by default.
     """
     here = here or title
     ui.page_title(f"{title} · model-swarms")
@@ -98,15 +98,12 @@ def _draw_link(name: str, path: str, here: str) -> None:
 
 
 def draw_heading(text: str) -> None:
-    """The heading of a part of a page."""
+    """Draw the heading of a section."""
     ui.html(f"<h2>{escape(text)}</h2>", sanitize=False)
 
 
-# Parts of pages: facts in a row, and tables of text.
-
-
 def draw_facts(found: Iterable[tuple[str, str]]) -> None:
-    """Short facts, as what and how much."""
+    """Draw short facts, as (label, value)."""
     with ui.row().classes("w-full gap-x-8 gap-y-2"):
         for what, much in found:
             with ui.column().classes("gap-0"):
@@ -117,10 +114,10 @@ def draw_facts(found: Iterable[tuple[str, str]]) -> None:
 def draw_plain_table(
     header: Sequence[str], rows: Sequence[Sequence[Any]], align: str = "right"
 ) -> ui.table:
-    """A table of text; on a telephone each row is a card of its own.
+    """Draw a table of text; on a phone each row becomes a card.
 
     Args:
-        align: Of all columns but the first.
+        align: Alignment of all columns but the first.
     """
     columns = [
         {"name": f"c{n}", "label": title, "field": f"c{n}", "align": align if n else "left"}
@@ -137,10 +134,8 @@ def draw_plain_table(
     )
 
 
-# Sliders on a page, one an expert: the coefficients of a mixture by hand.
-
 MIN_COEFFICIENT, MAX_COEFFICIENT = -0.5, 1.5
-"""Of a slider at first; it grows where a coefficient lies beyond."""
+"""Initial range of a slider, which is extended for coefficients outside of it."""
 
 SLIDER_STYLE = """
 .mix-row { display: grid; grid-template-columns: minmax(5rem, 8rem) minmax(0, 1fr) 5.5rem;
@@ -153,13 +148,13 @@ SLIDER_STYLE = """
 
 
 class CoefficientSliders:
-    """Draws a slider and a number for each expert where it is made.
+    """Draws a slider and a number field for each expert in the current container.
 
     Args:
-        names: Of the experts.
+        names: Names of the experts.
 
     Attributes:
-        coefficients: As they are now, by expert; what was set by a program is not rounded.
+        coefficients: Current coefficients by expert; values set by code are not rounded.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -203,6 +198,6 @@ class CoefficientSliders:
         self._sum.set_text(f"sum {sum(self.coefficients.values()):.3f}")
 
     def set_coefficients(self, coefficients: Mapping[str, float]) -> None:
-        """Put all where they are said to be; those that are not named to 0."""
+        """Set all coefficients; experts that are not named are set to 0."""
         for name in self.coefficients:
             self._set_coefficient(name, float(coefficients.get(name, 0.0)))

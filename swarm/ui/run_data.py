@@ -1,4 +1,4 @@
-"""What the page of a run shows, read from its folder; no widgets here."""
+"""Data of the page of a run, read from its folder; contains no widgets."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +22,14 @@ from swarm.ui.state import AppState
 
 @dataclass
 class RunSeries:
-    """What a run came to so far; it changes with its state alone.
+    """Results of a run so far; they change only with its state.
 
     Attributes:
-        why_not: Why there is nothing yet; empty where there is.
+        why_not: Reason why there are no results yet; empty if there are.
         kind: "better", "worse", "unclear" or "open".
-        told: Sentences.
-        figures: Short facts, as what and how much.
-        front, points: Of a task of several parts, the front as a chart and as a table.
+        told: Sentences on the result.
+        figures: Short facts, as (label, value).
+        front, points: Front of a task with several parts, as a chart and as a table.
     """
 
     why_not: str = ""
@@ -47,16 +47,16 @@ class RunSeries:
 
 @dataclass
 class RunSnapshot:
-    """A run at one moment.
+    """State of a run at one moment.
 
     Attributes:
-        line: `None` where there is no state yet.
-        beginning: A process was started for it that does not hold the folder yet.
-        note: Of the search at work (`swarm.runs.lock.running_info`).
-        stamp: Changes with the run's state.
-        said: The end of its log, and what the search that the page started has said.
-        error: What that ended with.
-        command: As a person types it; empty where the folder does not keep it.
+        line: Summary of the run; `None` if there is no state yet.
+        beginning: Whether a process was started that does not hold the folder yet.
+        note: Status of the running search (`swarm.runs.lock.running_info`).
+        stamp: File stamp that changes with the run's state.
+        said: End of the log, or of the output of the search that the application started.
+        error: Error with which that search ended.
+        command: Shell command of the search; empty if the folder does not contain it.
     """
 
     line: RunSummary | None
@@ -69,10 +69,10 @@ class RunSnapshot:
 
 
 def take_snapshot(home: AppState, name: str) -> RunSnapshot:
-    """Look at a run.
+    """Read the present state of a run.
 
     Raises:
-        UserError: The name is no folder's name.
+        UserError: The name is not valid for a folder.
     """
     path = home.run_path(name)
     stamp = state_stamp(path) or (0, 0)
@@ -93,7 +93,7 @@ def take_snapshot(home: AppState, name: str) -> RunSnapshot:
 
 
 def load_run_series(path: Path) -> RunSeries:
-    """What a run came to so far."""
+    """Load the results of a run so far."""
     try:
         return _build_run_series(RunFolder(path))
     except UserError as error:
@@ -103,7 +103,7 @@ def load_run_series(path: Path) -> RunSeries:
 
 
 def describe_unreadable(error: Exception) -> str:
-    """That a run's files are not what a search writes, as a person reads it."""
+    """Describe the error in reading a run whose files are not in the expected format."""
     said = f"{type(error).__name__}: {error}"
     return f"the files of this run are not as a search writes them ({said:.200})"
 
@@ -111,7 +111,7 @@ def describe_unreadable(error: Exception) -> str:
 def _build_run_series(run: RunFolder) -> RunSeries:
     models = TestComparison(run)
     kind, short, told = summarize_verdict(models)
-    # Whether it runs is told beside its name: a report cannot know, and says so of a stopped one.
+    # A report cannot know whether the search is still running; the page shows that beside the name.
     short = short if run.finished else "Not over yet"
     also = [words for words in list_caveats(run.metrics) if words not in told]
     position = run.positions[models.places["ending"]]
@@ -133,7 +133,7 @@ def _build_run_series(run: RunFolder) -> RunSeries:
 
 
 def _front_fields(run: RunFolder) -> dict[str, Any]:
-    """The picture and the table of the front, where the task has parts."""
+    """Return chart and table of the front, for tasks with several parts."""
     found = run.front
     if found is None or len(found.names) < 2:
         return {}
@@ -141,7 +141,7 @@ def _front_fields(run: RunFolder) -> dict[str, Any]:
 
 
 def format_progress(note: dict[str, Any]) -> tuple[str, float]:
-    """How far a search at work is, in words and as a share of its iterations."""
+    """Return the progress of a running search as text and as a share of its iterations."""
     told = [describe_progress(note)]
     if isinstance(speed := note.get("prompts_per_second"), int | float):
         told.append(f"{speed:.3g} prompts/s")
@@ -155,7 +155,7 @@ def format_progress(note: dict[str, Any]) -> tuple[str, float]:
 
 
 def _progress_share(iteration: Any, most: Any, within: float) -> float:
-    """Of the start and all iterations that may come."""
+    """Return the completed share of the start and all iterations."""
     if not isinstance(iteration, int) or not isinstance(most, int):
         return 0.0
     return max(0.0, min(1.0, (iteration + within) / (most + 1)))

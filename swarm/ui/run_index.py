@@ -1,4 +1,4 @@
-"""The runs of a folder, read again only where they changed; no widgets here."""
+"""Index of the runs in a folder, which rereads only changed runs; contains no widgets."""
 
 import threading
 from dataclasses import dataclass
@@ -14,21 +14,22 @@ from swarm.ui.launcher import output_path, read_failure
 FileStamp = tuple[int, int]
 
 UNREADABLE_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""What reading a folder raises whose files are not what a search writes."""
+"""Exceptions raised by reading a folder whose files are not in the expected format."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What is told of a run in one line.
+    """One-line summary of a run.
 
     Attributes:
         state: "running", "finished", "stopped" or "failed".
-        why: What the search says of that: how far it is, why it ended, its error.
-        best, gain: On dev, and of the best found over the best expert on test; `None`: not known.
-        gain_text: The gain with its 95 % interval; "(one answer)" behind it says that the best
-            found gives one answer throughout a domain.
-        iterations: Done.
-        changed: Seconds since 1970.
+        why: Details on the state: progress, reason of the end, or error.
+        best, gain: Best on dev, and gain of the best found over the best expert on test; `None` if
+            unknown.
+        gain_text: The gain with its 95 % interval; the suffix "(one answer)" marks a best found
+            that gives only one answer in some domain.
+        iterations: Number of finished iterations.
+        changed: Time of the last change, in seconds since 1970.
     """
 
     name: str
@@ -42,7 +43,7 @@ class RunSummary:
     changed: float
 
     def to_row(self) -> dict[str, Any]:
-        """As a table takes it."""
+        """Return the row of a table."""
         when = datetime.fromtimestamp(self.changed).strftime("%Y-%m-%d %H:%M")
         return {
             "name": self.name,
@@ -60,10 +61,10 @@ class RunSummary:
 
 
 class RunIndex:
-    """The runs in a folder; of hundreds, only those are read that changed since the last time.
+    """Index of the runs in a folder; only runs that changed since the last call are read.
 
     Args:
-        folder: Where the runs lie.
+        folder: Folder that contains the runs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -72,18 +73,18 @@ class RunIndex:
         self._lock = threading.Lock()
 
     def list_runs(self) -> list[RunSummary]:
-        """All runs, the one that changed last first."""
+        """List all runs, most recently changed first."""
         with self._lock:
             found = [line for path in self._candidate_folders() if (line := self._load_run(path))]
         return sorted(found, key=lambda line: (-line.changed, line.name))
 
     def get_run(self, name: str) -> RunSummary | None:
-        """One run; `None` where there is none."""
+        """Return one run; `None` if it does not exist."""
         with self._lock:
             return self._load_run(self.folder / name)
 
     def _candidate_folders(self) -> list[Path]:
-        """The folders that may be runs: those here, and of one that is none, those in it."""
+        """List possible run folders: subfolders with a state, and contents of those without."""
         found = []
         for one in _visible_entries(self.folder):
             found += [one] if (one / "state.json").exists() else _visible_entries(one)
@@ -109,7 +110,7 @@ def _visible_entries(folder: Path) -> list[Path]:
 
 
 def _extract_facts(state: dict[str, Any]) -> dict[str, Any]:
-    """What a line needs of a state."""
+    """Extract the facts of a summary from a state."""
     metrics = state["metrics"] or {}
     known = [u for entry in state["rounds"] for u in entry["utilities"] if u is not None]
     gain, ends = metrics.get("test_gain"), metrics.get("test_gain_interval", (0.0, 0.0))
@@ -130,7 +131,7 @@ def _extract_facts(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_state(path: Path, facts: dict[str, Any], changed: float) -> dict[str, Any]:
-    """What is known of a run besides: whether somebody works on it."""
+    """Add the state of a run to its facts: running, finished, failed or stopped."""
     rest = {key: value for key, value in facts.items() if key != "over"}
     rest["changed"] = changed
     left = (path / STATUS_FILE).exists()
@@ -141,13 +142,13 @@ def _run_state(path: Path, facts: dict[str, Any], changed: float) -> dict[str, A
         return {**rest, "state": "finished", "why": facts["over"]}
     if error := read_failure(output_path(path), changed):
         return {**rest, "state": "failed", "why": error}
-    # Who ends in order takes its note along.
+    # A search that ends in order removes its status file; a killed one leaves it behind.
     after = f"{'killed ' if left else ''}after iteration {facts['iterations']}"
     return {**rest, "state": "stopped", "why": after}
 
 
 def describe_progress(note: dict[str, Any]) -> str:
-    """How far a running search is, in a few words."""
+    """Describe the progress of a running search in a few words."""
     what, most = str(note.get("what", "begins")), note.get("most")
     if most and what == f"iteration {note.get('iteration')}":
         what += f" of at most {most}"

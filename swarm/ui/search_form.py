@@ -1,4 +1,4 @@
-"""A search as a form has it: what may be chosen, and the arguments that it comes to."""
+"""Model of the form for a new search: its options, and the command-line arguments it yields."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from swarm.errors import UserError
 from swarm.ui.state import AppState
 
 CONFIG_GROUPS = ("task", "optimizer", "pool", "model", "engine", "tracker")
-"""Groups that have a field of their own."""
+"""Configuration groups with a field in the form."""
 
 NUMBER_FIELDS = {
     "optimizer.max_iterations": "Iterations",
@@ -20,16 +20,16 @@ NUMBER_FIELDS = {
     "task.dev_limit": "Dev items",
     "task.test_limit": "Test items",
 }
-"""Keys with a field of their own, and what it is called."""
+"""Keys with a field in the form, and their labels."""
 
 RESERVED_KEYS = ("name", "folder", "dry_run", *CONFIG_GROUPS)
-"""Keys that no free line may set."""
+"""Keys that the free lines may not set."""
 
 OVERRIDE_LINE = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w./@-]*)(=.*)?", re.DOTALL)
 
 
 def group_options(group: str) -> dict[str, str]:
-    """The options of a group, and what each is: the first comment of its file."""
+    """Return the options of a group with their descriptions, the first comment of each file."""
     return {
         path.stem: _first_comment(path.read_text(encoding="utf-8"))
         for path in sorted((conf_folder() / group).glob("*.yaml"))
@@ -43,7 +43,7 @@ def _first_comment(text: str) -> str:
 
 @cache
 def default_options() -> dict[str, str]:
-    """The option of each group that a search takes where none is named."""
+    """Return the default option of each group of a search."""
     import yaml
 
     tree = yaml.safe_load((conf_folder() / "search.yaml").read_text(encoding="utf-8"))
@@ -52,12 +52,12 @@ def default_options() -> dict[str, str]:
 
 
 def default_run_name(task: str) -> str:
-    """A name that is free, as the command line makes it."""
+    """Return a free run name, in the form of the command line's default."""
     return f"{task}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
 def initial_form(home: AppState) -> tuple[dict[str, str], str]:
-    """How the form begins: an option a group, and lines for what the page was started with."""
+    """Return the initial form: options by group, and lines for the application's arguments."""
     chosen = {group: default_options()[group] for group in CONFIG_GROUPS}
     lines = []
     if home.pool != "initial_experts":
@@ -75,16 +75,16 @@ def initial_form(home: AppState) -> tuple[dict[str, str], str]:
 def build_arguments(
     home: AppState, name: str, chosen: Mapping[str, str], numbers: Mapping[str, str], lines: str
 ) -> list[str]:
-    """The arguments of `python -m swarm.search`.
+    """Build the arguments of `python -m swarm.search`.
 
     Args:
-        name: The run's.
-        chosen: An option a group; of those that are the default, all but the task are left out.
-        numbers: As they are typed; empty ones are left out.
-        lines: Further `key=value`, one a line.
+        name: Name of the run.
+        chosen: Option of each group; default options are left out, except the task.
+        numbers: Number fields as typed; empty ones are left out.
+        lines: Further `key=value` settings, one per line.
 
     Raises:
-        UserError: A field or a line is not as it has to be.
+        UserError: A field or a line is invalid.
     """
     name = name.strip()
     run = home.run_path(name)
@@ -109,10 +109,10 @@ def build_arguments(
 
 
 def _parse_lines(lines: str) -> Sequence[str]:
-    """The lines that are set.
+    """Parse the lines, skipping empty ones.
 
     Raises:
-        UserError: One of them is no key=value, or its key has a field.
+        UserError: A line is not key=value, or its key has a field.
     """
     found = []
     for number, line in enumerate(lines.split("\n"), 1):

@@ -1,4 +1,4 @@
-"""What all pages share: the folder of runs, and the models by name."""
+"""State that all pages share: run folder, search launcher and models."""
 
 import re
 from functools import cached_property
@@ -17,11 +17,11 @@ RUN_NAME_PATTERN = re.compile(r"[^/\\\x00-\x1f]+")
 
 
 class AppState:
-    """Where the page is at home.
+    """State that all pages share.
 
     Args:
-        folder: Where it was started; searches start there too.
-        pool, base, device: Of local names, as `swarm.registry.registry.Roster` has them.
+        folder: Folder in which the application was started; searches start in it, too.
+        pool, base, device: For local model names, as in `swarm.registry.registry.Roster`.
     """
 
     def __init__(
@@ -35,34 +35,34 @@ class AppState:
 
     @property
     def runs_folder(self) -> Path:
-        """The folder of runs."""
+        """Folder of the runs."""
         return self.folder / RUNS_FOLDER
 
     @cached_property
     def run_index(self) -> RunIndex:
-        """The runs, as lists show them."""
+        """Index of the runs."""
         return RunIndex(self.runs_folder)
 
     @cached_property
     def launcher(self) -> SearchLauncher:
-        """What starts and stops searches."""
+        """Launcher of searches."""
         return SearchLauncher()
 
     @cached_property
     def roster(self) -> "Roster":
-        """The models by name; the same ones on every page, so that each is loaded once."""
+        """Models by name, shared by all pages so that each is loaded only once."""
         from swarm.registry.registry import Roster
 
         return Roster(base=self.base, pool=self.pool, device=self.device)
 
     def run_path(self, name: str) -> Path:
-        """The folder of a run, which need not be there.
+        """Return the folder of a run, which may not exist.
 
         Args:
-            name: Of its folder; of a search that is part of a sweep, the sweep's and its own.
+            name: Name of the run folder; for a search in a sweep, "SWEEP/SEARCH".
 
         Raises:
-            UserError: The name is no folder's name.
+            UserError: The name is not valid for a folder.
         """
         parts = name.split("/")
         if len(parts) > 2 or not all(

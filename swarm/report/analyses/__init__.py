@@ -1,4 +1,4 @@
-"""The paper's analyses of run folders: as text, as numbers, as pictures."""
+"""The paper's analyses of run folders: as text, JSON and charts."""
 
 import json
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ from swarm.runs.run_reader import RunFolder
 
 
 def analyse_runs(folders: Sequence[str | Path]) -> dict[str, Any]:
-    """Every analysis of every folder.
+    """Run every analysis on every folder.
 
     Raises:
-        UserError: A folder holds no search, or one without an iteration.
+        UserError: A folder contains no search, or one without an iteration.
     """
     runs = [RunFolder(folder) for folder in folders]
     started = [origins.rank_of_origin(run) for run in runs]
@@ -47,7 +47,7 @@ def analyse_runs(folders: Sequence[str | Path]) -> dict[str, Any]:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """What `analyse` found, for people: Markdown, 80 columns."""
+    """Format the result of `analyse_runs` as Markdown, 80 columns wide."""
     told: list[str] = []
     for one in found["runs"]:
         state = one["finished"] or "still running"
@@ -71,7 +71,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def as_json(found: Any) -> str:
-    """What `analyse` found, for programs; what is not a number there is null."""
+    """Format the result of `analyse_runs` as JSON, with `null` for NaN and infinity."""
     return json.dumps(_to_plain_json(found), indent=1, allow_nan=False, ensure_ascii=False)
 
 
@@ -88,7 +88,7 @@ def _to_plain_json(value: Any) -> Any:
 
 
 def draw_charts(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the pictures to a folder: economy.svg, and two of every run.
+    """Write the charts to a folder: economy.svg, and two per run.
 
     Raises:
         UserError: The folder cannot be written.
@@ -119,7 +119,7 @@ def _economy_chart(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def _coefficient_chart(found: dict[str, Any]) -> str:
-    """Steps: the best holds until there is a better one."""
+    """Plot the best's coefficients as steps: each best holds until it is improved."""
     bests, last = found["best"], len(found["utility"]) - 1
     x = [*(one["iteration"] for one in bests), last]
     series = [

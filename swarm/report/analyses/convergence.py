@@ -1,4 +1,4 @@
-"""The course of a search: its best, every particle, who contributed, how far apart they were."""
+"""Report sections on the course of a search: progress, contribution of the experts, diversity."""
 
 import math
 
@@ -20,35 +20,35 @@ from swarm.runs.run_reader import RunFolder
 from swarm.stats.format import format_number, format_percent, format_signed, pluralize
 
 POINTS_BETWEEN = 1_000
-"""About so many positions are shown of those that the particles passed through."""
+"""Approximate maximum number of intermediate positions in the chart of principal components."""
 
 MAX_PANELS = 3
-"""Groups of modules that are shown one beside the other; of more, one is chosen."""
+"""Maximum number of module groups with charts shown together; of more, the reader selects one."""
 
 MAX_CHOICES = 12
-"""Groups of modules that have a chart; of more, a table has the coefficients at the end."""
+"""Maximum number of module groups with a chart; more are shown as a table of coefficients."""
 
 
 def search_signal(run: RunFolder) -> str:
-    """The signal that the search climbed; empty where that is the task's own measure."""
+    """Return the signal that the search optimized; empty if it is the task's own measure."""
     found = run.metrics.get("signal") or run.identity.get("task.signal") or "accuracy"
     return "" if found == "accuracy" else str(found)
 
 
 def objective_label(run: RunFolder) -> str:
-    """What the search climbed, as axes call it."""
+    """Return the axis label of the optimized objective."""
     climbed = search_signal(run)
     return f"signal ({climbed}) on dev" if climbed else "utility on dev"
 
 
 def signal_suffix(run: RunFolder) -> str:
-    """What the numbers of a sentence are by, if not by the task's own measure."""
+    """Return a suffix that names the signal; empty if it is the task's own measure."""
     climbed = search_signal(run)
     return f", by the signal ({climbed})" if climbed else ""
 
 
 def progress_section(models: TestComparison) -> ReportSection:
-    """The best so far, and every particle."""
+    """Build the section on the best so far and every particle."""
     run = models.run
     best = run.best_so_far()
     x = np.arange(len(best))
@@ -145,7 +145,7 @@ def _particle_table(run: RunFolder) -> TableBlock:
 
 
 def coefficient_section(models: TestComparison) -> ReportSection:
-    """Who contributes: the best so far and the mean of the swarm, expert by expert."""
+    """Build the section on the experts' coefficients: best so far and mean of the swarm."""
     run = models.run
     trail = best_positions(run)
     shape = (len(trail), len(run.groups), len(run.experts))
@@ -156,7 +156,7 @@ def coefficient_section(models: TestComparison) -> ReportSection:
     if len(run.groups) > 1:
         mean += ", the same in all groups" if alike else ", mean over groups"
     swarm = run.means.mean(axis=1)
-    # One order for all charts, so that an expert has one colour.
+    # All charts use the same order, so that an expert has the same colour everywhere.
     order = np.argsort(-np.abs(groups).max(axis=(0, 1)) - 1e-3 * np.abs(swarm).max(axis=0))
     charts = [
         _coefficient_chart(run, "coefficients", mean, groups.mean(axis=1), order),
@@ -189,7 +189,7 @@ def coefficient_section(models: TestComparison) -> ReportSection:
 
 
 def _group_table(run: RunFolder, best: np.ndarray, order: np.ndarray) -> TableBlock:
-    """The coefficients [G, K] of the best found, a row for each group of modules."""
+    """Tabulate the coefficients [G, K] of the best found, one row per group of modules."""
     rows = [
         [name, *(format_signed(best[g, k], 2) for k in order)] for g, name in enumerate(run.groups)
     ]
@@ -200,7 +200,7 @@ def _group_table(run: RunFolder, best: np.ndarray, order: np.ndarray) -> TableBl
 
 
 def best_positions(run: RunFolder) -> np.ndarray:
-    """[T, G * K] the position of the best so far; the start's first one before there is any."""
+    """Return the position of the best so far, [T, G * K]; the first start until one is measured."""
     known = np.where(np.isnan(run.utilities), -np.inf, run.utilities)
     place, highest, found = (0, 0), -np.inf, []
     for number_, utilities in enumerate(known):
@@ -213,8 +213,8 @@ def best_positions(run: RunFolder) -> np.ndarray:
 def _coefficient_chart(
     run: RunFolder, key: str, title: str, values: np.ndarray, order: np.ndarray
 ) -> Chart:
-    """Of values [T, K]; the first experts of an order have a colour."""
-    # A held value is one point: a long search that found little is a short line.
+    """Plot coefficients [T, K] over iterations; the first experts of `order` are coloured."""
+    # Repeated values are reduced to their ends, so that long searches give short lines.
     held = (np.diff(values, axis=0) == 0).all(axis=1)
     kept = np.flatnonzero(np.concatenate([[True], ~held[:-1], [True]])) if len(held) else [0]
     kind = "line" if key == "swarm" else "steps"
@@ -275,7 +275,7 @@ def _expert_table(run: RunFolder, best: np.ndarray) -> TableBlock:
 
 
 def diversity_section(models: TestComparison) -> ReportSection:
-    """How far apart the particles are, and where they went."""
+    """Build the section on the distance between particles and their paths."""
     run, found = models.run, measure_trajectory(models.run)
     apart, outside = found["diversity"], found["outside"]
     x = np.arange(len(apart))
@@ -312,7 +312,7 @@ def diversity_section(models: TestComparison) -> ReportSection:
 
 
 def _component_chart(run: RunFolder, found: dict[str, np.ndarray]) -> Chart:
-    """The first two principal components of all positions."""
+    """Plot the first two principal components of all positions."""
     points, explained = found["points"], found["explained"]
     rounds, particles = points.shape[:2]
     flat = points.reshape(-1, points.shape[2])

@@ -1,8 +1,8 @@
-"""Correctness emergence: what the swarm gets right that it did not at the start, against chance.
+"""Correctness emergence: items that are answered correctly only at the end, compared with chance.
 
-The two shares are those of Model Swarms (arXiv 2410.11163, figure 2); docs/analyses.md gives the
-definitions taken. The paper has no control: that particles right on other items than before
-"emerge" is true of guessers too, and of many guessers nearly always.
+The two shares are those of Model Swarms (arXiv 2410.11163, figure 2); docs/analyses.md defines
+them. The paper has no control: particles that guess also get other items right than before, and
+with many guessers nearly every item "emerges".
 """
 
 from typing import Any
@@ -14,17 +14,17 @@ from swarm.stats.format import format_share, format_span, format_table
 from swarm.stats.tests import PairedTest, mean_interval, paired_test
 
 CONTROL_DRAWS = 1_000
-"""Shuffles of the control."""
+"""Number of shuffles of the control."""
 
 
 def measure_emergence(run: RunFolder) -> dict[str, Any]:
-    """C-surge, C-emerge and what the best found alone gains, on dev.
+    """Compute C-surge, C-emerge and the gain of the best found alone, on dev.
 
-    Ending particles are the personal bests; starting ones those asked in iteration 0, crossover
-    children too, as there must be as many before as after.
+    Ending particles are the personal bests. Starting particles are those evaluated in iteration 0,
+    including crossover children, as both counts must be equal.
 
     Returns:
-        `applies`, and if it does not, `reason`; else the numbers that `lines` prints.
+        `applies` and, if it is false, `reason`; else the numbers that `format_emergence` prints.
     """
     asked = np.flatnonzero(~np.isnan(run.utilities[0])).tolist()
     start = np.stack([run.load_answer_values((0, i)) for i in asked])
@@ -39,16 +39,16 @@ def measure_emergence(run: RunFolder) -> dict[str, Any]:
 
 
 def _start_row(asked: list[int], particle: int) -> int:
-    """The row of a particle among those asked at the start; the first, if it began later."""
+    """Return the row of a particle among those evaluated at the start; 0 if it began later."""
     return asked.index(particle) if particle in asked else 0
 
 
 def compare_with_controls(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, Any]:
-    """The shares with their controls.
+    """Compute the shares and their controls.
 
     Args:
-        start, end: [N, items] whether a particle is right.
-        best: The particle that ends best.
+        start, end: Whether each particle is right on each item, [N, items].
+        best: Row of the particle that ends best.
     """
     hard = np.logical_not(start.any(axis=0))
     drawn = {name: np.empty(CONTROL_DRAWS) for name in _mark_items(start, end, best)}
@@ -76,7 +76,7 @@ def compare_with_controls(start: np.ndarray, end: np.ndarray, best: int) -> dict
 
 
 def _mark_items(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, np.ndarray]:
-    """What each share is the mean of: over all items, or over those that all got wrong."""
+    """Return the marks that each share averages, over all or over initially unsolved items."""
     unsolved = end[:, ~start.any(axis=0)]
     return {
         "C-surge": end.sum(axis=0) > start.sum(axis=0),
@@ -86,28 +86,29 @@ def _mark_items(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, np.n
 
 
 def _share_with_control(marks: np.ndarray, drawn: np.ndarray) -> dict[str, Any] | None:
-    """A share with Wilson's interval and its control's mean, central 95 % and p (more by chance).
+    """Return a share with Wilson's interval, and its control's mean, central 95 % and p.
 
-    `None` where there is no item to speak of.
+    p is the probability of reaching the share by chance. `None` if no item qualifies.
     """
     if not len(marks):
         return None
     low, high = np.quantile(drawn, (0.025, 0.975))
-    # Sums of the same few shares may differ by rounding.
+    # Equal shares may differ by rounding, as they are sums in different orders.
     reached = int((drawn >= marks.mean() - 1e-12).sum())
     return {
         "observed": mean_interval(marks.astype(float).tolist()),
         "chance": (float(drawn.mean()), float(low), float(high)),
+        # Add-one estimate, as a Monte Carlo p value must not be 0.
         "p_above_chance": (reached + 1) / (len(drawn) + 1),
     }
 
 
 def _draw_guessers(start: np.ndarray, end: np.ndarray) -> Any:
-    """Ending particles as good as the real ones that know nothing of the items.
+    """Yield ending particles that are as accurate as the real ones but independent of the items.
 
-    Each keeps the number of its right answers, which fall on items at random. Particles that
-    answer alike stay alike, and one that answers as a starting one did (it never improved, say)
-    stays as it is.
+    Each has the same number of right answers, assigned to items at random. Particles with identical
+    answers stay identical, and one with the answers of a starting particle (which never improved,
+    for example) is left unchanged.
     """
     generator = np.random.Generator(np.random.Philox(key=3))
     rows, which = np.unique(end, axis=0, return_inverse=True)
@@ -119,9 +120,9 @@ def _draw_guessers(start: np.ndarray, end: np.ndarray) -> Any:
 
 
 def compare_best_alone(run: RunFolder) -> dict[str, Any]:
-    """The best found against the best initial expert, item by item, on dev and on test.
+    """Compare the best found with the best initial expert, item by item, on dev and on test.
 
-    A split is missing where it was not asked.
+    A split that was not evaluated is left out.
     """
     before, after = run.best_expert(), run.find_best()
     found: dict[str, Any] = {"expert": run.experts[before[1]]}
@@ -149,7 +150,7 @@ p: of chance reaching as much."""
 
 
 def format_emergence(found: dict[str, Any]) -> list[str]:
-    """The numbers of `emergence` as text."""
+    """Format the result of `measure_emergence` as text."""
     if not found["applies"]:
         return [f"Does not apply: {found['reason']}."]
     rows = []

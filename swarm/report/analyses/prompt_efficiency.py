@@ -1,4 +1,4 @@
-"""Economy: what a search paid in prompts for what it found, and what dropping and racing saved."""
+"""Economy: prompts spent per improvement, and prompts saved by dropping and racing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,16 +9,16 @@ from swarm.runs.run_reader import RunFolder
 from swarm.stats.format import format_table
 
 MAX_BUDGETS = 5
-"""At how many equal budgets several runs are compared."""
+"""Maximum number of equal budgets at which runs are compared."""
 
 
 def measure_economy(run: RunFolder) -> dict[str, Any]:
-    """Prompts on dev, iteration by iteration, and the best so far that they bought.
+    """Compute the prompts on dev by iteration, and the best utility so far that they bought.
 
     Returns:
-        `prompts` [T], summed up; `best` [T]; `dropped`: prompts of particles that moved without
-        being evaluated (drop-K, drop-N); `beyond_budget`: of particles that no budget was left for;
-        `raced`: prompts that racing did not put.
+        `prompts` [T], cumulative; `best` [T]; `dropped`: prompts of particles that moved without
+        being evaluated (drop-K, drop-N); `beyond_budget`: prompts of particles for which no budget
+        was left; `raced`: prompts that racing saved.
     """
     items = len(run.load_answers((0, 0)))
     scored = [entry.get("items_scored") or _items_by_utility(entry, items) for entry in run.rounds]
@@ -55,10 +55,10 @@ def _sum_known(scored: Sequence[int | None]) -> int:
 
 
 def compare_at_equal_prompts(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The best so far of several runs after the same numbers of prompts.
+    """Compare the best so far of several runs at equal numbers of prompts.
 
-    The last budget is the total of the cheapest run; before its own start is paid for, a run has
-    found nothing (NaN).
+    The largest budget is the total of the cheapest run. A run whose start exceeds a budget has no
+    best there (NaN).
 
     Returns:
         `budgets` [B], `best` [runs, B].
@@ -80,7 +80,7 @@ def compare_at_equal_prompts(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def format_economy(found: Sequence[dict[str, Any]]) -> list[str]:
-    """One row a run and, of several, the best at equal numbers of prompts."""
+    """Format one row per run and, for several runs, the best at equal numbers of prompts."""
     rows = [
         [
             one["run"][:22],

@@ -1,4 +1,9 @@
-"""Trajectories: where the swarm and its best went, in the space of mixing coefficients."""
+"""Trajectories of the swarm and its best in the space of mixing coefficients, and rank of origin.
+
+The rank of origin is the rank at the start of the particle that ends best. In Model Swarms (arXiv
+2410.11163, figure 3, "diamonds in the rough") 10.4 % of the best started best and 56.9 % were in
+the bottom half; a particle picked at random from 20 would give 5 % and 50 %.
+"""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -10,19 +15,14 @@ from swarm.runs.run_reader import RunFolder
 from swarm.stats.format import format_share, format_sparkline, format_table
 from swarm.stats.tests import mean_interval
 
-# Rank of origin: how good the particle that ends best was at the start.
-#
-# Model Swarms (arXiv 2410.11163, figure 3, "diamonds in the rough"): 10.4 % of the best started
-# best, 56.9 % came from the bottom half. Of 20 particles picked blindly it were 5 % and 50 %.
-
 
 def rank_of_origin(run: RunFolder) -> dict[str, Any]:
-    """Where the particle that ends best began.
+    """Compute the starting rank of the particle that ends best.
 
     Returns:
-        `rank`: 1 and up, among all starting particles, by dev utility; the middle rank of equals.
-        `started_best`: nobody was strictly better. `bottom_half`: the rank is beyond the middle.
-        With `_blindly`, the share of all particles of which this holds.
+        `rank`: 1 is the best, among all starting particles, by dev utility; ties share the mean.
+        `started_best`: no particle was strictly better. `bottom_half`: the rank is worse than the
+        middle one. Keys with `_blindly`: the share of all particles for which this holds.
     """
     place = run.find_best()
     own = place[1]
@@ -49,7 +49,7 @@ def rank_of_origin(run: RunFolder) -> dict[str, Any]:
 
 
 def summarize_origins(origins: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The shares over several runs, and what a particle picked blindly would give."""
+    """Summarize the shares over several runs, beside those of a randomly picked particle."""
     found: dict[str, Any] = {"runs": len(origins)}
     for name in ("started_best", "bottom_half"):
         found[name] = mean_interval([one[name] for one in origins])
@@ -58,7 +58,7 @@ def summarize_origins(origins: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def format_origins(origins: Sequence[dict[str, Any]]) -> list[str]:
-    """One row a run and, of several, their shares."""
+    """Format one row per run and, for several runs, their shares."""
     rows = [
         [
             one["run"][:24],
@@ -84,16 +84,16 @@ def format_origins(origins: Sequence[dict[str, Any]]) -> list[str]:
 
 
 MAX_COLUMNS = 6
-"""Bests that have a column of their own in 80 characters."""
+"""Maximum number of bests that have a column in 80 characters."""
 
 NAME_WIDTH = 24
-"""Of an expert's name there."""
+"""Maximum width of an expert's name in that table."""
 
 
 def measure_trajectory(run: RunFolder) -> dict[str, Any]:
-    """The best's coefficients, the spread of the swarm and its principal components.
+    """Compute the best's coefficients, the spread of the swarm and its principal components.
 
-    Of groups of modules with coefficients of their own it tells the mean.
+    If groups of modules have separate coefficients, their mean is used.
 
     Returns:
         `best`: each new best of the swarm. `diversity` [T]: mean Euclidean distance of the
@@ -116,14 +116,14 @@ def measure_trajectory(run: RunFolder) -> dict[str, Any]:
 
 
 def swarm_diversity(positions: np.ndarray) -> np.ndarray:
-    """[T] mean Euclidean distance of the particles of positions [T, N, K] from their mean."""
+    """Return the mean Euclidean distance of particles [T, N, K] from their mean, [T]."""
     distances = np.linalg.norm(positions - positions.mean(axis=1, keepdims=True), axis=2)
     found: np.ndarray = distances.mean(axis=1)
     return found
 
 
 def principal_components(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The first two principal components of positions [T, N, K].
+    """Compute the first two principal components of positions [T, N, K].
 
     Returns:
         The share of the variance that each explains [2], axes [2, K] of length 1 whose largest
@@ -132,6 +132,7 @@ def principal_components(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     rows = positions.reshape(-1, positions.shape[2])
     rows = rows - rows.mean(axis=0)
     _, values, axes = np.linalg.svd(rows, full_matrices=False)
+    # The sign of a singular vector is arbitrary; fixing it makes charts reproducible.
     signs = np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])
     axes = (axes * signs[:, None])[:2]
     total = float((values**2).sum()) or 1.0
@@ -139,10 +140,10 @@ def principal_components(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def _list_bests(run: RunFolder) -> list[dict[str, Any]]:
-    """Each new best: iteration, utility, coefficients and how far it lies from the experts' hull.
+    """List each new best: iteration, utility, coefficients and distance from the experts' hull.
 
-    `negative` is the sum of the negative coefficients, 0 for a mixture; `absolute` the sum of
-    all without their signs, 1 for a mixture.
+    `negative` is the sum of the negative coefficients, 0 for a mixture; `absolute` is the sum of
+    absolute coefficients, 1 for a mixture.
     """
     found: list[dict[str, Any]] = []
     for number, utilities in enumerate(run.utilities):
@@ -164,7 +165,7 @@ def _list_bests(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def format_trajectory(found: dict[str, Any]) -> list[str]:
-    """The numbers of `trajectory` as text."""
+    """Format the result of `measure_trajectory` as text."""
     diversity, outside = found["diversity"], found["outside"]
     names = [name[:NAME_WIDTH] for name in found["experts"]]
     return [
@@ -192,7 +193,7 @@ def format_trajectory(found: dict[str, Any]) -> list[str]:
 
 
 def _best_table(bests: list[dict[str, Any]], names: list[str]) -> list[str]:
-    """A column each for the first and the last few bests."""
+    """Tabulate the first and the last few bests, one column each."""
     shown = bests if len(bests) <= MAX_COLUMNS else [bests[0], *bests[1 - MAX_COLUMNS :]]
     rows = [["dev", *(f"{one['utility']:.3f}" for one in shown)]]
     rows += [

@@ -1,1 +1,1 @@
-"""The pages of the web application, one module each; each registers its route."""
+"""Pages of the web application, one module each; each registers its route."""

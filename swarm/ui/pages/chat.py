@@ -1,4 +1,4 @@
-"""The page Talk: a conversation with any model by its name, or with several side by side."""
+"""Page Talk: a conversation with one model or several side by side."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ consortium/NAME. With several, each answers for itself."""
 
 
 def register_page(home: AppState) -> None:
-    """Define the page."""
+    """Register the page at /talk."""
 
     @ui.page("/talk", response_timeout=60)
     async def chat_page(model: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The page Compare: one question to several models, and the viewer of what models have answered."""
+"""Page Compare: one question to several models, and viewers of answer files."""
 
 import base64
 
@@ -13,11 +13,11 @@ from swarm.ui.layout import draw_heading, page_frame
 from swarm.ui.state import AppState
 
 REFRESH_S = 0.3
-"""Seconds between two looks at how far an asking is."""
+"""Interval between progress updates in seconds."""
 
 
 def register_page(home: AppState) -> None:
-    """Define the page, and where its viewers are."""
+    """Register the page at /compare and mount its viewers."""
     viewers = MountedViewers()
     app.mount(VIEWER_PATH, viewers)
 
@@ -34,7 +34,7 @@ def register_page(home: AppState) -> None:
 
 
 class _CompareForm:
-    """One question, so many samples of each model, and the plot of what came."""
+    """Form for a question, number of samples and models, with the plot of the answers."""
 
     def __init__(self, home: AppState, viewers: MountedViewers, names: list[str]) -> None:
         self._home, self._viewers = home, viewers
@@ -109,7 +109,7 @@ class _CompareForm:
             self._comparison.stop()
 
     def _refresh_state(self) -> None:
-        """How far the asking is."""
+        """Update the progress."""
         now = self._comparison
         told = f"{now.came} of {now.wanted} answers" if now else ""
         self._state.set_text(told)
@@ -119,7 +119,7 @@ class _CompareForm:
 
 
 def _draw_files(home: AppState, viewers: MountedViewers, found: list[str]) -> None:
-    """The files that are there, and a field for any other."""
+    """Draw the list of answer files and an input field for other paths."""
 
     async def show_file(path: str) -> None:
         wrong.set_text("")

@@ -1,4 +1,4 @@
-"""The page Models: what there is, and experts mixed by hand and asked at once."""
+"""Page Models: list of models, and sliders that mix experts for immediate questions."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,7 +22,7 @@ MIXTURE_ALONE = "the mixture alone"
 
 
 def register_page(home: AppState) -> None:
-    """Define the page."""
+    """Register the page at /models."""
 
     @ui.page("/models", response_timeout=60)
     async def models_page() -> None:
@@ -50,7 +50,7 @@ STYLE = """
 
 
 class _ExpertMixer:
-    """The sliders, what sets them, and the conversation with what they come to."""
+    """Sliders, presets for them, and a conversation with the resulting mixture."""
 
     def __init__(
         self, home: AppState, names: list[str], bests: list[expert_mixer.BestOfRun]
@@ -79,7 +79,7 @@ class _ExpertMixer:
         self._held: dict[str, float] = {}
 
     def _draw_presets(self, names: list[str], bests: list[expert_mixer.BestOfRun]) -> None:
-        """What puts the sliders somewhere."""
+        """Draw the controls that set the sliders."""
         there = {f"best of {one.run}": one.coefficients for one in bests if one.coefficients}
         every = {name: {name: 1.0} for name in names}
         with ui.row().classes("items-center gap-2 w-full"):
@@ -154,7 +154,7 @@ def _format_position(coefficients: Mapping[str, float]) -> str:
 
 
 def _draw_row(name: str, details: str, model: str | None = None) -> None:
-    """A model with what is said of it; its name leads to Talk where it can be asked."""
+    """Draw a model with its description; the name links to Talk if the model can be queried."""
     with ui.element("div").classes("models-row"):
         if model:
             ui.link(name, f"/talk?model={quote(model)}").classes("text")

@@ -1,4 +1,4 @@
-"""Start a search: a form that is checked as the command line is, and the command it stands for."""
+"""Page Start: a form for a new search, checked by the command line, with the equivalent command."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ POLL_S = 0.3
 
 
 def register_page(home: AppState) -> None:
-    """Put the page at /start."""
+    """Register the page at /start."""
 
     @ui.page("/start")
     def start_page() -> None:
@@ -35,10 +35,10 @@ def register_page(home: AppState) -> None:
 
 
 class SearchForm:
-    """The form in one browser window.
+    """Form of one browser window.
 
     Args:
-        home: Where the search will be.
+        home: State that the pages share.
     """
 
     def __init__(self, home: AppState) -> None:
@@ -117,7 +117,7 @@ class SearchForm:
         )
 
     def _refresh_command(self) -> None:
-        """Show the command of the form as it is, or what is wrong with it."""
+        """Show the command for the present form, or the error in it."""
         self._plan.set_visibility(False)
         try:
             arguments = self._build_arguments()
@@ -134,7 +134,7 @@ class SearchForm:
             button.set_enabled(True)
 
     def _set_busy(self, doing: str) -> None:
-        """What is being done, and nothing else meanwhile."""
+        """Show an activity and disable the buttons; an empty string enables them."""
         self._doing.set_text(doing)
         self._busy.set_visibility(bool(doing))
         for button in (self._check, self._start):
@@ -178,7 +178,7 @@ class SearchForm:
         ui.navigate.to(f"/runs/{quote(path.name, safe='')}")
 
     async def _wait_until_started(self, path: Path) -> None:
-        """Wait until the search holds its folder, or is over.
+        """Wait until the search holds its folder or has ended.
 
         Raises:
             UserError: It ended with an error.

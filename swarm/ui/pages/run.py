@@ -1,4 +1,4 @@
-"""One run: how far it is, what it came to, and what can be done with it."""
+"""Page of one run: progress, results, log and actions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ REFRESH_S = 1.0
 
 
 def register_page(home: AppState) -> None:
-    """Put the page at /runs/NAME, and its report at /runs/NAME/report."""
+    """Register the page at /runs/NAME and its report at /runs/NAME/report."""
 
     @app.get("/runs/{name:path}/report")
     def report_page(name: str) -> Response:
@@ -55,11 +55,11 @@ def register_page(home: AppState) -> None:
 
 
 class RunPage:
-    """The page of a run in one browser window.
+    """Page of a run in one browser window.
 
     Args:
-        home: Whose run it is.
-        name: The run's.
+        home: State that the pages share.
+        name: Name of the run.
     """
 
     def __init__(self, home: AppState, name: str) -> None:

@@ -1,4 +1,7 @@
-"""Runs: all searches of the folder in a table that follows them."""
+"""Pages of all runs in a live table, and of several runs compared side by side.
+
+The comparison shows best so far, differing settings and the paired test on shared test items.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +64,7 @@ REFRESH_S = 2.0
 
 
 def register_page(home: AppState) -> None:
-    """Put the page at /."""
+    """Register the page at /."""
 
     @ui.page("/")
     def runs_page() -> None:
@@ -70,10 +73,10 @@ def register_page(home: AppState) -> None:
 
 
 class RunsTable:
-    """The table of one browser window.
+    """Table of the runs in one browser window.
 
     Args:
-        home: Whose runs they are.
+        home: State that the pages share.
     """
 
     def __init__(self, home: AppState) -> None:
@@ -132,30 +135,28 @@ class RunsTable:
 
 
 def _narrow_classes(name: str) -> dict[str, str]:
-    """A telephone shows all below the name."""
+    """Return CSS classes that hide a column on phones, which show its value below the name."""
     return {} if name == "name" else {"classes": "gt-xs", "headerClasses": "gt-xs"}
 
 
-# Several runs side by side: their course, the settings that differ, and the paired test.
-
 MAX_RUNS = 8
-"""Runs that are compared at once: as many as there are colours."""
+"""Maximum number of runs compared at once, the number of chart colours."""
 
 ALWAYS_DIFFERENT_KEYS = ("name", "folder")
-"""Keys that differ because the runs do."""
+"""Keys that always differ between runs."""
 
 
 @dataclass
 class RunComparison:
-    """Runs as they are compared.
+    """Comparison of several runs.
 
     Attributes:
-        chart: Of their best so far.
-        results: A row a run: name, dev, test.
-        settings: A row a key that differs: key, and its value in each run.
-        tests: A sentence for each run but the first, which it is compared with.
-        domains: Test utilities by domain, a row a run under the header; empty without domains.
-        warnings: Of best founds that give one answer throughout.
+        chart: Chart of their best so far.
+        results: One row per run: name, iterations, dev, test.
+        settings: One row per differing key: key, and its value in each run.
+        tests: One sentence per run except the first, with which it is compared.
+        domains: Test utilities by domain, a header and one row per run; empty without domains.
+        warnings: Warnings about bests that always give the same answer in a domain.
     """
 
     names: list[str]
@@ -168,7 +169,7 @@ class RunComparison:
 
 
 def register_compare_page(home: AppState) -> None:
-    """Put the page at /together?run=NAME&run=NAME."""
+    """Register the page at /together?run=NAME&run=NAME."""
 
     @ui.page("/together")
     async def compare_runs_page(names: Annotated[list[str], Query(alias="run")] = []) -> None:  # noqa: B006
@@ -191,7 +192,7 @@ def compare_runs(paths: list[Path]) -> RunComparison:
     """Compare runs.
 
     Raises:
-        UserError: One of them is no run, or has no iteration.
+        UserError: A folder contains no run, or one without an iteration.
     """
     runs = [RunFolder(path) for path in paths]
     names = [run.path.name for run in runs]
@@ -216,10 +217,10 @@ def _result_row(run: RunFolder) -> list[str]:
 
 
 def domain_rows(runs: list[RunFolder]) -> list[list[str]]:
-    """Each best found's test utility in the domains of the first run, and its constant answer's.
+    """Tabulate test utilities by the domains of the first run, with the best constant answers.
 
     Returns:
-        The header and a row a run; empty unless the first run has 2 to 12 domains.
+        Header, and one row per run; empty unless the first run has 2 to 12 domains.
     """
     key = "ending_best_single_test_domains"
     names = list(runs[0].metrics.get(key) or ())
@@ -255,7 +256,7 @@ def _list_warnings(runs: list[RunFolder]) -> list[str]:
 
 
 def differing_settings(runs: list[RunFolder]) -> list[list[str]]:
-    """The keys whose values are not the same in all runs, with their values."""
+    """Return the keys whose values differ between runs, with their values."""
     found: list[dict[str, Any]] = []
     for one in runs:
         try:
@@ -268,7 +269,7 @@ def differing_settings(runs: list[RunFolder]) -> list[list[str]]:
 
 
 def _describe_tests(runs: list[RunFolder]) -> list[str]:
-    """What the paired test says of each run's best found against the first run's."""
+    """Describe the paired test of each run's best found against the first run's."""
     from swarm.studies.ablations import compare_runs
 
     first, *others = runs

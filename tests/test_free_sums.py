@@ -82,7 +82,7 @@ def test_it_begins_with_the_recipes_and_goes_on_from_the_best(options: dict[str,
     )
     for row in [*static, *learnt]:
         assert (np.abs(seen - row).max(axis=1) < 1e-12).any()
-    np.testing.assert_array_equal(optimizer.centre, wanted)
+    np.testing.assert_array_equal(optimizer.best_start, wanted)
     assert len(seen) <= 3 * len(optimizer.evaluate)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from swarm.compare.sampling.backends import Backend, BatchBackend, EndpointBackend
+from swarm.compare.sampling.progress_bar import SamplingProgressBar
 from swarm.compare.sampling.resolve import (
     get_endpoint_index,
     get_resolved_backend,
@@ -60,64 +61,6 @@ def reduce_gc_frequency() -> Iterator[None]:
             _gc_users -= 1
             if _gc_users == 0:
                 gc.set_threshold(*_saved_thresholds)
-
-
-SHOW_AFTER_S, REFRESH_EVERY_S = 0.5, 0.2
-"""Seconds until the bar is shown, and between two updates."""
-
-
-class SamplingProgressBar:
-    """Progress bar as a context; shown in a terminal or a notebook only.
-
-    Args:
-        title: Text before the bar.
-        count: Returns the numbers of answers received, of answers known to be requested, and of
-            failures.
-        silent: Never show the bar.
-    """
-
-    def __init__(
-        self, title: str, count: Callable[[], tuple[int, int, int]], silent: bool = False
-    ) -> None:
-        self.title, self.count = title, count
-        self.shown = not silent and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-        self._ended = threading.Event()
-
-    def __enter__(self) -> "SamplingProgressBar":
-        if self.shown:
-            self._thread = threading.Thread(target=self._update_bar, daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        if self.shown:
-            self._thread.join()
-
-    def _update_bar(self) -> None:
-        if self._ended.wait(SHOW_AFTER_S):
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        failures = TextColumn("{task.fields[failures]}", style="red")
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            failures,
-        )
-        with Bar(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(self.title, failures="")
-            while True:
-                ended = self._ended.wait(REFRESH_EVERY_S)
-                came, wanted, failed = self.count()
-                told = f"{failed} failed" if failed else ""
-                bar.update(task, completed=came, total=wanted, failures=told)
-                if ended:
-                    return
 
 
 MAX_FAILURES_IN_ROW = 3

@@ -115,6 +115,7 @@ def test_the_plugin_costs_llm_next_to_nothing_and_needs_no_folder(fresh: Path) -
         "swarm",
         "swarm._version",
         "swarm.errors",
+        "swarm._util",
         "swarm._util.terminal",
         "swarm.consortium",
         "swarm.consortium.cli",

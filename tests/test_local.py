@@ -49,7 +49,7 @@ def rounds(home: LocalModels, monkeypatch: pytest.MonkeyPatch) -> list[list[int]
     home.get_model("base").open()
     (together,) = home._together.values()
     seen: list[list[int]] = []
-    answer = together._engine.answer
+    answer = together._engine.generate
 
     def watched(positions: np.ndarray, requests: Any) -> Any:
         seen.append([len(row) for row in requests])

@@ -197,11 +197,13 @@ def test_every_optimizers_state_is_in_its_differences(name: str) -> None:
         found = np.where(optimizer.evaluate, -((rows - 0.2) ** 2).sum(axis=1), np.nan)
         parts = np.stack([found, -(rows[:, 0] ** 2)], axis=1)
         optimizer.tell(*((found, parts) if name in ("nsga2", "sms_emoa") else (found,)))
-        line = encode_json(difference(kept, optimizer.state()))
+        line = encode_json(difference(kept, optimizer.state_dict()))
         apply_difference(kept, json.loads(line))
-        assert json.dumps(kept, sort_keys=True) == json.dumps(optimizer.state(), sort_keys=True)
+        assert json.dumps(kept, sort_keys=True) == json.dumps(
+            optimizer.state_dict(), sort_keys=True
+        )
         sizes.append(len(line))
-        if optimizer.done():
+        if optimizer.stop_reason():
             break
     if len(sizes) == 24:
         assert max(sizes[-3:]) < 1.5 * max(sizes[:12]), sizes

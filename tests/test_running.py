@@ -53,7 +53,7 @@ def test_a_second_process_is_told_who_has_the_folder(tmp_path: Path) -> None:
 def test_a_killed_process_holds_nothing_and_its_note_is_none(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from swarm.runs.lock import RunLock\n"
-        "Hold(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+        "RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],

@@ -178,7 +178,7 @@ def test_a_shell_completes() -> None:
         "python -m swarm.search task=nl": "nlgraph nlgraph_mini",
         "python -m swarm sweep optimizer=c": "cmaes",
         "python -m swarm.consortium lea": "leaderboard",
-        "python -m swarm.ui --no": "--no-browser",
+        "python -m swarm.ui --no": "--no-browser --no-token",
         "python other.py ta": "",
     }
     asked = "\n".join(

@@ -266,17 +266,21 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
     Returns:
         The state, `None` as `unsealed` has it, and the damage in words, empty where there is none.
     """
-    done = -1
+    done, unread = -1, ""
     while True:
         # The journal first: lines that a search takes into its state meanwhile are in both.
         try:
             journal = read_bytes(folder / JOURNAL)
-        except OSError:
+        except FileNotFoundError:
             journal = b""
+        except OSError as error:
+            journal, unread = b"", error.strerror or str(error)
         state = unsealed(folder / STATE)
         rounds = (state or {}).get("rounds")
         if state is None or not isinstance(rounds, list) or not rounds:
             return state, ""
+        if unread:
+            return state, unread
         entries, damage = _entries(journal, len(rounds))
         for entry in entries:
             rounds.append(entry["round"])

@@ -17,7 +17,7 @@ import searches
 from hydra import compose, initialize_config_dir
 
 from swarm.errors import UserError
-from swarm.manifest import JOURNAL, NAME, Manifest, read_state, sealed, unsealed
+from swarm.manifest import JOURNAL, NAME, Manifest, read_state, replay, sealed, unsealed
 from swarm.places import conf_folder
 
 NOT_CHECKED = ("log.txt",)
@@ -348,3 +348,11 @@ def test_a_report_misses_what_the_end_had_asked(lab: Lab) -> None:
     lab.damage(name, deleted, 0)
     with pytest.raises(UserError, match=Path(name).name):
         made(lab.folder)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_journal_that_is_no_file_is_damage(make: Callable[[Path], None], lab: Lab) -> None:
+    lab.damage("", deleted, 0)
+    assert replay(lab.folder)[1] == ""
+    make(lab.folder / "rounds.jsonl")
+    assert "not a file" in replay(lab.folder)[1]

@@ -16,11 +16,17 @@ from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import NotFinite, UserError
 from swarm.executors.inline import InlineExecutor
+from swarm.executors.processes import ProcessExecutor
 from swarm.executors.worker import Worker
 from swarm.loop.evaluator import Batching, Evaluator
 from swarm.loop.run import check_place, name_positions
 from swarm.models.base import Request
 from swarm.optimizers.base import LossRequest
+from swarm.optimizers.cma_es import CMAES
+from swarm.optimizers.genome import Genome
+from swarm.optimizers.gradient import Descent
+from swarm.optimizers.nes import NaturalEvolution
+from swarm.optimizers.pso import ParticleSwarm
 from swarm.pool.pool import Pool
 from swarm.tasks.multiple_choice import MultipleChoice
 
@@ -241,3 +247,59 @@ def test_find_refuses_what_cannot_be_a_path() -> None:
 
 def test_an_error_cannot_steer_the_terminal() -> None:
     assert str(UserError("bi\x1b[31mrch \u202e\x07x")).isprintable()
+
+
+@pytest.mark.parametrize("many", [10_001, 10**6, 10**23])
+def test_more_particles_than_an_ask_can_hold_are_refused(many: int) -> None:
+    for made in (ParticleSwarm, CMAES, Genome, NaturalEvolution):
+        with pytest.raises(UserError, match=r"optimizer.particles=\d+: .* at most 10,000"):
+            made(particles=many)
+    with pytest.raises(UserError, match=r"optimizer.descent.batch=\d+: .* to 10,000"):
+        Descent(batch=many)
+
+
+def test_types_that_were_taken_by_their_truth_are_refused(tiny_pool: Path) -> None:
+    with pytest.raises(UserError, match=r"engine.max_tokens=True"):
+        HFEngine(max_tokens=True)
+    with pytest.raises(UserError, match=r"model.trust_remote_code='no': must be true or false"):
+        BaseModel("x", trust_remote_code="no")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"model.name=5"):
+        BaseModel("x", name=5)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"pool.noise_rows must be at most 1,000"):
+        Pool(tiny_pool, noise_rows=99_999_999_999)
+    with pytest.raises(UserError, match=r"optimizer.descent=5: must be null, or have the keys"):
+        ParticleSwarm(descent=5)  # type: ignore[arg-type]
+    for workers in (True, 0, 1_001, 10**23):
+        with pytest.raises(UserError, match=r"executor.workers="):
+            ProcessExecutor(workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["name=${nope}"], "nope"),
+        (["name=${oc.env:NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE"),
+        (["--resolve"], "--resolve flag can only be used"),
+        (["--package=nope"], "no effect without it"),
+        (["--config-dir=/nope"], "/nope"),
+        (["~tracker"], "tracker"),
+        (["task.file={here}/pipe"], "not a file"),
+        (["name='\x1b[31mred'"], "do not print"),
+        (["folder="], "folder="),
+        (["shared=''"], "shared="),
+        (["pool.folder=" + "x" * 5000], "cannot be a path"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    words: list[str], says: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool)
+    if words == ["~tracker"]:
+        command = [word for word in command if not word.startswith("tracker")]
+    more = [word.replace("{here}", str(tmp_path)) for word in words]
+    done = searches.run([*command, *more])
+    assert done.returncode in (1, 2), done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ") and says in line
+    assert not (tmp_path / "search").exists()

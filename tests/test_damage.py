@@ -25,6 +25,7 @@ from swarm.runs.manifest import (
     encode_state,
     read_sealed_state,
     read_state,
+    replay,
 )
 
 NOT_CHECKED = ("log.txt",)
@@ -357,3 +358,11 @@ def test_a_report_misses_what_the_end_had_asked(lab: Lab) -> None:
     lab.damage(name, deleted, 0)
     with pytest.raises(UserError, match=Path(name).name):
         made(lab.folder)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_journal_that_is_no_file_is_damage(make: Callable[[Path], None], lab: Lab) -> None:
+    lab.damage("", deleted, 0)
+    assert replay(lab.folder)[1] == ""
+    make(lab.folder / "rounds.jsonl")
+    assert "not a file" in replay(lab.folder)[1]

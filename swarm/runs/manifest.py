@@ -267,18 +267,22 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
     Returns:
         The state, `None` as for `read_sealed_state`, and a description of the damage, or "".
     """
-    done = -1
+    done, unread = -1, ""
     while True:
         # Journal first: lines that a search meanwhile moves into its state are then in both, not in
         # neither.
         try:
             journal = read_bytes(folder / JOURNAL)
-        except OSError:
+        except FileNotFoundError:
             journal = b""
+        except OSError as error:
+            journal, unread = b"", error.strerror or str(error)
         state = read_sealed_state(folder / STATE_FILE)
         rounds = (state or {}).get("rounds")
         if state is None or not isinstance(rounds, list) or not rounds:
             return state, ""
+        if unread:
+            return state, unread
         entries, damage = _entries(journal, len(rounds))
         for entry in entries:
             rounds.append(entry["round"])

@@ -197,7 +197,8 @@ def task(
         highest: Maximum of `score`; 1.0 if an answer is right or wrong.
         chat: Send the prompt as one user turn through the model's chat template.
         max_new_tokens: Maximum number of tokens of an answer.
-        dev_limit, test_limit: Maximum number of items of a split; `None` is all.
+        dev_limit: Maximum number of dev items; `None` is all.
+        test_limit: Maximum number of test items; `None` is all.
 
     Raises:
         UserError: A value is not allowed. Invalid items are reported at their first use.

@@ -57,7 +57,9 @@ def search(
         task: Name of an option of conf/task, or a task: `swarm.task(items, function)`.
         pool: A folder of adapters; a list of adapters' folders, all in one folder; or a pool.
         model: An option of conf/model, a folder or hub id of a model, or a base model.
-        optimizer, engine, executor: An option of the group, a dict of its keys, or an object.
+        optimizer: An option of the group, a dict of its keys, or an object.
+        engine: As `optimizer`.
+        executor: As `optimizer`.
         name: The run's folder below `folder`; `None` is the task's name and the time.
         folder: Parent folder of the runs.
         seed: Seed of all randomness.

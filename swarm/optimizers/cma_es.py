@@ -49,7 +49,8 @@ class CMAES(WarmStartOptimizer):
         sum_to_one: Use the G (K - 1) dimensions where coefficients sum to 1 in each group, as the
             particle swarm does; false frees the sum.
         start_scales: See `WarmStartOptimizer`.
-        low, high: Bounds of a coefficient.
+        low: Lower bound of a coefficient.
+        high: Upper bound of a coefficient.
         restart: Restart on convergence; else continue sampling.
     """
 

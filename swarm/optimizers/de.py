@@ -30,11 +30,13 @@ class DifferentialEvolution(BaseOptimizer):
 
     Args:
         strategy: The base: the `best` member (best/1/bin) or a random one (`rand`/1/bin).
-        lowest_weight, highest_weight: F is drawn between the two once per iteration (dither).
+        lowest_weight: Lower end of F, which is drawn once per iteration (dither).
+        highest_weight: Upper end of F.
         crossover: CR, the probability of each coefficient to be taken from the challenger; at least
             one is.
         sum_to_one: As above.
-        low, high: Bounds of a coefficient.
+        low: Lower bound of a coefficient.
+        high: Upper bound of a coefficient.
     """
 
     NAME: ClassVar[str] = "de"

@@ -65,7 +65,8 @@ class ParetoSearch(BaseOptimizer):
             steps.
         sum_to_one: Whether coefficients sum to 1 in each group; else each is free within its
             bounds.
-        low, high: Bounds of a coefficient.
+        low: Lower bound of a coefficient.
+        high: Upper bound of a coefficient.
     """
 
     LEAST: ClassVar[int] = 4

@@ -51,7 +51,8 @@ class NaturalEvolution(WarmStartOptimizer):
         rate: Learning rate of the update; None is 1 for `plain` and 0.03 for `adam`.
         sum_to_one: See `WarmStartOptimizer`.
         start_scales: See `WarmStartOptimizer`.
-        low, high: Bounds of a coefficient; positions outside are projected before evaluation.
+        low: Lower bound of a coefficient; positions outside are projected before evaluation.
+        high: Upper bound of a coefficient.
     """
 
     NAME: ClassVar[str] = "nes"

@@ -76,7 +76,10 @@ def utility_start_positions(
     Args:
         utilities: [K] of the experts alone; NaN for unmeasured experts, which are not merged.
         best: The values of m; one that includes all experts is the uniform soup and is omitted.
-        experts, groups, scales, among: See `static_start_positions`.
+        experts: See `static_start_positions`.
+        groups: See `static_start_positions`.
+        scales: See `static_start_positions`.
+        among: See `static_start_positions`.
 
     Returns:
         Labels [M] and positions [M, G x K]; none if no expert was measured.

@@ -326,13 +326,16 @@ def journal_line(iteration: int, entry: dict[str, Any], change: dict[str, Any]) 
 def _entries(journal: bytes, done: int) -> tuple[list[dict[str, Any]], str]:
     """Return the journal entries after `done` iterations, and the first bad line or ""."""
     found: list[dict[str, Any]] = []
-    *lines, _ = journal.split(b"\n")
+    *lines, last = journal.split(b"\n")
     for number, line in enumerate(lines, 1):
         entry = _entry(line)
         if entry is None or entry["iteration"] > done + len(found):
             return found, f"line {number}"
         if entry["iteration"] == done + len(found):
             found.append(entry)
+    start = encode_json({"iteration": 0}).partition(b"0")[0]
+    if last[: len(start)] != start[: len(last)]:  # not the beginning of a line that a kill cut off
+        return found, f"line {len(lines) + 1}"
     return found, ""
 
 

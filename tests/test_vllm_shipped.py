@@ -50,7 +50,7 @@ def told(engine: Any, pool: Pool, mixtures: int) -> Told:
     rows = vllms.positions(10, pool)[:mixtures] / 4
     asked = [[Request((turn,), 20) for turn in turns]] * mixtures
     scores = run_tasks_lockstep(task, engine, np.eye(9), items, JobUsage())
-    answers = [said for row in engine.answer(rows, asked) for said in row]
+    answers = [said for row in engine.generate(rows, asked) for said in row]
     return [task.utility(row) for row in scores], answers
 
 

@@ -84,7 +84,7 @@ def put(engine: Engine, positions: np.ndarray) -> None:
     if isinstance(engine, HFEngine):
         engine._stack.set(torch.from_numpy(positions))
     else:
-        engine._way.put(positions)
+        engine._way.sync_positions(positions)
 
 
 def compare(found: Mapping[str, Answers], device: str) -> str:

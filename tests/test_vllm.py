@@ -186,7 +186,7 @@ def test_folders_that_were_dropped_are_noticed(family: tuple[Path, Path], pool: 
         name = engine._way.requests[0]
         engine._llm.llm_engine.remove_lora(name.lora_int_id)
         with pytest.raises(UserError, match="has dropped 1 adapters"):
-            engine._way.verify()
+            engine._way.verify_loaded()
         with pytest.raises(Exception, match=name.lora_name):
             engine.generate(vllms.positions(1, pool), asked)
 

@@ -6,7 +6,7 @@ import comparing
 import pytest
 
 from swarm.compare import Config, FreeForm, Question, Rating
-from swarm.compare.yaml_loader import load_questions
+from swarm.compare.question import load_questions
 from swarm.errors import InvalidArgument
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)

@@ -11,22 +11,19 @@ from difflib import get_close_matches
 from itertools import islice
 from string import Formatter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from swarm.compare.dataframe import as_column
 from swarm.compare.sampling.backends import open_answer_cache
 from swarm.compare.sampling.resolve import resolve_backend, sample_cache_keys
 from swarm.compare.sampling.scheduler import reduce_gc_frequency
-from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.compare.sampling.types import SampleOutcome, SampleRequest, Script
 from swarm.compare.validation import shorten_repr
-from swarm.errors import InvalidArgument
+from swarm.errors import InvalidArgument, UserError
 from swarm.models.base import Completion
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from swarm.compare.judges import BaseJudge
-    from swarm.compare.question import Question
 
 
 TEMPLATE_FIELDS = ("question", "answer")
@@ -114,6 +111,27 @@ SELECT_JUDGED = (
 )
 
 
+class Judge(Protocol):
+    """What is used of a judge here; see `swarm.compare.judges.BaseJudge`."""
+
+    suffixes: ClassVar[tuple[str, ...]]
+
+    @property
+    def template(self) -> JudgeTemplate:
+        """Template of the prompt."""
+
+    @property
+    def uses_question(self) -> bool:
+        """True if the prompt depends on the question."""
+
+    @property
+    def cache_key(self) -> str:
+        """Key of the recorded pairs."""
+
+    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
+        """Return the script of a verdict: columns by suffix, error or `None`."""
+
+
 class JudgeVerdict(NamedTuple):
     """A judge's verdict on an answer: its columns, and the error if there is none."""
 
@@ -129,7 +147,7 @@ class JudgeRun:
         judge: The judge.
     """
 
-    def __init__(self, name: str, judge: "BaseJudge") -> None:
+    def __init__(self, name: str, judge: Judge) -> None:
         self.name, self.judge = name, judge
         self.pairs: dict[tuple[str, str], None] = {}
         self._said: dict[str, JudgeVerdict] = {}
@@ -285,8 +303,8 @@ def replay_from_cache(scripts: Iterable[Script[T]]) -> list[CacheOnlyReplay[T]]:
     return all_of_them
 
 
-def list_judgements(judge: "BaseJudge") -> "pd.DataFrame":
-    """List the cached verdicts of a judge; see `BaseJudge.get_cache`."""
+def list_judgements(judge: Judge) -> "pd.DataFrame":
+    """List the cached verdicts of a judge; see `swarm.compare.judges.BaseJudge.get_cache`."""
     import pandas as pd
 
     pairs = load_judged_pairs(judge.cache_key)
@@ -305,44 +323,3 @@ def list_judgements(judge: "BaseJudge") -> "pd.DataFrame":
     return pd.DataFrame(
         {name: as_column([row[n] for row in rows]) for n, name in enumerate(columns)}
     )
-
-
-def forget_answers(question: "Question", model: str, judges: bool = False) -> bool:
-    """Delete a model's cached answers to a question; see `Question.clear_cache`."""
-    asked = [ModelCall(model, question.params(messages)) for messages in question.as_messages()]
-    first, number = 0, question.samples_per_paraphrase
-    dropped = 0
-    while True:
-        # Earlier runs may have had more samples than this question has now.
-        rows = [
-            (
-                one,
-                replay_from_cache(
-                    question.row(one, sample) for sample in range(first, first + number)
-                ),
-            )
-            for one in asked
-        ]
-        keys = [key for _, some in rows for one in some for key in one.keys]
-        if judges:
-            keys += [key for one, some in rows for key in _judgement_keys(question, one, some)]
-        found = open_answer_cache().delete(list(dict.fromkeys(keys)))
-        dropped += found
-        if first and not found:
-            return dropped > 0
-        first, number = first + number, max(number, first)
-
-
-def _judgement_keys(
-    question: "Question", asked: ModelCall, rows: Sequence[CacheOnlyReplay[Any]]
-) -> list[str]:
-    """Return the cache keys of the verdicts of the question's judges on these answers."""
-    said = content_as_text(asked.params["messages"][-1]["content"])
-    answers = {row.result.columns["answer"] for row in rows if row.result}
-    judges = (getattr(question, "judges", None) or {}).values()
-    prompts = [(judge, judge.template.fill(said, a)) for judge in judges for a in sorted(answers)]
-    return [
-        key
-        for one in replay_from_cache(j.judge(prompt) for j, prompt in prompts)
-        for key in one.keys
-    ]

@@ -3,7 +3,7 @@
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from swarm.compare.judge_cache import JudgeTemplate
+from swarm.compare.judge_cache import JudgeTemplate, list_judgements
 from swarm.compare.question import Question
 from swarm.compare.question_types import RESERVED_SUFFIXES, FreeForm, Rating
 from swarm.compare.sampling.types import ModelCall, SampleRequest, Script
@@ -80,8 +80,6 @@ class BaseJudge(Question):
         Raises:
             UserError: The answer cache cannot be read.
         """
-        from swarm.compare.judge_cache import list_judgements
-
         return list_judgements(self)
 
 

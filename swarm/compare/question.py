@@ -25,9 +25,11 @@ from swarm.compare.dataframe import (
     build_frame,
     print_failures,
 )
-from swarm.compare.sampling.scheduler import reduce_gc_frequency
+from swarm.compare.judge_cache import CacheOnlyReplay, content_as_text, replay_from_cache
+from swarm.compare.sampling.backends import open_answer_cache
+from swarm.compare.sampling.scheduler import reduce_gc_frequency, run_scripts
 from swarm.compare.sampling.types import ModelCall, SampleRequest, Script
-from swarm.errors import InvalidArgument, missing_extra_error
+from swarm.errors import InvalidArgument, UserError, missing_extra_error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -258,7 +260,7 @@ class Question(ABC):
     @staticmethod
     def from_yaml(name: str, file: str | Path | None = None) -> Any:
         """Build the question of this name in YAML; see `load_dict` and `create`."""
-        return yaml_loader.build_question(yaml_loader.find_entry(name, file))
+        return build_question(yaml_loader.find_entry(name, file))
 
     view = ViewDescriptor()
     plot = PlotDescriptor()
@@ -367,8 +369,6 @@ class Question(ABC):
         Returns:
             Whether anything was deleted.
         """
-        from swarm.compare.judge_cache import forget_answers
-
         return forget_answers(self, model, judges)
 
 
@@ -446,8 +446,6 @@ def ask_questions(
 
 def run_all(parts: Sequence[QuestionPlan], during: ExitStack, title: str) -> list[SampleRow]:
     """Return the rows of all questions, one question after the other."""
-    from swarm.compare.sampling.scheduler import run_scripts
-
     scripts = (part.question.scripts(part.iter_requests(), during) for part in parts)
     made = run_scripts(chain.from_iterable(scripts), title, lambda: print_detectable(parts))
     return list(chain.from_iterable(one if isinstance(one, list) else [one] for one in made))
@@ -491,3 +489,79 @@ def build_plans(questions: "Sequence[Question]", model_groups: Any) -> list[Ques
     else:
         groups = [validation.parse_model_groups(one) for one in model_groups]
     return [QuestionPlan(question, one) for question, one in zip(questions, groups, strict=True)]
+
+
+def build_question(item: yaml_loader.QuestionEntry) -> Any:
+    """Build the question of an item.
+
+    Raises:
+        InvalidArgument: It is invalid; the error names the file and the item.
+    """
+    try:
+        return Question.create(**yaml_loader.resolve_local_judges(item))
+    except UserError as error:
+        raise InvalidArgument(f"{item.location}: {error}") from None
+    except TypeError:
+        raise InvalidArgument(f"{item.location}: its keys must be texts") from None
+
+
+def load_questions(place: str | Path) -> list[Question]:
+    """Build all questions of a file or a folder's files in order, without judges.
+
+    Raises:
+        InvalidArgument: A question is invalid, two have one name, or there is none.
+    """
+    found, wrong = yaml_loader.load_entries(place)
+    if wrong:
+        raise wrong[0]
+    first: dict[str, yaml_loader.QuestionEntry] = {}
+    for item in found:
+        if (other := first.setdefault(item.said["name"], item)) is not item:
+            raise InvalidArgument(f"{other.location} and {item.location} have one name; rename one")
+    asking = [item for item in found if not str(item.said.get("type")).endswith("_judge")]
+    if not asking:
+        raise InvalidArgument(
+            f"{place}: there are no questions in it; it must be {yaml_loader.EXPECTED_FORM}"
+        )
+    return [build_question(item) for item in asking]
+
+
+def forget_answers(question: Question, model: str, judges: bool = False) -> bool:
+    """Delete a model's cached answers to a question; see `Question.clear_cache`."""
+    asked = [ModelCall(model, question.params(messages)) for messages in question.as_messages()]
+    first, number = 0, question.samples_per_paraphrase
+    dropped = 0
+    while True:
+        # Earlier runs may have had more samples than this question has now.
+        rows = [
+            (
+                one,
+                replay_from_cache(
+                    question.row(one, sample) for sample in range(first, first + number)
+                ),
+            )
+            for one in asked
+        ]
+        keys = [key for _, some in rows for one in some for key in one.keys]
+        if judges:
+            keys += [key for one, some in rows for key in _judgement_keys(question, one, some)]
+        found = open_answer_cache().delete(list(dict.fromkeys(keys)))
+        dropped += found
+        if first and not found:
+            return dropped > 0
+        first, number = first + number, max(number, first)
+
+
+def _judgement_keys(
+    question: Question, asked: ModelCall, rows: Sequence[CacheOnlyReplay[Any]]
+) -> list[str]:
+    """Return the cache keys of the verdicts of the question's judges on these answers."""
+    said = content_as_text(asked.params["messages"][-1]["content"])
+    answers = {row.result.columns["answer"] for row in rows if row.result}
+    judges = (getattr(question, "judges", None) or {}).values()
+    prompts = [(judge, judge.template.fill(said, a)) for judge in judges for a in sorted(answers)]
+    return [
+        key
+        for one in replay_from_cache(j.judge(prompt) for j, prompt in prompts)
+        for key in one.keys
+    ]

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm.compare import validation
 from swarm.compare.dataframe import LEADING_COLUMNS, MIDDLE_COLUMNS, ColumnLayout, SampleRow
+from swarm.compare.judge_cache import Judge, JudgeRun, run_together
 from swarm.compare.question import Question
 from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
 from swarm.compare.token_probs import (
@@ -20,11 +21,6 @@ from swarm.compare.token_probs import (
 )
 from swarm.compare.token_probs.numbers import RatingBounds, build_rating_params, read_rating
 from swarm.errors import InvalidArgument, UserError
-
-if TYPE_CHECKING:
-    from swarm.compare.judge_cache import JudgeRun
-    from swarm.compare.judges import FreeFormJudge, RatingJudge
-
 
 RESERVED_COLUMNS = (*LEADING_COLUMNS, *MIDDLE_COLUMNS, "raw_answer", "probs", "error")
 RESERVED_SUFFIXES = ("_question", "_raw_answer", "_probs")
@@ -98,7 +94,7 @@ class FreeForm(Question):
         *,
         temperature: float | None = 1,
         max_tokens: int | None = 1024,
-        judges: "Mapping[str, str | dict[str, Any] | FreeFormJudge | RatingJudge] | None" = None,
+        judges: Mapping[str, str | dict[str, Any] | Judge] | None = None,
         **base: Any,
     ) -> None:
         self.temperature, self.max_tokens = temperature, max_tokens
@@ -110,7 +106,7 @@ class FreeForm(Question):
         super().__init__(**base)
 
     @property
-    def judges(self) -> "dict[str, FreeFormJudge | RatingJudge] | None":
+    def judges(self) -> dict[str, Judge] | None:
         """Judges by column; the setter takes the same values as the argument."""
         return self._judges
 
@@ -143,8 +139,6 @@ class FreeForm(Question):
             # One script per paraphrase and model: reading thousands of cached answers takes half
             # the time of one script per row.
             return (self._answer_rows(list(some)) for _, some in groupby(rows, itemgetter(0)))
-        from swarm.compare.judge_cache import JudgeRun
-
         judging = [
             during.enter_context(JudgeRun(name, judge)) for name, judge in self.judges.items()
         ]
@@ -154,10 +148,8 @@ class FreeForm(Question):
         return [answer_row(said) for said in (yield wants)]
 
     def _judge_row(
-        self, asked: ModelCall, sample: int, judging: "list[JudgeRun]"
+        self, asked: ModelCall, sample: int, judging: list[JudgeRun]
     ) -> Script[SampleRow]:
-        from swarm.compare.judge_cache import run_together
-
         row = yield from self.row(asked, sample)
         if row.error is not None:
             return row

@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare import yaml_loader
 from swarm.compare.config import Config
 from swarm.compare.settings import get_max_workers
 from swarm.errors import InvalidArgument, UserError, missing_extra_error
@@ -137,10 +136,11 @@ def select_questions(file: Path, names: Any, samples: Any) -> "list[Question]":
         UserError: There are none, or one is invalid.
     """
     from swarm.compare.judges import FreeFormJudge, RatingJudge
+    from swarm.compare.question import load_questions
 
     found = [
         question
-        for question in yaml_loader.load_questions(file)
+        for question in load_questions(file)
         if not isinstance(question, FreeFormJudge | RatingJudge)
     ]
     if names is not None:

@@ -3,13 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from swarm._util.files import read_yaml
 from swarm.errors import InvalidArgument, UserError
-
-if TYPE_CHECKING:
-    from swarm.compare.question import Question
 
 EXPECTED_FORM = "a list of mappings, each with name, type and the type's arguments"
 
@@ -124,22 +121,6 @@ def format_names(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def build_question(item: QuestionEntry) -> Any:
-    """Build the question of an item.
-
-    Raises:
-        InvalidArgument: It is invalid; the error names the file and the item.
-    """
-    from swarm.compare.question import Question
-
-    try:
-        return Question.create(**resolve_local_judges(item))
-    except UserError as error:
-        raise InvalidArgument(f"{item.location}: {error}") from None
-    except TypeError:
-        raise InvalidArgument(f"{item.location}: its keys must be texts") from None
-
-
 def resolve_local_judges(item: QuestionEntry) -> dict[str, Any]:
     """Return an item's arguments; judges given by name are first looked up in the same file."""
     said = dict(item.said)
@@ -155,22 +136,3 @@ def resolve_local_judges(item: QuestionEntry) -> dict[str, Any]:
             for column, one in judges.items()
         }
     return said
-
-
-def load_questions(place: str | Path) -> "list[Question]":
-    """Build all questions of a file or a folder's files in order, without judges.
-
-    Raises:
-        InvalidArgument: A question is invalid, two have one name, or there is none.
-    """
-    found, wrong = load_entries(place)
-    if wrong:
-        raise wrong[0]
-    first: dict[str, QuestionEntry] = {}
-    for item in found:
-        if (other := first.setdefault(item.said["name"], item)) is not item:
-            raise InvalidArgument(f"{other.location} and {item.location} have one name; rename one")
-    asking = [item for item in found if not str(item.said.get("type")).endswith("_judge")]
-    if not asking:
-        raise InvalidArgument(f"{place}: there are no questions in it; it must be {EXPECTED_FORM}")
-    return [build_question(item) for item in asking]

@@ -3,7 +3,6 @@
 Contains the call budget, the run of one request through its iterations, and the model.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +15,16 @@ from swarm.models.base import Completion, Delta, Request, Stream
 from swarm.models.postprocess import truncate_at_stop
 from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import (
-    Collaboration,
-    RequestContext,
     failure_reasons,
     map_events,
     number_samples,
     stream_events,
+)
+from swarm.multi_agent.consortium.judging_round import (
+    ConsortiumContext,
+    ConsortiumMember,
+    ConsortiumSettings,
+    JudgingRound,
 )
 from swarm.multi_agent.consortium.legacy_config import LEGACY_STRATEGIES as OLDER
 from swarm.multi_agent.consortium.parsing import split_confidence
@@ -32,7 +35,7 @@ from swarm.multi_agent.consortium.prompts import (
     role_prompt,
 )
 from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration, MemberAnswer
-from swarm.multi_agent.consortium.strategies import STRATEGY_FUNCTIONS, UNSURE, JudgingRound
+from swarm.multi_agent.consortium.strategies import STRATEGY_FUNCTIONS, UNSURE
 from swarm.multi_agent.scheduler import (
     EMPTY_ANSWER,
     AgentCall,
@@ -123,7 +126,7 @@ def plan_calls(consortium: "Consortium") -> CallBudget:
     )
 
 
-class ConsortiumRun(RequestContext[ConsortiumTranscript]):
+class ConsortiumRun(ConsortiumContext):
     """One request in a consortium; `swarm.multi_agent.scheduler` runs its script.
 
     Args:
@@ -131,9 +134,6 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
         request: The request to answer.
         logged: Warnings already logged for requests of the same batch.
         tell: Receives each finished iteration.
-
-    Attributes:
-        seats: Members that still take part.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
         logged: set[str],
         tell: Callable[[Any], None],
     ) -> None:
-        super().__init__(consortium, request, ConsortiumTranscript(), logged)
-        self.consortium, self._tell, self.seats = consortium, tell, list(consortium.seats)
+        super().__init__(consortium, request, logged)
+        self._tell = tell
 
     def iterate_rounds(self) -> Script[ConsortiumTranscript]:
         """Iterate until the verdict is confident enough.
@@ -225,35 +225,7 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
             for seat, request in zip(self.seats, numbered, strict=True)
         ]
 
-    def build_call(
-        self, slot: AgentSpec, request: Request, number: int, role: str, sample: int = 0
-    ) -> AgentCall:
-        """Build one call of an iteration."""
-        return AgentCall(slot, sample, request, number, self.consortium.max_iterations, role)
-
-    def build_request(
-        self, slot: AgentSpec, prompt: str | Messages, most: int, **asked: Any
-    ) -> Request:
-        """Build a request for an agent, with `most` new tokens unless it specifies a limit."""
-        return replace(
-            self.request,
-            prompt=prompt,
-            max_new_tokens=slot.max_tokens or most,
-            temperature=self.request.temperature if slot.temperature is None else slot.temperature,
-            timeout=self.time_left(slot),
-            **asked,
-        )
-
-    def stop_condition(
-        self, read: Callable[[str], bool] | None = None
-    ) -> Callable[[str], bool] | None:
-        """Return the stop check of judging replies: `read`, or that the answer is not needed."""
-        decided = self.request.decided
-        if decided is None:
-            return read
-        return lambda text: decided("") or bool(read and read(text))
-
-    def _build_member_request(self, seat: "ConsortiumMember", number: int) -> Request:
+    def _build_member_request(self, seat: ConsortiumMember, number: int) -> Request:
         own = self.consortium.system
         system = MEMBER_PROMPT if own is None else own
 
@@ -271,15 +243,6 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
         if isinstance(prompt, str) and written == prompt_to_messages(prompt):
             return self.build_request(seat.slot, prompt, self.request.max_new_tokens)
         return self.build_request(seat.slot, written, self.request.max_new_tokens)
-
-    def random_key(self, number: int) -> str:
-        """Return the seed of the randomness in one iteration."""
-        return json.dumps([self.consortium.seed, number, self.request.sample, self.request.prompt])
-
-    def has_budget(self, more: int = 1) -> bool:
-        """Return whether the budget allows `more` calls."""
-        budget = self.consortium.budget
-        return budget is None or len(self.stages.answers) + more <= budget
 
     def _stop_reason(self, iteration: Iteration) -> str:
         """Return why there is no further iteration; empty if there is one."""
@@ -313,7 +276,7 @@ def _confidence_or_lowest(iteration: Iteration) -> float:
     return -1.0 if sure is None else sure
 
 
-def _to_member_answer(seat: "ConsortiumMember", answer: AgentAnswer) -> MemberAnswer:
+def _to_member_answer(seat: ConsortiumMember, answer: AgentAnswer) -> MemberAnswer:
     """Convert an answer to the form shown to others; one with reasoning only counts as empty."""
     if answer.error:
         return MemberAnswer(answer, seat.instance)
@@ -348,24 +311,7 @@ def _format_token_count(count: int) -> str:
 STRATEGIES = ("default", "pick-one", "rank", "vote", "elimination", "roles", "peer-review")
 
 
-@dataclass(frozen=True, slots=True)
-class ConsortiumMember:
-    """One member: a sample of an agent, with a role.
-
-    Attributes:
-        slot: The agent.
-        sample: Index of the agent's sample, from 0.
-        instance: Number among the members with this name, from 1.
-        role: Role description for its prompt; `None` adds none.
-    """
-
-    slot: AgentSpec
-    sample: int
-    instance: int
-    role: str | None = None
-
-
-class Consortium(Collaboration[ConsortiumTranscript]):
+class Consortium(ConsortiumSettings):
     """Consortium, after llm-consortium (github.com/irthomasthomas/llm-consortium), as a model.
 
     In each iteration all members are called concurrently, each sample as a separate member, and

@@ -1,26 +1,116 @@
-"""State of one iteration while its answers are judged, and calls of the arbiter."""
+"""Settings of a consortium, state of one request, and of one iteration while it is judged."""
 
+import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm.errors import UserError
 from swarm.models.base import Request
+from swarm.multi_agent.collaboration import Collaboration, RequestContext
 from swarm.multi_agent.consortium.parsing import strip_thoughts
 from swarm.multi_agent.consortium.prompts import (
     build_judge_prompt,
     build_repair_prompt,
     shuffled_order,
 )
-from swarm.multi_agent.consortium.results import MemberAnswer, Verdict
+from swarm.multi_agent.consortium.results import ConsortiumTranscript, MemberAnswer, Verdict
 from swarm.multi_agent.scheduler import AgentCall
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, Messages, add_system_text
 
-if TYPE_CHECKING:
-    from swarm.multi_agent.consortium.consortium import ConsortiumRun
-
 UNCONSTRAINED: dict[str, Any] = {"stop": (), "top_logprobs": 0}
 """Overrides of request fields that apply to the answer, but not to text about answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsortiumMember:
+    """One member: a sample of an agent, with a role.
+
+    Attributes:
+        slot: The agent.
+        sample: Index of the agent's sample, from 0.
+        instance: Number among the members with this name, from 1.
+        role: Role description for its prompt; `None` adds none.
+    """
+
+    slot: AgentSpec
+    sample: int
+    instance: int
+    role: str | None = None
+
+
+class ConsortiumSettings(Collaboration[ConsortiumTranscript]):
+    """Base class of `Consortium`: the settings that a request and its judging read; see there."""
+
+    strategy: str
+    confidence_threshold: float
+    min_iterations: int
+    quorum: int
+    max_cost: float | None
+    arbiter: AgentSpec | None
+    fallback: AgentSpec | None
+    system: str | None
+    seats: tuple[ConsortiumMember, ...]
+    seed: int
+    budget: int | None
+    max_iterations: int
+    similarity: float
+    eliminate: int
+    keep: int
+
+
+class ConsortiumContext(RequestContext[ConsortiumTranscript]):
+    """State of one request in a consortium, and the calls and requests it is made of.
+
+    Args:
+        consortium: The consortium.
+        request: The request to answer.
+        logged: Warnings already logged for requests of the same batch.
+
+    Attributes:
+        seats: Members that still take part.
+    """
+
+    def __init__(self, consortium: ConsortiumSettings, request: Request, logged: set[str]) -> None:
+        super().__init__(consortium, request, ConsortiumTranscript(), logged)
+        self.consortium, self.seats = consortium, list(consortium.seats)
+
+    def build_call(
+        self, slot: AgentSpec, request: Request, number: int, role: str, sample: int = 0
+    ) -> AgentCall:
+        """Build one call of an iteration."""
+        return AgentCall(slot, sample, request, number, self.consortium.max_iterations, role)
+
+    def build_request(
+        self, slot: AgentSpec, prompt: str | Messages, most: int, **asked: Any
+    ) -> Request:
+        """Build a request for an agent, with `most` new tokens unless it specifies a limit."""
+        return replace(
+            self.request,
+            prompt=prompt,
+            max_new_tokens=slot.max_tokens or most,
+            temperature=self.request.temperature if slot.temperature is None else slot.temperature,
+            timeout=self.time_left(slot),
+            **asked,
+        )
+
+    def stop_condition(
+        self, read: Callable[[str], bool] | None = None
+    ) -> Callable[[str], bool] | None:
+        """Return the stop check of judging replies: `read`, or that the answer is not needed."""
+        decided = self.request.decided
+        if decided is None:
+            return read
+        return lambda text: decided("") or bool(read and read(text))
+
+    def random_key(self, number: int) -> str:
+        """Return the seed of the randomness in one iteration."""
+        return json.dumps([self.consortium.seed, number, self.request.sample, self.request.prompt])
+
+    def has_budget(self, more: int = 1) -> bool:
+        """Return whether the budget allows `more` calls."""
+        budget = self.consortium.budget
+        return budget is None or len(self.stages.answers) + more <= budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +140,9 @@ class JudgingRound:
         labels: Index into `opinions` by label, in random order.
     """
 
-    def __init__(self, way: "ConsortiumRun", number: int, opinions: Sequence[MemberAnswer]) -> None:
+    def __init__(
+        self, way: ConsortiumContext, number: int, opinions: Sequence[MemberAnswer]
+    ) -> None:
         self.way, self.number, self.opinions = way, number, opinions
         heard = [place for place, one in enumerate(opinions) if not one.answer.error]
         order = shuffled_order(len(heard), way.random_key(number))

@@ -72,6 +72,30 @@ def test_the_table_has_no_cycle_and_no_stranger() -> None:
             del left[r]
 
 
+def test_modules_import_each_other_without_circles() -> None:
+    """Every import statement counts: those in functions and for type checking, too."""
+    paths = {
+        ".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): p
+        for p in PACKAGE.rglob("*.py")
+    }
+    needs: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    names.add(full if full in paths else node.module)
+        needs[name] = names & set(paths)
+    while free := [name for name, others in needs.items() if not others & set(needs)]:
+        for name in free:
+            del needs[name]
+    # What remains is on a circle, or imports a module on one.
+    assert sorted(needs) == []
+
+
 @pytest.mark.parametrize(
     "module", ["swarm", "swarm.pool", "swarm.loop.run", "swarm.search", "swarm.optimizers.pso"]
 )

@@ -1,6 +1,7 @@
 """The server as OpenAI's own client meets it: answers, pieces, errors, keys, clients that go."""
 
 import asyncio
+import base64
 import json
 import socket
 import threading
@@ -12,15 +13,20 @@ from typing import Any
 
 import endpoints
 import httpx2 as httpx
+import numpy as np
 import openai
 import pydantic
 import pytest
 import talkers
+import torch
+from peft import PeftModel
 from serving import Slow, Told, served
 from talking import Streamer, slot
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Request, Token, stream
+from swarm.models.base import Completion, Embedding, Message, Request, Token, stream
+from swarm.models.cache import Cache
 from swarm.models.function import FunctionModel
 from swarm.models.http_errors import (
     BadRequest,
@@ -31,6 +37,7 @@ from swarm.models.http_errors import (
 )
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Providers
+from swarm.models.trace import Trace, TracingModel
 from swarm.multi_agent.consortium.consortium import Consortium
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentSpec
@@ -171,7 +178,8 @@ def test_log_probabilities(url: str, streamed: bool) -> None:
 
 WRONG: dict[str, dict[str, Any]] = {
     "messages": {"messages": []},
-    "messages.[0].role": {"messages": [{"role": "tool", "content": "x"}]},
+    "messages.[0].role": {"messages": [{"role": "function", "content": "x"}]},
+    "messages.[0].tool_call_id": {"messages": [{"role": "tool", "content": "x"}]},
     "messages.[0].content": {"messages": [{"role": "user"}]},
     "messages.[0].content.[0]": {
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
@@ -604,13 +612,13 @@ def test_an_endpoint_gets_what_it_alone_can_apply() -> None:
             messages=named,
             **SHAPED,
             logit_bias={"7": -100},
-            tools=[TOOL],
+            functions=[TOOL["function"]],
             extra_body={"top_k": 5},
         )
-        assert came.headers["x-ignored-parameters"] == "tools"
+        assert came.headers["x-ignored-parameters"] == "functions"
         sent = there.asked[-1].body
         assert {key: sent[key] for key in SHAPED} == SHAPED and sent["logit_bias"] == {"7": -100}
-        assert sent["top_k"] == 5 and sent["messages"] == named and "tools" not in sent
+        assert sent["top_k"] == 5 and sent["messages"] == named and "functions" not in sent
         picture: Any = [{"type": "image_url", "image_url": {"url": "data:,"}}]
         ask.create(model="remote", messages=[{"role": "user", "content": picture}])
         assert there.asked[-1].body["messages"][0]["content"] == picture
@@ -637,9 +645,25 @@ def test_other_models_ignore_what_shapes_and_refuse_what_decides(url: str) -> No
     with pytest.raises(openai.BadRequestError, match="cannot be applied by this model") as caught:
         client(url).beta.chat.completions.parse(model="thinks", messages=HI, response_format=Sky)
     assert caught.value.param == "response_format"
-    for wrong in ({"tool_choice": "required", "tools": [TOOL]}, {"logit_bias": {"7": -100}}):
-        with pytest.raises(openai.BadRequestError, match="cannot be applied"):
+    one: Any = {"type": "function", "function": {"name": "f"}}
+    for wrong in (
+        {"tool_choice": "required", "tools": [TOOL]},
+        {"tool_choice": one, "tools": [TOOL]},
+        {"logit_bias": {"7": -100}},
+    ):
+        with pytest.raises(openai.BadRequestError, match="cannot be applied") as caught:
             ask.create(model="thinks", messages=HI, **wrong)
+        assert caught.value.param == next(iter(wrong))
+    none = ask.with_raw_response.create(
+        model="thinks", messages=HI, tools=[TOOL], tool_choice="none", parallel_tool_calls=True
+    )
+    assert "x-ignored-parameters" not in none.headers
+    for turn in (
+        {"role": "assistant", "content": None, "tool_calls": CALLS},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ):
+        with pytest.raises(openai.BadRequestError, match="reads no tool calls"):
+            ask.create(model="thinks", messages=[*HI, turn])
 
 
 def test_texts_are_continued(url: str) -> None:
@@ -669,7 +693,150 @@ def test_texts_are_continued(url: str) -> None:
             complete(**{"model": "pieces", **wrong})
 
 
-def test_embeddings_are_not_found_in_openais_form(url: str) -> None:
-    with pytest.raises(openai.NotFoundError, match="make no embeddings") as caught:
+CALLS: Any = [
+    {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Bern"}'}},
+    {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+]
+
+
+def parts(index: int, *arguments: str, **call: Any) -> Iterator[bytes]:
+    """The events of one tool call, its arguments in pieces."""
+    first = {**CALLS[index], **call, "function": {"name": "f", "arguments": ""}}
+    yield endpoints.piece(tool_calls=[{"index": index, **first}])
+    for piece in arguments:
+        yield endpoints.piece(tool_calls=[{"index": index, "function": {"arguments": piece}}])
+
+
+def a_tool_first(asked: endpoints.Asked) -> endpoints.Reply:
+    """Calls two tools, and answers when it has their results."""
+    if asked.body["messages"][-1]["role"] == "tool":
+        return endpoints.chat("Sunny.")
+    if "stream" not in asked.body:
+        reply = endpoints.chat(None, tool_calls=CALLS)
+        reply.body["choices"][0]["finish_reason"] = "tool_calls"
+        return reply
+    end = endpoints.piece(finish="tool_calls")
+    told = [*parts(0, '{"city":', ' "Bern"}'), *parts(1, "{}")]
+    return endpoints.Reply(pieces=[*told, end, endpoints.DONE])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_endpoint_calls_tools_and_reads_their_results(streamed: bool, tmp_path: Path) -> None:
+    cache = Cache(str(tmp_path / "a.sqlite"))
+    with (
+        endpoints.endpoint(a_tool_first) as there,
+        served({"p/remote": OpenAI("remote", there.url, None, cache=cache)}) as url,
+    ):
+        how: Any = {"model": "remote", "tools": [TOOL], "tool_choice": "auto"}
+        ask = client(url).chat.completions
+        for _ in range(2):  # the second one is kept
+            if streamed:
+                with ask.stream(messages=HI, parallel_tool_calls=False, **how) as events:
+                    answer = events.get_final_completion()
+            else:
+                answer = ask.create(messages=HI, parallel_tool_calls=False, **how)
+            [choice] = answer.choices
+            assert choice.finish_reason == "tool_calls" and not choice.message.content
+            calls = [one.model_dump(exclude={"index"}) for one in choice.message.tool_calls]
+            for call in calls:
+                call["function"].pop("parsed_arguments", None)
+            assert calls == CALLS
+        assert len(there.asked) == 1
+        sent = there.asked[0].body
+        assert [sent[key] for key in ("tools", "tool_choice")] == [[TOOL], "auto"]
+        assert sent["parallel_tool_calls"] is False and sent["messages"] == HI
+        turns: Any = [
+            *HI,
+            {"role": "assistant", "content": None, "tool_calls": CALLS},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "sun"}]},
+            {"role": "tool", "tool_call_id": "c2", "content": "none"},
+        ]
+        answer = ask.create(messages=turns, **how)
+        assert answer.choices[0].message.content == "Sunny."
+        assert answer.choices[0].finish_reason == "stop"
+        turns[2]["content"] = "sun"
+        assert there.asked[1].body["messages"] == turns
+        named: Any = {"type": "function", "function": {"name": "f"}}
+        ask.create(model="remote", messages=HI, tools=[TOOL], tool_choice=named)
+        assert there.asked[2].body["tool_choice"] == named
+
+
+def test_embeddings(tiny_llama: Path, tiny_pool: Path, url: str, tmp_path: Path) -> None:
+    """Mean of the last hidden state, as transformers and peft compute it for one text alone."""
+    texts = ["hi", "a much longer text of several words", "hi"]
+    load = AutoModelForCausalLM.from_pretrained
+    amber = PeftModel.from_pretrained(load(tiny_llama), tiny_pool / "amber")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    expected, lengths = [], []
+    for network in (load(tiny_llama), amber):
+        for text in texts:
+            asked = tokenizer(text, return_tensors="pt")
+            with torch.inference_mode():
+                states = network(**asked, output_hidden_states=True).hidden_states[-1]
+            expected.append(torch.nn.functional.normalize(states[0].mean(0), dim=0).numpy())
+            lengths.append(asked["input_ids"].shape[1])
+    roster = Roster(base=str(tiny_llama), pool=tiny_pool, device="cpu", cache=None)
+    traced = TracingModel(
+        roster.model("local/amber"), "local/amber", Trace(tmp_path / "t.jsonl", {})
+    )
+    with served({"local/base": roster.model("local/base"), "local/amber": traced}) as there:
+        create = client(there).embeddings.create
+        for number, name in enumerate(("base", "amber")):
+            for form in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
+                came = create(model=name, input=texts, **form)
+                assert came.model == f"local/{name}"
+                assert [one.index for one in came.data] == [0, 1, 2]
+                found = [one.embedding for one in came.data]
+                if form.get("encoding_format") == "base64":
+                    found = [np.frombuffer(base64.b64decode(one), "<f4") for one in found]
+                mine = expected[number * 3 : number * 3 + 3]
+                np.testing.assert_allclose(found, mine, atol=1e-5)
+                assert came.usage.prompt_tokens == came.usage.total_tokens == sum(lengths[:3])
+        assert not np.allclose(expected[0], expected[3], atol=1e-3)
+        assert len(create(model="base", input="hi").data) == 1
+        wrong: Any
+        for wrong, words in (
+            ("", "empty"),
+            ([], "1 to 2048"),
+            ([1, 2], "token ids"),
+            ("word " * 5000, "max_position_embeddings"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=words):
+                create(model="base", input=wrong)
+        with pytest.raises(openai.BadRequestError, match="dimensions"):
+            create(model="base", input="hi", dimensions=8)
+    with pytest.raises(openai.NotFoundError, match="makes no embeddings") as caught:
         client(url).embeddings.create(model="pieces", input="x")
     assert caught.value.type == "invalid_request_error"
+
+
+def test_embeddings_wait_in_the_line() -> None:
+    go = threading.Event()
+
+    class Embeds:
+        def embed(self, texts: Sequence[str]) -> list[Embedding]:
+            assert go.wait(60)
+            if texts[0] == "bad":
+                raise UserError("no")
+            return [Embedding(np.ones(1, np.float32), 1)]
+
+    with served({"local/m": Embeds()}, concurrency=1, queue=1) as url:  # type: ignore[dict-item]
+        came: list[Any] = []
+        threads = [
+            threading.Thread(
+                target=lambda text: came.append(
+                    HTTP.post(f"{url}/embeddings", json={"model": "m", "input": text})
+                ),
+                args=(text,),
+            )
+            for text in ("bad", "fine", "one too many")
+        ]
+        for one in threads:
+            one.start()
+        until(lambda: len(came) == 1)
+        assert came[0].status_code == 429
+        go.set()
+        for one in threads:
+            one.join(60)
+        assert sorted(one.status_code for one in came) in ([200, 200, 429], [200, 400, 429])
+        assert client(url).embeddings.create(model="m", input="last").usage.total_tokens == 1

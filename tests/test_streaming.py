@@ -397,3 +397,46 @@ def test_the_key_is_kept_nowhere_even_if_it_comes_in_halves(
     assert done.text == "it is *** or ***" and pieces[0].text == f"it is *** or {KEY[:9]}"
     kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"it is ***" in kept and KEY.encode() not in kept
+
+
+PARTS: dict[str, list[Any]] = {
+    "as OpenAI": [
+        {"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}},
+        {"index": 0, "function": {"arguments": "{"}},
+        {"index": 1, "id": "b", "function": {"name": "g", "arguments": "1"}},
+        {"index": 0, "function": {"arguments": "}"}},
+    ],
+    "counted from 1": [
+        {"index": 1, "id": "a", "function": {"name": "f", "arguments": "{"}},
+        {"index": 1, "id": "", "function": {"name": "f", "arguments": "}"}},
+        {"index": 2, "id": "b", "function": {"name": "g", "arguments": "1"}},
+    ],
+    "whole, all numbered 0": [
+        {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}},
+        {"index": 0, "id": "b", "function": {"name": "g", "arguments": "1"}},
+    ],
+    "without numbers": [
+        {"id": "a", "function": {"name": "f", "arguments": "{"}},
+        {"function": {"arguments": "}"}},
+        {"id": "b", "function": {"name": "g", "arguments": "1"}},
+    ],
+    "other ids later": [
+        {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{"}},
+        {"index": 0, "id": "x", "function": {"name": None, "arguments": "}"}},
+        {"index": 1, "id": "b", "function": {"name": "g", "arguments": "1"}},
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_parts_of_tool_calls_are_joined(kind: str) -> None:
+    events = [piece(tool_calls=[part]) for part in PARTS[kind]]
+    with endpoint(lambda asked: sent(*events, piece(finish="tool_calls"), DONE)) as server:
+        pieces, done = drained(model(server).stream(ASK))
+    assert done.tool_calls == (
+        {"id": "a", "function": {"name": "f", "arguments": "{}"}},
+        {"id": "b", "function": {"name": "g", "arguments": "1"}},
+    )
+    parts = [part for one in pieces for part in one.tool_calls]
+    places = {part["function"].get("name") or "": part["index"] for part in parts}
+    assert (places["f"], places["g"]) == (0, 1) and done.finish == "tool_calls"

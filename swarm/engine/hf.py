@@ -29,7 +29,7 @@ from swarm.engine.tokenization import (
     stop_check,
 )
 from swarm.errors import NotFinite, UserError
-from swarm.models.base import Completion, Example, Message, Request
+from swarm.models.base import Completion, Embedding, Example, Message, Request
 from swarm.pool.pool import Pool
 
 if TYPE_CHECKING:
@@ -245,6 +245,65 @@ class HFEngine:
                 self._said.add(OVERFLOW)
                 log.warning(OVERFLOW)
             return found
+
+    def embed(self, position: np.ndarray, texts: Sequence[str]) -> list[Embedding]:
+        """Embed texts: the mean over a text's tokens of the last hidden state, normalized.
+
+        The hidden state is that after the final norm, which the output head reads.
+
+        Args:
+            position: Coefficients [K].
+            texts: Taken as they stand, without a chat template.
+
+        Raises:
+            UserError: A text has more tokens than the model has positions.
+            NotFinite: A vector is not finite.
+        """
+        import torch
+
+        rows = [self._prompt_ids(text) for text in texts]
+        for number, row in enumerate(rows):
+            if len(row) > self._context:
+                raise UserError(
+                    f"text {number + 1} has {len(row)} tokens, and the model can have "
+                    f"{self._context:.0f} (max_position_embeddings): shorten it"
+                )
+        self._stack.set_positions(torch.from_numpy(np.ascontiguousarray(position[None])))
+        check_mixed_finite(self._stack)
+        found: dict[int, Embedding] = {}
+        waiting = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i))
+        while waiting:
+            longest = len(rows[waiting[0]])
+            chosen = waiting[: max(1, self._budget // longest)]
+            try:
+                vectors = self._embed_batch([rows[i] for i in chosen])
+            except torch.OutOfMemoryError:
+                self._reduce_batch(len(chosen), longest)
+                continue
+            if not np.isfinite(vectors).all():
+                raise NotFinite(0, "activations")
+            for i, vector in zip(chosen, vectors, strict=True):
+                found[i] = Embedding(vector, len(rows[i]))
+            waiting = waiting[len(chosen) :]
+        return [found[i] for i in range(len(rows))]
+
+    def _embed_batch(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+        """Return one vector per row of token ids, shape [N, D]."""
+        import torch
+
+        longest, device = max(map(len, rows)), self._model.device
+        # Padded on the right: a causal model's real tokens do not see what follows them.
+        ids = [[*row, *[self._tokenizer.pad_token_id] * (longest - len(row))] for row in rows]
+        real = torch.tensor(
+            [[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device
+        )
+        with torch.inference_mode():
+            states = self._model.base_model(
+                input_ids=torch.tensor(ids, device=device), attention_mask=real, use_cache=False
+            ).last_hidden_state.float()
+            means = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+            vectors: np.ndarray = torch.nn.functional.normalize(means, dim=1).cpu().numpy()
+        return vectors
 
     def _tokenize_example(self, one: Example) -> "TokenizedExample":
         from swarm.engine.gradient import TokenizedExample

@@ -6,16 +6,19 @@ interface.
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Message(NamedTuple):
     """One turn of a conversation."""
 
     role: str
-    """"system", "user" or "assistant"."""
+    """"system", "user" or "assistant"; "tool" only for models behind an endpoint."""
     content: str
 
 
@@ -86,6 +89,7 @@ class Completion:
         cached: True if the answer came from the cache.
         priced: True if `cost` follows from known prices, which may be 0; `False` if an endpoint
             without known prices answered, `None` if prices do not apply.
+        tool_calls: Calls of the tools in `Request.body`, as an endpoint reported them.
     """
 
     text: str
@@ -102,6 +106,7 @@ class Completion:
     seconds: float = field(default=0.0, compare=False)
     cached: bool = field(default=False, compare=False)
     priced: bool | None = field(default=None, compare=False)
+    tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
 
     @property
     def known_cost(self) -> float | None:
@@ -153,6 +158,8 @@ class Delta(NamedTuple):
 
     text: str = ""
     reasoning: str = ""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """Parts of tool calls, each with the "index" of its call, as in a streamed chat completion."""
 
 
 Stream = Generator[Delta, None, Completion]
@@ -166,6 +173,33 @@ class SupportsStreaming(Protocol):
     def stream(self, request: Request) -> Stream:
         """Answer one request; see `stream`."""
         ...
+
+
+class Embedding(NamedTuple):
+    """The vector of a text."""
+
+    vector: "np.ndarray"
+    """Shape [D], float32, of norm 1."""
+    tokens: int
+    """Tokens read."""
+
+
+@runtime_checkable
+class SupportsEmbedding(Protocol):
+    """A model that can embed texts."""
+
+    def embed(self, texts: Sequence[str]) -> list[Embedding]:
+        """Return the embedding of each text.
+
+        Raises:
+            NoEmbeddings: The model has none.
+            UserError: A text is too long.
+        """
+        ...
+
+
+class NoEmbeddings(UserError):
+    """A model has no embeddings, for example a mixture of several networks' tokens."""
 
 
 @runtime_checkable

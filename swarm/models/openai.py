@@ -41,6 +41,7 @@ from swarm.models.openai_protocol import (
     is_same_model,
     lacks_logprobs,
     list_pending_samples,
+    number_tool_calls,
     parse_answers,
 )
 from swarm.models.rate_limit import Limits
@@ -192,7 +193,7 @@ class OpenAI:
         for answer in self._load_cached(asked).values():
             self.totals.cached += 1
             done = self.build_completion(answer, cached=True)
-            yield Delta(done.text, done.reasoning)
+            yield Delta(done.text, done.reasoning, number_tool_calls(done.tool_calls))
             return done
         before = self.client.repeated
         try:
@@ -347,7 +348,8 @@ class OpenAI:
         """Build a completion from stored fields."""
         cost, priced = compute_cost(answer, self.prices), bool(self.prices)
         told = {**answer, "cost": cost, "cached": cached, "priced": priced}
-        return completion_from_json(told) if "tokens" in told else completion_from_fields(told)
+        lists = "tokens" in told or "tool_calls" in told
+        return completion_from_json(told) if lists else completion_from_fields(told)
 
     def _log_requests(self, wanted: int, asked: int, repeated: int) -> None:
         log.info(

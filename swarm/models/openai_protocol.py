@@ -59,6 +59,8 @@ def parse_choice(choice: Mapping[str, Any]) -> CompletionFields:
     answer: CompletionFields = {"text": told.text}
     if thoughts := (thoughts + told.reasoning).strip():
         answer["reasoning"] = thoughts
+    if calls := choice["message"].get("tool_calls"):
+        answer["tool_calls"] = [dict(call) for call in calls]
     refused = choice["message"].get("refusal") and not answer["text"]
     if finish := "refusal" if refused else choice.get("finish_reason"):
         answer["finish"] = str(finish)
@@ -126,6 +128,54 @@ def parse_logprob(said: Any) -> float:
     return max(MIN_LOGPROB, float(said))
 
 
+def number_tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Return whole tool calls as parts of a stream, each with its index."""
+    return tuple({"index": index, **call} for index, call in enumerate(calls))
+
+
+class StreamedToolCalls:
+    """Joins the streamed parts of tool calls.
+
+    Servers differ: some send whole calls, number all of them 0 or not at all, count from 1, or
+    repeat a call's name or give its later parts other ids.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._places: dict[Any, int] = {}
+
+    def add_parts(self, parts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+        """Add the parts of one event and return them, each with its call's index in `calls`."""
+        return tuple({**part, "index": self._add_part(part)} for part in parts)
+
+    def _add_part(self, part: Mapping[str, Any]) -> int:
+        place = self._find_place(part)
+        call = self.calls[place]
+        for key, value in part.items():
+            if isinstance(value, Mapping):
+                held = call.setdefault(key, {})
+                for name, text in value.items():
+                    # Arguments arrive in pieces, the name at once.
+                    joined = isinstance(text, str) and name != "name"
+                    held[name] = held.get(name, "") + text if joined else held.get(name) or text
+            elif key != "index" and not call.get(key):
+                call[key] = value
+        return place
+
+    def _find_place(self, part: Mapping[str, Any]) -> int:
+        """Return the place of a part's call, which is new if the part names a tool anew."""
+        index, identity = part.get("index"), part.get("id")
+        named = any(isinstance(one, Mapping) and one.get("name") for one in part.values())
+        if index in self._places:
+            place = self._places[index]
+            known = [self.calls[place].get("id"), *([None, ""] if index is not None else [])]
+            if not named or identity in known:
+                return place
+        self.calls.append({})
+        self._places[index] = len(self.calls) - 1
+        return self._places[index]
+
+
 class StreamedCompletion:
     """Parses a streamed chat completion; see `swarm.models.http.StreamParser`."""
 
@@ -133,6 +183,7 @@ class StreamedCompletion:
         self._thoughts = ThoughtSplitter()
         self._texts: list[tuple[str, str]] = []
         self._tokens: list[Any] = []
+        self._tools = StreamedToolCalls()
         self._finish = ""
         self._common: dict[str, Any] = {}
         self._at_once: Any = None
@@ -156,13 +207,16 @@ class StreamedCompletion:
         if "message" in choices[0]:
             self._at_once = content
             answer = parse_choice(choices[0])
-            return [Delta(answer["text"], answer.get("reasoning", ""))]
-        text, thoughts = split_message_text(choices[0].get("delta") or {})
+            calls = number_tool_calls(answer.get("tool_calls", ()))
+            return [Delta(answer["text"], answer.get("reasoning", ""), calls)]
+        delta = choices[0].get("delta") or {}
+        text, thoughts = split_message_text(delta)
+        calls = self._tools.add_parts(delta.get("tool_calls") or ())
         self._texts.append((text, thoughts))
         self._tokens += (choices[0].get("logprobs") or {}).get("content") or []
         self._finish = choices[0].get("finish_reason") or self._finish
         piece = self._thoughts.feed(text)
-        return nonempty_deltas(Delta(piece.text, thoughts + piece.reasoning))
+        return nonempty_deltas(Delta(piece.text, thoughts + piece.reasoning, calls))
 
     def flush_pending(self) -> list[Delta]:
         """Return text held back because it might have been a tag."""
@@ -174,7 +228,11 @@ class StreamedCompletion:
             return self._at_once
         text, thoughts = ("".join(parts) for parts in zip(*self._texts, strict=True))
         choice = {
-            "message": {"content": text, "reasoning_content": thoughts},
+            "message": {
+                "content": text,
+                "reasoning_content": thoughts,
+                "tool_calls": self._tools.calls,
+            },
             "finish_reason": self._finish,
             "logprobs": {"content": self._tokens},
         }

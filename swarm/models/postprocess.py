@@ -36,8 +36,10 @@ def stream_until_stop(stream: Stream, stops: Sequence[str]) -> Stream:
         end_at = _find_first_stop(text, stops)
         safe = len(text) - _partial_stop_length(text, stops) if end_at is None else end_at
         if not ended and (safe > said or delta.reasoning):
-            yield Delta(text[said:safe], delta.reasoning)
+            yield Delta(text[said:safe], delta.reasoning, delta.tool_calls)
             said = max(said, safe)
+        elif delta.tool_calls:
+            yield Delta(tool_calls=delta.tool_calls)
         ended = end_at is not None
 
 

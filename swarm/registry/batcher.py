@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm.models.base import Completion, Request
+from swarm.models.base import Completion, Embedding, NoEmbeddings, Request
 from swarm.registry.model_groups import ModelGroup
 
 ModelIndex = int | tuple[tuple[int, float], ...]
@@ -102,6 +102,20 @@ class Batcher:
                 # Not a daemon: the process must not end while this thread is inside torch.
                 threading.Thread(target=self._run_rounds, name="swarm-local", daemon=False).start()
         return asked
+
+    def embed(self, place: ModelIndex, texts: Sequence[str]) -> list[Embedding]:
+        """Embed texts with a loaded model, between two rounds.
+
+        Raises:
+            NoEmbeddings: The engine has none.
+            UserError: See `swarm.engine.hf.HFEngine.embed`.
+        """
+        with self._busy:
+            embed = getattr(self._engine, "embed", None)
+            if embed is None:
+                raise NoEmbeddings("a mixture of several models' tokens makes no embeddings")
+            found: list[Embedding] = embed(self._build_position(place), texts)
+            return found
 
     def _run_rounds(self) -> None:
         """Answer round by round until no requests are waiting."""

@@ -21,7 +21,7 @@ from swarm._util.files import conf_folder, find_path
 from swarm.engine.base_model import BaseModel, choose_device, validate_device
 from swarm.engine.token_ensemble.members import MIXTURE_FILE, base_model_like, is_adapter_folder
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Request, Stream
+from swarm.models.base import Completion, Delta, Embedding, NoEmbeddings, Request, Stream
 from swarm.pool.adapter import CONFIG_FILE, read_adapter
 from swarm.registry.batcher import Batcher, ModelIndex, PendingRequest
 from swarm.registry.model_groups import (
@@ -148,6 +148,17 @@ class SharedLocalModel:
             return answer
         finally:
             one.left = True
+
+    def embed(self, texts: Sequence[str]) -> list[Embedding]:
+        """Embed texts; see `swarm.models.base.SupportsEmbedding`."""
+        if not self.is_loaded:
+            self.open()
+        assert self._together is not None
+        try:
+            return self._together.embed(self._place, texts)
+        except UserError as error:
+            kind = NoEmbeddings if isinstance(error, NoEmbeddings) else UserError
+            raise kind(f"local/{self.name}: {error}", error.code) from None
 
     def _submit_requests(self, requests: Sequence[Request]) -> list[PendingRequest]:
         if not self.is_loaded:

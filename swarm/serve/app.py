@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -11,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from swarm._util.terminal import escape_control_chars
-from swarm.models.base import Completion, Delta, Model
+from swarm.models.base import Completion, Delta, Model, NoEmbeddings, SupportsEmbedding
 from swarm.models.openai import OpenAI
 from swarm.models.trace import TracingModel
 from swarm.multi_agent.collaboration import Collaboration
@@ -19,6 +20,7 @@ from swarm.serve.errors import ApiKeyGuard, HttpError, http_error_from, read_jso
 from swarm.serve.request_params import (
     ChatRequest,
     parse_chat_request,
+    parse_embedding_request,
     read_completion,
     resolve_name,
 )
@@ -27,8 +29,10 @@ from swarm.serve.streaming import (
     ClientDisconnected,
     RequestQueue,
     TextReply,
+    encode_embeddings,
     encode_event,
     encode_json,
+    run_in_turn,
     stream_samples,
 )
 
@@ -80,9 +84,9 @@ class ChatService:
         for path, answer in (
             ("/chat/completions", self.create_chat_completion),
             ("/completions", self.complete),
+            ("/embeddings", self.embed),
         ):
             router.add_api_route(path, answer, methods=["POST"], response_model=None)
-        router.add_api_route("/embeddings", self.embed, methods=["POST"])
         self.app.include_router(router)
         self.app.add_api_route("/health", self.report_health, methods=["GET"])
 
@@ -116,9 +120,23 @@ class ChatService:
             request, read_completion(await read_json_body(request)), TextReply
         )
 
-    async def embed(self) -> None:
-        """Reject the request: embeddings are not supported."""
-        raise HttpError("/v1/embeddings: the models served here make no embeddings", 404, "model")
+    async def embed(self, request: Request) -> Response:
+        """Embed texts with a local model; other models have no embeddings (404)."""
+        asked = parse_embedding_request(await read_json_body(request))
+        name = resolve_name(asked.model, self.models)
+        model = unwrap_model(self.models[name])
+        if not isinstance(model, SupportsEmbedding):
+            raise HttpError(f"{name}: it makes no embeddings; local models do", 404, "model")
+        work = partial(model.embed, asked.texts)
+        try:
+            found = await run_in_turn(self.line, work, partial(_wait_for_disconnect, request))
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_CLOSED_STATUS)
+        except NoEmbeddings as error:
+            raise HttpError(str(error), 404, "model") from None
+        except Exception as error:
+            raise _log_error(error, name) from error
+        return _json_response(encode_embeddings(name, found, asked.base64), headers=NO_STORE)
 
     async def _answer(
         self, request: Request, asked: Sequence[ChatRequest], kind: type[ChatResponseBuilder]
@@ -130,11 +148,7 @@ class ChatService:
             raise HttpError(f"logprobs: {name} is several models and tells none", 400, "logprobs")
         ready = [one.of_endpoint() if is_endpoint(model) else one.of_others() for one in asked]
         headers = {**NO_STORE, **({IGNORED: ", ".join(ready[0][1])} if ready[0][1] else {})}
-
-        async def left() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-
+        left = partial(_wait_for_disconnect, request)
         reply = kind(name, first.request.top_logprobs != 0, first.usage)
         samples: list[Completion] = []
         try:
@@ -162,9 +176,19 @@ def _json_response(
 
 def is_endpoint(model: Model) -> bool:
     """Return whether a model is behind a chat endpoint, to which parameters can be passed on."""
+    return isinstance(unwrap_model(model), OpenAI)
+
+
+def unwrap_model(model: Model) -> Model:
+    """Return the model whose calls are traced, or the model itself."""
     while isinstance(model, TracingModel):
         model = model.model
-    return isinstance(model, OpenAI)
+    return model
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _collect_response(events: SampleEvents, count: int) -> list[Completion]:

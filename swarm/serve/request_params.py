@@ -31,7 +31,6 @@ IGNORED_PARAMETERS = (
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "parallel_tool_calls",
 )
 """Parameters that never affect the answer; ignored."""
 
@@ -42,9 +41,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "tools": ([],),
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "top_k": (),
     "min_p": (),
@@ -70,13 +67,22 @@ SHAPING = (*NUMBERS, "reasoning_effort", "verbosity")
 DECISIVE = ("response_format", "logit_bias")
 """Passed on to endpoints; rejected by other models, whose answers would be wrong."""
 
-OPTIONAL = ("tools", "functions")
-"""Ignored: a model that may call a tool may also answer. Required tool calls are rejected."""
+OPTIONAL = ("functions",)
+"""Ignored, as OpenAI replaced them by `tools`: a model that may call a function may also answer."""
 
-ROLE_MAP = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+FREE_CHOICES = (None, "none", "auto")
+"""Values of `tool_choice` that allow an answer without a tool call."""
 
-IGNORED_MESSAGE_KEYS = ("reasoning_content", "reasoning")
-"""Message fields with reasoning that clients send back with an answer; not shown to models."""
+ROLE_MAP = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+KNOWN_MESSAGE_KEYS = ("role", "content", "name", "reasoning_content", "reasoning")
+"""Message fields; reasoning, which clients send back with an answer, is not shown to models."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,9 @@ def parse_chat_request(body: Any, longest: int) -> ChatRequest:
     if top is not None and not logprobs:
         raise _parameter_error("top_logprobs", "goes with logprobs: true")
     turns, passed, refused = _parse_messages(messages)
+    ignored = ["messages.name"] if passed and refused is None else []
+    tools, unable = _parse_tools(left)
+    passed, refused = passed | tools, refused or unable
     request = Request(
         turns,
         max_new_tokens=_parse_max_tokens(left) or longest,
@@ -152,7 +161,8 @@ def parse_chat_request(body: Any, longest: int) -> ChatRequest:
         top_logprobs=(top or -1) if logprobs else 0,
     )
     count = _parse_int(left, "n", 1, MAX_SAMPLES) or 1
-    ignored = ["messages.name"] if passed and refused is None else []
+    if tools and tools.get("tool_choice") != "none":
+        ignored.append("tools")
     for name in _effective(left):
         if name in SHAPING or name in OPTIONAL:
             ignored.append(name)
@@ -192,8 +202,9 @@ def read_completion(body: Any, longest: int = 16) -> list[ChatRequest]:
             raise _parameter_error(name, "cannot be applied here; leave it out")
     if left.get("stream") and len(prompts) > 1:
         raise _parameter_error("prompt", "has to be a single text where stream is true")
-    if "messages" in left:
-        raise _parameter_error("messages", "goes to /v1/chat/completions; here it is prompt")
+    for name in ("messages", "tools"):
+        if left.get(name):
+            raise _parameter_error(name, "goes to /v1/chat/completions; here there is a prompt")
     found = []
     for prompt in prompts:
         one = parse_chat_request({**left, "messages": [{"role": "user", "content": ""}]}, longest)
@@ -201,6 +212,61 @@ def read_completion(body: Any, longest: int = 16) -> list[ChatRequest]:
         request = replace(one.request, prompt=_parse_text("prompt", prompt), top_logprobs=told)
         found.append(replace(one, request=request))
     return found
+
+
+MAX_TEXTS = 2048
+"""OpenAI's maximum number of texts in a request for embeddings."""
+
+
+@dataclass(frozen=True)
+class EmbeddingRequest:
+    """One request for embeddings.
+
+    Attributes:
+        model: Name used by the client.
+        texts: Texts to embed.
+        base64: True for vectors as base64 of little-endian float32, `False` for lists of numbers.
+    """
+
+    model: str
+    texts: tuple[str, ...]
+    base64: bool
+
+
+def parse_embedding_request(body: Any) -> EmbeddingRequest:
+    """Parse a request to `/v1/embeddings`.
+
+    Raises:
+        HttpError: A parameter is missing, invalid or unsupported.
+    """
+    if not isinstance(body, dict):
+        raise HttpError("the body has to be a JSON object")
+    left = {key: value for key, value in body.items() if value is not None}
+    model, texts = left.pop("model", None), left.pop("input", None)
+    if not isinstance(model, str) or not model:
+        raise _parameter_error("model", "has to be the name of a model; GET /v1/models lists them")
+    texts = [texts] if isinstance(texts, str) else texts
+    if not isinstance(texts, list) or not 0 < len(texts) <= MAX_TEXTS:
+        raise _parameter_error("input", f"has to be a text or a list of 1 to {MAX_TEXTS} texts")
+    if any(isinstance(one, int | list) for one in texts):
+        raise _parameter_error(
+            "input",
+            "has to be texts: token ids of another tokenizer would mean other words "
+            "(LangChain: check_embedding_ctx_length=False)",
+        )
+    found = tuple(_parse_text("input", one) for one in texts)
+    if "" in found:
+        raise _parameter_error("input", "has an empty text in it")
+    form = left.pop("encoding_format", "float")
+    if form not in ("float", "base64"):
+        raise _parameter_error("encoding_format", "has to be float or base64")
+    if "dimensions" in left:
+        raise _parameter_error("dimensions", "cannot be applied here; leave it out")
+    for name in left:
+        if name not in IGNORED_PARAMETERS:
+            what = f"{name!r:.80}: is no parameter that is known here; leave it out"
+            raise HttpError(what, 400, name, "unknown_parameter")
+    return EmbeddingRequest(model, found, form == "base64")
 
 
 def _parse_max_tokens(left: dict[str, Any]) -> int | None:
@@ -245,6 +311,38 @@ def _effective(left: Mapping[str, Any]) -> Iterator[str]:
         yield name
 
 
+def _parse_tools(left: dict[str, Any]) -> tuple[dict[str, Any], HttpError | None]:
+    """Return the fields about tools for endpoints, and the error for other models.
+
+    Other models never call a tool. If the choice is free, an answer without a call is valid.
+    """
+    tools, choice = left.pop("tools", []), left.pop("tool_choice", None)
+    parallel = left.pop("parallel_tool_calls", None)
+    if not isinstance(tools, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("type"), str) for one in tools
+    ):
+        raise _parameter_error("tools", "has to be a list of objects, each with a type")
+    if not (choice in (*FREE_CHOICES, "required") or isinstance(choice, dict)):
+        raise _parameter_error(
+            "tool_choice", "has to be none, auto, required, or an object that names a tool"
+        )
+    if parallel is not None and not isinstance(parallel, bool):
+        raise _parameter_error("parallel_tool_calls", "has to be true or false")
+    given = choice.get("allowed_tools") if isinstance(choice, dict) else None
+    free = choice in FREE_CHOICES or (isinstance(given, dict) and given.get("mode") == "auto")
+    if not tools:
+        if not free:
+            raise _parameter_error("tool_choice", "goes with tools, and there are none")
+        return {}, None
+    told = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    refused = _parameter_error(
+        "tool_choice",
+        'cannot be applied by this model, which calls no tools; leave it out, or give "none" or '
+        '"auto"',
+    )
+    return {key: one for key, one in told.items() if one is not None}, None if free else refused
+
+
 def _leave(name: str) -> str:
     fine = " or ".join(map(json.dumps, NEUTRAL_VALUES[name]))
     return f"leave it out, or give {fine}"
@@ -254,30 +352,50 @@ def _parse_messages(messages: Any) -> tuple[tuple[Message, ...], dict[str, Any],
     """Return the conversation, the messages for endpoints, and the error for other models."""
     if not isinstance(messages, list) or not messages:
         raise _parameter_error("messages", "has to be a list of turns, one at least")
-    found, sent, refused, more = [], [], None, False
+    found, sent, more = [], [], False
+    refused: HttpError | None = None
     for n, turn in enumerate(messages):
         place = f"messages.[{n}]"
         if not isinstance(turn, dict) or turn.get("role") not in [*ROLE_MAP]:
             raise _parameter_error(f"{place}.role", f"has to be one of {', '.join(ROLE_MAP)}")
+        own = _parse_tool_fields(place, turn)
         for key, value in turn.items():
-            if key not in ("role", "content", "name", *IGNORED_MESSAGE_KEYS) and value not in (
-                None,
-                [],
-                "",
-            ):
+            if key not in (*KNOWN_MESSAGE_KEYS, *own) and value not in (None, [], ""):
                 raise _parameter_error(f"{place}.{key}", "is not supported here")
-        content, own, role = turn.get("content"), {}, ROLE_MAP[turn["role"]]
+        content, role = turn.get("content"), ROLE_MAP[turn["role"]]
+        if own:
+            where = f"{place}.{'tool_calls' if 'tool_calls' in own else 'role'}"
+            refused, more = refused or _tool_turn_error(where), True
         if turn.get("name"):
-            own, more = {"name": _parse_text(f"{place}.name", turn["name"])}, True
+            own["name"], more = _parse_text(f"{place}.name", turn["name"]), True
         try:
-            text = _parse_content(f"{place}.content", content)
+            # A turn that calls tools may have no text.
+            empty = content is None and "tool_calls" in own
+            text = "" if empty else _parse_content(f"{place}.content", content)
         except Pictures as error:
             text, refused, more = "", refused or error, True
         else:
-            content = text
+            content = None if empty else text
         found.append(Message(role, text))
         sent.append({"role": role, "content": content, **own})
     return tuple(found), {"messages": sent} if more else {}, refused
+
+
+def _parse_tool_fields(place: str, turn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that make a turn one of tools: their calls, or the call it answers."""
+    if turn["role"] == "tool":
+        return {"tool_call_id": _parse_text(f"{place}.tool_call_id", turn.get("tool_call_id"))}
+    calls = turn.get("tool_calls")
+    if turn["role"] != "assistant" or not calls:
+        return {}
+    if not isinstance(calls, list) or not all(isinstance(one, dict) for one in calls):
+        raise _parameter_error(f"{place}.tool_calls", "has to be a list of objects")
+    return {"tool_calls": calls}
+
+
+def _tool_turn_error(place: str) -> HttpError:
+    """Return the error for a model that is not behind an endpoint."""
+    return _parameter_error(place, "this model reads no tool calls and no results of tools")
 
 
 class Pictures(HttpError):

@@ -5,13 +5,14 @@ import json
 import threading
 import time
 import uuid
+from base64 import b64encode
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
-from swarm.models.base import Completion, Delta, Model, Request, Token, stream
+from swarm.models.base import Completion, Delta, Embedding, Model, Request, Token, stream
 from swarm.models.postprocess import stream_until_stop
 from swarm.serve.errors import HttpError
 
@@ -50,7 +51,11 @@ class ChatResponseBuilder:
         }
 
     def _build_choice(self, number: int, sample: Completion) -> dict[str, Any]:
-        message = {"role": "assistant", "content": sample.text, "refusal": None}
+        calls = [dict(call) for call in sample.tool_calls]
+        text = sample.text or None if calls else sample.text
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
         if sample.reasoning:
             message["reasoning_content"] = sample.reasoning
         return {"index": number, "message": message, **self._finish_fields(sample)}
@@ -61,8 +66,10 @@ class ChatResponseBuilder:
 
     def encode_delta(self, number: int, delta: Delta) -> bytes:
         """Encode the event of a piece; empty if the piece has no text."""
-        told = {"reasoning_content": delta.reasoning, "content": delta.text}
+        told: dict[str, Any] = {"reasoning_content": delta.reasoning, "content": delta.text}
         told = {key: text for key, text in told.items() if text}
+        if delta.tool_calls:
+            told["tool_calls"] = list(delta.tool_calls)
         return self._encode_chunk(number, told) if told else b""
 
     def close_sample(self, number: int, sample: Completion) -> bytes:
@@ -81,7 +88,7 @@ class ChatResponseBuilder:
         head = self._response_head("chat.completion.chunk")
         return encode_event({**head, "choices": [], "usage": sum_usage(samples)}) + done
 
-    def _encode_chunk(self, number: int, delta: dict[str, str], **end: Any) -> bytes:
+    def _encode_chunk(self, number: int, delta: dict[str, Any], **end: Any) -> bytes:
         ended = end or {"finish_reason": None, "logprobs": None}
         choice = {"index": number, "delta": delta, **ended}
         later = {"usage": None} if self.usage else {}
@@ -165,9 +172,9 @@ class TextReply(ChatResponseBuilder):
 
 def finish_reason(word: str) -> str:
     """Return OpenAI's finish reason; an unknown reason is "stop"."""
-    return (
-        "content_filter" if word in FILTER_ERROR_CODES else "length" if word == "length" else "stop"
-    )
+    if word in FILTER_ERROR_CODES:
+        return "content_filter"
+    return word if word in ("length", "tool_calls") else "stop"
 
 
 def sum_usage(samples: Sequence[Completion]) -> dict[str, Any]:
@@ -322,6 +329,79 @@ async def stream_samples(
         watch.cancel()
         if line.leave_queue(mail) and not begun:
             line.release_turn()
+
+
+async def run_in_turn(
+    line: RequestQueue, work: Callable[[], Any], left: Callable[[], Awaitable[None]]
+) -> Any:
+    """Return what `work` returns; it runs in a thread when the queue grants a turn.
+
+    Args:
+        line: Queue of requests.
+        work: Cannot be interrupted; its turn lasts until it ends.
+        left: Returns when the client has disconnected.
+
+    Raises:
+        HttpError: The queue is full, or the server is shutting down.
+        ClientDisconnected: The client has disconnected.
+        Exception: Error of `work`.
+    """
+    mail: Mailbox = asyncio.Queue()
+    line.enter_queue(mail)
+    watch = asyncio.ensure_future(left())
+    watch.add_done_callback(lambda _: mail.put_nowait(ClientDisconnected()))
+    begun = False
+    try:
+        while True:
+            came = await mail.get()
+            if isinstance(came, BaseException):
+                raise came
+            if came is not TURN_SIGNAL:
+                return came[0]
+            begun = True
+            _start_work(line, work, mail)
+    finally:
+        watch.cancel()
+        if line.leave_queue(mail) and not begun:
+            line.release_turn()
+
+
+def _start_work(line: RequestQueue, work: Callable[[], Any], mail: Mailbox) -> None:
+    """Run `work` in a thread, put what it returns into the mailbox and release the turn."""
+    loop = asyncio.get_running_loop()
+
+    def run() -> None:
+        came: Any
+        try:
+            came = (work(),)
+        except BaseException as error:
+            came = error
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
+            loop.call_soon_threadsafe(mail.put_nowait, came)
+            loop.call_soon_threadsafe(line.release_turn)
+
+    try:
+        threading.Thread(target=run, name="swarm-serve", daemon=True).start()
+    except RuntimeError as error:  # too many threads
+        mail.put_nowait(error)
+        line.release_turn()
+
+
+def encode_embeddings(model: str, found: Sequence[Embedding], base64: bool) -> dict[str, Any]:
+    """Return the response with embeddings, as base64 of little-endian float32 or as numbers."""
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": b64encode(one.vector.astype("<f4").tobytes()).decode()
+            if base64
+            else [float(value) for value in one.vector],
+        }
+        for index, one in enumerate(found)
+    ]
+    tokens = sum(one.tokens for one in found)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
 def start_sample_threads(

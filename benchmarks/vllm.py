@@ -82,7 +82,7 @@ def opened(way: str, base: BaseModel, pool: Pool, options: argparse.Namespace) -
 def put(engine: Engine, positions: np.ndarray) -> None:
     """Bring positions into an engine."""
     if isinstance(engine, HFEngine):
-        engine._stack.set(torch.from_numpy(positions))
+        engine._stack.set_positions(torch.from_numpy(positions))
     else:
         engine._way.sync_positions(positions)
 

@@ -130,6 +130,7 @@ def test_runs_models_and_mixtures_are_voices_too(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run_folder(Path("search/first"), tiny_pool / "cedar", tiny_llama)
+    run_folder(Path("search/swept/trial_00"), tiny_pool / "cedar", tiny_llama)
     run_folder(Path("search/begun"), tiny_pool / "cedar", tiny_llama, finished=None, metrics=None)
     other = tiny.model(tmp_path / "other", seed=3)
     ModelEnsemble([str(tiny_llama), str(other)]).open().save([0, 1], tmp_path / "mixture")
@@ -141,7 +142,14 @@ def test_runs_models_and_mixtures_are_voices_too(
     assert whole != cedar[:1] and said(home.get_model("mixture"), TEXT) == whole
     # The experts' base, the other model, the mixture of the two.
     assert len(home._together) == 3
-    assert home.list_names() == ["base", *tiny.NAMES, "search/begun", "search/first"]
+    assert home.list_names() == [
+        "base",
+        *tiny.NAMES,
+        "search/begun",
+        "search/first",
+        "search/swept/trial_00",
+    ]
+    assert said(home.get_model("search/swept/trial_00"), TEXT, TURNS) == cedar
     with pytest.raises(UserError, match=r"not over.*or take .*local/search/begun/global_best"):
         home.get_model("search/begun")
     assert said(home.get_model("search/begun/global_best"), TEXT, TURNS) == cedar

@@ -612,9 +612,10 @@ def test_a_folder_of_another_kind_is_named_as_what_it_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     search = Path("search")
-    for name in ("first", "cmp/random_seed42", "cmp/random_seed43"):
+    for name in ("first", "cmp/random_seed42", "cmp/random_seed43", "swept/trial_00"):
         reporting.folder(search / name, iterations=0)
     (search / "cmp" / "methods.json").write_text("{}")
+    (search / "swept" / "summary.json").write_text("{}")
     (search / "tuned" / "tuned").mkdir(parents=True)
     (search / "tuned" / "tuning.json").write_text("{}")
     runs = "its runs are search/cmp/random_seed42, search/cmp/random_seed43; name one of them"
@@ -622,7 +623,11 @@ def test_a_folder_of_another_kind_is_named_as_what_it_is(
         "search/tuned": "search/tuned holds no search, but a fine-tuning: its numbers are in "
         "search/tuned/tuning.json, its adapter is search/tuned/tuned",
         "search/cmp": f"search/cmp is a comparison: {runs}",
-        "search": "search holds no search: its runs are search/first; name one of them",
+        "search": "search holds no search: its runs are search/first, search/cmp/random_seed42, "
+        "search/cmp/random_seed43, search/swept/trial_00; name one of them",
+        "search/trial_0": "search/trial_0 holds no search; did you mean search/swept/trial_00?",
+        "search/swept": "search/swept is a sweep: its runs are search/swept/trial_00; name one of "
+        "them",
         "first": "first holds no search; did you mean search/first?",
         "search/frist": "search/frist holds no search; did you mean search/first?",
         "search/first/answers": "search/first/answers holds no search; did you mean search/first?",
@@ -631,6 +636,11 @@ def test_a_folder_of_another_kind_is_named_as_what_it_is(
         with pytest.raises(UserError) as caught:
             RunFolder(folder)
         assert str(caught.value) == words
+    names = [RunFolder(f"search/{name}").name for name in ("first", "swept/trial_00")]
+    assert (
+        names == ["first", "swept/trial_00"]
+        and build_report("search/swept/trial_00").name == names[1]
+    )
 
 
 def test_one_bad_folder_does_not_keep_the_others_from_their_reports(

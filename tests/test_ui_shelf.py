@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 import reporting
+import ui_pages
 from click.testing import CliRunner
 
 from swarm.errors import UserError
 from swarm.runs.lock import RunLock
+from swarm.runs.run_reader import RunFolder
 from swarm.ui import search_form
 from swarm.ui.cli import ui
+from swarm.ui.expert_mixer import list_bests, list_model_names
 from swarm.ui.launcher import SearchLauncher, check_search, output_path
+from swarm.ui.pages.runs import compare_runs
 from swarm.ui.run_index import RunIndex
 from swarm.ui.state import AppState
 
@@ -142,3 +146,18 @@ def test_the_check_tells_the_error(tmp_path: Path) -> None:
     right, said = check_search(["task=nothing", "name=bad"], tmp_path)
     assert not right and said.startswith("task=nothing") and "\n" not in said
     assert not list(tmp_path.iterdir())
+
+
+def test_the_bests_of_a_sweep_are_models(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("swept/trial_00", "first"):
+        ui_pages.run_folder(tmp_path / "search" / name, tiny_llama, tiny_pool)
+    home = AppState(tmp_path, str(tiny_pool), str(tiny_llama), "cpu")
+    assert [one.run for one in list_bests(home)] == ["first", "swept/trial_00"]
+    assert "local/search/swept/trial_00" in list_model_names(home)
+    names = [run.name for run in map(RunFolder, sorted(tmp_path.glob("search/**/trial_00")))]
+    assert names == ["swept/trial_00"]
+    compared = compare_runs([tmp_path / "search" / name for name in ("first", "swept/trial_00")])
+    assert compared.names == ["first", "swept/trial_00"]

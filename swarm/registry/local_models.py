@@ -32,7 +32,7 @@ from swarm.registry.model_groups import (
     model_group,
 )
 from swarm.runs.describe import describe_position
-from swarm.runs.run_reader import RUNS_FOLDER
+from swarm.runs.run_reader import RUNS_FOLDER, find_run_folders
 
 
 class SharedLocalModel:
@@ -331,10 +331,12 @@ class LocalModels:
     def list_names(self) -> list[str]:
         """List the base, the pool's experts, and the runs with a best model."""
         experts = [folder.name for folder in self.expert_folders()]
-        runs = sorted(
-            f"{RUNS_FOLDER}/{one.parent.name}"
-            for one in find_path(RUNS_FOLDER).glob("*/global_best")
-        )
+        home = find_path(RUNS_FOLDER)
+        runs = [
+            f"{RUNS_FOLDER}/{one.relative_to(home).as_posix()}"
+            for one in find_run_folders(home)
+            if (one / "global_best").exists()
+        ]
         return [BASE_NAME, *experts, *runs]
 
     def expert_folders(self) -> list[Path]:

@@ -43,7 +43,7 @@ def build_report(folder: str | Path) -> Report:
     models = TestComparison(run)
     kind, verdict, told = sections.summarize_verdict(models)
     return Report(
-        run.path.resolve().name,
+        run.name,
         _describe_run(run),
         kind,
         verdict,

@@ -75,6 +75,14 @@ class RunFolder:
             raise UserError(f"{self.path}/state.json is not the state of a search") from None
 
     @property
+    def name(self) -> str:
+        """Name of the run, "SWEEP/trial_00" for one of a sweep, a study or a comparison."""
+        path = self.path.resolve()
+        home = path.parent
+        nested = home.parent.name == RUNS_FOLDER != home.name
+        return f"{home.name}/{path.name}" if nested else path.name
+
+    @property
     def config(self) -> dict[str, Any]:
         """The configuration of the start, with environment variables resolved.
 
@@ -185,8 +193,10 @@ def _describe_folder(folder: Path) -> str:
         return (
             f"holds no search, but a fine-tuning: its numbers are in {folder}/tuning.json{adapter}"
         )
-    if runs := _find_runs(folder):
-        kind = "is a comparison" if (folder / "methods.json").is_file() else "holds no search"
+    if runs := find_run_folders(folder):
+        kinds = (("methods.json", "is a comparison"), ("summary.json", "is a sweep"))
+        found = (said for file, said in kinds if (folder / file).is_file())
+        kind = next(found, "holds no search")
         more = ", ..." * (len(runs) > MAX_RUNS_SHOWN)
         names = ", ".join(map(str, runs[:MAX_RUNS_SHOWN]))
         return f"{kind}: its runs are {names}{more}; name one of them"
@@ -196,14 +206,29 @@ def _describe_folder(folder: Path) -> str:
         )
     if (folder.parent / "state.json").is_file():
         return f"holds no search; did you mean {folder.parent}?"
-    near = {
-        run.name: run for home in (Path(RUNS_FOLDER), folder.parent) for run in _find_runs(home)
-    }
-    if found := get_close_matches(folder.name, near, 1):
-        return f"holds no search; did you mean {near[found[0]]}?"
+    homes = (Path(RUNS_FOLDER), folder.parent)
+    near = {run.name: run for home in homes for run in reversed(find_run_folders(home))}
+    if close := get_close_matches(folder.name, near, 1):
+        return f"holds no search; did you mean {near[close[0]]}?"
     return f"holds no search; allowed: a folder of {RUNS_FOLDER}/ with a state.json"
 
 
-def _find_runs(folder: Path) -> list[Path]:
-    """Return the run folders in a folder."""
-    return sorted(path.parent for path in folder.glob("*/state.json"))
+def find_run_folders(folder: Path) -> list[Path]:
+    """Return the run folders in a folder, sorted, those of sweeps, studies and comparisons last.
+
+    The searches of a sweep, a study or a comparison are in a folder of their own, two levels down.
+    """
+    found: list[list[Path]] = [[], []]
+    for one in _visible_folders(folder):
+        if (one / "state.json").is_file():
+            found[0].append(one)
+        else:
+            found[1] += [two for two in _visible_folders(one) if (two / "state.json").is_file()]
+    return [*found[0], *found[1]]
+
+
+def _visible_folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(one for one in folder.iterdir() if one.name[0] != "." and one.is_dir())
+    except OSError:
+        return []

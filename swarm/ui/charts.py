@@ -62,7 +62,7 @@ def coefficient_chart(run: RunFolder) -> dict[str, Any]:
 def run_comparison_chart(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Plot the best so far of several runs."""
     series = [
-        _line_series(run.path.name, run.best_so_far(), _series_colour(n), 2) | {"step": "end"}
+        _line_series(run.name, run.best_so_far(), _series_colour(n), 2) | {"step": "end"}
         for n, run in enumerate(runs)
     ]
     measures = list(dict.fromkeys(map(objective_label, runs)))

@@ -11,7 +11,7 @@ from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_note
 from swarm.pool.pool import Pool
 from swarm.report.test_comparison import TestComparison
 from swarm.runs.describe import describe_position
-from swarm.runs.run_reader import RUNS_FOLDER, RunFolder
+from swarm.runs.run_reader import RUNS_FOLDER, RunFolder, find_run_folders
 from swarm.stats.format import format_interval
 from swarm.ui.run_index import UNREADABLE_ERRORS
 from swarm.ui.state import RUN_NAME_PATTERN, AppState
@@ -82,9 +82,11 @@ def list_bests(home: AppState) -> list[BestOfRun]:
     """Return the bests of the finished runs, sorted by name."""
     have = {folder.name for folder in home.roster.local.expert_folders()}
     found = []
-    for note in sorted(home.runs_folder.glob("*/global_best/swarm.json")):
+    for folder in find_run_folders(home.runs_folder):
+        if not (folder / "global_best" / "swarm.json").is_file():
+            continue
         try:
-            run = RunFolder(note.parent.parent)
+            run = RunFolder(folder)
             if run.finished is not None and run.metrics:
                 found.append(_best_of_run(home, run, have))
         except (UserError, *UNREADABLE_ERRORS):
@@ -105,7 +107,8 @@ def _best_of_run(home: AppState, run: RunFolder, have: set[str]) -> BestOfRun:
     why = _unmixable_reason(home, run, dict(zip(run.experts, position, strict=False)), have)
     shares = dict(zip(run.experts, position, strict=False))
     own = None if why else {name: shares.get(name, 0.0) for name in sorted(have)}
-    return BestOfRun(run.path.name, words, numbers["dev"], numbers["test"], own, why)
+    name = run.path.relative_to(home.runs_folder).as_posix()
+    return BestOfRun(name, words, numbers["dev"], numbers["test"], own, why)
 
 
 def _unmixable_reason(

@@ -8,6 +8,7 @@ from typing import Any
 
 from swarm.runs.lock import STATUS_FILE, running_info
 from swarm.runs.manifest import replay, state_stamp
+from swarm.runs.run_reader import find_run_folders
 from swarm.stats.format import format_number, format_signed
 from swarm.ui.launcher import output_path, read_failure
 
@@ -75,20 +76,15 @@ class RunIndex:
     def list_runs(self) -> list[RunSummary]:
         """List all runs, most recently changed first."""
         with self._lock:
-            found = [line for path in self._candidate_folders() if (line := self._load_run(path))]
+            found = [
+                line for path in find_run_folders(self.folder) if (line := self._load_run(path))
+            ]
         return sorted(found, key=lambda line: (-line.changed, line.name))
 
     def get_run(self, name: str) -> RunSummary | None:
         """Return one run; `None` if it does not exist."""
         with self._lock:
             return self._load_run(self.folder / name)
-
-    def _candidate_folders(self) -> list[Path]:
-        """List possible run folders: subfolders with a state, and contents of those without."""
-        found = []
-        for one in _visible_entries(self.folder):
-            found += [one] if (one / "state.json").exists() else _visible_entries(one)
-        return found
 
     def _load_run(self, path: Path) -> RunSummary | None:
         name = path.relative_to(self.folder).as_posix()
@@ -100,13 +96,6 @@ class RunIndex:
         except UNREADABLE_ERRORS:
             return None
         return RunSummary(name=name, **_run_state(path, self._kept[name][1], stamp[0] / 1e9))
-
-
-def _visible_entries(folder: Path) -> list[Path]:
-    try:
-        return [one for one in folder.iterdir() if not one.name.startswith(".")]
-    except OSError:
-        return []
 
 
 def _extract_facts(state: dict[str, Any]) -> dict[str, Any]:

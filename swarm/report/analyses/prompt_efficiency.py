@@ -31,7 +31,7 @@ def measure_economy(run: RunFolder) -> dict[str, Any]:
     ]
     improvements = int((np.diff(best[~np.isnan(best)]) > 0).sum())
     return {
-        "run": run.path.name,
+        "run": run.name,
         "task_items": run.identity.get("task items"),
         "items": items,
         "prompts": np.cumsum(asked),

@@ -33,7 +33,7 @@ def rank_of_origin(run: RunFolder) -> dict[str, Any]:
     started_best, bottom_half = better == 0, ranks > (run.particles + 1) / 2
     kind = run.experts[own] if own < len(run.experts) else "crossover child"
     return {
-        "run": run.path.name,
+        "run": run.name,
         "particle": own,
         "began_as": kind,
         "start": float(run.utilities[0, own]),

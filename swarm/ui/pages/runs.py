@@ -195,7 +195,7 @@ def compare_runs(paths: list[Path]) -> RunComparison:
         UserError: A folder contains no run, or one without an iteration.
     """
     runs = [RunFolder(path) for path in paths]
-    names = [run.path.name for run in runs]
+    names = [run.name for run in runs]
     return RunComparison(
         names,
         charts.run_comparison_chart(runs),
@@ -209,7 +209,7 @@ def compare_runs(paths: list[Path]) -> RunComparison:
 
 def _result_row(run: RunFolder) -> list[str]:
     models = TestComparison(run)
-    cells = [run.path.name, str(len(run.rounds) - 1)]
+    cells = [run.name, str(len(run.rounds) - 1)]
     for split in ("dev", "test"):
         found = models.split_result("ending", split)
         cells.append(format_interval(found.utility, found.ends) if found else "–")
@@ -239,7 +239,7 @@ def domain_rows(runs: list[RunFolder]) -> list[list[str]]:
         shown = (
             format_interval(cell["utility"], cell["interval"]) if cell else "–" for cell in cells
         )
-        rows.append([one.path.name, *shown])
+        rows.append([one.name, *shown])
     return rows
 
 
@@ -249,7 +249,7 @@ def _list_warnings(runs: list[RunFolder]) -> list[str]:
         for one in runs
         for words in format_one_answer_warnings(
             one.metrics.get("ending_best_single_test_one_answer", ()),
-            f"the best found of {one.path.name}",
+            f"the best found of {one.name}",
             "test",
         )
     ]
@@ -275,7 +275,7 @@ def _describe_tests(runs: list[RunFolder]) -> list[str]:
     first, *others = runs
     said = []
     for other in others:
-        pair = f"{other.path.name} against {first.path.name}"
+        pair = f"{other.name} against {first.name}"
         try:
             by, apart = compare_runs(first, other)
         except (UserError, *UNREADABLE_ERRORS) as error:

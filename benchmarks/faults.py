@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 for _name, _value in {
     "HF_HUB_OFFLINE": "1",
@@ -45,7 +45,7 @@ for _name, _value in {
 
 import searches  # noqa: E402
 import tiny  # noqa: E402
-import warm  # noqa: E402
+import warm_python  # noqa: E402
 
 from swarm._util.terminal import escape_control_chars  # noqa: E402
 
@@ -998,7 +998,7 @@ def _child(case: Case, here: Path) -> None:
     words = [word.replace("{here}", str(here)) for word in case.words]
     try:
         case.hook()
-        code = warm.run(words)
+        code = warm_python.run(words)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 70

@@ -55,7 +55,7 @@ print(json.dumps([came, time.perf_counter() - began]))
 
 SERVER = """
 import sys, threading
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {helpers!r})
 import endpoints
 limited = endpoints.Rationed({rate}, {after!r} or None, lambda asked: endpoints.chat("so: yes"))
 with endpoints.endpoint(limited) as server:
@@ -68,7 +68,7 @@ with endpoints.endpoint(limited) as server:
 @contextmanager
 def limited(rate: float, after: str) -> Iterator[tuple[str, list[int]]]:
     """The URL of an endpoint, and a list that gets the number of its refusals in the end."""
-    code = SERVER.format(tests=str(ROOT / "tests"), rate=rate, after=after)
+    code = SERVER.format(helpers=str(ROOT / "tests" / "helpers"), rate=rate, after=after)
     refused: list[int] = []
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

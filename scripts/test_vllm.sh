@@ -24,4 +24,4 @@ if [ "$(cat "$VENV/.vllm" 2>/dev/null)" != "$stamp" ]; then
     echo "$stamp" >"$VENV/.vllm"
 fi
 "$VENV/bin/python" -m pytest -rs -n "$files" --dist loadfile --no-loadscope-reorder \
-    tests/test_vllm_search.py tests/test_vllm_shipped.py tests/test_vllm.py tests/test_vllm_settings.py "$@"
+    tests/vllm "$@"

@@ -14,21 +14,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import browsers
 import endpoints
+import headless_browser
 import pytest
 import tiny
 import ui_pages
-import warm
+import warm_python
 
-# What a test starts as a user would has its heavy imports from a fork; warm.COLD is without.
-warm.use(warm.python())
+# What a test starts as a user would has its heavy imports from a fork; warm_python.COLD is without.
+warm_python.use(warm_python.python())
+
+
+TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with many slow tests first, so that no worker is left alone with one at the end."""
+    """Mark end_to_end/ slow, and order the files so that no worker ends with a long one alone."""
+    for item in items:
+        if TESTS / "end_to_end" in item.path.parents:
+            item.add_marker("slow")
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    items.sort(key=lambda item: (TESTS / "unit" in item.path.parents, -slow[item.path]))
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +80,7 @@ def mixed_pool(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, for one file: its loop runs on in this thread, where others want their own."""
-    with browsers.opened() as opened:
+    with headless_browser.opened() as opened:
         yield opened
 
 

@@ -72,7 +72,7 @@ def choose_plan(particles: int, rows: int, facts: DeviceProfile) -> tuple[str, s
 
     Merging runs one particle at a time at the base's own speed, but in bfloat16 it rounds the
     update away: of one that is 1 % of the weight's norm, bfloat16's 8 bits leave an error of 17 %,
-    unmerged 0.2 % (tests/test_plan.py). Stacking reads the base weights once for all particles.
+    unmerged 0.2 % (test_plan.py). Stacking reads the base weights once for all particles.
     """
     enough = STACK_BELOW_GPU if facts.gpu else STACK_BELOW_CPU
     if particles > 1 and rows < enough:

@@ -1,0 +1,1 @@
+"""The tests by what they need: docs/architecture.md says which folder holds what."""

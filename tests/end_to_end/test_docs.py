@@ -1,0 +1,221 @@
+"""Every command of the README and of docs/ is run, small, or is named with the reason why not."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import searches
+import tiny
+
+PAGES = [
+    searches.ROOT / "README.md",
+    searches.ROOT / "initial_experts" / "README.md",
+    *sorted((searches.ROOT / "docs").glob("*.md")),
+]
+NOT_HERE = {
+    "bash scripts/test.sh": "is what runs this test",
+    "bash scripts/test_vllm.sh": "has an environment of its own; .ci/run runs it",
+    "python -m swarm.search engine=vllm": "test_vllm_search.py, small",
+    "ray start": "needs a cluster's nodes; test_ray.py starts one",
+    "ray stop": "as ray start",
+    "sbatch": "needs SLURM",
+    "python -m swarm.search executor=ray": "test_ray.py, the same keys on a two-node cluster",
+    "python -m swarm.report analyse search/": "test_analyse.py, on a run folder",
+    "python -m swarm.report search/": "tests/unit/report/test_report.py, on run folders",
+    "python -m swarm.search experiment=token_swarms": "test_token_swarms.py runs small ones",
+    "python -m swarm.search experiment=full_models": "test_full_models.py runs small ones",
+    "python -m swarm.search task=nlgraph_mini name=first tracker=": "test_wandb.py, small",
+    "python -m swarm.search task=realtoxicityprompts": "test_classifier.py",
+    "python -m swarm.search task=rm_concise": "test_reward.py, with a small reward model",
+    "python -m swarm.search task=human_": "test_judge.py, with a judge on loopback",
+    "python -m swarm.search task=lm_eval": "test_harness.py, with a task on this disk",
+    "python scripts/make_splits.py": "test_make_splits.py, from files on this disk",
+    "python -m swarm.search task=nlgraph_mini pool.elites=": "test_pool_rows.py, with a run",
+    "python -m swarm.evaluate task=": "test_candidates.py runs every candidate, small",
+    "python -m swarm.compare_methods task=": "test_compare_methods.py runs small ones",
+    "python -m swarm.compare_methods suite=": "test_suite.py, small",
+    "python -m swarm.study": "several searches; tests/end_to_end/test_ablations.py runs small ones",
+    "python -m swarm.finetune task": "test_finetune.py, on a small model",
+    "python -m swarm.export search/": "test_export_entry.py, from a run folder",
+    "python -m swarm.moa": "test_moa_command.py, with endpoints on the loopback",
+    "python -m swarm.serve": "test_serve_command.py, on a free port",
+    "python -m swarm.ui": "test_ui_runs.py, on a free port",
+    "python -m swarm.consortium": "test_consortium_command.py, with functions as members",
+    "llm consortium": "as python -m swarm.consortium",
+    "cat notes.txt | llm consortium": "test_consortium_command.py, from standard input",
+    "llm -": "test_llm_plugin.py, with functions as members",
+    "python -m swarm.judge alpaca_eval": "test_judge_alpaca.py, with a judge on loopback",
+    "bash scripts/eval_alpaca.sh": "test_judge_alpaca.py, on loopback",
+    "python -m swarm.judge mt_bench": "test_mt_bench.py, with a judge on loopback",
+    "python -m swarm.judge flask": "test_flask.py, with a judge on loopback",
+    "MODEL=moa/lite JUDGE=gpt-4o bash scripts/eval_mt_bench.sh": "test_flask.py, on loopback",
+    "python -m swarm.compare run": "test_compare_command.py, with functions as models",
+    "python -m swarm.compare import": "test_compare_command.py",
+    "python -m swarm.compare finetune": "test_compare_command.py",
+    "python -m swarm.compare.view": "test_compare_view.py, on a free port",
+    "pip install": "takes the network",
+    "python initial_experts/train.py": "test_initial_experts.py trains a small one",
+    "python initial_experts/fetch.py": "test_initial_experts.py fetches from loopback",
+}
+
+
+INDENTED = r"(?:^    (?:python|bash|pip|ray|sbatch|GPUS=).*\n(?:^    .*\n)*)"
+ORIGINALS = searches.ROOT.parent / "shared" / "data" / "eval"
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command) for each line of a shell block, fenced or indented."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        blocks = re.findall(r"```(?:bash|sh|shell)\n(.*?)```", text, re.DOTALL)
+        blocks += re.findall(INDENTED, text, re.MULTILINE)
+        for block in blocks:
+            for line in block.replace("\\\n", " ").splitlines():
+                command = " ".join(shlex.split(line, comments=True))
+                if command:
+                    found.append((page.name, command))
+    return found
+
+
+def reason(command: str) -> str | None:
+    """Why a command is not run here, or `None`."""
+    return next((why for start, why in NOT_HERE.items() if command.startswith(start)), None)
+
+
+RUN = sorted({command for _, command in commands() if reason(command) is None})
+
+
+def test_there_are_commands_and_each_exception_is_used() -> None:
+    everything = [command for _, command in commands()]
+    assert len(RUN) >= 8
+    unused = [start for start in NOT_HERE if not any(c.startswith(start) for c in everything)]
+    assert unused == []
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A base that reads the longest prompts of the commands, and its pool."""
+    base = tiny.model(tmp_path_factory.mktemp("patient") / "base", context=16_384)
+    return base, tiny.pool(base, tmp_path_factory.mktemp("patient") / "pool")
+
+
+@pytest.fixture
+def shell(tmp_path: Path, patient: tuple[Path, Path]) -> tuple[Path, list[str]]:
+    """A working folder with small data under the right names, and arguments that make it small."""
+    shutil.copytree(searches.ROOT / "examples", tmp_path / "examples")
+    shutil.copy(searches.ROOT / "README.md", tmp_path)
+    for name in ("mmlu", "nlgraph", "gsm8k", "hearsay", "citation_prediction_classification"):
+        file = tmp_path / "data" / "eval" / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        searches.choice_file(file)
+        if name in ("nlgraph", "gsm8k"):
+            content = json.loads(file.read_text())
+            for split in ("dev", "test"):
+                for item in content[split]:
+                    item["answer"] = str(item["id"])
+            file.write_text(json.dumps(content))
+    small = [
+        "model=local",
+        f"model.path={patient[0]}",
+        f"pool.folder={patient[1]}",
+        "gpus=[]",
+        "optimizer.particles=4",
+        "optimizer.max_iterations=1",
+        "ensemble=2",
+        "tracker=none",
+        f"folder={tmp_path / 'search'}",
+    ]
+    return tmp_path, small
+
+
+def small_task(command: str) -> list[str]:
+    """A few items of the command's task; those of a mixture belong to its parts."""
+    if "legal" in command:
+        return [
+            f"task.tasks.{part}.{split}_limit=4"
+            for split in ("dev", "test")
+            for part in ("hearsay", "citation_prediction_classification")
+        ]
+    if "task=mixture" in command:
+        parts = re.findall(r"@task\.tasks\.(\w+)=", command)
+        return [f"task.tasks.{part}.{split}_limit=4" for split in ("dev", "test") for part in parts]
+    return ["++task.dev_limit=4", "++task.test_limit=4"]
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_the_command_runs(command: str, shell: tuple[Path, list[str]]) -> None:
+    folder, small = shell
+    arguments = [*small, *small_task(command)]
+    variables = dict(re.findall(r"^(\w+)=(\S+) ", command))
+    words = shlex.split(re.sub(r"^(\w+=\S+ )+", "", command))
+    small_sweep = {"GPUS": "[]", "TRIALS": "2", "PYTHON": sys.executable}
+    environment = searches.environment(**{**variables, **small_sweep})
+    if words[:1] == ["python"]:
+        words[0] = sys.executable
+        if words[1].endswith(".py"):
+            words[1] = str(searches.ROOT / words[1])
+        searching = {"swarm.search", "swarm.sweep"} & set(words) and "--help" not in words
+        words += arguments if searching else []
+        # Rows that the pool adds make more experts than the particles of a small search, the base
+        # model of a constraint takes one, and so does the best of a stage.
+        rows = r"(pool\.(base_row|noise_rows|recipes)|optimizer\.constraints)="
+        rows += "|=hierarchical|=pso_merging"
+        more = re.search(rows, command)
+        words += ["optimizer.particles=8"] if searching and more else []
+        words += ["trials=2"] if "swarm.sweep" in words else []
+    elif words[0] == "bash":
+        words[1] = str(searches.ROOT / words[1])
+        words += arguments
+        if "search_" in command and not ORIGINALS.is_dir():
+            pytest.skip("this script begins with fetching the original's data")
+        environment |= {
+            "VENV": str(ready_environment(folder)),
+            "MODEL_SWARMS_DATA_URL": ORIGINALS.as_uri(),
+        }
+    else:
+        pytest.fail(f"say in NOT_HERE why this is not run, or run it: {command}")
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def ready_environment(folder: Path) -> Path:
+    """What scripts/install.sh takes for an environment that is installed already."""
+    home = folder / "venv"
+    (home / "bin").mkdir(parents=True)
+    # A link would be an interpreter without this environment's packages.
+    python = home / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    stamp = subprocess.run(
+        ["bash", "-c", "cat pyproject.toml constraints-cpu.txt | cksum"],
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    (home / ".installed").write_text(f"{stamp} \n")
+    return home
+
+
+def test_links_and_files_named_are_there() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_scripts_parse() -> None:
+    for script in [*(searches.ROOT / "scripts").glob("*.sh"), searches.ROOT / ".ci" / "run"]:
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        assert os.access(script, os.X_OK) or script.name == "install.sh", script
+    assert shutil.which("bash")

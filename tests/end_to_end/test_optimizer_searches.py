@@ -1,0 +1,120 @@
+"""A small real search with every optimizer; some of them killed, which ends as if never killed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import searches
+
+OPTIMIZERS = sorted(path.stem for path in (searches.ROOT / "conf" / "optimizer").glob("*.yaml"))
+KILLED = {
+    *("adamerging", "bayes", "cmaes", "evogm", "genome", "gradient", "mergevolve"),
+    *("nes", "nsga2", "pso_async", "pso_merging", "sms_emoa"),
+}
+SEVERAL = {"nsga2", "sms_emoa"}
+"""The others keep their state as these do; the contract test takes it out and in again for all."""
+
+DELTA = {"pool__space": "delta", "pool__groups": "per_module"}
+NEEDED: dict[str, dict[str, Any]] = {
+    "hierarchical": DELTA,
+    **{name: {"optimizer__constraints": "{A: base}"} for name in SEVERAL},
+}
+"""What has to be given with an optimizer."""
+
+FREE: dict[str, dict[str, Any]] = {
+    "nes": {},
+    "nes adam": {"optimizer__update": "adam"},
+    "cmaes": {"optimizer__sum_to_one": "false", "optimizer__separable": "true"},
+    "bayes": {"optimizer__sum_to_one": "false", "optimizer__sampler": "tpe"},
+    "de": {"optimizer__sum_to_one": "false"},
+    "random": {"optimizer__sum_to_one": "false"},
+    "hierarchical": {"optimizer__max_iterations": 8},
+    "hierarchical pso": {
+        "optimizer@optimizer__optimizer": "pso",
+        "optimizer__optimizer__soups": 0,
+        "optimizer__max_iterations": 8,
+    },
+    "hierarchical cmaes": {
+        "optimizer@optimizer__optimizer": "cmaes",
+        "optimizer__optimizer__separable": "true",
+        "optimizer__optimizer__sum_to_one": "false",
+        "optimizer__max_iterations": 8,
+    },
+}
+"""Searches of the delta space with coefficients of each adapted module."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_search_and_its_resumption(
+    name: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    more = {"optimizer": name, "job__items": 4, **NEEDED.get(name, {})}
+    arguments = tmp_path, tiny_llama, tiny_pool
+    folder = plain(*arguments, more)
+    rounds = json.loads((folder / "state.json").read_text())["rounds"]
+    # The recipes end with the third and last candidate of the greedy soup.
+    assert len(rounds) == (4 if name == "recipes" else 5)
+    assert all(len(entry["positions"]) == 6 for entry in rounds)
+    positions = np.array(rounds[0]["positions"])[:4]
+    np.testing.assert_array_equal(positions, np.tile(np.eye(4), positions.shape[1] // 4))
+    assert (folder / "global_best" / "adapter_model.safetensors").is_file()
+    if name in KILLED:
+        killed(*arguments, more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FREE)
+def test_a_search_with_coefficients_of_each_module_that_is_killed(
+    name: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    more = {"optimizer": name.split()[0], "job__items": 4, **DELTA, **FREE[name]}
+    folder = plain(tmp_path, tiny_llama, tiny_pool, more)
+    state = json.loads((folder / "state.json").read_text())
+    rows = np.array(state["rounds"][-1]["positions"]).reshape(-1, len(state["groups"]), 4)
+    assert rows.shape == (6, 6, 4) and np.ptp(rows, axis=1).max() > 0.001
+    free = name != "hierarchical pso"
+    sums = np.concatenate([np.array(entry["positions"]) for entry in state["rounds"]]).sum(axis=1)
+    assert (np.abs(sums / 6 - 1).max() > 0.01) == free
+    if "hierarchical" in name:
+        assert state["optimizer"]["stage"] == 2
+    killed(tmp_path, tiny_llama, tiny_pool, more)
+
+
+def command(tmp_path: Path, base: Path, pool: Path, name: str, more: dict[str, Any]) -> list[str]:
+    """Its command line, on two tasks where the optimizer has several objectives."""
+    arguments = searches.several if more["optimizer"] in SEVERAL else searches.arguments
+    return arguments(tmp_path, base, pool, name, **more)
+
+
+def plain(tmp_path: Path, base: Path, pool: Path, more: dict[str, Any]) -> Path:
+    """The folder of a search that is never interrupted."""
+    result = searches.run(command(tmp_path, base, pool, "plain", more))
+    assert result.returncode == 0, result.stderr
+    return tmp_path / "search" / "plain"
+
+
+def killed(tmp_path: Path, base: Path, pool: Path, more: dict[str, Any]) -> None:
+    """The same search, killed again and again, has the same files in the end."""
+    words = command(tmp_path, base, pool, "killed", more)
+    other = tmp_path / "search" / "killed"
+    lab = [sys.executable, "tests/helpers/kill_search.py", str(other), *words]
+    result = subprocess.run(
+        lab,
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    kills = json.loads(result.stdout.splitlines()[-1])
+    rounds = len(json.loads((other / "state.json").read_text())["rounds"])
+    assert any(0 < count < rounds for count in kills), kills
+    first, second = searches.tree(tmp_path / "search" / "plain"), searches.tree(other)
+    assert first.keys() == second.keys()
+    assert [file for file in first if first[file] != second[file]] == []

@@ -1,0 +1,313 @@
+"""Searches on a real Ray cluster of two nodes are the same, also when workers are killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import searches
+import test_executors
+import warm_python
+
+from swarm.errors import UserError
+from swarm.executors import ray as packing
+from swarm.executors.inline import InlineExecutor
+from swarm.executors.ray import RayExecutor
+from swarm.pool.pool import Pool
+from swarm.runs.manifest import read_state
+from swarm.tasks.multiple_choice import MultipleChoice
+
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+# The contract of all executors, asked here of those on the cluster.
+task = test_executors.task
+test_every_job_is_answered = test_executors.test_every_job_is_answered_once_and_the_same
+test_an_error_is_one_line = test_executors.test_an_error_in_a_worker_is_one_line
+SMALL = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[cluster_utils.Cluster]:
+    """Two nodes of two CPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        # A Broken task has to be found by the workers, and busy neighbours not to be let past.
+        places = [searches.ROOT, searches.HELPERS, Path(test_executors.__file__).parent]
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))
+        patch.setenv("RAY_worker_niceness", "0")
+        for left in (2, 1, 0):  # Ray gives a node 30 s to start, whatever the machine is doing
+            nodes = cluster_utils.Cluster()
+            try:
+                nodes.add_node(**SMALL)
+                nodes.add_node(**SMALL)
+                break
+            except Exception:
+                nodes.shutdown()
+                if not left:
+                    raise
+        yield nodes
+        nodes.shutdown()
+
+
+@pytest.fixture
+def executor(cluster: cluster_utils.Cluster) -> Iterator[RayExecutor]:
+    """What the contract of all executors is asked of; the tests below read the experts' path."""
+    made = RayExecutor(address=cluster.address, workers=2, experts="store")
+    yield made
+    made.close()
+
+
+def processes(parents: set[int], word: str) -> list[int]:
+    """The children of some processes whose command line has a word in it."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent in parents and word.encode() in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+def kill_one(search: "subprocess.Popen[str]", folder: Path, busy: Callable[[], list[int]]) -> None:
+    """SIGKILL to a worker as soon as one is seen at work after the first iteration."""
+    while search.poll() is None:
+        file = folder / "state.json"
+        if file.is_file() and json.loads(file.read_text())["rounds"] and (seen := busy()):
+            os.kill(seen[0], signal.SIGKILL)
+            return
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
+    cluster: cluster_utils.Cluster, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """One worker here; two processes, one of them killed; two nodes, one worker killed."""
+    raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
+    more = {"job__items": 4, "optimizer__max_iterations": 4}
+    kinds = {
+        "inline": {},
+        "processes": {"executor__workers": 2, "executor__threads": 1},
+        "ray": {"executor__workers": 2, "executor__address": cluster.address},
+    }
+    trees = {}
+    for kind, keys in kinds.items():
+        command = searches.arguments(
+            tmp_path, tiny_llama, tiny_pool, kind, executor=kind, **more, **keys
+        )
+        # A worker is found among the children of the process that was started.
+        search = searches.start(command, None if kind == "inline" else warm_python.COLD)
+        folder = tmp_path / "search" / kind
+        if kind == "processes":
+            kill_one(search, folder, lambda pid=search.pid: processes({pid}, "spawn_main"))
+        if kind == "ray":
+            kill_one(search, folder, lambda: processes(raylets, "ray::RayWorker.run"))
+        out, err = search.communicate(timeout=180)
+        assert search.returncode == 0, out + err
+        assert all(line.startswith("WARNING: ") for line in err.splitlines()), err
+        assert "raylet" not in out and "\x1b[" not in out
+        assert ("died" in (folder / "log.txt").read_text()) == (kind != "inline")
+        trees[kind] = searches.tree(folder)
+    for kind in ("processes", "ray"):
+        assert trees[kind].keys() == trees["inline"].keys()
+        assert [n for n in trees[kind] if trees[kind][n] != trees["inline"][n]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_process_of_rays_own_that_is_killed_is_named(
+    name: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """Not the limit of restarts, which has nothing to do with it; and the search goes on."""
+    more = {
+        "optimizer__max_iterations": 3000,
+        "optimizer__patience": 3000,
+        "executor": "ray",
+        "executor__workers": 1,
+    }
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, **more)
+    search = searches.start(command, warm_python.COLD)
+    kill_one(search, tmp_path / "search" / "run", lambda: processes({search.pid}, name))
+    _, err = search.communicate(timeout=180)
+    assert search.returncode == 1
+    (said,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert f"Ray's own process {name}" in said and "max_restarts" not in said
+    assert "the same command goes on" in said
+    state = read_state(tmp_path / "search" / "run")
+    assert state and state["finished"] is None and state["rounds"]
+
+
+@pytest.mark.slow
+def test_a_job_that_kills_three_workers_ends_the_run(
+    cluster: cluster_utils.Cluster, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    executor = RayExecutor(address=cluster.address, workers=1)
+    executor.open(test_executors.recipe(tiny_llama, tiny_pool, test_executors.Broken("dies", 7)))
+    try:
+        with pytest.raises(UserError, match=r"3 workers died .*items 6 to 11"):
+            list(executor.map(test_executors.jobs(1)))
+    finally:
+        executor.close()
+
+
+def test_a_worker_that_may_not_be_restarted_is_done_without(
+    cluster: cluster_utils.Cluster,
+    task: MultipleChoice,
+    tiny_llama: Path,
+    tiny_pool: Path,
+) -> None:
+    """Its jobs go to the other; when that dies too, the run ends."""
+    import ray
+
+    inline = InlineExecutor()
+    inline.open(test_executors.recipe(tiny_llama, tiny_pool, task))
+    expected = {r.number: r for r in inline.map(test_executors.jobs())}
+    executor = RayExecutor(address=cluster.address, workers=2, max_restarts=0)
+    executor.open(test_executors.recipe(tiny_llama, tiny_pool, task))
+    try:
+        pids = [ray.get(seat.actor.ready.remote()) for seat in executor._seats]
+        os.kill(pids[0], signal.SIGKILL)
+        assert {r.number: r for r in executor.map(test_executors.jobs())} == expected
+        end = time.monotonic() + 60
+        while len(executor._seats) > 1 and time.monotonic() < end:
+            # The other may have done all before word of the death came.
+            assert list(executor.map(test_executors.jobs()))
+        assert len(executor._seats) == 1
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(UserError, match=r"executor\.max_restarts=0"):
+            list(executor.map(test_executors.jobs()))
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            {"workers": 9, "wait_s": 1},
+            ["workers found no place", "9 workers of 0 GPU and 1 CPU", "4 CPU", "2 nodes"],
+        ),
+        ({"gpus_per_worker": 1, "wait_s": 1}, ["1 workers of 1 GPU", "0 GPU", "executor.wait_s"]),
+    ],
+)
+def test_what_has_no_place_is_said(
+    more: dict[str, int],
+    words: list[str],
+    cluster: cluster_utils.Cluster,
+    task: MultipleChoice,
+    tiny_llama: Path,
+    tiny_pool: Path,
+) -> None:
+    executor = RayExecutor(address=cluster.address, **more)
+    with pytest.raises(UserError) as caught:
+        executor.open(test_executors.recipe(tiny_llama, tiny_pool, task))
+    executor.close()
+    assert int(str(caught.value).split(": ")[1].split()[0]) >= more.get("workers", 1) - 4
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port at which something answers that is not Ray."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            while True:
+                try:
+                    line, _ = server.accept()
+                except OSError:
+                    return
+                with line:
+                    line.recv(100)
+                    line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def test_where_no_cluster_is_one_line_says_so(
+    silent: int, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """Within seconds, and the folder is none or one that goes on."""
+    stale = tmp_path / "ray"
+    stale.mkdir()
+    (stale / "ray_current_cluster").write_text("127.0.0.1:1")
+    wrong = {
+        "127.0.0.1:1": "refused",
+        f"127.0.0.1:{silent}": "something else",
+        "nonsense": "null",
+        "ray://127.0.0.1:1": "refused",
+        "auto": "127.0.0.1:1",
+    }
+    code = (
+        "import sys; from swarm.executors import ray; from swarm.errors import UserError\n"
+        "for address in sys.argv[1:]:\n"
+        "    try: ray.connect_cluster(address, [], None, 0)\n"
+        "    except UserError as e: print(e)"
+    )
+    began = time.monotonic()
+    out = subprocess.run(
+        [sys.executable, "-c", code, *wrong],
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(RAY_TMPDIR=str(tmp_path), RAY_ADDRESS=""),
+        timeout=60,
+    )
+    assert time.monotonic() - began < 50 and out.stderr == ""
+    lines = out.stdout.splitlines()
+    assert len(lines) == len(wrong), out.stdout
+    for line, (address, word) in zip(lines, wrong.items(), strict=True):
+        assert f"executor.address={address}" in line and word in line
+    command = searches.arguments(
+        tmp_path, tiny_llama, tiny_pool, executor="ray", executor__address="127.0.0.1:1"
+    )
+    result = searches.run(command)
+    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: executor.address=127.0.0.1:1: no Ray cluster")
+
+
+def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ImportError\n")
+    code = "from swarm.executors import ray; ray.import_ray()"
+    seen = searches.environment(PYTHONPATH=f"{tmp_path}:{searches.ROOT}")
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True, text=True, env=seen
+    )
+    assert "pip install 'model-swarms[ray]'" in out.stderr.splitlines()[-1]
+
+
+def test_packed_experts_are_the_same_pool(tiny_pool: Path, tmp_path: Path) -> None:
+    pool = Pool(tiny_pool, ["dune", "amber"]).open()
+    packed = packing.pack_experts(pool)
+    assert packing.packed_size(packed) > 1000
+    copy = packing.unpack_experts(packed, tmp_path / "copy", pool).open()
+    assert copy.names == ["dune", "amber"] and copy.fingerprint() == pool.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"workers": 0}, "executor.workers"),
+        ({"max_restarts": -1}, "executor.max_restarts"),
+        ({"threads": 1.5}, "executor.threads"),
+        ({"gpus_per_worker": 2}, "executor.gpus_per_worker"),
+        ({"cpus_per_worker": -1}, "executor.cpus_per_worker"),
+        ({"wait_s": "long"}, "executor.wait_s"),
+        ({"experts": "mail"}, "executor.experts"),
+        ({"gpus": [0], "address": "auto"}, "gpus"),
+        ({"gpus": [97]}, "no CUDA device 97"),
+        ({"address": 7}, "executor.address"),
+    ],
+)
+def test_wrong_settings_are_named(more: dict[str, object], key: str) -> None:
+    with pytest.raises(UserError, match=key):
+        RayExecutor(**more)  # type: ignore[arg-type]

@@ -1,0 +1,117 @@
+"""Killed at any moment and started again, a search ends as if it had never been killed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import searches
+import warm_python
+
+from swarm.runs.manifest import read_state
+from swarm.runs.run_folder import RunRecord
+
+
+def state(folder: Path) -> dict[str, object]:
+    return read_state(folder) or {}
+
+
+@pytest.mark.slow
+def test_random_kills_change_nothing(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
+    """SIGKILL at random moments of a search, again and again, until it ends by itself."""
+    more = {"optimizer__max_iterations": 12, "optimizer__patience": 12, "job__items": 4}
+    plain = searches.arguments(tmp_path, tiny_llama, tiny_pool, "plain", **more)
+    killed = searches.arguments(tmp_path, tiny_llama, tiny_pool, "killed", **more)
+    lab = [sys.executable, "tests/helpers/kill_search.py", str(tmp_path / "search" / "killed")]
+    result = subprocess.run(
+        [*lab, *killed],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    rounds = json.loads(result.stdout.splitlines()[-1])
+    assert len(rounds) >= 10, f"only {len(rounds)} kills before the search ended"
+    assert len(set(rounds)) >= 5, f"the kills fell on few moments: {rounds}"
+    assert searches.run(plain, python=warm_python.COLD).returncode == 0
+    first, second = (searches.tree(tmp_path / "search" / name) for name in ("plain", "killed"))
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+def test_a_kill_between_the_answers_and_the_bests_is_mended(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """Bests, scratchpad and drafts are put right from the state."""
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "run")
+    assert searches.run(command).returncode == 0
+    folder = tmp_path / "search" / "run"
+    whole = searches.tree(folder)
+    (folder / "utility_scratchpad.json").unlink()
+    (folder / "global_best" / "answers_dev.jsonl").unlink()
+    for path in (folder / "particle_2" / "personal_best").iterdir():
+        path.unlink()
+    (folder / ".state.json.99.tmp").write_text("{")
+    assert searches.run(command).returncode == 0
+    assert searches.tree(folder) == whole
+
+
+def test_a_draft_of_the_first_round_goes_too(tmp_path: Path) -> None:
+    for _ in range(2):
+        RunRecord(tmp_path / "run").open_or_resume({"task": "x"}, ["amber"])
+        (tmp_path / "run" / ".state.json.99.tmp").write_text("{")
+    RunRecord(tmp_path / "run").open_or_resume({"task": "x"}, ["amber"])
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["state.json"]
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
+    command = searches.arguments(
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        "run",
+        optimizer__max_iterations=500,
+        optimizer__patience=500,
+    )
+    process = searches.start(command)
+    folder = tmp_path / "search" / "run"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (folder / "global_best").is_dir():
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "name=" in err and "goes on" in err and "Traceback" not in err + out
+    assert len(state(folder)["rounds"]) >= 1  # type: ignore[arg-type]
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """A real file system of half a megabyte, mounted in a namespace of its own."""
+    small = tmp_path / "small"
+    small.mkdir()
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "run")
+    search = [warm_python.COLD, "-m", "swarm.search", *command, f"folder={small}"]
+    script = (
+        f'mount -t tmpfs -o size=150k none {small} && "$@"; code=$?; ls -A {small}/run; exit $code'
+    )
+    result = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", script, "bash", *search],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if "unshare" in result.stderr or "mount:" in result.stderr:
+        pytest.skip(f"no mount namespaces here: {result.stderr.strip()[:80]}")
+    assert result.returncode == 1
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert "No space left" in result.stderr and str(small) in result.stderr
+    assert ".tmp" not in result.stdout.splitlines()[-1]

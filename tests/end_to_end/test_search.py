@@ -1,0 +1,218 @@
+"""Whole searches on the tiny model, through the command line."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import searches
+import tiny
+import warm_python
+from peft import PeftModel
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("search")
+
+
+@pytest.fixture(scope="module")
+def command(place: Path, tiny_llama: Path, tiny_pool: Path) -> list[str]:
+    return searches.arguments(place, tiny_llama, tiny_pool)
+
+
+@pytest.fixture(scope="module")
+def done(place: Path, command: list[str]) -> tuple[Path, str]:
+    """The folder and the output of one finished search."""
+    result = searches.run(command)
+    assert result.returncode == 0, result.stderr
+    return place / "search" / "run", result.stdout
+
+
+def test_it_says_what_came_of_it(done: tuple[Path, str]) -> None:
+    folder, output = done
+    assert "best initial expert (" in output and "best found" in output
+    assert re.search(r"dev, n = 12 .* test, n = 16", output)
+    assert re.search(
+        r"distinguishable from chance \(p =|found nothing better", " ".join(output.split())
+    )
+    assert f"best adapter: {folder / 'global_best'}" in output
+    assert "\x1b[" not in output, "colours where there is no terminal"
+
+
+def test_the_scratchpad_has_the_originals_keys(done: tuple[Path, str]) -> None:
+    folder, _ = done
+    pad = json.loads((folder / "utility_scratchpad.json").read_text())
+    state = json.loads((folder / "state.json").read_text())
+    rounds = len(state["rounds"])
+    assert {"g", "g_worst", "g_history"} <= set(pad)
+    for i in range(6):
+        history = pad[f"particle_{i}_history"]
+        assert len(history) == rounds == len(pad["g_history"])
+        assert pad[f"particle_{i}_now"] == history[-1]
+        assert pad[f"particle_{i}_best"] == max(history)
+    assert pad["g"] == max(pad[f"particle_{i}_best"] for i in range(6)) == pad["g_history"][-1]
+    assert pad["g_worst"] == min(min(pad[f"particle_{i}_history"]) for i in range(6))
+    assert len(set(pad["g_history"] + pad["particle_0_history"])) > 1, "nothing ever changed"
+
+
+def test_every_position_of_every_iteration_is_kept(done: tuple[Path, str]) -> None:
+    state = json.loads((done[0] / "state.json").read_text())
+    for entry in state["rounds"]:
+        positions = np.array(entry["positions"])
+        assert positions.shape == (6, 4)
+        assert np.allclose(positions.sum(axis=1), 1)
+    assert np.array_equal(np.array(state["rounds"][0]["positions"])[:4], np.eye(4))
+
+
+def test_the_bests_are_adapters_with_their_answers(
+    done: tuple[Path, str], tiny_llama: Path
+) -> None:
+    folder, _ = done
+    pad = json.loads((folder / "utility_scratchpad.json").read_text())
+    expected = {"global_best": pad["g"]} | {
+        f"particle_{i}/personal_best": pad[f"particle_{i}_best"] for i in range(6)
+    }
+    for name, utility in expected.items():
+        facts = json.loads((folder / name / "swarm.json").read_text())
+        assert facts["validation_utility"] == utility
+        lines = (folder / name / "answers_dev.jsonl").read_text().splitlines()
+        answers = [json.loads(line) for line in lines]
+        assert len(answers) == 12
+        assert sum(a["value"] for a in answers) / 12 == pytest.approx(utility)
+    network = PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "global_best")
+    assert not np.allclose(tiny.logits(network), tiny.logits(tiny.load(tiny_llama)))
+
+
+def test_the_final_metrics_have_the_originals_names(done: tuple[Path, str]) -> None:
+    folder, _ = done
+    state = json.loads((folder / "state.json").read_text())
+    metrics = state["metrics"]
+    first = state["rounds"][0]["utilities"][:4]
+    assert metrics["starting_best_validation_utility"] == max(first), "over the experts alone"
+    assert metrics["ending_best_validation_utility"] == max(
+        u for entry in state["rounds"] for u in entry["utilities"]
+    )
+    for name in ("starting_best_single", "ending_best_single", "ending_top-k_ensemble"):
+        assert 0 <= metrics[f"{name}_test_accuracy"] <= 1
+    log = (folder / "log.txt").read_text()
+    assert "ending_best_single_test_accuracy: " in log
+
+
+def test_a_second_run_does_nothing_again(done: tuple[Path, str], command: list[str]) -> None:
+    folder, first = done
+    before = searches.tree(folder)
+    result = searches.run(command)
+    assert result.returncode == 0, result.stderr
+    assert searches.tree(folder) == before
+    assert result.stdout.splitlines()[-1] == first.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("seed=7", "seed"),
+        ("optimizer.inertia=0.3", "optimizer.inertia"),
+        ("task.dev_limit=10", "task.dev_limit"),
+        ("pool.experts=[amber,birch,cedar]", "experts"),
+    ],
+)
+def test_going_on_with_another_search_is_refused(
+    done: tuple[Path, str], command: list[str], change: str, key: str
+) -> None:
+    folder, _ = done
+    before = searches.tree(folder)
+    result = searches.run([*command, change])
+    assert result.returncode == 1
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert key in result.stderr and "holds another search" in result.stderr
+    assert searches.tree(folder) == before
+
+
+def test_other_weights_under_the_same_names_are_another_search(
+    done: tuple[Path, str], place: Path, command: list[str], tiny_llama: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "same"
+    for seed, name in enumerate(tiny.NAMES, start=20):
+        tiny.expert(tiny_llama, other / name, seed)
+    result = searches.run([*command, f"pool.folder={other}"])
+    assert result.returncode == 1 and "pool weights" in result.stderr
+
+
+def test_the_same_seed_is_the_same_search_and_another_is_not(
+    done: tuple[Path, str], place: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    again = searches.arguments(place, tiny_llama, tiny_pool, "again")
+    other = searches.arguments(place, tiny_llama, tiny_pool, "other", seed=1)
+    # Cold: in another process strings hash otherwise.
+    assert searches.run(again, python=warm_python.COLD).returncode == 0
+    assert searches.run(other).returncode == 0
+    name = "utility_scratchpad.json"
+    pads = [(place / "search" / run / name).read_bytes() for run in ("run", "again", "other")]
+    assert pads[0] == pads[1] != pads[2]
+    assert searches.tree(done[0]).keys() == searches.tree(place / "search" / "again").keys()
+
+
+def test_skipped_particles_keep_their_last_utility(
+    place: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    command = searches.arguments(
+        place, tiny_llama, tiny_pool, "dropped", optimizer__drop_particle=0.5, test="false"
+    )
+    assert searches.run(command).returncode == 0
+    folder = place / "search" / "dropped"
+    state = json.loads((folder / "state.json").read_text())
+    pad = json.loads((folder / "utility_scratchpad.json").read_text())
+    skipped = [
+        (t, i)
+        for t, entry in enumerate(state["rounds"])
+        for i, utility in enumerate(entry["utilities"])
+        if utility is None
+    ]
+    assert skipped
+    for t, i in skipped:
+        assert pad[f"particle_{i}_history"][t] == pad[f"particle_{i}_history"][t - 1]
+    assert "ending_best_single_test_accuracy" not in state["metrics"]
+
+
+def test_a_sweep_makes_a_folder_a_job(place: Path, tiny_llama: Path, tiny_pool: Path) -> None:
+    command = searches.arguments(
+        place, tiny_llama, tiny_pool, "sweep", optimizer__max_iterations=1, test="false"
+    )
+    result = searches.run(["-m", *command, "seed=1,2"])
+    assert result.returncode == 0, result.stderr
+    assert not (searches.ROOT / "multirun.yaml").exists()
+    for number in (0, 1):
+        state = json.loads((place / "search" / f"sweep_{number}" / "state.json").read_text())
+        assert state["identity"]["seed"] == number + 1
+
+
+def test_what_is_judged_follows_the_command(
+    done: tuple[Path, str], place: Path, command: list[str]
+) -> None:
+    """Another ensemble, or other test items, are judged anew; a search is not repeated for it."""
+    folder, _ = done
+    rounds = json.loads((folder / "state.json").read_text())["rounds"]
+    result = searches.run([*command, "ensemble=2"])
+    assert result.returncode == 0 and re.search("vote of the top [12]", result.stdout)
+    untested = searches.run([*command, "test=false"])
+    assert untested.returncode == 0 and "test, n" not in untested.stdout
+    content = json.loads((place / "tiny.json").read_text())
+    other = json.loads(json.dumps(content))
+    other["test"][0]["answer"] = "E" if other["test"][0]["answer"] != "E" else "A"
+    (place / "tiny.json").write_text(json.dumps(other))
+    assert searches.run(command).returncode == 0
+    (place / "tiny.json").write_text(json.dumps(content))
+    seen = json.loads((folder / "state.json").read_text())
+    assert searches.run(command).returncode == 0
+    again = json.loads((folder / "state.json").read_text())
+    assert seen["metrics"]["asked"] != again["metrics"]["asked"]
+    assert seen["rounds"] == again["rounds"] == rounds
+
+
+def test_the_table_is_whole_in_a_pipe(done: tuple[Path, str]) -> None:
+    _, output = done
+    rows = [line for line in output.splitlines() if line.startswith("│")]
+    assert len(rows) == 4 and all("…" not in row for row in rows)
+    assert all(row.count("[") == row.count("]") >= 1 for row in rows)

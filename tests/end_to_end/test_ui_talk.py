@@ -1,0 +1,259 @@
+"""The pages Models, Talk and Compare in a real browser, on a tiny model and an endpoint."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import endpoints
+import fake_models
+import pytest
+import tiny
+import ui_pages
+from headless_browser import shown
+from ui_pages import HOSTILE, fits
+
+from swarm.engine.base_model import BaseModel
+from swarm.errors import UserError
+from swarm.models.base import Message, Request
+from swarm.registry.registry import Roster
+
+pytestmark = pytest.mark.slow
+
+QUESTION = "the question is which of the answers is right"
+
+
+@pytest.fixture(scope="module")
+def roster(page_folder: Path, tiny_llama: Path, tiny_pool: Path) -> Roster:
+    """What the page should say, without a page."""
+    return Roster(base=str(tiny_llama), pool=str(tiny_pool), device="cpu", cache=None)
+
+
+def said(model: Any, question: str = QUESTION) -> str:
+    """A model's answer as the page asks for it."""
+    asked = Request((Message("user", question),), 256, temperature=0.0)
+    text: str = model.generate([asked])[0].text
+    return text
+
+
+def ask(page: Any, question: str, answers: int = 1) -> Any:
+    """Ask; gives the answers' cards once all are there."""
+    before = page.locator(".chat-answers").count()
+    field = page.get_by_label("Question")
+    field.fill(question)
+    field.press("Enter")
+    cards = page.locator(".chat-answers").last.locator("> *")
+    page.wait_for_function(
+        "([sets, count]) => { const all = [...document.querySelectorAll('.chat-answers')];"
+        " return all.length === sets && all.at(-1).children.length === count"
+        " && !document.querySelector('.chat-answers .q-spinner:not(.hidden)'); }",
+        arg=[before + 1, answers],
+        timeout=60_000,
+    )
+    return cards
+
+
+def anew(page: Any) -> None:
+    """Begin a new conversation."""
+    page.get_by_text("New conversation").click()
+    page.locator(".chat-answers").first.wait_for(state="detached")
+
+
+def drag_to_the_end(page: Any, slider: Any) -> None:
+    """Move a slider's handle as far to the right as it goes."""
+    slider.scroll_into_view_if_needed()
+    box = slider.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] / 2, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] + 50, middle, steps=3)
+    page.mouse.up()
+
+
+def choose(page: Any, *names: str) -> None:
+    """Type names into the field of models."""
+    field = page.get_by_role("combobox").first
+    for name in names:
+        field.fill(name)
+        field.press("Enter")
+    field.press("Escape")
+
+
+def text_of(card: Any) -> str:
+    text: str = card.locator("[data-answer]").text_content()
+    return text
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("telephone", "light")])
+def test_each_page_opens(browser: Any, page_url: str, size: str, scheme: str) -> None:
+    with shown(browser, page_url, size, scheme) as page:
+        for name in ("Models", "Talk", "Compare"):
+            page.goto(f"{page_url}{name.lower()}")
+            page.get_by_role("heading", name=name, exact=True).wait_for()
+            fits(page, size)
+            assert fake_models.KEY not in page.content()
+        page.goto(f"{page_url}models")
+        page.get_by_text("Endpoints:").click()
+        page.get_by_text("FAKE_KEY is set").wait_for()
+        page.get_by_text("NO_SUCH_KEY is not set").wait_for()
+        shares = page.get_by_text("0.61 amber + 0.40 cedar - 0.23 birch + 0.22 dune; dev 0.500")
+        assert "[0.250, 0.750], n = 12" in shares.text_content()
+        assert fake_models.KEY not in page.content()
+        fits(page, size)
+
+
+def test_a_chat_remembers_and_shows_text_as_text(
+    browser: Any, page_url: str, page_endpoint: endpoints.Endpoint
+) -> None:
+    with shown(browser, page_url) as page:
+        page.goto(f"{page_url}talk?model=fake/one")
+        page.get_by_text("Settings").click()
+        page.get_by_label("Temperature").fill("0.25")
+        page.get_by_label("System").fill("Be brief.")
+        page.get_by_label("System").blur()
+        first = ask(page, HOSTILE)
+        assert text_of(first) == f"user: {HOSTILE} / system: Be brief."
+        assert page.locator("img, .chat-answers strong").count() == 0
+        assert page_endpoint.asked[-1].body["temperature"] == 0.25
+        second = ask(page, "again")
+        expected = f"user: again / assistant: user: {HOSTILE} / system: Be brief. / user: {HOSTILE}"
+        assert text_of(second).startswith(expected)
+        second.get_by_text("Stages: 1 call").click()
+        second.get_by_text("1. fake/one").click()
+        second.get_by_text("Be brief.", exact=True).wait_for()
+        with page.expect_download() as coming:
+            page.get_by_text("Download").click()
+        kept = json.loads(Path(coming.value.path()).read_text())
+        assert [one["question"] for one in kept] == [HOSTILE, "again"]
+        assert kept[1]["answers"][0]["stages"][0][0]["prompt"][-1]["content"] == "again"
+        anew(page)
+        assert text_of(ask(page, "anew")) == "user: anew / system: Be brief."
+
+
+def test_stages_errors_and_several_at_once(browser: Any, page_url: str) -> None:
+    with shown(browser, page_url, "telephone") as page:
+        page.goto(f"{page_url}talk")
+        choose(page, "moa/two.yaml", "consortium/jury.yaml", "keyless/x", "down/x", "local/nobody")
+        cards = ask(page, "yes or no?", 5)
+        both, jury, keyless, down, nobody = (cards.nth(n) for n in range(5))
+        both.get_by_text("Stages: 3 calls").click()
+        both.get_by_text("layer 1, proposer local/amber").wait_for()
+        both.get_by_text("layer 2, aggregator fake/two").click()
+        assert "user: yes or no?" in both.inner_text()
+        assert text_of(jury).startswith("user: yes or no?")
+        jury.get_by_text("Stages: 2 calls").wait_for()
+        for card, words in ((keyless, "NO_SUCH_KEY"), (down, "127.0.0.1:9"), (nobody, "no such")):
+            wrong = card.get_by_role("alert").inner_text()
+            assert words in wrong and "\n" not in wrong, wrong
+        fits(page, "telephone")
+
+
+def test_stop(browser: Any, page_url: str, page_endpoint: endpoints.Endpoint) -> None:
+    page_endpoint.left.clear()
+    with shown(browser, page_url) as page:
+        page.goto(f"{page_url}talk?model=fake/one")
+        page.get_by_label("Question").fill("slow")
+        page.get_by_label("Question").press("Enter")
+        page.get_by_text("begun").wait_for()
+        page.get_by_text("Stop", exact=True).click()
+        page.get_by_text("stopped").wait_for()
+        assert page_endpoint.left.wait(60)
+        assert text_of(ask(page, "again")) == "user: again"
+
+
+def test_sliders_change_the_answer(
+    browser: Any, page_url: str, page_folder: Path, roster: Roster
+) -> None:
+    best = said(roster.model(f"local/{page_folder}/search/first"))
+    uniform = said(roster.blend(dict.fromkeys(tiny.NAMES, 0.25)))
+    assert len({best, uniform, said(roster.model("local/base"))}) == 3
+    with shown(browser, page_url) as page:
+        page.goto(f"{page_url}models")
+        assert text_of(ask(page, QUESTION)) == uniform
+        anew(page)
+        page.get_by_label("A run's best").click()
+        page.get_by_role("option", name="best of first").click()
+        page.get_by_label("Beside it").click()
+        page.get_by_role("option", name="the base").click()
+        cards = ask(page, QUESTION, 2)
+        assert [text_of(cards.nth(n)) for n in (0, 1)] == [best, said(roster.model("local/base"))]
+        page.get_by_label("Name").fill("mine")
+        page.get_by_text("Save as adapter").click()
+        page.get_by_text("local/mixtures/mine").wait_for()
+        page.get_by_text("Save as adapter").click()
+        page.get_by_text("is there already").wait_for()
+        assert said(roster.model(f"local/{page_folder}/mixtures/mine")) == best
+        drag_to_the_end(page, page.get_by_label("coefficient of dune"))
+        page.get_by_text("sum 2.275").wait_for()
+        page.get_by_role("spinbutton", name="amber").fill("-0.7")
+        page.get_by_role("spinbutton", name="amber").press("Enter")
+        page.get_by_text("sum 0.965").wait_for()
+        anew(page)
+        moved = dict(zip(tiny.NAMES, [-0.7, *ui_pages.BEST[1:3], 1.5], strict=True))
+        assert text_of(ask(page, QUESTION, 2).first) == said(roster.blend(moved))
+        page.get_by_text("Sum to 1").click()
+        page.get_by_text("sum 1.000").wait_for()
+
+
+def test_a_mixture_by_hand_is_what_a_run_has_saved(
+    roster: Roster, page_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = [QUESTION, "yes or no", fake_models.ODD]
+    best = roster.model(f"local/{page_folder}/search/first")
+    said(best)
+    monkeypatch.setattr(BaseModel, "load", lambda *_: pytest.fail("the base is loaded again"))
+    mixed = roster.blend(dict(zip(tiny.NAMES, ui_pages.BEST, strict=True)))
+    assert [said(mixed, one) for one in questions] == [said(best, one) for one in questions]
+    assert said(roster.blend({"amber": 1.0})) == said(roster.model("local/amber"))
+    assert said(roster.blend({"amber": 0.0})) == said(roster.model("local/base"))
+    assert mixed.fingerprint() != roster.blend({"amber": 1.0}).fingerprint()  # type: ignore[attr-defined]
+    for share in (float("nan"), True, "1"):
+        with pytest.raises(UserError, match=r"amber: .* no coefficient"):
+            roster.blend({"amber": share})  # type: ignore[dict-item]
+    with pytest.raises(UserError, match="no such model"):
+        roster.blend({"nobody": 1.0})
+
+
+def test_experts_of_two_bases_are_not_mixed(
+    tiny_llama: Path, tiny_qwen2: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_pool / "amber", tmp_path / "pool" / "amber")
+    tiny.expert(tiny_qwen2, tmp_path / "pool" / "other")
+    mixed = Roster(pool=str(tmp_path / "pool")).blend({"amber": 0.5, "other": 0.5})
+    with pytest.raises(UserError, match="cannot be mixed"):
+        mixed.check()  # type: ignore[attr-defined]
+
+
+def test_compare(browser: Any, page_url: str, page_folder: Path) -> None:
+    (page_folder.parent / "outside.jsonl").write_text('{"answer": "no"}\n')
+    with shown(browser, page_url, "telephone") as page:
+        page.goto(f"{page_url}compare")
+        page.get_by_role("button", name="Compare", exact=True).click()
+        page.get_by_text("choose two or more").wait_for()
+        choose(page, "fake/one", "fake/two")
+        page.get_by_role("textbox", name="Question").fill("slow")
+        page.get_by_role("button", name="Compare", exact=True).click()
+        page.get_by_text("0 of 20 answers").wait_for()
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("stopped; what was answered is kept").wait_for()
+        page.goto(f"{page_url}compare")
+        choose(page, "fake/one", "local/amber")
+        page.get_by_role("textbox", name="Question").fill("yes or no?")
+        page.get_by_label("New tokens at most").fill("2")
+        page.get_by_label("Samples of each").fill("3")
+        page.get_by_role("button", name="Compare", exact=True).click()
+        page.get_by_role("img", name="Shares of the answers").wait_for(timeout=60_000)
+        page.get_by_text("6 answers. Bars are shares").wait_for()
+        fits(page, "telephone")
+        page.get_by_text("Read the answers").click()
+        page.locator(".answer").wait_for()
+        assert page.locator(".answer").inner_text() == "user: yes or no?"
+        page.goto(f"{page_url}compare")
+        for path, words in (("../outside.jsonl", "outside of the folder"), ("a", "no such file")):
+            page.get_by_label("File").fill(path)
+            page.get_by_text("Open", exact=True).click()
+            page.get_by_text(words).wait_for()
+        page.get_by_text("songs/data.jsonl").click()
+        page.locator(".answer").wait_for()
+        assert page.locator(".answer").inner_text() == f"song 0 {HOSTILE}"
+        assert page.url.startswith(f"{page_url}compare/view/")

@@ -1,0 +1,301 @@
+"""Weights & Biases: offline runs, read back from what they wrote."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import run_folders
+import searches
+import tracker_files
+import wandb
+
+from swarm._util.secrets import clean
+from swarm.report.analyses.trajectories import measure_trajectory
+from swarm.runs.manifest import read_state
+from swarm.runs.run_folder import build_scratchpad
+from swarm.runs.run_reader import RunFolder
+from swarm.studies import subprocess_runs
+from swarm.trackers import TrackedRun, Tracker, WandB
+from swarm.trackers.records import SearchTracker
+from swarm.trackers.wandb import artifact_names
+
+KEY = "sk-secret-0123456789"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Iterator[Path]:
+    """A finished run that was searched without a tracker and shown later, secrets about it."""
+    place: Path = tmp_path_factory.mktemp("shown")
+    made = run_folders.folder(place / "run", text=f"my key is {KEY}")
+    run_folders.data_file(made, "What", 40)
+    for path, data in {
+        made / "global_best" / "adapter_model.safetensors": b"best",
+        made / "global_best" / "answers_dev.jsonl": b"{}",
+        place / "pool" / "logic" / "adapter_model.safetensors": b"logic",
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", KEY)
+        config = json.loads((made / "config.json").read_text())
+        tell(
+            made,
+            WandB("offline", group="mine"),
+            config
+            | {
+                "pool": {"folder": str(place / "pool")},
+                "url": "http://me:password@host/v1",
+            },
+        )
+        yield made
+
+
+def tell(folder: Path, tracker: Tracker, config: dict[str, Any]) -> None:
+    """Tell a tracker of a finished run."""
+    state = json.loads((folder / "state.json").read_text())
+    followed = SearchTracker(tracker, folder)
+    with followed.track_search(state, config):
+        followed.log_final_metrics(state["metrics"])
+
+
+@pytest.fixture(scope="module")
+def shown(folder: Path) -> tracker_files.Offline:
+    return tracker_files.Offline(folder)
+
+
+def test_an_offline_run_has_the_originals_series(
+    folder: Path, shown: tracker_files.Offline
+) -> None:
+    state = json.loads((folder / "state.json").read_text())
+    pad = build_scratchpad(state["rounds"])
+    assert shown.steps == [*range(5), 5]
+    assert [row["g"] for row in shown.history[:5]] == pad["g_history"]
+    for number, entry in enumerate(state["rounds"]):
+        row = shown.history[number]
+        assert [row[f"particle_{i}_now"] for i in range(6)] == entry["utilities"]
+    last = shown.history[4]
+    assert last["g_worst"] == pad["g_worst"]
+    assert all(last[f"particle_{i}_best"] == pad[f"particle_{i}_best"] for i in range(6))
+    for metric in ("starting_best_validation_utility", "ending_best_single_test_accuracy"):
+        assert shown.summary[metric] == state["metrics"][metric]
+    assert shown.config["seed"] == 7 and shown.config["task"]["name"] == "made"
+    assert (shown.code, shown.run.job_type, shown.run.run_group) == (0, "search", "mine")
+
+
+def test_diversity_and_coefficients_are_series(folder: Path, shown: tracker_files.Offline) -> None:
+    run = RunFolder(folder)
+    rows = shown.history[: len(run.rounds)]
+    assert np.allclose([row["diversity"] for row in rows], measure_trajectory(run)["diversity"])
+    best = run.means[run.find_best()]
+    assert np.allclose([rows[-1][f"coefficient/{name}"] for name in run.experts], best)
+    assert all(row["prompts_saved"] == 0 and row["prompts_asked"] == 180 for row in rows)
+
+
+def test_flips_and_the_stacked_picture(folder: Path, shown: tracker_files.Offline) -> None:
+    run = RunFolder(folder)
+    places = run.best_expert(), run.find_best()
+    for split, (before, after) in {
+        "dev": [run.load_answer_values(place) for place in places],
+        "test": [
+            np.array([row["value"] for row in run.load_test_answers(p) or []]) for p in places
+        ],
+    }.items():
+        table = shown.table(f"flips_{split}")
+        assert len(table["data"]) == (before != after).sum() > 0
+        row = dict(zip(table["columns"], table["data"][0], strict=True))
+        expert = run.experts[places[0][1]]
+        assert row["value of best found"] != row[f"value of {expert}"]
+        assert row["text of best found"] == "my key is (hidden)"
+    assert row["question"] == f"What number {row['item']}?"
+    picture = shown.file("coefficients").read_text()
+    assert picture.count("<title>") == len(run.experts) and "NaN" not in picture
+
+
+def test_the_best_is_an_artifact_that_names_its_experts(
+    folder: Path, shown: tracker_files.Offline
+) -> None:
+    (artifact,) = [one for one in shown.artifacts if one.type == "model"]
+    weights = folder / "global_best" / "adapter_model.safetensors"
+    (entry,) = artifact.manifest.contents
+    assert artifact.name == "run-best" and entry.local_path == str(weights)  # and no copy
+    facts, run = json.loads(artifact.metadata), RunFolder(folder)
+    assert facts["test"] == run.metrics["ending_best_single_test_accuracy"]
+    shares = [facts["experts"][name]["coefficient"] for name in run.experts]
+    assert shares == run.positions[run.find_best()].tolist()
+    expert = facts["experts"]["logic"]
+    assert expert["folder"] == str(folder.parent / "pool" / "logic")
+    assert expert["sha256"] == hashlib.sha256(b"logic").hexdigest()
+    assert facts["experts"]["counting"]["folder"] is None
+
+
+def test_experts_name_the_artifacts_that_they_were(tmp_path: Path) -> None:
+    (tmp_path / "artifacts" / "cot:v3").mkdir(parents=True)
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "pool" / "cot").symlink_to(tmp_path / "artifacts" / "cot:v3")
+    assert artifact_names([tmp_path / "pool" / "cot", tmp_path / "pool"]) == ["cot:v3"]
+
+
+def test_nothing_is_written_that_was_not_told(folder: Path, shown: tracker_files.Offline) -> None:
+    theirs = b"".join(p.read_bytes() for p in folder.glob("wandb/**/*") if p.is_file())
+    assert KEY.encode() not in theirs and b"password" not in theirs
+    assert {path.name for path in shown.files.iterdir()} == {"media"}
+    assert not shown.run.host and not shown.run.git.remote_url
+
+
+def test_another_start_writes_the_whole_run_again(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "run", symlinks=True)
+    first = tracker_files.Offline(copy)
+    line = '{"iteration": 2, "seconds": 1.5, "prompts_per_second": 20.0}\n'
+    (copy / "tracker.jsonl").write_text(line + '{"iteration": 3, "sec')
+    for file in copy.glob("wandb/offline-run-*/*.wandb"):  # a kill, and nobody to write the rest
+        file.write_bytes(file.read_bytes()[:900])
+    tell(copy, WandB("offline"), {})
+    again = tracker_files.Offline(copy)
+    assert again.run.run_id == first.run.run_id and again.steps == first.steps
+    assert [row.get("g") for row in again.history] == [row.get("g") for row in first.history]
+    assert [row.get("seconds") for row in again.history] == [None, None, 1.5, None, None, None]
+
+
+def test_an_interrupted_and_a_killed_search_go_on_as_one_run(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    command = searches.arguments(
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        optimizer__max_iterations=200,
+        optimizer__patience=200,
+        tracker="wandb",
+        tracker__mode="offline",
+    )
+    folder = tmp_path / "search" / "run"
+    ids = set()
+    for signal_, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
+        before = _rounds(folder)
+        process = searches.start(command)
+        while _rounds(folder) < before + 2 and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal_)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == code, err
+        ids.add((folder / "wandb" / "id").read_text())
+    shown, state = tracker_files.Offline(folder), read_state(folder)
+    assert state is not None
+    assert shown.code == 130 and ids == {shown.run.run_id}
+    assert shown.steps == list(range(len(shown.steps)))
+    # What ends between a round's record and its telling is told by the next start.
+    assert len(state["rounds"]) - len(shown.steps) in (0, 1)
+    for row, entry in zip(shown.history, state["rounds"], strict=False):
+        assert [row[f"particle_{i}_now"] for i in range(6)] == entry["utilities"]
+    # Of at most two iterations the process ended before their time was written down.
+    assert sum("seconds" in row for row in shown.history) >= len(shown.history) - 2
+
+
+def _rounds(folder: Path) -> int:
+    return len((read_state(folder) or {"rounds": []})["rounds"])
+
+
+def test_searches_of_a_sweep_are_one_group(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    words = searches.arguments(
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        optimizer__max_iterations=1,
+        ensemble=0,
+        test="false",
+        noise_floor="false",
+        tracker="wandb",
+        tracker__mode="offline",
+    )
+    result = searches.run(["-m", "seed=1,2", *words])
+    assert result.returncode == 0, result.stderr
+    runs = [tracker_files.Offline(tmp_path / "search" / f"run_{number}") for number in (0, 1)]
+    assert [one.run.run_group for one in runs] == ["run", "run"]
+    assert runs[0].run.run_id != runs[1].run.run_id
+    metrics = json.loads((tmp_path / "search" / "run_1" / "state.json").read_text())["metrics"]
+    name = "ending_best_validation_utility"
+    assert runs[1].summary[name] == metrics[name] and runs[1].code == 0
+    assert "adapter_model.safetensors" in {e.path for e in runs[1].artifacts[-1].manifest.contents}
+
+
+def test_trials_are_of_the_group_that_their_folder_is(tmp_path: Path) -> None:
+    config = {"folder": str(tmp_path / "sweep"), "name": "trial_00", "tracker": {"group": None}}
+    with subprocess_runs.lock_study_folder(tmp_path / "sweep"):
+        assert subprocess_runs.with_tracker_group(config)["tracker"] == {"group": "sweep"}
+        given = {**config, "tracker": {"group": "mine"}}
+        assert subprocess_runs.with_tracker_group(given) == given
+        assert subprocess_runs.with_tracker_group({**config, "tracker": {}})["tracker"] == {}
+    assert subprocess_runs.with_tracker_group({**config, "folder": str(tmp_path)})["tracker"] == {
+        "group": None
+    }
+
+
+def test_a_tracker_that_dies_under_way_warns_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = WandB("offline")
+    tracker.start(TrackedRun("search", tmp_path))
+    tracker.log(0, {"g": 0.5})
+    children = psutil.Process().children(recursive=True)
+    killed = 0
+    for process in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "wandb" in process.name():
+                process.kill()
+                killed += 1
+    with caplog.at_level(logging.WARNING, "swarm"):
+        for step in range(1, 50):
+            tracker.log(step, {"g": 0.5})
+            time.sleep(0.01)
+        tracker.finish({"g": 0.5})
+    told = [record.message for record in caplog.records if record.name.startswith("swarm")]
+    with contextlib.suppress(ConnectionError):  # what comes after has a service of its own
+        wandb.teardown()
+    assert killed and len(told) == 1 and told[0].startswith("WandB shows no more of this run")
+
+
+def test_secrets_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROQ_API_KEY", KEY)
+    monkeypatch.setenv("PGPASSWORD", "correct horse")
+    found = clean(
+        {
+            "api_key": "abc",
+            "api_key_env": "GROQ_API_KEY",
+            "max_tokens": 5,
+            "url": "https://me:pass@host:1/v1",
+            "texts": [f"it is {KEY}!", ("mine", 3)],
+            "two": "x://me:p@ss@host and https://host?to=a@b",
+            "said": "correct horse, of course",
+        }
+    )
+    assert found == {
+        "api_key": "(hidden)",
+        "api_key_env": "GROQ_API_KEY",
+        "max_tokens": 5,
+        "url": "https://host:1/v1",
+        "texts": ["it is (hidden)!", ["mine", 3]],
+        "two": "x://host and https://host?to=a@b",
+        "said": "(hidden), of course",
+    }
+
+
+def test_the_packages_own_variable_says_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    tracker = WandB()
+    assert tracker.mode == "offline"
+    tracker.check()
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert WandB("offline").mode == "offline"

@@ -1,0 +1,186 @@
+"""Run folders made by code, of any size, for the report's tests."""
+
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swarm._util.files import short_digest, write_json
+from swarm.report.document import Report
+from swarm.runs.run_folder import RunRecord
+from swarm.stats.tests import mean_interval, paired_test
+
+HOSTILE = "</style></script><script>alert('x')</script><img src=x onerror=alert(1)>\x00\ud800"
+VOID = {"meta", "link", "img", "br", "input"}
+
+
+def folder(
+    path: Path,
+    particles: int = 6,
+    iterations: int = 4,
+    experts: int = 4,
+    items: int = 30,
+    *,
+    groups: Sequence[str] = ("all",),
+    parts: Sequence[str] = (),
+    lowest: float | None = None,
+    test: int | None = 40,
+    finished: bool = True,
+    text: str = "so it is",
+    more: dict[str, Any] | None = None,
+) -> Path:
+    """A run folder whose particles move towards the first expert and get better on the way.
+
+    Args:
+        groups: The names of groups of modules.
+        parts: Of a mixture.
+        lowest: Answers are rated from here to 1; `None`: they are right or wrong.
+        test: Test items; `None`: no test.
+        text: What every model writes.
+        more: Further metrics.
+    """
+    draw = np.random.default_rng(7)
+    record = RunRecord(path)
+    record.open_or_resume(
+        {"seed": 7, "task.name": "made", "task items": "x"}, _names(experts), groups
+    )
+    now = np.tile(np.eye(experts)[np.arange(particles) % experts], (1, len(groups)))
+    goal = np.tile(np.eye(experts)[0], len(groups))
+
+    def answers(position: np.ndarray, count: int) -> list[dict[str, Any]]:
+        chance = 0.7 - 0.15 * float(np.linalg.norm(position - 0.7 * goal)) / len(groups)
+        values = (draw.random(count) < chance).astype(float)
+        if lowest is not None:
+            values = lowest + (1 - lowest) * draw.beta(1 + 4 * chance, 3, count)
+        rows = [
+            {"id": j, "value": float(v), "answer": f"{v:g}" if v or j % 5 else None, "text": text}
+            for j, v in enumerate(values)
+        ]
+        return [{**row, "part": parts[row["id"] % len(parts)]} for row in rows] if parts else rows
+
+    for _ in range(iterations + 1):
+        rows = {i: answers(now[i], items) for i in range(particles)}
+        utilities = np.array([np.mean([r["value"] for r in mine]) for mine in rows.values()])
+        facts = {
+            "items_scored": [items] * particles,
+            "prompts_asked": items * particles,
+            "prompts_saved": 0,
+        }
+        record.add_iteration(now, utilities, rows, {}, facts)
+        now = now + 0.2 * (goal - now) + draw.normal(0, 0.03, now.shape)
+    if finished:
+        record.state["finished"] = f"{iterations} iterations done"
+        record.state["metrics"] = _metrics(record, experts, test, answers, parts) | (more or {})
+        record.save_state()
+    return path
+
+
+def data_file(path: Path, text: str, items: int) -> None:
+    """Write the data file of a folder's test items into its configuration."""
+    content = [
+        {"question": f"{text} number {n}?", "answer": f"right {n}", "id": n} for n in range(items)
+    ]
+    file = path / "data.json"
+    write_json(
+        file,
+        {
+            "dev": [{**one, "question": f"dev {n}"} for n, one in enumerate(content)],
+            "test": content,
+        },
+    )
+    write_json(path / "config.json", {"task": {"name": "made", "file": str(file)}, "seed": 7})
+
+
+def digest_of_items(text: str, items: int) -> str:
+    """The digest of those test items."""
+    return short_digest(
+        [{"question": f"{text} number {n}?", "answer": f"right {n}", "id": n} for n in range(items)]
+    )
+
+
+def _names(count: int) -> list[str]:
+    words = ("arithmetic", "calendar", "counting", "logic", "opposites", "roads", "rooms")
+    return [words[n] if n < len(words) else f"expert_{n}" for n in range(count)]
+
+
+def _metrics(
+    record: RunRecord, experts: int, test: int | None, answers: Any, parts: Sequence[str]
+) -> dict[str, Any]:
+    before, after = record.best_index(rows=experts), record.best_index()
+    found: dict[str, Any] = {
+        "starting_best_validation_utility": record.utility_at(before),
+        "ending_best_validation_utility": record.utility_at(after),
+        "starting_best_expert": record.state["experts"][before[1]],
+        "asked": {"ensemble": 0, "test_items": None},
+        "in_points": True,
+    }
+    rows = {
+        "starting": record.load_iteration_answers(*before),
+        "ending": record.load_iteration_answers(*after),
+    }
+    for who, mine in rows.items():
+        found |= _described(f"{who}_best_validation", mine, parts)
+    if test is None:
+        return found
+    name = digest_of_items("What", test)
+    found["asked"]["test_items"] = name
+    given = {place: answers(np.array(record.position_at(place)), test) for place in {before, after}}
+    tested = {"starting": given[before], "ending": given[after]}
+    for who, place in (("starting", before), ("ending", after)):
+        record.save_answers("test", record.position_at(place), name, tested[who])
+        found |= _described(f"{who}_best_single_test", tested[who], parts)
+        found[f"{who}_best_single_test_accuracy"] = _mean(tested[who])
+    gain = paired_test(*([r["value"] for r in tested[who]] for who in ("ending", "starting")))
+    return found | {
+        "test_gain": gain.difference,
+        "test_gain_interval": [gain.low, gain.high],
+        "test_gain_p_value": gain.p,
+    }
+
+
+def _mean(rows: Sequence[dict[str, Any]]) -> float:
+    return float(np.mean([row["value"] for row in rows]))
+
+
+def _described(name: str, rows: Sequence[dict[str, Any]], parts: Sequence[str]) -> dict[str, Any]:
+    interval = mean_interval([row["value"] for row in rows])
+    found: dict[str, Any] = {
+        f"{name}_interval": [interval.low, interval.high],
+        f"{name}_items": len(rows),
+        f"{name}_unparsed_rate": sum(row["answer"] is None for row in rows) / len(rows),
+    }
+    if parts:
+        found[f"{name}_parts"] = {p: _mean([r for r in rows if r["part"] == p]) for p in parts}
+    return found
+
+
+class Document(HTMLParser):
+    """What a browser would find in a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"{tag} closes another element"
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def section(found: Report, key: str) -> Any:
+    """The section of a report with this key."""
+    return next(one for one in found.sections if one.key == key)

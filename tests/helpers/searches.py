@@ -1,0 +1,142 @@
+"""Real searches on the tiny model, as a user would start them."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from swarm.runs.manifest import Manifest
+
+ROOT = Path(__file__).parents[2]
+HELPERS = Path(__file__).parent
+LETTERS = "ABCDE"
+PLAIN = {"optimizer.soups": 0, "optimizer.active": "null", "optimizer.descent": "null"}
+"""The swarm of the paper."""
+
+
+def choice_file(path: Path, dev: int = 12, test: int = 16) -> Path:
+    """A multiple-choice file whose right letters go round; a random model is right now and then."""
+
+    def item(number: int) -> dict[str, Any]:
+        return {
+            "question": f"which of the answers is right, number {number * 7 % 31}",
+            "choices": {letter: f"{letter.lower()} {number}" for letter in LETTERS},
+            "answer": LETTERS[number * 3 % 5],
+            "id": number,
+        }
+
+    splits = {
+        "dev": [item(i) for i in range(dev)],
+        "test": [item(i) for i in range(100, 100 + test)],
+    }
+    path.write_text(json.dumps({"dataset": "tiny", **splits}))
+    return path
+
+
+def arguments(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any) -> list[str]:
+    """The command line of a small search in `folder`; `more` are dotted keys with __ for dots.
+
+    In the paper's space and, with the swarm, without its gradient term: quick, and nine numbers
+    for a position of nine experts.
+    """
+    task = folder / "tiny.json"
+    if not task.exists():
+        choice_file(task)
+    keys = {
+        "name": name,
+        "folder": folder / "search",
+        "model": "local",
+        "model.path": base,
+        "pool.folder": pool,
+        "task": "mmlu",
+        "task.file": task,
+        "task.scoring": "logits",
+        "pool.space": "factor",
+        "pool.groups": 1,
+        **(PLAIN if more.get("optimizer", "pso") == "pso" and "experiment" not in more else {}),
+        "optimizer.particles": 6,
+        "optimizer.max_iterations": 4,
+        "ensemble": 3,
+        "baselines": "[]",
+        **{key.replace("__", "."): value for key, value in more.items()},
+    }
+    return [f"{key}={value}" for key, value in keys.items()]
+
+
+def several(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any) -> list[str]:
+    """As `arguments`, of two objectives: how well two different texts are foreseen."""
+    keys: dict[str, Any] = {"task": "mixture", "ensemble": 0}
+    for part, text, items in (("A", "README.md", 4), ("B", "pyproject.toml", 5)):
+        keys |= {
+            f"+task@task.tasks.{part}": "perplexity",
+            f"task.tasks.{part}.file": ROOT / text,
+            f"task.tasks.{part}.window": 120,
+            f"task.tasks.{part}.context": 60,
+            f"task.tasks.{part}.dev_limit": items,
+            f"task.tasks.{part}.test_limit": items + 2,
+        }
+    plain = arguments(folder, base, pool, name, **more)
+    mine = [word for word in plain if not word.startswith(("task", "ensemble"))]
+    return [*mine, *(f"{key}={value}" for key, value in keys.items())]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a user's shell, without a network for models."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+def start(command: list[str], python: str | None = None, **more: Any) -> "subprocess.Popen[str]":
+    """Begin `python -m swarm.search` with these arguments; `python` may be warm_python.COLD."""
+    return subprocess.Popen(
+        [python or sys.executable, "-m", "swarm.search", *command],
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **more,
+    )
+
+
+def run(
+    command: list[str], timeout: float = 120, python: str | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run `python -m swarm.search` to its end."""
+    process = start(command, python)
+    out, err = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def tree(folder: Path, *leave_out: str) -> dict[str, bytes]:
+    """Every file of a run folder that has to be the same for the same search."""
+    # Of a run with another name or command these differ, and so do their checksums.
+    own = ("log.txt", "config.json", "command.json", "checksums.txt", *leave_out)
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in own
+    }
+
+
+def reseal(folder: Path) -> None:
+    """Take the checksums of a run folder anew, after a test has changed files in it."""
+    manifest = Manifest(folder).read()
+    for place in manifest.sums:
+        manifest.add_checksums(place)
+    manifest.save()
+
+
+def answers(folder: Path, number: int) -> dict[str, Any]:
+    """What the particles of a run folder answered in an iteration."""
+    path = folder / "answers" / f"iteration_{number:04d}.json.gz"
+    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return found

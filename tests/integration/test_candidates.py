@@ -1,0 +1,641 @@
+"""What can be evaluated: models alone, votes, and models that speak together."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import endpoints
+import evaluations
+import numpy as np
+import pytest
+import searches
+import task_items
+import tiny
+import torch
+from peft import PeftModel
+from transformers import AutoTokenizer
+
+from swarm._util.files import conf_folder, write_gzip_json
+from swarm.engine.base_model import BaseModel
+from swarm.engine.hf import HFEngine
+from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
+from swarm.engine.token_ensemble.members import ModelEnsemble
+from swarm.errors import UserError
+from swarm.evaluation.base import JobUsage
+from swarm.evaluation.checkpoints import BestCandidate, CheckpointCandidate, SavedEnsembleCandidate
+from swarm.evaluation.logit_ensemble import PackLLM
+from swarm.evaluation.models import ModelCandidate
+from swarm.evaluation.positions import MixedPositionCandidate, SingleExpertsCandidate
+from swarm.evaluation.routing import (
+    InitialAnswers,
+    RoutingCandidate,
+    TfidfSimilarity,
+    expected_values,
+    load_initial_answers,
+    top_weights,
+)
+from swarm.evaluation.scoring import prepare_candidate, score_candidate
+from swarm.evaluation.voting import VotingCandidate, weighted_vote
+from swarm.models.base import Message, Request
+from swarm.pool.pool import Pool
+from swarm.runs.manifest import encode_state
+from swarm.runs.run_reader import RunFolder
+from swarm.stats.tests import plurality_vote
+from swarm.tasks.base import Score
+from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.metrics import majority_vote, utility_summary
+from swarm.tasks.mixture import Mixture
+from swarm.tasks.multiple_choice import MultipleChoice
+
+OPTIONS = sorted({p.stem for p in (conf_folder() / "candidate").glob("*.yaml")} - {"moa"})
+"""Mixtures of agents: tests/integration/test_agents.py."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for data and searches."""
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def run(place: Path, tiny_llama: Path, tiny_pool: Path) -> RunFolder:
+    """A finished search with a vote of several."""
+    return RunFolder(evaluations.searched(place, tiny_llama, tiny_pool))
+
+
+@pytest.fixture
+def given(place: Path, tiny_llama: Path, tiny_pool: Path) -> list[str]:
+    return evaluations.keys(place, tiny_llama, tiny_pool)
+
+
+@pytest.fixture
+def task(place: Path, run: RunFolder) -> MultipleChoice:
+    return MultipleChoice("tiny", str(place / "tiny.json"), scoring="logits")
+
+
+@pytest.fixture
+def base(tiny_llama: Path) -> BaseModel:
+    return BaseModel(str(tiny_llama))
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> ExactMatch:
+    """A task that lets models write."""
+
+    def item(number: int, split: str) -> dict[str, Any]:
+        kinds = ("of 5 nodes the graph has", "the birds flew over", "yes or no, true")
+        return {"question": f"{kinds[number % 3]} {split} {number}", "answer": str(number)}
+
+    content = {s: [item(n, s) for n in range(6)] for s in ("dev", "test")}
+    return ExactMatch(
+        "talk", str(task_items.write(tmp_path / "talk.json", content)), max_new_tokens=6
+    )
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[endpoints.Endpoint]:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
+    with endpoints.endpoint(endpoints.in_turn(endpoints.chat("The answer is B."))) as made:
+        yield made
+
+
+def opened(candidate: Any, task: Any) -> Any:
+    prepare_candidate(candidate, task)
+    return candidate
+
+
+def pool_of(folder: Path) -> Pool:
+    return Pool(str(folder))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_is_evaluated(
+    option: str, given: list[str], run: RunFolder, tiny_pool: Path, endpoint: endpoints.Endpoint
+) -> None:
+    needed = {
+        "adapter": [f"candidate.folder={tiny_pool / 'birch'}"],
+        "position": ["candidate.coefficients={amber: 0.5, dune: 0.5}"],
+        "run": [f"candidate.folder={run.path}"],
+        "ensemble": [f"candidate.file={run.path / 'ensemble.yaml'}"],
+        "named": [
+            f"candidate.name=local/{tiny_pool / 'birch'}",
+            "candidate.roster.base=${model.path}",
+        ],
+        "openai": [
+            "candidate.model.model=some",
+            f"candidate.model.base_url={endpoint.url}",
+            "candidate.model.cache=null",
+            "task.scoring=generate",
+        ],
+    }
+    prompts = {"expert": 4, "vote": 4, "pack": 4, "route": 1, "ensemble": None}
+    result = evaluations.evaluated([*given, f"candidate={option}", *needed.get(option, [])])
+    assert result["items"] == 16 and result["task"] == "mmlu" and result["split"] == "test"
+    assert len(result["voices"]) == (4 if option == "expert" else 1)
+    for voice in result["voices"]:
+        low, high = voice["interval"]
+        assert 0 <= low <= voice["utility"] <= high <= 1
+    if (each := prompts.get(option, 1)) is not None:
+        # Routing has to learn first what each of the four experts does on the 12 dev items.
+        assert result["prompts"] == 16 * each + (4 * 12 if option == "route" else 0)
+    assert result["tokens"] > 0 and result["seconds"] > 0
+    assert "secret-key" not in json.dumps(result)
+
+
+def test_an_option_says_what_it_is() -> None:
+    for option in OPTIONS:
+        text = (conf_folder() / "candidate" / f"{option}.yaml").read_text()
+        assert text.startswith("# "), option
+
+
+def test_a_run_is_its_best_and_an_ensemble_its_vote(run: RunFolder, task: MultipleChoice) -> None:
+    best = score_candidate(opened(BestCandidate(str(run.path)), task), task, "test")
+    voted = score_candidate(
+        opened(SavedEnsembleCandidate(str(run.path / "ensemble.yaml")), task), task, "test"
+    )
+    metrics = run.metrics
+    assert task.utility(best.scores[0]) == metrics["ending_best_single_test_accuracy"]
+    assert task.utility(voted.scores[0]) == metrics["ending_top-k_ensemble_test_accuracy"]
+    place = (metrics["ending_place"][0], metrics["ending_place"][1])
+    recorded = run.load_test_answers(place)
+    assert recorded and [s.answer for s in best.scores[0]] == [row["answer"] for row in recorded]
+    assert (best.prompts, voted.prompts) == (16, 16 * metrics["ensemble_size"])
+
+
+def test_an_ensemble_of_several_answers_what_most_of_them_answer(
+    run: RunFolder, task: MultipleChoice, tmp_path: Path
+) -> None:
+    three = [{"folder": f"particle_{i}/personal_best", "utility": 0.1 * i} for i in (0, 1, 3)]
+    elsewhere = tmp_path / "three.yaml"
+    elsewhere.write_text(json.dumps({"run": str(run.path), "members": three}))
+    with pytest.raises(UserError, match="no such folder"):
+        prepare_candidate(SavedEnsembleCandidate(str(elsewhere)), task)
+    for one in three:
+        one["folder"] = str(run.path / one["folder"])
+    elsewhere.write_text(json.dumps({"run": str(run.path), "members": three}))
+    found = score_candidate(opened(SavedEnsembleCandidate(str(elsewhere)), task), task, "dev")
+    places = [run.find_best(i) for i in (0, 1, 3)]
+    answers = [[row["answer"] for row in run.load_answers(place)] for place in places]
+    assert len({tuple(mine) for mine in answers}) > 1
+    for i, one in enumerate(found.scores[0]):
+        assert one.text == " | ".join(mine[i] for mine in answers)
+        assert one.answer == plurality_vote([mine[i] for mine in answers], [0.0, 0.1, 0.3])
+
+
+def test_experts_and_positions_answer_as_in_the_search(
+    run: RunFolder, task: MultipleChoice, base: BaseModel, tiny_pool: Path
+) -> None:
+    singles = opened(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine()), task)
+    found = score_candidate(singles, task, "dev")
+    assert found.names == run.experts
+    for k, scores in enumerate(found.scores):
+        assert [s.answer for s in scores] == [row["answer"] for row in run.load_answers((0, k))]
+    place = run.find_best()
+    row = run.positions[place].tolist()
+    by_list = opened(MixedPositionCandidate(base, pool_of(tiny_pool), HFEngine(), row), task)
+    by_name = opened(
+        MixedPositionCandidate(
+            base, pool_of(tiny_pool), HFEngine(), dict(zip(run.experts, row, strict=True))
+        ),
+        task,
+    )
+    wanted = [row["answer"] for row in run.load_answers(place)]
+    for candidate in (by_list, by_name):
+        (scores,) = score_candidate(candidate, task, "dev").scores
+        assert [s.answer for s in scores] == wanted
+
+
+def test_saved_folders_of_every_kind_speak_for_themselves(
+    task: MultipleChoice,
+    base: BaseModel,
+    tiny_llama: Path,
+    tiny_gemma: Path,
+    tiny_pool: Path,
+    tmp_path: Path,
+) -> None:
+    merged = tmp_path / "merged"
+    whole = PeftModel.from_pretrained(tiny.load(tiny_llama), tiny_pool / "cedar")
+    whole.merge_and_unload().save_pretrained(merged)
+    AutoTokenizer.from_pretrained(tiny_llama).save_pretrained(merged)
+    panel = ModelEnsemble([str(tiny_llama), str(tiny_gemma)]).open()
+    panel.save([0.0, 1.0], tmp_path / "mixture")
+    panel.save([1.0, 0.0], tmp_path / "other")
+    folders = [
+        tiny_pool / "cedar",
+        merged,
+        tmp_path / "mixture",
+        tiny_gemma,
+        tiny_pool / "amber",
+        tmp_path / "other",
+    ]
+    found = score_candidate(
+        opened(CheckpointCandidate(base, [str(f) for f in folders]), task), task, "test"
+    )
+    cedar, same, mixture, gemma, amber, llama = [[s.answer for s in m] for m in found.scores]
+    alone = score_candidate(opened(CheckpointCandidate(base, []), task), task, "test")
+    assert cedar == same and mixture == gemma and cedar != amber != gemma
+    assert llama == [s.answer for s in alone.scores[0]] and alone.names == ["base"]
+    assert found.names[:3] == ["cedar", "merged", "mixture"] and found.prompts == 6 * 16
+
+
+def test_adapters_of_different_shapes_share_the_base(
+    task: MultipleChoice, base: BaseModel, mixed_pool: Path, tiny_llama: Path
+) -> None:
+    folders = [str(mixed_pool / name) for name in tiny.NAMES]
+    found = score_candidate(opened(CheckpointCandidate(base, folders), task), task, "test")
+    singles = score_candidate(
+        opened(SingleExpertsCandidate(base, pool_of(mixed_pool), HFEngine()), task), task, "test"
+    )
+    for ours, theirs in zip(found.scores, singles.scores, strict=True):
+        assert [s.answer for s in ours] == [s.answer for s in theirs]
+
+
+def scores_of(answers: list[str | None]) -> list[Score]:
+    return [Score(0.0, answer) for answer in answers]
+
+
+def test_the_rules_of_a_vote() -> None:
+    task = ExactMatch("poll")
+    items = [{"question": "?", "answer": "7", "id": n} for n in range(4)]
+    voices = [
+        scores_of(["7", "7", None, "1"]),
+        scores_of(["7", "1", None, "7"]),
+        scores_of(["1", None, None, "3"]),
+    ]
+    weights = [0.2, 0.3, 0.6]
+    majority = majority_vote(task, items, voices, weights)
+    by_weight = majority_vote(task, items, voices, weights, weighted_vote)
+    assert [s.answer for s in majority] == ["7", "1", None, "3"]
+    assert [s.answer for s in by_weight] == ["1", "1", None, "3"]
+    assert [s.value for s in majority] == [1.0, 0.0, 0.0, 0.0]
+    assert majority[1].text == "7 | 1 | -"
+    assert weighted_vote(["a", "b", "b"], [0.5, 0.2, -0.9]) == "a"
+    assert weighted_vote(["a", "b", "b"], [0.0, 0.0, -0.9]) == "b"
+
+
+def test_votes_weigh_by_dev_utility_asked_or_recorded(
+    run: RunFolder, task: MultipleChoice, base: BaseModel, tiny_pool: Path
+) -> None:
+    def made(**more: Any) -> VotingCandidate:
+        members = SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine())
+        return opened(VotingCandidate(members, "weighted", **more), task)
+
+    asked, recorded = made(), made(run=str(run.path))
+    found = [score_candidate(one, task, "test") for one in (asked, recorded)]
+    utilities = run.utilities[0, :4].tolist()
+    assert asked.weights == recorded.weights == utilities
+    assert found[0].scores == found[1].scores
+    assert [one.prompts for one in found] == [4 * (16 + 12), 4 * 16]
+    # Dev was asked for once and for all.
+    assert score_candidate(asked, task, "test").prompts == 4 * 16
+
+
+def test_a_vote_of_several_candidates(talk: ExactMatch) -> None:
+    knowing = ModelCandidate(task_items.Knowing(talk.items("test")), "knows")
+    mistaken = [
+        ModelCandidate(task_items.Mistaken(talk.items("test")), f"wrong {n}") for n in range(2)
+    ]
+    right = VotingCandidate([knowing, *mistaken], "weighted", [1.0, 0.4, 0.4])
+    wrong = VotingCandidate([knowing, *mistaken])
+    assert talk.utility(score_candidate(opened(right, talk), talk, "test").scores[0]) == 1.0
+    assert talk.utility(score_candidate(opened(wrong, talk), talk, "test").scores[0]) == 0.0
+    assert right.voter_names() == ["knows", "wrong 0", "wrong 1"]
+
+
+PROMPTS = ("the question is which of the answers", "a graph of 5 nodes", "once upon a time")
+
+
+def members(base: Path, pool: Path) -> list[Any]:
+    """Each expert by itself, as PEFT loads it."""
+    return [PeftModel.from_pretrained(tiny.load(base), pool / name).eval() for name in tiny.NAMES]
+
+
+def test_requests_have_weights_of_their_own(base: BaseModel, tiny_pool: Path) -> None:
+    panel = ModelEnsemble([str(tiny_pool / name) for name in tiny.NAMES], base).open()
+    engine, small = TokenEnsembleEngine(), TokenEnsembleEngine(max_tokens=30)
+    for one in (engine, small):
+        one.open(base, panel, "cpu")
+    weights = np.array([[0.7, 0.3, 0, 0], [0, 0, 0, 1], [0.25] * 4, [0.1, 0.2, 0, 0.7]])
+    asked = [
+        Request(PROMPTS[0], 8),
+        Request(PROMPTS[1], 8),
+        Request(PROMPTS[2], 0, (" yes", " no or none")),
+        Request(PROMPTS[2], 5),
+    ]
+    alone = [engine.generate(weights[i : i + 1], [[asked[i]]])[0][0] for i in range(4)]
+    for one in (engine, small):
+        for found, wanted in zip(one.generate_weighted(weights, asked), alone, strict=True):
+            assert (found.text, found.new_tokens) == (wanted.text, wanted.new_tokens)
+            assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
+
+
+def test_perplexities_are_those_of_the_models(
+    base: BaseModel, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    panel = ModelEnsemble([str(tiny_pool / name) for name in tiny.NAMES], base).open()
+    engine = TokenEnsembleEngine()
+    engine.open(base, panel, "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    turns = (Message("user", "is it (A)?"),)
+    chat = tokenizer.apply_chat_template(
+        [turns[0]._asdict()], add_generation_prompt=True, return_dict=True
+    ).input_ids
+    texts = [*[tokenizer(text).input_ids for text in PROMPTS], chat]
+    found, tokens = engine.log_perplexities([*PROMPTS, turns, PROMPTS[0]])
+    assert found.shape == (5, 4) and (found[4] == found[0]).all()
+    for k, network in enumerate(members(tiny_llama, tiny_pool)):
+        for i, ids in enumerate(texts):
+            tokens_after = torch.tensor(ids[1:])
+            with torch.inference_mode():
+                # What the vocabulary has beyond the tokenizer is padding.
+                logits = network(torch.tensor([ids])).logits[0, :-1, : tiny.WORDS]
+            loss = torch.nn.functional.cross_entropy(logits, tokens_after)
+            assert found[i, k] == pytest.approx(float(loss), abs=1e-4)
+    # Of each text all tokens but the last are read.
+    assert tokens == 4 * sum(len(ids) - 1 for ids in texts)
+
+
+def test_a_pack_speaks_by_the_mixture_of_its_chances(
+    base: BaseModel, tiny_llama: Path, tiny_pool: Path, talk: ExactMatch
+) -> None:
+    pack = opened(PackLLM(base, pool_of(tiny_pool), temperature=0.2), talk)
+    requests = [Request(text, 5) for text in PROMPTS]
+    weights = pack.compute_weights(requests)
+    found, _ = pack.engine.log_perplexities(PROMPTS)
+    shares = np.exp(-found / 0.2)
+    assert weights == pytest.approx(shares / shares.sum(1, keepdims=True))
+    tokenizer, networks = AutoTokenizer.from_pretrained(tiny_llama), members(tiny_llama, tiny_pool)
+    for request, row, said in zip(requests, weights, pack.generate(requests), strict=True):
+        ids = list(tokenizer(request.prompt).input_ids)
+        new: list[int] = []
+        while len(new) < 5:
+            with torch.inference_mode():
+                chances = sum(
+                    w * n(torch.tensor([ids + new])).logits[0, -1, : tiny.WORDS].softmax(-1)
+                    for w, n in zip(row, networks, strict=True)
+                )
+            if (token := int(chances.argmax())) == tokenizer.eos_token_id:
+                break
+            new.append(token)
+        assert said.text == tokenizer.decode(new, skip_special_tokens=True)
+
+
+def test_a_cold_pack_is_the_least_surprised_alone(
+    base: BaseModel, tiny_pool: Path, talk: ExactMatch
+) -> None:
+    pack = opened(PackLLM(base, pool_of(tiny_pool), temperature=1e-6), talk)
+    (packed,) = score_candidate(pack, talk, "test").scores
+    singles = score_candidate(
+        opened(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine()), talk), talk, "test"
+    )
+    found, _ = pack.engine.log_perplexities([item["question"] for item in talk.items("test")])
+    chosen = found.argmin(axis=1)
+    assert len(set(chosen)) > 1
+    assert [s.text for s in packed] == [singles.scores[k][i].text for i, k in enumerate(chosen)]
+
+
+def test_alike_are_texts_that_share_rare_words() -> None:
+    texts = ["Solve this graph: path 3", "Solve this sum: add 3", "Solve this graph: edge"]
+    found = TfidfSimilarity(texts).cosine_with(
+        ["solve this GRAPH", "this sum", "elsewhere", texts[1]]
+    )
+    assert found[0, 0] > 0 and found[0, 2] > found[0, 0] and found[0, 1] == 0
+    assert found[1].argmax() == 1 and (found[2] == 0).all()
+    assert found[3, 1] == pytest.approx(1.0)
+
+
+def test_claims_come_from_the_nearest_others() -> None:
+    similar = np.array([[0.8, 0.5, 0.1, 0.0], [1.0, 0.2, 0.0, 0.0], [0.0] * 4])
+    others = np.ones((3, 4), dtype=bool)
+    others[1, 0] = False
+    values = np.array([[1, 0], [1, 0], [0, 1], [0, 1.0]])
+    found = expected_values(similar, others, values, 2)
+    assert found[0] == pytest.approx([(0.8 + 0.5 + 0.5) / 2.3, 0.5 / 2.3])
+    # The prompt itself counts neither as a neighbour nor in the mean.
+    assert found[1] == pytest.approx([(0.2 + 1 / 3) / 1.2, (2 / 3) / 1.2])
+    assert found[2] == pytest.approx([0.5, 0.5])
+    top = top_weights(np.array([[0.1, 0.4, 0.4, 0.3]]), 1, 0.1)
+    assert top.tolist() == [[0, 1, 0, 0]]
+    two = top_weights(np.array([[0.1, 0.4, 0.5, 0.3]]), 2, 0.1)
+    assert two[0] == pytest.approx([0, 1 / (1 + np.e), np.e / (1 + np.e), 0])
+
+
+def test_a_prompt_goes_to_who_did_well_on_prompts_like_it(
+    base: BaseModel, tiny_pool: Path, talk: ExactMatch
+) -> None:
+    route = opened(RoutingCandidate(base, pool_of(tiny_pool)), talk)
+    dev = list(talk.items("dev"))
+    good = [[Score(float(n % 3 == k), None) for n in range(len(dev))] for k in range(4)]
+    route.fit_dev_answers(talk, InitialAnswers(dev, good))
+    chosen = route.compute_weights(
+        [talk.build_request(item) for item in talk.items("test")]
+    ).argmax(1)
+    assert chosen.tolist() == [0, 1, 2, 0, 1, 2]
+    (routed,) = score_candidate(route, talk, "test").scores
+    singles = score_candidate(
+        opened(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine()), talk), talk, "test"
+    )
+    assert [s.text for s in routed] == [singles.scores[k][i].text for i, k in enumerate(chosen)]
+
+
+def test_dev_answers_are_those_of_a_run_or_asked_now(
+    base: BaseModel, tiny_pool: Path, task: MultipleChoice, run: RunFolder
+) -> None:
+    recorded = opened(
+        RoutingCandidate(base, pool_of(tiny_pool), run=str(run.path), neighbours=2), task
+    )
+    asked = opened(RoutingCandidate(base, pool_of(tiny_pool), neighbours=2), task)
+    found = [score_candidate(route, task, "test") for route in (recorded, asked)]
+    assert found[0].scores == found[1].scores
+    assert [one.prompts for one in found] == [16, 16 + 4 * 12]
+    together = RoutingCandidate(base, pool_of(tiny_pool), run=str(run.path), top=3)
+    assert score_candidate(opened(together, task), task, "test").prompts == 3 * 16
+
+
+def test_models_of_a_panel_pack_and_route_too(
+    task: MultipleChoice, tiny_llama: Path, tiny_gemma: Path
+) -> None:
+    def panel() -> ModelEnsemble:
+        return ModelEnsemble([str(tiny_llama), str(tiny_gemma)])
+
+    for made in (
+        PackLLM(BaseModel(str(tiny_llama)), panel()),
+        RoutingCandidate(BaseModel(str(tiny_llama)), panel()),
+    ):
+        assert len(score_candidate(opened(made, task), task, "test").scores[0]) == 16
+
+
+def refused(candidate: Any, task: Any) -> str:
+    with pytest.raises(UserError) as error:
+        prepare_candidate(candidate(), task)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_mistakes_are_named(
+    task: MultipleChoice,
+    base: BaseModel,
+    tiny_pool: Path,
+    tiny_llama: Path,
+    run: RunFolder,
+    tmp_path: Path,
+) -> None:
+    def pool() -> Pool:
+        return pool_of(tiny_pool)
+
+    engine = HFEngine()
+    other = tmp_path / "other"
+    tiny.expert(tiny_llama, other)
+    tiny.change(other, base_model_name_or_path="some/other-base")
+    (tmp_path / "bad.yaml").write_text("members: [1]")
+    (tmp_path / "empty").mkdir()
+    amber = str(tiny_pool / "amber")
+    wrong: list[tuple[Any, list[str]]] = [
+        (lambda: SingleExpertsCandidate(base, pool(), engine, "zebra"), ["zebra", "amber"]),
+        (lambda: MixedPositionCandidate(base, pool(), engine, {"zebra": 1.0}), ["zebra", "amber"]),
+        (lambda: MixedPositionCandidate(base, pool(), engine, [1.0, 2.0]), ["coefficients", "4"]),
+        (lambda: MixedPositionCandidate(base, pool(), engine, {"amber": float("nan")}), ["finite"]),
+        (lambda: MixedPositionCandidate(base, pool(), engine, None), ["coefficients", "missing"]),
+        (lambda: CheckpointCandidate(base, None), ["candidate.folder"]),
+        (lambda: CheckpointCandidate(base, "nowhere"), ["nowhere"]),
+        (lambda: CheckpointCandidate(base, str(tmp_path / "empty")), ["empty"]),
+        (lambda: CheckpointCandidate(base, [amber, amber]), ["more than once"]),
+        (lambda: CheckpointCandidate(base, [amber, str(other)]), ["some/other-base"]),
+        (lambda: BestCandidate(None), ["candidate.folder"]),
+        (lambda: BestCandidate(str(tmp_path)), ["holds no search"]),
+        (lambda: SavedEnsembleCandidate(None), ["candidate.file"]),
+        (lambda: SavedEnsembleCandidate(str(tmp_path / "none.yaml")), ["none.yaml"]),
+        (lambda: SavedEnsembleCandidate(str(tmp_path / "bad.yaml")), ["bad.yaml", "members"]),
+        (
+            lambda: VotingCandidate(SingleExpertsCandidate(base, pool(), engine), "loudest"),
+            ["loudest", "majority"],
+        ),
+        (
+            lambda: VotingCandidate(SingleExpertsCandidate(base, pool(), engine), weights=[1.0]),
+            ["candidate.weights", "4"],
+        ),
+        (lambda: PackLLM(base, pool(), temperature=0), ["candidate.temperature"]),
+        (lambda: PackLLM(base, pool(), ["amber"]), ["two experts"]),
+        (lambda: PackLLM(base, pool(), ["amber", "zebra"]), ["zebra"]),
+        (lambda: RoutingCandidate(base, pool(), top=5), ["candidate.top"]),
+        (lambda: RoutingCandidate(base, pool(), neighbours=0), ["candidate.neighbours"]),
+        (lambda: RoutingCandidate(base, Pool(str(tiny_pool), base_row=True)), ["base", "folder"]),
+    ]
+    for candidate, words in wrong:
+        message = refused(candidate, task)
+        for word in words:
+            assert word in message, message
+
+
+def test_a_search_that_is_not_over_is_refused(run: RunFolder, tmp_path: Path) -> None:
+    state = json.loads((run.path / "state.json").read_text())
+    # A search that was killed between its last iteration and its verdict has a `finished`.
+    for left in ({"finished": None, "metrics": None}, {"metrics": None}):
+        (tmp_path / "state.json").write_bytes(encode_state({**state, **left}))
+        with pytest.raises(UserError, match="not over"):
+            BestCandidate(str(tmp_path))
+
+
+class Prose(MultipleChoice):
+    """For a task whose answers are texts."""
+
+    votes = False
+
+
+def test_texts_have_no_vote(place: Path, base: BaseModel, tiny_pool: Path) -> None:
+    task = Prose("tiny", str(place / "tiny.json"))
+    assert "nobody votes" in refused(
+        lambda: VotingCandidate(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine())), task
+    )
+
+
+def test_answers_of_other_experts_or_items_are_no_dev_answers(
+    run: RunFolder,
+    base: BaseModel,
+    tiny_pool: Path,
+    talk: ExactMatch,
+    mixed_pool: Path,
+    tmp_path: Path,
+) -> None:
+    route = RoutingCandidate(base, pool_of(tiny_pool), run=str(run.path))
+    assert "none of the task" in refused(lambda: route, talk)
+    other = tiny.pool(Path(str(base.path)), tmp_path / "pool", ("amber", "zebra"))
+    strange = VotingCandidate(
+        SingleExpertsCandidate(base, pool_of(other), HFEngine()), run=str(run.path)
+    )
+    searches_task = MultipleChoice(
+        "tiny", str(run.path.parent.parent / "tiny.json"), scoring="logits"
+    )
+    assert "zebra" in refused(lambda: strange, searches_task)
+
+
+def test_a_meter_counts_what_a_speaker_was_asked(task: MultipleChoice) -> None:
+    meter = JobUsage()
+    speaker = ModelCandidate(task_items.Silent())
+    speaker.score_items(task, task.items("test"), meter)
+    assert meter.prompts == 16 and searches.LETTERS
+
+
+@pytest.mark.parametrize("option", ["vote", "route"])
+def test_an_evaluation_goes_by_what_was_read_and_not_from_where(
+    option: str, given: list[str], run: RunFolder, tmp_path: Path
+) -> None:
+    other = shutil.copytree(run.path, tmp_path / "other")
+
+    def evaluated(folder: Path) -> dict[str, Any]:
+        words = [f"candidate={option}", f"candidate.run={folder}", f"out={tmp_path / 'out'}"]
+        return evaluations.evaluated([*given, *words])
+
+    assert evaluated(run.path) == evaluated(other)
+    rows = searches.answers(other, 0)
+    for row in rows["0"]:
+        row["value"] = 1.0 - row["value"]
+    write_gzip_json(other / "answers" / "iteration_0000.json.gz", rows)
+    searches.reseal(other)
+    with pytest.raises(UserError, match="weights differ"):
+        evaluated(other)
+
+
+def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
+    run: RunFolder, task: MultipleChoice, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(run.path, tmp_path / "running")
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_bytes(encode_state({**state, "finished": None, "metrics": None}))
+    config = json.loads((folder / "config.json").read_text())
+    parts = {part: {**config["task"], "signal": part} for part in ("both", "accuracy")}
+    config["task"] = {"_target_": "swarm.tasks.mixture.Mixture", "name": "two", "tasks": parts}
+    (folder / "config.json").write_text(json.dumps(config))
+    ids = [item["id"] for item in task.items("dev")]
+    dense = {"value": 0.7, "measures": {"correct": 1.0, "logprob": -0.9}}
+
+    def found(more: dict[str, Any]) -> list[float]:
+        rows = [
+            {
+                "id": f"{part}/{i}",
+                "value": 1.0,
+                "answer": "A",
+                "text": "",
+                "part": part,
+                **(more if part == "both" else {}),
+            }
+            for part in parts
+            for i in ids
+        ]
+        write_gzip_json(folder / "answers" / "iteration_0000.json.gz", {"0": rows})
+        searches.reseal(folder)
+        mixed = Mixture("two", dict.fromkeys(parts, task))
+        (scores,) = load_initial_answers(str(folder), run.experts[:1], mixed).scores
+        return [score.value for score in scores]
+
+    assert found(dense) == [1.0] * 2 * len(ids)
+    with pytest.raises(UserError, match="not graded"):
+        found({"value": 0.7})
+
+
+def test_a_description_has_the_size_of_what_it_is_of(task: MultipleChoice) -> None:
+    found = utility_summary(task, [Score(1.0, "A"), Score(0.0, None)])
+    assert (found["utility"], found["items"], found["unparsed_rate"]) == (0.5, 2, 0.5)
+    assert found["interval"][0] < 0.5 < found["interval"][1] and "parts" not in found

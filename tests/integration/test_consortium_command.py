@@ -1,0 +1,594 @@
+"""The commands of a consortium as they are typed; members are functions and an endpoint."""
+
+import json
+import logging
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import consortium_members
+import pytest
+import searches
+import yaml
+from click.testing import CliRunner, Result
+from endpoints import Reply, chat, endpoint
+
+from swarm.consortium.cli import COMMANDS, consortium
+from swarm.consortium.cli import run as running
+from swarm.consortium.run_log import RunLog
+from swarm.multi_agent.consortium.config import (
+    PLACEHOLDER_MODEL,
+    TIMEOUT,
+    ConsortiumSettings,
+    MemberSpec,
+    build_consortium,
+    read_preset,
+)
+from swarm.multi_agent.consortium.consortium import STRATEGIES
+from swarm.multi_agent.consortium.store import ConsortiumStore
+from swarm.multi_agent.types import AgentAnswer, CallStarted
+
+BLUE, GREEN, DEAD = (f"function/consortium_members:{name}" for name in ("blue", "green", "dead"))
+JUDGE, RANKER = "function/consortium_members:judge", "function/consortium_members:ranker"
+TWO = ("-m", BLUE, "-m", GREEN, "--arbiter", JUDGE)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh folder of llm's, and nobody's keys."""
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
+    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
+    for key in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TOGETHER_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.chdir(tmp_path)
+    consortium_members.heard.clear()
+    yield tmp_path
+
+
+def typed(*words: str, stdin: str = "") -> Result:
+    """What a command line comes to."""
+    return CliRunner().invoke(consortium, words, input=stdin, prog_name="consortium")
+
+
+def fine(*words: str, stdin: str = "") -> Result:
+    """The same, of one without an error."""
+    done = typed(*words, stdin=stdin)
+    assert done.exit_code == 0, done.stderr
+    return done
+
+
+def result(*words: str, stdin: str = "") -> Any:
+    """A run's result."""
+    return json.loads(fine(*words, "--json", "--quiet", stdin=stdin).stdout)
+
+
+def test_the_answer_alone_goes_to_standard_output() -> None:
+    done = fine("Why?", *TWO)
+    assert done.stdout == "answer 3\n"
+    told = done.stderr.splitlines()
+    assert (
+        told[0] == f"as the options say: {BLUE}, {GREEN} answer, {JUDGE} judges; strategy default"
+    )
+    line = rf"iteration 1, member {re.escape(BLUE)}: \d+\.\d s, 0 tokens"
+    assert any(re.fullmatch(line, one) for one in told)
+    assert "iteration 2 of at most 3: confidence 0.7" in told
+    assert told[-3].startswith("confidence 0.80 after 3 iterations (confidence 0.8 reached 0.8); 9")
+    assert told[-2:] == ["analysis: blue was said", "dissent: one says green"]
+    assert fine("Why?", *TWO, "--quiet").stderr == ""
+
+
+def test_run_may_be_left_out_and_nearly_a_command_is_asked_about() -> None:
+    assert "2 iterations" in fine("run", "Why?", *TWO, "--confidence-threshold", "70%").stderr
+    consortium_members.heard.clear()
+    done = typed("lst")
+    assert done.exit_code == 2 and "did you mean the command list?" in done.stderr
+    assert "consortium run lst" in done.stderr and not consortium_members.heard
+    assert "answer 1" in fine("run", "lst", *TWO, "--max-iterations", "1").stdout
+    assert set(COMMANDS) - {"info"} <= set(fine("--help").stdout.split())
+
+
+def test_help_has_the_name_by_which_it_was_called() -> None:
+    told = CliRunner().invoke(consortium, ["--help"], prog_name="python -m swarm.consortium").stdout
+    assert (
+        '  python -m swarm.consortium "Why is the sky blue?"' in told
+        and "llm consortium" not in told
+    )
+
+
+def test_a_dry_run_tells_what_is_left_out_of_an_older_yaml() -> None:
+    Path("old.yaml").write_text(f"models: {{{BLUE}: 2}}\narbiter: {JUDGE}\ncluster_eps: 0.3\n")
+    handlers = logging.getLogger("swarm").handlers[:]
+    done = fine("Why?", "--consortium", "old.yaml", "--dry-run")
+    assert done.stderr.count("warning: cluster_eps=0.3 is left out") == 1
+    assert logging.getLogger("swarm").handlers == handlers
+
+
+def test_standard_input_belongs_to_the_prompt() -> None:
+    once = (*TWO, "--max-iterations", "1")
+    assert result(*once, stdin="Why?\n")["original_prompt"] == "Why?"
+    assert result("Sum up:", *once, stdin="a text\n")["original_prompt"] == "Sum up:\n\na text"
+    assert result("Why?", *once, "--no-stdin", stdin="a")["original_prompt"] == "Why?"
+    assert "the prompt is empty" in typed(*once, stdin=" \n").stderr
+
+
+def test_the_result_has_the_shape_of_the_first_program_and_more(place: Path) -> None:
+    fine(
+        "Why?",
+        *TWO,
+        "--min-iterations",
+        "2",
+        "--confidence-threshold",
+        "60",
+        "--output",
+        "found.json",
+    )
+    found = json.loads((place / "found.json").read_text())
+    assert found["original_prompt"] == "Why?"
+    assert [one["response"][:11] for one in found["model_responses"]] == [
+        "It is blue.",
+        "It is green",
+    ]
+    assert found["synthesis"]["refinement_areas"] == ["more light"]
+    assert {"synthesis", "confidence", "analysis", "dissent", "needs_iteration"} < set(
+        found["synthesis"]
+    )
+    assert found["metadata"]["models_used"] == {BLUE: 1, GREEN: 1}
+    assert found["metadata"]["iteration_count"] == len(found["iterations"]) == 2
+    assert found["metadata"]["arbiter"] == JUDGE and found["metadata"]["timestamp"]
+    assert [path.name for path in place.iterdir() if path.is_file()] == ["found.json"]
+
+
+def test_raw_shows_what_all_said_and_nothing_steers_the_terminal() -> None:
+    out = fine("Why?", *TWO, "--raw", "--max-iterations", "1").stdout
+    assert out.startswith("answer 1\nconfidence 0.60 after 1 iteration")
+    assert f"--- iteration 1: {GREEN} #1, confidence 0.40\nIt is green.\n" in out
+    assert f"arbiter {JUDGE}\n<analysis>blue was said" in out
+    assert "\x1b" not in out and "\N{SYMBOL FOR ESCAPE}[2J" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["Why?", *TWO, "--output", "no/folder/x.json"], "--output no/folder/x.json: no file can"),
+        (["Why?", *TWO, "--confidence-threshold", "120"], "write 0.8, 80 or 80%"),
+        (["Why?", *TWO, "--strategy", "nope"], "is not one of"),
+        (["Why?", *TWO, "--min-iterations", "4"], "min_iterations=4: is above max_iterations=3"),
+        (["Why?", *TWO, "--keep", "1"], "--keep has no effect with strategy default"),
+        (["Why?", *TWO, "--budget", "2"], "the first iteration takes 3 calls"),
+        (["Why?", "-m", f"{BLUE},temprature=1"], "did you mean temperature"),
+        (["Why?", "-n", "2"], "--count has no effect without -m"),
+        (["Why?", "-m", BLUE, "--arbiter", f"{JUDGE}:2"], "it is asked once"),
+        (["Why?", "-m", "nobody", "--arbiter", JUDGE], "nobody: nothing says where this model is"),
+        (["Why?", "-m", "gpt-4oo", "--arbiter", JUDGE], "gpt-4oo: there is no such model; did you"),
+        (["Why?", *TWO, "--dry-run", "--json"], "--json has no effect with --dry-run"),
+        (["Why?", *TWO, "--raw", "--json"], "--raw has no effect with --json"),
+        (["Why?", *TWO, "--system", "no/rules.txt"], "no/rules.txt: there is no such file"),
+        (["Why?", "more", *TWO], "unexpected extra argument"),
+        (["show", "nobody"], "there is none of this name"),
+        (["remove", "nobody"], "no consortium is saved by this name"),
+        (["save", "council", "-m", BLUE], "save needs --arbiter MODEL"),
+        (["save", "council", "--arbiter", BLUE], "save needs its members"),
+        (["save", "council", "-m", "council", "--arbiter", BLUE], "would contain itself"),
+        (["save", "a/b", *TWO], "is no name for a consortium"),
+        (["save", "gpt-4o", *TWO], "llm has a model of this name"),
+        (["Why?", *TWO, "--confidence-threshold", "1.5"], "from 0 to 1, or 10 to 100 as percent"),
+        (["run-info", ""], "run-info needs a run's id"),
+        (["import", "nosuch.yaml"], "Error: consortium nosuch.yaml cannot be read: No such file"),
+        (["run-info", "12"], "there is no run of this id"),
+        (["runs", "--since", "soon"], "is no date"),
+        (["compare", "Why?", "-m", BLUE], "two models at least"),
+        (["import", "nowhere.db"], "there is no such file"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_and_nobody_is_asked(words: list[str], told: str) -> None:
+    done = typed(*words)
+    assert done.exit_code in (1, 2) and done.stdout == "" and not consortium_members.heard
+    assert told in done.stderr and done.stderr.splitlines()[-1].startswith("Error: ")
+    assert not RunLog().list() and not ConsortiumStore().list_names()
+
+
+def test_a_dead_member_is_a_warning_and_all_dead_an_error() -> None:
+    done = fine("Why?", "-m", DEAD, *TWO, "--max-iterations", "1")
+    assert done.stdout == "answer 1\n" and f"{DEAD} failed: ValueError: no power" in done.stderr
+    done = typed("Why?", "-m", f"{DEAD}:2", "--arbiter", JUDGE, "--quiet")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1 and "Error: iteration 1: 0 of 2 members" in done.stderr
+    assert [run["status"] for run in RunLog().list()] == ["failed", "done"]
+
+
+def test_doubts_are_told() -> None:
+    once = ("--max-iterations", "1")
+    done = fine("Why?", "-m", BLUE, "-m", JUDGE, "--arbiter", JUDGE, *once)
+    assert f"warning: {JUDGE} judges, and is a member, too" in done.stderr
+    assert f"warning: {BLUE} is the only member" in fine("?", "-m", BLUE, "--arbiter", JUDGE).stderr
+
+
+def test_without_members_it_is_a_preset_and_a_line_says_which() -> None:
+    done = fine("Why?", "--dry-run")
+    assert "preset local, as llm has not classic's models and keys: local/base" in done.stderr
+    assert "4 to 6 calls in all" in done.stdout
+    done = fine("--dry-run", "--consortium", "council", "--max-iterations", "2")
+    assert "strategy peer-review" in done.stdout and not RunLog().list()
+
+
+def test_members_behind_an_endpoint_are_asked_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with endpoint(lambda asked: chat(f"{asked.body['model']} says so")) as made:
+        monkeypatch.setenv("OPENAI_BASE_URL", made.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret-0123456789")
+        done = fine(
+            "Why?",
+            "-m",
+            "big:2,temperature=0.9",
+            "-m",
+            "qwen2:7b:1",
+            "--arbiter",
+            JUDGE,
+            "--temperature",
+            "0.2",
+            "--max-tokens",
+            "77",
+            "--max-iterations",
+            "1",
+            "--system",
+            "Be brief.",
+            "--trace",
+            "trace.jsonl",
+        )
+        bodies = [asked.body for asked in made.asked]
+    asked = sorted((body["model"], body["temperature"], body["max_tokens"]) for body in bodies)
+    assert asked == [("big", 0.9, 77), ("big", 0.9, 77), ("qwen2:7b", 0.2, 77)]
+    assert bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert "3 calls" in done.stderr or "4 calls, 30 + 9 tokens" in done.stderr
+    kept = Path("trace.jsonl").read_text()
+    assert kept.count("says so") >= 3 and "sk-very" not in kept + done.output
+
+
+def test_an_endpoint_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = Reply({"error": {"message": "no such model"}}, status=404)
+    with endpoint(lambda asked: reply) as made:
+        monkeypatch.setenv("OPENAI_BASE_URL", made.url)
+        done = typed("Why?", "-m", "gone", "-m", "gone2", "--strategy", "vote", "--quiet")
+    assert done.exit_code == 1 and "no such model" in done.stderr and done.stdout == ""
+
+
+ALL = [
+    "-m",
+    f"{BLUE}:2,role=critic",
+    "--model",
+    GREEN,
+    "--models",
+    f"{BLUE},temperature=0.5",
+    "-n",
+    "3",
+    "--arbiter-model",
+    JUDGE,
+    "--fallback",
+    RANKER,
+    "--judging-method",
+    "elimination",
+    "--confidence-threshold",
+    "75",
+    "--max-iterations",
+    "5",
+    "--minimum-iterations",
+    "2",
+    "--system",
+    "Be brief.",
+    "--eliminate",
+    "2",
+    "--keep",
+    "3",
+    "--quorum",
+    "2",
+    "--context",
+    "900",
+    "--seed",
+    "4",
+    "--budget",
+    "90",
+    "--max-cost",
+    "2.5",
+    "--temperature",
+    "0.1",
+    "--max-tokens",
+    "50",
+    "--timeout",
+    "9",
+]
+
+
+def test_every_option_is_saved_and_told() -> None:
+    fine("save", "council", *ALL)
+    each = {"temperature": 0.1, "max_tokens": 50, "timeout": 9.0}
+    expected = {
+        "members": [
+            {"model": BLUE, "count": 2, "role": "critic", **each},
+            {"model": GREEN, "count": 3, **each},
+            {"model": BLUE, "count": 3, **each, "temperature": 0.5},
+        ],
+        "arbiter": {"model": JUDGE, "count": 1, **each},
+        "fallback": {"model": RANKER, "count": 1, **each},
+        "strategy": "elimination",
+        "confidence_threshold": 0.75,
+        "max_iterations": 5,
+        "min_iterations": 2,
+        "system": "Be brief.",
+        "eliminate": 2,
+        "keep": 3,
+        "quorum": 2,
+        "context": 900,
+        "seed": 4,
+        "budget": 90,
+        "max_cost": 2.5,
+        "roles": None,
+        "similarity": 1.0,
+    }
+    shown = json.loads(fine("show", "council", "--json").stdout)
+    assert shown == {"name": "council", **expected}
+    assert json.loads(fine("list", "--json").stdout) == [shown]
+    lines = fine("info", "council").stdout
+    assert "max_cost: 2.5" in lines and f"member: {BLUE} x 2 (temperature 0.1" in lines
+    Path("words.txt").write_text("From a file.\n")
+    fine("save", "others", *TWO, "--system", "words.txt", "--role", "critic")
+    other = ConsortiumStore().get("others")
+    assert (other.system, other.strategy, other.roles) == ("From a file.", "roles", ("critic",))
+
+
+def test_saved_ones_are_kept_replaced_exported_and_removed() -> None:
+    assert "none is saved" in fine("list").stdout and "preset classic:" in fine("list").stdout
+    assert "llm -m council asks it" in fine("save", "council", *TWO).stdout
+    done = typed("save", "council", *TWO, "--max-iterations", "7")
+    assert done.exit_code == 1 and "--replace replaces it" in done.stderr
+    assert ConsortiumStore().get("council").max_iterations == 3
+    fine("save", "council", "--consortium", "council", "--replace", "--max-iterations", "7")
+    assert ConsortiumStore().get("council").max_iterations == 7
+    fine("export", "council", "--output", "mine.yaml")
+    assert yaml.safe_load(Path("mine.yaml").read_text())["max_iterations"] == 7
+    fine("save", "above", "-m", "council", "-m", BLUE, "--arbiter", JUDGE)
+    done = typed("save", "council", "-m", "above", "--arbiter", JUDGE, "--replace")
+    assert done.exit_code == 1 and "council would contain itself, by above" in done.stderr
+    fine("remove", "above")
+    fine("remove", "council")
+    fine("import", "mine.yaml", "--name", "again")
+    assert (
+        ConsortiumStore().list_names() == ["again"]
+        and ConsortiumStore().get("again").members[0].model == BLUE
+    )
+    assert result("Why?", "--consortium", "again", "--max-iterations", "1")["metadata"]["run"]
+    assert RunLog().list()[0]["name"] == "again"
+
+
+def test_what_older_programs_saved_is_taken_over(place: Path) -> None:
+    folder = place / "llm"
+    folder.mkdir()
+    with sqlite3.connect(folder / "logs.db") as old:
+        old.execute("CREATE TABLE consortium_configs (name TEXT PRIMARY KEY, config TEXT)")
+        config = {
+            "models": {BLUE: 2},
+            "arbiter": JUDGE,
+            "confidence_threshold": 80.0,
+            "max_iterations": 3,
+            "minimum_iterations": 1,
+            "system_prompt": None,
+        }
+        old.execute("INSERT INTO consortium_configs VALUES ('old', ?)", [json.dumps(config)])
+    assert f"llm consortium import {folder / 'logs.db'}" in fine("list").stderr
+    assert "saved old" in fine("import").stdout
+    found = ConsortiumStore().get("old")
+    assert (found.members[0].count, found.confidence_threshold) == (2, 0.8)
+    assert "nothing to import" in fine("import").stdout
+
+
+def test_runs_are_listed_shown_and_counted() -> None:
+    assert fine("runs").stdout == fine("leaderboard").stdout == "no run is recorded\n"
+    ranked = ("-m", BLUE, "-m", GREEN, "--arbiter", RANKER, "--strategy", "rank")
+    fine("Who is right?", *ranked)
+    fine("Why?", *TWO, "--no-log")
+    (run,) = json.loads(fine("runs", "--json").stdout)
+    assert run["strategy"] == "rank" and run["prompt"] == "Who is right?"
+    assert run["id"][:12] in fine("runs", "--since", "2020-01-01").stdout
+    shown = fine("run-info", run["id"][:6]).stdout
+    assert "prompt: Who is right?" in shown and f"--- iteration 1: {GREEN} #1" in shown
+    assert json.loads(fine("run-info", run["id"], "--json-output").stdout)["answers"]
+    board = json.loads(fine("leaderboard", "--json").stdout)
+    assert sorted(one["wins"] for one in board) == [0, 1]
+    first = fine("leaderboard").stdout.splitlines()[1]
+    assert first.startswith(board[0]["model"]) and "1.00 (" in first
+    assert json.loads(fine("leaderboard", "--json", "--model", "x").stdout) == []
+
+
+def test_compare_asks_the_same_and_a_judge_sees_no_names() -> None:
+    words = ("compare", "Why?", "-m", BLUE, "-m", GREEN, "-m", DEAD, "--quiet")
+    out = fine(*words).stdout
+    assert f"--- {BLUE}\nIt is blue." in out and "no power" in out and "answer" not in out
+    told = fine(*words[:-1]).stderr
+    assert re.search(rf"member {re.escape(GREEN)}: \d+\.\d s", told)
+    assert "tied" not in told and "confidence" not in told
+    assert set(json.loads(fine(*words, "--json").stdout)) == {"original_prompt", "model_responses"}
+    assert not RunLog().list()
+    asked = consortium_members.heard[0][1]
+    assert asked == "user: Why?"
+    judged = fine(*words, "--judge", RANKER)
+    table = judged.stdout.splitlines()[-4:]
+    assert table[0].split()[:3] == ["model", "place", "seconds"]
+    assert [line.split()[1] for line in table[1:]] == ["1", "2", "-"]
+    seen = next(text for name, text in consortium_members.heard if name == "ranker")
+    assert "debaters" not in seen and "It is green." in seen
+    assert RunLog().list()[0]["name"] == "compare"
+    found = json.loads(fine(*words, "--judge", RANKER, "--json").stdout)
+    assert len(found["model_responses"]) == 3
+
+
+def test_strategies_are_told() -> None:
+    out = fine("strategies").stdout
+    assert "peer-review" in out and "critic" in out
+
+
+def test_an_interrupt_and_no_torch(place: Path) -> None:
+    words = [
+        "-X",
+        "importtime",
+        "-m",
+        "swarm.consortium",
+        "Why?",
+        "-m",
+        "function/consortium_members:slow",
+        "--arbiter",
+        JUDGE,
+        "--no-stdin",
+    ]
+    environment = searches.environment(LLM_USER_PATH=str(place / "llm"))
+    environment["PYTHONPATH"] = os.pathsep.join([str(searches.ROOT), str(searches.HELPERS)])
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        env=environment,
+        cwd=place,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout and process.stderr
+    seen = ""
+    for line in process.stderr:
+        seen += line
+        if line == "asked\n":
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(timeout=30) == 130 and rest.splitlines()[-1] == "stopped"
+    loaded = {line.rpartition("|")[2].strip() for line in seen.splitlines()}
+    assert "swarm.consortium.cli.options" in loaded and not loaded & {
+        "torch",
+        "transformers",
+        "llm",
+    }
+
+
+def test_what_the_page_has_for_python_programs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (searches.ROOT / "docs" / "consortium.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {"gpt-4o:2": f"{BLUE}:2", "claude-3-opus": GREEN, "gpt-4o": JUDGE}
+    for name, ours in names.items():
+        code = code.replace(f'"{name}"', f'"{ours}"')
+    exec(code, {})
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "answer 4 0.9" and f"{GREEN} 1 It is green." in out
+
+
+def test_the_page_names_all_commands_options_and_strategies() -> None:
+    page = (searches.ROOT / "docs" / "consortium.md").read_text()
+    group = click.Context(consortium)
+    for name in ("run", "save"):
+        command = consortium.get_command(group, name)
+        assert command
+        for option in (word for one in command.params for word in one.opts if word[:2] == "--"):
+            assert f"`{option}" in page, option
+    for name in (*consortium.list_commands(group), *STRATEGIES):
+        assert f"`{name}" in page, name
+
+
+def test_ctrl_c_keeps_what_members_have_answered(place: Path) -> None:
+    """In the record of runs and in the file of --output; what was under way is named as stopped."""
+
+    def answer(asked: Any) -> Reply:
+        slow = asked.body["model"] == "slow"
+        return Reply(chat(f"the {asked.body['model']} answer").body, wait=60.0 if slow else 0.0)
+
+    with endpoint(answer) as server:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "swarm.consortium",
+                "Why?",
+                "-m",
+                "openai/quick",
+                "-m",
+                "openai/slow",
+                "--arbiter",
+                "openai/quick",
+                "--output",
+                str(place / "out.json"),
+            ],
+            env=searches.environment(
+                OPENAI_BASE_URL=server.url,
+                LLM_USER_PATH=os.environ["LLM_USER_PATH"],
+                MODEL_SWARMS_CACHE=os.environ["MODEL_SWARMS_CACHE"],
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=searches.ROOT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        assert process.stderr
+        while "member openai/quick" not in (line := process.stderr.readline()):
+            assert line, "it ended before a member answered"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    found = json.loads((place / "out.json").read_text())
+    said = {one["model"]: one for one in found["model_responses"]}
+    assert said["openai/quick"]["response"] == "the quick answer"
+    assert said["openai/slow"]["error"] == "stopped" and found["synthesis"] is None
+    [run] = RunLog().list()
+    assert (run["status"], run["error"]) == ("failed", "stopped")
+    answers = RunLog().get(run["id"])["answers"]
+    assert [one["text"] for one in answers] == ["the quick answer", None]
+    assert "the quick answer" in fine("run-info", run["id"]).stdout
+
+
+def test_names_of_strategies_in_llm_consortium_are_told_todays() -> None:
+    done = typed("Why?", *TWO, "--strategy", "voting")
+    assert (
+        done.exit_code == 2 and "did you mean vote?" in done.stderr and not consortium_members.heard
+    )
+
+
+def test_a_threshold_without_effect_is_told() -> None:
+    told = "warning: --confidence-threshold has no effect with strategy rank"
+    two = ("-m", BLUE, "-m", GREEN, "--arbiter", RANKER, "--strategy", "rank")
+    assert told in fine("Why?", *two, "--confidence-threshold", "0.9").stderr
+    assert "no effect" not in fine("Why?", *two).stderr
+
+
+def test_who_is_waited_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "EVERY", 0.05)
+    said: list[str] = []
+    with running.Waiting(said.append) as waiting:
+        asked = CallStarted(1, 1, "member", "slow", 0)
+        waiting.note(asked)
+        waiting.note(asked)
+        waiting.note(AgentAnswer(1, "member", "slow", 0, "", None, "gone"))
+        while not said:
+            time.sleep(0.01)
+        waiting.note(AgentAnswer(1, "member", "slow", 1, "", None, "gone"))
+        count = len(said)
+        time.sleep(0.2)
+    assert said[0].endswith("s: waiting for member slow") and len(said) <= count + 1
+
+
+def test_members_elsewhere_have_a_time_and_those_here_the_time_they_need() -> None:
+    config = ConsortiumSettings(
+        (MemberSpec("gpt-4o"), MemberSpec("local/base"), MemberSpec("a", timeout=7)),
+        MemberSpec("b"),
+    )
+    slots = build_consortium(config, lambda name: PLACEHOLDER_MODEL).agent_specs
+    assert [one.timeout for one in slots] == [TIMEOUT, None, 7, TIMEOUT]
+
+
+def test_the_preset_without_a_key_is_short_unless_told() -> None:
+    """At most 4 x 256 + 2 x 32 new tokens, as the answers and the choice are; not 6 x 2048."""
+    assert running.request_settings({}, running.LOCAL_TOKENS) == {"max_new_tokens": 256}
+    assert running.request_settings({"max_tokens": 24}, running.LOCAL_TOKENS) == {
+        "max_new_tokens": 24
+    }
+    arbiter = read_preset(running.LOCAL).arbiter
+    assert arbiter and arbiter.max_tokens == 32

@@ -1,0 +1,309 @@
+"""Costs against real models and known sizes, and the dry run against the real start."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import searches
+import tiny
+from task_items import write
+
+from swarm.errors import UserError
+from swarm.loop import cost_model
+from swarm.loop import cost_model as speed
+from swarm.loop.cost_model import H200, ModelShape, SearchWorkload, read_model_shape
+
+QWEN_7B = ModelShape(3584, 28, 28, 4, 128, 18944, 152064, tied=False)
+LLAMA_8B = ModelShape(4096, 32, 32, 8, 128, 14336, 128256, tied=False)
+GEMMA_7B = ModelShape(3072, 28, 16, 16, 256, 24576, 256000, tied=True)
+
+
+def of(model: ModelShape, **more: Any) -> SearchWorkload:
+    targets = tuple(model.layer_shapes)
+    return SearchWorkload(
+        10, model.adapter_weights(16, targets), model.adapted_weights(targets), **more
+    )
+
+
+def total(model: ModelShape, **more: Any) -> int:
+    return sum(cost_model.estimate_memory(model, of(model, **more)).values())
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_parameters_are_those_of_a_real_model(kind: str, request: pytest.FixtureRequest) -> None:
+    import torch
+
+    folder = request.getfixturevalue(f"tiny_{kind}")
+    network, shape = tiny.load(folder), read_model_shape(folder)
+    linears = {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head")
+    }
+    assert shape.linear_weights == sum(module.weight.numel() for module in linears.values())
+    weights = sum(p.numel() for p in network.parameters() if p.dim() > 1)
+    assert shape.parameter_count == weights
+    out = network(input_ids=torch.ones(1, 5, dtype=torch.long), use_cache=True)
+    cached = sum(layer.keys.numel() + layer.values.numel() for layer in out.past_key_values.layers)
+    assert cached == 5 * shape.kv_cache_width
+    assert {name.rpartition(".")[2] for name in linears} == set(shape.layer_shapes)
+
+
+def test_an_adapter_is_as_large_as_peft_makes_it(tiny_llama: Path, tiny_pool: Path) -> None:
+    from swarm.pool.pool import Pool
+
+    assert Pool(tiny_pool).open().size == read_model_shape(tiny_llama).adapter_weights(
+        4, tiny.TARGETS
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "linear", "adapter", "cache"),
+    [
+        (QWEN_7B, 6.53e9, 40.4e6, 56),
+        (LLAMA_8B, 6.98e9, 41.9e6, 128),
+        (GEMMA_7B, 7.75e9, 50e6, 448),
+    ],
+)
+def test_known_models(model: ModelShape, linear: float, adapter: float, cache: float) -> None:
+    assert model.linear_weights == pytest.approx(linear, rel=0.002)
+    assert model.adapter_weights(16, tuple(model.layer_shapes)) == pytest.approx(adapter, rel=0.01)
+    assert model.kv_cache_width * 2 / 1024 == cache
+
+
+def test_a_7b_on_an_h200() -> None:
+    assert QWEN_7B.parameter_count == pytest.approx(7.615e9, rel=0.001)
+    assert cost_model.count_rows_that_fit(QWEN_7B, of(QWEN_7B, longest=340), H200) == pytest.approx(
+        5900, rel=0.05
+    )
+    assert cost_model.count_devices_needed(QWEN_7B, of(QWEN_7B), H200) == 1
+    # 600,000 tokens are 7.84e15 operations in the linear layers: 14.2 s at 70 %.
+    merged = of(QWEN_7B, plan="merged", job_particles=1, job_items=200, new=0)
+    one = cost_model.estimate_total_seconds(QWEN_7B, merged, H200, 1, 20, 200)
+    assert one == pytest.approx(14.2, rel=0.05)
+
+
+@pytest.mark.parametrize("key", ["items", "particles", "prompt", "new"])
+@pytest.mark.parametrize("plan", ["swap", "merged", "stacked"])
+def test_more_work_takes_longer(key: str, plan: str) -> None:
+    small = of(QWEN_7B, plan=plan, max_tokens=1 << 20)
+    large = replace(small, **{key: getattr(small, key) * 2})
+    spent = [
+        cost_model.estimate_total_seconds(QWEN_7B, search, H200, 1, search.particles, search.items)
+        for search in (small, large)
+    ]
+    assert spent[0] < spent[1]
+
+
+def test_workers_and_rows_save_time_and_take_memory() -> None:
+    search = of(QWEN_7B)
+    spent = [
+        cost_model.estimate_total_seconds(QWEN_7B, search, H200, n, 20, 200) for n in (1, 2, 8)
+    ]
+    assert spent[0] > spent[1] > spent[2] >= spent[0] / 8
+    assert spent[2] == pytest.approx(spent[0] / 8), "16 jobs are two for each of eight"
+    assert total(QWEN_7B) > total(QWEN_7B, max_tokens=1024)
+    assert total(QWEN_7B, item_bytes=4) > total(QWEN_7B)
+    assert total(QWEN_7B, plan="stacked") > total(QWEN_7B, plan="swap")
+    half = replace(H200, memory=H200.memory // 2)
+    rows = [cost_model.count_rows_that_fit(QWEN_7B, search, device) for device in (H200, half)]
+    assert rows[0] > 2 * rows[1] > 0
+    none = replace(H200, memory=10 * cost_model.GIB)
+    assert cost_model.count_rows_that_fit(QWEN_7B, search, none) == 0
+    assert cost_model.count_devices_needed(QWEN_7B, search, none) > 1
+
+
+def test_what_travels_is_small_and_counts_experts_once() -> None:
+    down, up, once = cost_model.estimate_traffic(of(QWEN_7B, job_items=200)).values()
+    assert down == 20 * 10 * 8 + 20 * 200 * 8
+    assert up < 1e6 < once == 10 * 4 * QWEN_7B.adapter_weights(16, tuple(QWEN_7B.layer_shapes))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"model_type": "mamba"}, "mamba"), ({"hidden_size": None}, "hidden_size")],
+)
+def test_other_models_are_refused_by_name(
+    change: dict[str, Any], word: str, tmp_path: Path, tiny_llama: Path
+) -> None:
+    config = json.loads((tiny_llama / "config.json").read_text()) | change
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    with pytest.raises(UserError, match=word):
+        read_model_shape(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("Tesla T4", 65e12),
+        ("NVIDIA L40S", 362e12),
+    ],
+)
+def test_gpus_are_known_by_name(name: str, flops: float) -> None:
+    found = speed.find_data_sheet(name)
+    assert found and found[0] == flops
+
+
+def test_a_gpu_is_asked_for_its_name_and_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    known, unknown = (
+        type("Properties", (), {"name": name, "multi_processor_count": 100})
+        for name in ("NVIDIA H200", "Abacus 9000")
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (7, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: known)
+    device = speed.gpu_spec(0, 2)
+    assert (device.flops, device.bandwidth, device.memory) == (H200.flops, H200.bandwidth, 7)
+    assert speed.gpu_spec(0, 4).flops < device.flops / 10
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: unknown)
+    assert 1e13 < speed.gpu_spec(0, 2).flops < 1e15 and 1e11 < speed.gpu_spec(0, 2).bandwidth < 1e13
+
+
+def test_an_unknown_gpu_has_no_data_sheet() -> None:
+    assert speed.find_data_sheet("Abacus 9000") is None
+
+
+@pytest.fixture
+def command(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> list[str]:
+    return searches.arguments(tmp_path, tiny_llama, tiny_pool)
+
+
+def test_a_dry_run_tells_all_and_writes_nothing(command: list[str], tmp_path: Path) -> None:
+    before = searches.tree(tmp_path)
+    result = searches.run([*command, "dry_run=true"])
+    assert result.returncode == 0, result.stderr
+    assert searches.tree(tmp_path) == before and not (tmp_path / "search").exists()
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()}
+    assert "not measured" in lines["dry"] and ": new" in lines["folder"]
+    assert "4 experts" in lines["pool"] and "rank 4" in lines["adapter"]
+    assert "12 dev items, 16 test items" in lines["task"]
+    assert "base's tokenizer" in lines["prompts"] and "at most 360 prompts" in lines["search"]
+    assert "stacked" in lines["plan"], "12 requests a particle are few"
+    assert "2 a round of 5 positions x 12 prompts" in lines["jobs"]
+    for name in ("model", "device", "memory", "time", "travels", "test"):
+        assert name in lines
+
+
+def test_a_dry_run_counts_all_rounds_of_a_play(command: list[str], tmp_path: Path) -> None:
+    changes = ["task=abstain_mmlu", f"task.file={tmp_path / 'tiny.json'}", "dry_run=true"]
+    one = searches.run([*command, "dry_run=true"])
+    two = searches.run([*(word for word in command if word != "task=mmlu"), *changes])
+    assert two.returncode == 0, two.stderr
+    assert "at most 360 prompts" in one.stdout and "at most 720 prompts" in two.stdout
+    assert "as if all answers were empty" in two.stdout and "as if" not in one.stdout
+    assert "5 positions x 24 prompts" in two.stdout and "judging" not in two.stdout
+
+
+def test_a_dry_run_says_how_much_a_judge_would_read(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """Nobody listens at the judge's address: it is counted, not asked."""
+    items = [{"prompt": f"say {n}", "id": n} for n in range(10)]
+    file = write(tmp_path / "topic.json", {"dataset": "t", "dev": items[:6], "test": items[6:]})
+    judge = ["base_url=http://127.0.0.1:9/v1", "model=small", "api_key_env=null"]
+    command = [
+        *searches.arguments(tmp_path, tiny_llama, tiny_pool, task="human_policy", task__file=file),
+        *(f"task.scorer.model.{key}" for key in judge),
+        "task.max_new_tokens=64",
+        "dry_run=true",
+    ]
+    result = searches.run([word for word in command if not word.startswith("task.scoring")])
+    assert result.returncode == 0, result.stderr
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("judging")]
+    assert line.endswith("Judge: at most 180 texts on dev and 8 on test"), "5 x 6 x 6 and 2 x 4"
+
+
+def test_a_base_that_is_not_there_is_neither_fetched_nor_guessed(command: list[str]) -> None:
+    result = searches.run([*command, "model.path=some/base", "dry_run=true"])
+    assert result.returncode == 0, result.stderr
+    assert "4 characters a token" in result.stdout
+    assert "some/base is not on this disk" in result.stdout
+
+
+def test_a_dry_run_of_a_begun_search_says_how_far_it_is(command: list[str], tmp_path: Path) -> None:
+    assert searches.run([*command, "optimizer.max_iterations=1"]).returncode == 0
+    before = searches.tree(tmp_path)
+    same = searches.run([*command, "optimizer.max_iterations=1", "dry_run=true"])
+    assert "ended after 2 evaluated rounds" in same.stdout, same.stderr
+    changes = [*command, "seed=7"]
+    real, dry = searches.run(changes), searches.run([*changes, "dry_run=true"])
+    assert real.returncode == dry.returncode == 1
+    assert real.stderr == dry.stderr and "holds another search" in dry.stderr
+    assert searches.tree(tmp_path) == before
+
+
+def other_base(folder: Path, tiny_llama: Path) -> Path:
+    """A random Llama with the tiny one's tokenizer and wider feed-forward layers."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    sizes = json.loads((tiny_llama / "config.json").read_text()) | {"intermediate_size": 96}
+    tiny.tokenizer(folder)
+    AutoModelForCausalLM.from_config(LlamaConfig(**sizes)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ("task.file=missing.json", 1),
+        ("optimizer.particles=3", 1),
+        ("pool.folder=nowhere", 1),
+        ("model.path=nowhere/at/all", 1),
+        ("gpus=99", 1),
+        ("tracker=sometimes", 2),
+        ("model.path={other}", 1),
+        ("model.path={plain} task.chat=true", 1),
+    ],
+)
+def test_the_errors_of_a_dry_run_are_the_real_ones(
+    change: str, code: int, command: list[str], tmp_path: Path, tiny_llama: Path
+) -> None:
+    if "{" in change:
+        made = other_base(tmp_path / "other", tiny_llama), tiny.plain(tiny_llama, tmp_path / "base")
+        change = change.format(other=made[0], plain=made[1])
+    changes = change.split()
+    dry = searches.run([*command, *changes, "dry_run=true"])
+    assert not (tmp_path / "search").exists()
+    real = searches.run([*command, *changes])
+    assert not (tmp_path / "search").exists(), "a run folder for what cannot run"
+    assert real.returncode == dry.returncode == code, dry.stderr
+    assert real.stderr == dry.stderr and len(dry.stderr.strip().splitlines()) == 1
+
+
+def test_dry_run_is_true_or_false(command: list[str]) -> None:
+    result = searches.run([*command, "dry_run=perhaps"])
+    assert result.returncode == 2 and "dry_run=perhaps" in result.stderr
+
+
+def plan(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    script = [sys.executable, str(searches.ROOT / "benchmarks" / "plan.py"), *arguments]
+    return subprocess.run(
+        script, capture_output=True, text=True, env=searches.environment(), check=False
+    )
+
+
+def test_the_table_of_the_documentation_is_what_the_script_prints() -> None:
+    result = plan()
+    assert result.returncode == 0, result.stderr
+    table = [line for line in result.stdout.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + 3 * 2
+    text = (searches.ROOT / "docs" / "scaling.md").read_text()
+    assert "\n".join(table) in text, "run benchmarks/plan.py and put its table there"
+
+
+def test_the_script_takes_any_configuration(tiny_llama: Path, tmp_path: Path) -> None:
+    result = plan(str(tiny_llama), "--rank", "4", "--particles", "6", "--gpus", "1", "2", "4")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(tiny_llama.name) == 3
+    wrong = plan(str(tmp_path))
+    assert wrong.returncode == 1 and wrong.stderr.startswith("error: ")

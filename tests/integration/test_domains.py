@@ -1,0 +1,507 @@
+"""Utilities by domain, the best constant answers, and the warning of one answer throughout."""
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import evaluations
+import pytest
+import run_folders
+import searches
+import tiny
+
+from swarm.evaluation.evaluation import format_result
+from swarm.export.model_card import describe_metrics
+from swarm.finetune.run import domain_lines as by_domain_table
+from swarm.finetune.run import scores_table
+from swarm.report.build import build_report, write_report
+from swarm.runs.describe import (
+    compare_with_baselines,
+    conclude_test,
+    domain_table,
+    format_one_answer_warnings,
+    list_caveats,
+)
+from swarm.runs.manifest import encode_state
+from swarm.runs.run_reader import RunFolder
+from swarm.studies import ablations, method_comparison, sweep
+from swarm.tasks.abstain import Abstain
+from swarm.tasks.base import Item, Score
+from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.metrics import (
+    NO_GOLD_DOMAIN,
+    best_constant_answers,
+    find_one_answer_domains,
+    item_domain,
+    summarize_domains,
+    utility_summary,
+)
+from swarm.tasks.mixture import Mixture
+
+MINI = searches.ROOT / "data" / "nlgraph_mini.json"
+
+
+@pytest.fixture(scope="module")
+def mini() -> ExactMatch:
+    return ExactMatch("nlgraph_mini", str(MINI))
+
+
+def given(task: Any, items: Sequence[Item], answers: Sequence[str | None]) -> list[Score]:
+    """The scores of these answers."""
+    return [
+        Score(task.grade(item, answer), answer, part=item.get("part", ""))
+        for item, answer in zip(items, answers, strict=True)
+    ]
+
+
+def match(folder: Path, name: str, dev: Sequence[Any], test: Sequence[Any]) -> ExactMatch:
+    """A task with these gold answers; items have no domain of their own."""
+    splits = {
+        split: [{"id": n, "question": f"{split} {n}", "answer": a} for n, a in enumerate(golds)]
+        for split, golds in (("dev", dev), ("test", test))
+    }
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(splits))
+    return ExactMatch(name, str(path))
+
+
+def choice_file(path: Path) -> Path:
+    """Choices of two domains, 20 items each a split; the right letters take turns."""
+
+    def item(number: int) -> dict[str, Any]:
+        domain, letters = (("doors", "AB"), ("paths", "ABC"))[number % 2]
+        choices = {letter: f"{letter.lower()}{number}" for letter in letters}
+        gold = letters[number // 2 % len(letters)]
+        return {
+            "question": f"which one {number}",
+            "choices": choices,
+            "answer": gold,
+            "id": number,
+            "domain": domain,
+        }
+
+    splits = {"dev": [item(n) for n in range(40)], "test": [item(n) for n in range(100, 140)]}
+    path.write_text(json.dumps(splits))
+    return path
+
+
+def test_constant_answers_equal_a_hand_count(mini: ExactMatch) -> None:
+    dev, test = mini.items("dev"), mini.items("test")
+    found = best_constant_answers(mini, dev)
+    assert found is not None
+    best, right = {}, 0
+    for domain in ("connectivity", "shortest_path"):
+        golds = Counter(item["answer"] for item in dev if item["domain"] == domain)
+        best[domain] = golds.most_common(1)[0][0]
+        right += sum(i["answer"] == best[domain] for i in test if i["domain"] == domain)
+    assert found.domains == best == {"connectivity": "Yes", "shortest_path": "1"}
+    told = found.summarize_splits(mini, {"dev": dev, "test": test})
+    assert told["by_domain"]["test"]["utility"] == right / len(test) == 0.3075
+    every = Counter(item["answer"] for item in dev)
+    assert every[found.overall] == max(every.values())
+    assert told["overall"]["dev"]["utility"] == max(every.values()) / len(dev)
+    assert told["overall"]["test"]["utility"] == sum(
+        item["answer"] == found.overall for item in test
+    ) / len(test)
+
+
+def test_domains_add_up(mini: ExactMatch) -> None:
+    items = mini.items("test")
+    answers = [("Yes", "No", "1", "2", None)[n * 7 % 5] for n in range(len(items))]
+    scores = given(mini, items, answers)
+    found = utility_summary(mini, scores, items)
+    domains = found["domains"]
+    assert list(domains) == list(dict.fromkeys(item["domain"] for item in items))
+    total = sum(one["utility"] * one["items"] for one in domains.values())
+    assert total / len(items) == pytest.approx(found["utility"])
+    for name, one in domains.items():
+        mine = [s for s, i in zip(scores, items, strict=True) if i["domain"] == name]
+        read = Counter(s.answer for s in mine if s.answer)
+        assert one["items"] == len(mine) and one["answers"] == read.total()
+        assert one["unparsed_rate"] == pytest.approx(1 - read.total() / len(mine))
+        assert one["share"] == max(read.values()) / read.total()
+        assert one["interval"][0] < one["utility"] < one["interval"][1]
+
+
+def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
+    roads = match(tmp_path, "roads", ["Yes", "Yes", "No"], ["No", "Yes", "Yes", "Yes"])
+    sums = match(tmp_path, "sums", [3, 3, 4], [4, 4, 3])
+    both = Mixture("both", {"roads": roads, "inner": Mixture("inner", [sums])})
+    items = both.items("test")
+    assert [item_domain(item) for item in items] == ["roads"] * 4 + ["inner/sums"] * 3
+    scores = given(both, items, ["No", "No", "Yes", "Yes", "4", "4", "4"])
+    found = summarize_domains(both, items, scores)
+    assert {name: one["utility"] for name, one in found.items()} == {
+        "roads": 0.75,
+        "inner/sums": pytest.approx(2 / 3),
+    }
+    constants = best_constant_answers(both, both.items("dev"))
+    assert constants is not None and constants.domains == {"roads": "Yes", "inner/sums": "3"}
+    told = constants.summarize_splits(both, {"test": items})
+    # By the mixture's own utility, the harmonic mean of 3/4 and 1/3; one answer fails in a part.
+    assert told["by_domain"]["test"]["utility"] == pytest.approx(2 / (4 / 3 + 3))
+    assert told["overall"]["test"]["utility"] == 0
+
+
+def test_without_a_domain_the_gold_answer_gives_one(tmp_path: Path) -> None:
+    golds = ["Yes", "no", "true", 12, "1,200", "red door"]
+    task = match(tmp_path, "kinds", golds, ["Yes"])
+    kinds = ["yes or no", "yes or no", "true or false", "number", "number", "phrase"]
+    assert [item_domain(item) for item in task.items("dev")] == kinds
+    assert item_domain({"id": 0, "choices": {"A": "a", "B": "b"}, "answer": "A"}) == "letter"
+    assert item_domain({"id": 0, "prompt": "write"}) == NO_GOLD_DOMAIN
+
+
+def test_a_constant_answer_may_be_to_abstain(tmp_path: Path) -> None:
+    task = Abstain("doors", str(choice_file(tmp_path / "doors.json")))
+    found = best_constant_answers(task, task.items("dev"))
+    # Of two letters each is right for half (0 on the mean); of three, abstention beats -1/3.
+    assert found is not None and found.domains == {"doors": "A", "paths": "abstain"}
+    assert found.overall == "abstain"
+    told = found.summarize_splits(task, {"test": task.items("test")})
+    assert told["overall"]["test"]["utility"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "share"),
+    [
+        (["No"] * 19 + ["Yes"], 0.95),
+        (["No"] * 18 + ["Yes"] * 2, None),
+        (["No"] * 10 + [None] * 10, 1.0),
+        (["No"] * 9 + [None] * 11, None),
+    ],
+)
+def test_one_answer_is_warned_of(
+    answers: list[str | None], share: float | None, tmp_path: Path
+) -> None:
+    task = match(tmp_path, "doors", ["No"], ["Yes", "No"] * 10)
+    found = find_one_answer_domains(
+        task, task.items("test"), given(task, task.items("test"), answers)
+    )
+    if share is None:
+        assert found == []
+        return
+    (one,) = found
+    assert one["domain"] == "yes or no" and one["answer"] == "No" and one["share"] == share
+    assert one["right"] == 0.5
+    (words,) = format_one_answer_warnings(found, "the best found", "test")
+    assert words.startswith("Warning: in the domain yes or no of test, the best found gives one")
+
+
+def test_a_domain_of_one_gold_answer_is_not_warned_of(tmp_path: Path) -> None:
+    mostly = match(tmp_path, "mostly", ["No"], ["No"] * 19 + ["Yes"])
+    items = mostly.items("test")
+    assert find_one_answer_domains(mostly, items, given(mostly, items, ["No"] * 20)) == []
+    (one,) = find_one_answer_domains(mostly, items, given(mostly, items, ["Yes"] * 20))
+    assert one["right"] == 0.05
+
+
+def test_one_answer_to_small_domains_is_seen_over_all(mini: ExactMatch) -> None:
+    task = ExactMatch("small", str(MINI))
+    items = [{**item, "domain": f"d{n // 5}"} for n, item in enumerate(mini.items("test")[:40])]
+    (one,) = find_one_answer_domains(task, items, given(task, items, ["No"] * 39 + ["Yes"]))
+    assert one["domain"] is None and one["answers"] == 40
+    assert "in all domains" in format_one_answer_warnings([one], "it", "test")[0]
+
+
+def test_answers_that_are_not_graded_have_no_constant(mini: ExactMatch) -> None:
+    signalled = ExactMatch("nlgraph_mini", str(MINI), signal="logprob")
+    items = signalled.items("test")
+    scores = [Score(-1.0, "") for _ in items]
+    assert best_constant_answers(signalled, signalled.items("dev")) is None
+    assert find_one_answer_domains(signalled, items, scores) == []
+    assert "commonest" not in summarize_domains(signalled, items, scores)["connectivity"]
+
+
+@pytest.fixture(scope="module")
+def constant(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[str]]:
+    """A search with a model that reads only the last token: it gives one letter to every item."""
+    from safetensors.torch import load_file, save_file
+
+    place = tmp_path_factory.mktemp("constant")
+    base = tiny.model(place / "base")
+    weights = load_file(base / "model.safetensors")
+    for name, weight in weights.items():
+        if "o_proj" in name or "down_proj" in name:
+            weight.zero_()
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    pool = place / "pool"
+    for seed, name in enumerate(("amber", "birch"), start=1):
+        tiny.expert(base, pool / name, seed, targets=("q_proj", "v_proj"))
+    words = searches.arguments(place, base, pool, task__file=choice_file(place / "doors.json"))
+    words = [word for word in words if not word.endswith("tiny.json")]
+    result = searches.run(words)
+    assert result.returncode == 0, result.stderr
+    return place / "search" / "run", " ".join(result.stdout.split()), words
+
+
+def test_a_search_whose_best_gives_one_answer_says_so(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    folder, output, _ = constant
+    metrics = json.loads((folder / "state.json").read_text())["metrics"]
+    (one,) = metrics["ending_best_single_test_one_answer"]
+    assert one["domain"] is None and one["share"] == 1.0 and one["answers"] == 40
+    answer = one["answer"]
+    warning = f'the best found gives one answer: "{answer}" is 100 % of the 40 answers'
+    assert warning in output and "best constant answer of each domain" in output
+    domains = metrics["ending_best_single_test_domains"]
+    assert {name: found["items"] for name, found in domains.items()} == {"doors": 20, "paths": 20}
+    total = sum(found["utility"] * found["items"] for found in domains.values())
+    assert total / 40 == pytest.approx(metrics["ending_best_single_test_accuracy"])
+    constants = metrics["constant_answers"]
+    assert constants["by_domain"]["answers"] == {"doors": "A", "paths": "A"}
+    assert constants["gain"] == pytest.approx(
+        metrics["ending_best_single_test_accuracy"] - constants["by_domain"]["test"]["utility"]
+    )
+    assert "The best constant answer of each domain" in conclude_test(metrics)
+    header, rows = domain_table(metrics, "test") or ([], [])
+    assert header[0] == "domain of test" and [row[0] for row in rows] == ["doors", "paths"]
+    assert all(row[-1] == f'"{answer}": 100 % (!)' for row in rows)
+
+
+def test_a_report_shows_domains_constants_and_warnings(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    folder, _, _ = constant
+    write_report(folder)
+    for name in ("report.html", "report.md"):
+        text = re.sub(r"<[^>]+>|[\\*]", " ", (folder / name).read_text())
+        for words in ("gives one answer", "best constant answer", "doors", "paths"):
+            assert words in text, (name, words)
+
+
+def test_an_older_run_without_these_numbers_is_read(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    folder, _, words = constant
+    path = folder / "state.json"
+    before = path.read_text()
+    state = json.loads(before)
+    new = re.compile(r"_domains$|_one_answer$|^constant_answers$")
+    state["metrics"] = {k: v for k, v in state["metrics"].items() if not new.search(k)}
+    path.write_bytes(encode_state(state))
+    try:
+        found = build_report(folder)
+        assert found.verdict and list_caveats(state["metrics"]) == list_caveats(
+            {**state["metrics"]}
+        )
+        again = searches.run(words)
+        assert again.returncode == 0, again.stderr
+        assert "best found" in again.stdout and "Warning:" not in again.stdout
+    finally:
+        path.write_text(before)
+
+
+def test_tables_of_searches_show_domains_and_marks(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    run = RunFolder(constant[0])
+    found = method_comparison.summarize_methods([("pso", [run])], {}, None, 9)
+    text = method_comparison.format_comparison(found)
+    (row,) = found["methods"]
+    assert row["one_answer"] == found["start"]["one_answer"] == 1
+    total = sum(20 * values[0] for values in row["domains"].values())
+    assert total / 40 == pytest.approx(row["test"][0])
+    lines = text.splitlines()
+    by_domain_ = next(n for n, line in enumerate(lines) if line.startswith("| test, by domain"))
+    assert [cell.strip() for cell in lines[by_domain_].split("|")[2:4]] == ["doors", "paths"]
+    assert lines[by_domain_ + 2].startswith("| best constant answer")
+    assert "| pso (!1)" in text and ablations.ONE_ANSWER_NOTE in text
+    assert "| best constant answer of each domain" in lines[3]
+    side = ablations.compare_rows([ablations.StudyRow("pso", [run])])
+    assert "pso (!1)" in ablations.rows_to_markdown(side)
+    for key in [key for key in run.metrics if key.endswith(("_domains", "_one_answer"))]:
+        run.metrics.pop(key)
+    run.metrics.pop("constant_answers")
+    older = method_comparison.format_comparison(
+        method_comparison.summarize_methods([("pso", [run])], {}, None, 9)
+    )
+    assert "domain" not in older and "(!" not in older
+
+
+@pytest.mark.parametrize(
+    ("gain", "p", "kind"), [(0.1, 0.01, "better"), (0.1, 0.2, "unclear"), (-0.1, 0.01, "unclear")]
+)
+def test_a_gain_has_to_be_one_on_constant_answers_too(
+    gain: float, p: float, kind: str, tmp_path: Path
+) -> None:
+    one = {"utility": 0.5, "interval": [0.4, 0.6], "items": 40}
+    constants = {
+        "by_domain": {"answers": {"number": "7"}, "dev": one, "test": one},
+        "gain": gain,
+        "gain_interval": [gain - 0.1, gain + 0.1],
+        "p_value": p,
+    }
+    more = {"test_gain": 0.1, "test_gain_p_value": 0.001, "constant_answers": constants}
+    found = build_report(run_folders.folder(tmp_path / "run", more=more))
+    assert found.kind == kind and ("constant answers" in found.verdict) == (kind != "better")
+    assert 'best constant answer ("7"; chosen on dev) has 0.500 on test' in found.result
+
+
+def test_the_page_of_a_run_shows_domains_and_warnings(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    from swarm.ui.run_data import load_run_series
+
+    found = load_run_series(constant[0])
+    assert any(table.header[0] == "domain of test" for table in found.domains)
+    assert found.models is not None and found.models.rows[0][0].startswith("best constant answer")
+    warned = " ".join(found.told).count("Warning: in all domains of test, the best found")
+    assert warned == 1
+
+
+def test_a_sweep_and_the_list_of_runs_mark_one_answer(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    from swarm.ui.run_index import RunIndex
+
+    folder = constant[0]
+    state = json.loads((folder / "state.json").read_text())
+
+    class Done(sweep.Trial):
+        def load_metrics(self) -> dict[str, Any]:
+            return dict(state["metrics"])
+
+    config = {"seed": 1, "folder": str(folder.parent), "name": folder.name}
+    summary = sweep.summarize_trials([Done(config, {"optimizer.step": 0.5})], {})
+    text = "\n".join(sweep.format_summary(summary))
+    assert "] (!) |" in text and "Warning: in all domains of test, the best of run" in text
+    assert "by domain: doors 0." in text and "The best constant answer (" in text
+    line = RunIndex(folder.parent).get_run("run")
+    assert line is not None and line.gain_text.endswith("] (one answer)")
+
+
+def test_runs_side_by_side_show_domains_and_warnings(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    from swarm.ui.pages.runs import compare_runs
+
+    found = compare_runs([constant[0], constant[0]])
+    assert found.domains[0] == ["best found on test", "doors", "paths"]
+    assert found.domains[1][0] == "best constant answer" and len(found.domains) == 4
+    assert len(found.warnings) == 2 and "gives one answer" in found.warnings[0]
+
+
+def test_a_card_shows_domains_constants_and_warnings(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    metrics = RunFolder(constant[0]).metrics
+    text = "\n".join(
+        [*scores_table(metrics, "start", "end"), *by_domain_table(metrics, "start", "end")]
+    )
+    assert "| best constant answer of each domain" in text and "| domain of test " in text
+    assert any(words.startswith("Warning:") for words in describe_metrics(metrics))
+
+
+def test_an_evaluation_shows_domains_constants_and_warnings(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    words = [
+        word
+        for word in constant[2]
+        if word.split("=")[0].split(".")[0] in ("model", "pool", "task")
+    ]
+    result = evaluations.evaluated(
+        [*words, "candidate=expert", "candidate.names=amber", "device=cpu", "out=null"]
+    )
+    (voice,) = result["voices"]
+    total = sum(one["utility"] * one["items"] for one in voice["domains"].values())
+    assert total / 40 == pytest.approx(voice["utility"])
+    lines = format_result(result).splitlines()
+    assert lines[2].startswith("  doors: ") and "100 % (!)" in lines[2]
+    assert any(line.startswith("best constant answer of each domain") for line in lines)
+    assert any(line.startswith("Warning: in all domains of test, amber") for line in lines)
+    older = {
+        **result,
+        "voices": [{k: v for k, v in voice.items() if k not in ("domains", "one_answer")}],
+    }
+    older.pop("constant_answers")
+    assert "doors" not in format_result(older)
+
+
+@pytest.fixture(scope="module")
+def baselines(
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool: Path
+) -> tuple[list[str], dict[str, Any], str]:
+    """A search on two domains with all baselines: its words, its metrics and what it printed."""
+    place = tmp_path_factory.mktemp("baselines")
+    keys = {"baselines": "[base,soup,recipe,experts]", "pool__space": "delta"}
+    file = choice_file(place / "doors.json")
+    words = searches.arguments(place, tiny_llama, tiny_pool, task__file=file, **keys)
+    words = [word for word in words if not word.endswith("tiny.json")]
+    result = searches.run(words)
+    assert result.returncode == 0, result.stderr
+    state = json.loads((place / "search" / "run" / "state.json").read_text())
+    return words, state, " ".join(result.stdout.split())
+
+
+def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], str]) -> None:
+    _, state, output = baselines
+    found = {one["name"]: one for one in state["metrics"]["baselines"]}
+    assert list(found) == ["base", "soup", "recipe", "experts"]
+    reached = state["metrics"]["ending_best_single_test_accuracy"]
+    for one in found.values():
+        assert one["test"]["items"] == 40 and set(one["test"]["domains"]) == {"doors", "paths"}
+        assert one["gain"] == pytest.approx(reached - one["test"]["utility"])
+    told = compare_with_baselines(state["metrics"])
+    assert len(told) == 4 and told[0].startswith("The base model has ")
+    assert "best found minus it" in output and "p = " in output
+    # The best of the recipes is at least the best expert, each domain's best at least the best.
+    best = state["metrics"]["starting_best_validation_utility"]
+    assert found["recipe"]["dev"]["utility"] >= best
+    assert found["experts"]["dev"]["utility"] >= best
+    assert set(found["experts"]["experts"]) == {"doors", "paths"}
+    header, rows = domain_table(state["metrics"], "test") or ([], [])
+    assert header[2:6] == [one["label"].split(" (")[0] for one in found.values()]
+    assert all(len(row) == len(header) for row in rows)
+
+
+def test_the_base_is_the_model_without_experts(
+    baselines: tuple[list[str], dict[str, Any], str], tmp_path: Path
+) -> None:
+    words, state, _ = baselines
+    kept = ("task", "model", "pool.folder")
+    keys = [word for word in words if word.startswith(kept)]
+    command = [sys.executable, "-m", "swarm.evaluate", *keys, "candidate=base", f"out={tmp_path}/e"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    whole = json.loads((tmp_path / "e" / "result.json").read_text())
+    (voice,) = whole["voices"]
+    assert voice["utility"] == state["metrics"]["baselines"][0]["test"]["utility"]
+
+
+def test_an_unknown_baseline_is_refused(
+    baselines: tuple[list[str], dict[str, Any], str],
+) -> None:
+    words = [word for word in baselines[0] if not word.startswith("baselines=")]
+    result = searches.run([*words, "baselines=[soop]", "name=other"])
+    assert result.returncode == 1 and "must be a list of base, soup, recipe" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_runs_are_compared_on_the_items_that_both_were_asked(
+    baselines: tuple[list[str], dict[str, Any], str],
+) -> None:
+    from swarm.ui.pages.runs import compare_runs
+
+    words, _, _ = baselines
+    words = [word for word in words if not word.startswith(("baselines=", "name="))]
+    few = [*words, "name=few", "task.test_limit=12", "seed=7"]
+    result = searches.run(few)
+    assert result.returncode == 0, result.stderr
+    search = Path(next(word for word in words if word.startswith("folder=")).split("=", 1)[1])
+    (said,) = compare_runs([search / "run", search / "few"]).tests
+    assert said.startswith("few against run: ")
+    assert "12 test items that both were asked" in said
+    data = Path(next(word for word in words if word.startswith("task.file=")).split("=", 1)[1])
+    content = json.loads(data.read_text())
+    content["test"][0]["question"] += " now"
+    data.write_text(json.dumps(content))
+    (said,) = compare_runs([search / "run", search / "few"]).tests
+    assert "not tested against each other" in said and "has changed, or task.too_long" in said

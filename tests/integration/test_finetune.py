@@ -1,0 +1,447 @@
+"""Fine-tuning: the loss falls, the best look is what is saved, and a killed one goes on."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import searches
+import tiny
+from finetune_runs import tune, words
+from hydra import compose, initialize_config_dir
+
+from swarm._util.files import conf_folder
+from swarm.engine.base_model import BaseModel
+from swarm.engine.hf import HFEngine
+from swarm.errors import UserError
+from swarm.export.source import read_source as export
+from swarm.finetune.run import tokenize_items
+from swarm.finetune.trainer import (
+    Trainer,
+    TrainingArguments,
+    TrainingProgress,
+    batch_indices,
+    evaluate_loss,
+    mean_loss,
+)
+from swarm.pool.pool import Pool
+from swarm.runs.manifest import Manifest
+from swarm.search import build_run
+
+
+@pytest.fixture(scope="module")
+def tuned(
+    tiny_llama: Path, tiny_pool: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """A finished fine-tuning of amber, and its metrics."""
+    folder = tmp_path_factory.mktemp("tuned")
+    return folder, tune(words(folder, tiny_llama, tiny_pool, "run", expert="amber"))
+
+
+def pairs(folder: Path, base: Path, end: bool = True) -> tuple[Any, list[Any], list[Any]]:
+    """The task of `words`, its dev items, and their pairs; with or without the end token."""
+    from swarm.tasks.multiple_choice import MultipleChoice
+
+    task = MultipleChoice("mmlu", str(folder / "tiny.json"), scoring="logits")
+    items = list(task.items("dev"))
+    found = tokenize_items(task, items, BaseModel(str(base)).load_tokenizer(base))
+    return task, items, found if end else [(asked, answer[:-1]) for asked, answer in found]
+
+
+def test_the_held_out_loss_falls_and_the_saved_adapter_is_that_of_the_best_look(
+    tuned: tuple[Path, dict[str, Any]], tiny_llama: Path
+) -> None:
+    from peft import PeftModel
+
+    folder, metrics = tuned
+    looks = metrics["looks"]
+    assert [step for step, _, _ in looks] == [0, 5, 10, 15, 20]
+    losses = [held for _, _, held in looks]
+    assert min(losses) < 0.7 * losses[0]
+    assert metrics["step"] == looks[losses.index(min(losses))][0]
+    held = json.loads((folder / "search" / "run" / "tuning.json").read_text())["metrics"]
+    assert held["examples"] == 9 and held["examples_seen"] == 20 * 8
+    assert held["examples_looked_at"] == 5 * 3 and held["prompts_asked"] == 2 * (12 + 16)
+    model = PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "search" / "run" / "tuned")
+    from swarm.loop.evaluator import split_dev_holdout
+
+    _, items, every = pairs(folder, tiny_llama)
+    _, places = split_dev_holdout(items, 0.25, 42)
+    assert evaluate_loss(model, [every[i] for i in places], 8) == pytest.approx(
+        min(losses), abs=1e-5
+    )
+
+
+def test_the_saved_adapter_answers_in_a_pool_as_the_trained_model_did(
+    tuned: tuple[Path, dict[str, Any]], tiny_llama: Path, tiny_pool: Path
+) -> None:
+    import torch
+    from peft import PeftModel
+
+    folder, metrics = tuned
+    run = folder / "search" / "run"
+    pool = Pool(run).open()
+    assert pool.names == ["start", "tuned"]
+    task, items, every = pairs(folder, tiny_llama, end=False)
+    engine = HFEngine()
+    engine.open(BaseModel(str(tiny_llama)), pool, "cpu")
+    requests = [task.gold_request(item) for item in items]
+    both = engine.generate(np.eye(2), [requests, requests])
+    for number, source in enumerate((tiny_pool / "amber", run / "tuned")):
+        model = PeftModel.from_pretrained(tiny.load(tiny_llama), source)
+        with torch.inference_mode():
+            wanted = [-mean_loss(model, [pair])[0].item() * len(pair[1]) for pair in every]
+        found = [completion.logprobs[0] for completion in both[number]]
+        assert found == pytest.approx(wanted, abs=1e-4)
+    assert metrics["starting_best_expert"] == "amber"
+    assert metrics["test_gain"] == pytest.approx(
+        metrics["ending_best_single_test_accuracy"] - metrics["starting_best_single_test_accuracy"]
+    )
+
+
+def test_padding_changes_no_loss(tiny_llama: Path) -> None:
+    model = tiny.load(tiny_llama)
+    rows = [([1, 40, 41], [50]), ([1, 42, 43, 44, 45, 46], [51, 52, 2]), ([1, 47], [53, 54])]
+    sums = [loss.item() * count for loss, count in (mean_loss(model, [row]) for row in rows)]
+    loss, tokens = mean_loss(model, rows)
+    assert tokens == 6 and loss.item() == pytest.approx(sum(sums) / 6, abs=1e-5)
+    assert evaluate_loss(model, rows, 2) == pytest.approx(sum(sums) / 6, abs=1e-5)
+    import torch
+
+    asked, answer = rows[1]
+    logits = model(input_ids=torch.tensor([[*asked, *answer]])).logits[0].log_softmax(-1)
+    wanted = sum(logits[len(asked) - 1 + i, token].item() for i, token in enumerate(answer))
+    assert sums[1] == pytest.approx(-wanted, abs=1e-4)
+
+
+def test_every_example_is_learnt_from_equally_often() -> None:
+    recipe = TrainingArguments(batch=3, seed=7)
+    drawn = [place for step in range(14) for place in batch_indices(6, recipe, step)]
+    for start in range(0, 42, 6):
+        assert sorted(drawn[start : start + 6]) == list(range(6))
+    assert drawn[:6] != drawn[6:12]
+
+
+def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_shown(
+    tuned: tuple[Path, dict[str, Any]],
+    tiny_llama: Path,
+    tiny_pool: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, metrics = tuned
+    look = Trainer._evaluate
+
+    def killed(self: Trainer, step: int, *more: Any) -> None:
+        if step == 15:
+            raise KeyboardInterrupt
+        look(self, step, *more)
+
+    command = words(tmp_path, tiny_llama, tiny_pool, "run", expert="amber")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_evaluate", killed)
+        tune(command)
+    run = tmp_path / "search" / "run"
+    assert not (run / "tuned").exists()
+    assert tune(command)["looks"] == metrics["looks"]
+    assert "goes on after step 10" in capsys.readouterr().out
+    mine, other = (f / "search" / "run" / "tuned" for f in (tmp_path, folder))
+    for name in ("adapter_model.safetensors", "swarm.json"):
+        assert (mine / name).read_bytes() == (other / name).read_bytes()
+    assert sorted(path.name for path in run.iterdir()) == [
+        "answers.json.gz",
+        "checksums.txt",
+        "start",
+        "tuned",
+        "tuning.json",
+    ]
+    before = searches.tree(run)
+    assert tune(command) == metrics
+    assert "| tuned " in capsys.readouterr().out and searches.tree(run) == before
+    with pytest.raises(UserError, match=r"another fine-tuning [(]rate: 0.01 then, 0.02 now"):
+        tune([*command, "rate=0.02"])
+    (tmp_path / "search" / "thesis").mkdir()
+    (tmp_path / "search" / "thesis" / "chapter").write_text("years of work")
+    with pytest.raises(UserError, match="holds something else"):
+        tune([*command, "name=thesis"])
+
+
+def test_damage_to_the_folder_is_named_or_mended(
+    tuned: tuple[Path, dict[str, Any]],
+    tiny_llama: Path,
+    tiny_pool: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, metrics = tuned
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    command = words(folder, tiny_llama, tiny_pool, "run", expert="amber")
+    command = [*command, f"folder={tmp_path / 'search'}"]
+    run = tmp_path / "search" / "run"
+    whole = searches.tree(run)
+    assert set(Manifest(run).read().sums) == set(whole) and not Manifest(run).read().find_damaged()
+    for name, data in whole.items():
+        for spoiled in (None, data[: len(data) // 2], data[:-1] + bytes([data[-1] ^ 1])):
+            (run / name).unlink()
+            if spoiled is not None:
+                (run / name).write_bytes(spoiled)
+            if name == "answers.json.gz":
+                assert tune(command) == metrics and searches.tree(run) == whole
+                continue
+            with pytest.raises(UserError, match=r"damaged|holds something else") as error:
+                tune(command)
+            assert name in str(error.value) or name == "tuning.json", name
+            if name.startswith("tuned/"):
+                with pytest.raises(UserError, match="tuned"):
+                    export(str(run))
+            (run / name).write_bytes(data)
+    assert tune(command) == metrics
+
+
+@pytest.mark.parametrize("spoil", [b"", b"{}", None])
+def test_a_damaged_training_is_named(
+    spoil: bytes | None,
+    tiny_llama: Path,
+    tiny_pool: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look = Trainer._evaluate
+
+    def killed(self: Trainer, step: int, *more: Any) -> None:
+        if step == 10:
+            raise KeyboardInterrupt
+        look(self, step, *more)
+
+    command = words(tmp_path, tiny_llama, tiny_pool, "run", expert="amber")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_evaluate", killed)
+        tune(command)
+    file = tmp_path / "search" / "run" / "training.safetensors"
+    data = file.read_bytes()
+    # Else one bit of a weight.
+    file.write_bytes(data[:-9] + bytes([data[-9] ^ 4]) + data[-8:] if spoil is None else spoil)
+    with pytest.raises(UserError, match=r"training.safetensors is damaged"):
+        tune(command)
+    file.write_bytes(data)
+    assert tune(command)["step"] > 0
+
+
+def test_an_adapter_with_dropout_goes_on_to_the_same_weights(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from peft import PeftModel
+
+    start = tiny.expert(tiny_llama, tmp_path / "start", lora_dropout=0.3)
+    rows = [([1, 40 + i, 41], [50 + i, 2]) for i in range(8)]
+    look = Trainer._evaluate
+
+    def trainer(name: str) -> Trainer:
+        model = PeftModel.from_pretrained(tiny.load(tiny_llama), start, is_trainable=True)
+        return Trainer(
+            model, TrainingArguments(6, batch=2, every=2), tmp_path / name, lambda line: None
+        )
+
+    def killed(self: Trainer, step: int, *more: Any) -> None:
+        if step == 4:
+            raise KeyboardInterrupt
+        look(self, step, *more)
+
+    whole = trainer("whole")
+    progress = whole.train(rows[:5], rows[5:])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_evaluate", killed)
+        trainer("killed").train(rows[:5], rows[5:])
+    again = trainer("killed")
+    assert again.train(rows[:5], rows[5:]).looks == progress.looks
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
+    assert evaluate_loss(whole.model, rows, 3) == pytest.approx(
+        evaluate_loss(whole.model, rows, 3), abs=0
+    )
+
+
+def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    command = words(tmp_path, tiny_llama, tiny_pool, "run", steps=1, test="false")
+    other = tiny.expert(tiny_llama, tmp_path / "other")
+    file = other / "adapter_model.safetensors"
+    wide = {k: v.repeat(1, 2) if "lora_A" in k else v for k, v in load_file(file).items()}
+    save_file({name: weight.contiguous() for name, weight in wide.items()}, file)
+    for more, said in (
+        (["targets=[nope]"], "targets has 'nope'.* it has: down_proj, gate_proj"),
+        (["targets=[q_proj,self_attn]"], "targets has 'self_attn'"),
+        (["targets=q_proj"], "must be a list"),
+        ([f"expert={other}"], "128 to 32, which .* does not have"),
+    ):
+        with pytest.raises(Exception, match=said) as caught:
+            tune([*command, *more])
+        cause = caught.value if isinstance(caught.value, UserError) else caught.value.__cause__
+        assert isinstance(cause, UserError) and "\n" not in str(cause)
+        assert not (tmp_path / "search").exists()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_evaluate", killed)
+        tune([*command, "expert=birch"])
+    run = tmp_path / "search" / "run"
+    assert (run / "start").is_dir()
+    assert tune([*command, "expert=amber"])["starting_best_expert"] == "amber"
+    start = run / "start" / "adapter_model.safetensors"
+    assert start.read_bytes() == (tiny_pool / "amber" / start.name).read_bytes()
+    for text in ("{", "[]", "{}", '{"identity": 1}'):
+        (run / "tuning.json").write_text(text)
+        with pytest.raises(UserError, match=r"tuning.json is damaged: choose another name=[^\n]*$"):
+            tune([*command, "expert=amber"])
+
+
+def test_training_that_only_harms_is_stopped_and_the_start_is_kept(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    metrics = tune(
+        words(
+            tmp_path,
+            tiny_llama,
+            tiny_pool,
+            "bad",
+            expert="amber",
+            rate=3.0,
+            every=1,
+            patience=2,
+            test="false",
+        )
+    )
+    assert metrics["steps"] < 20 and metrics["step"] < metrics["steps"]
+    assert "test_gain" not in metrics
+    later = [held for step, _, held in metrics["looks"] if step > metrics["step"]]
+    assert len(later) == 2
+    progress = TrainingProgress()
+    assert progress.record_evaluation(0, None, 2.0) and not progress.record_evaluation(1, 1.0, 2.0)
+    assert (
+        progress.record_evaluation(2, 1.0, 1.5)
+        and progress.count_stale() == 0
+        and progress.best == 2
+    )
+
+
+def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    import torch
+    from peft import PeftModel
+
+    metrics = tune(
+        words(tmp_path, tiny_llama, tiny_pool, "new", holdout=0.0, rank=2, steps=5, test="false")
+    )
+    assert metrics["starting_best_expert"] == "the base" and metrics["step"] == 5
+    run = tmp_path / "search" / "new"
+    start = PeftModel.from_pretrained(tiny.load(tiny_llama), run / "start")
+    assert torch.equal(tiny.logits(start), tiny.logits(tiny.load(tiny_llama)))
+    config = json.loads((run / "tuned" / "adapter_config.json").read_text())
+    assert config["r"] == 2 and config["base_model_name_or_path"] == str(tiny_llama)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["task=abstain_mmlu"], "needs gold answers"),
+        (["task=rm_concise"], "needs gold answers"),
+        (["expert=amber", "run=search/x"], "one of the two"),
+        (["expert=nobody"], "neither an expert"),
+        (["run=nowhere"], "holds no search"),
+        (["holdout=1"], "a share of dev"),
+        (["steps=0"], "steps=0"),
+        (["rate=0"], "rate=0"),
+        (["name=a/b"], "name of a folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_writes_nothing(
+    more: list[str], said: str, tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    command = [w for w in words(tmp_path, tiny_llama, tiny_pool, "no") if not w.startswith("task")]
+    task = [] if more[0].startswith("task=") else ["task=mmlu", f"task.file={tmp_path}/tiny.json"]
+    with pytest.raises(Exception) as caught:
+        tune([*command, *task, *more])
+    cause: BaseException | None = caught.value
+    while cause is not None and not isinstance(cause, UserError):
+        cause = cause.__cause__ or cause.__context__
+    assert cause is not None and said in str(cause) and "\n" not in str(cause)
+    assert not (tmp_path / "search").exists()
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys, swarm.finetune.__main__; print({'torch', 'peft'} & set(sys.modules))"
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(),
+        check=True,
+    )
+    assert out.stdout.strip() == "set()"
+
+
+def test_a_run_without_a_test_is_said_to_be_not_compared(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for test in ("false", "true"):
+        first = searches.arguments(
+            tmp_path, tiny_llama, tiny_pool, "first", optimizer__max_iterations=1, test=test
+        )
+        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            run, config = build_run(compose("search", first))
+        run.search(config)
+        tune(words(tmp_path, tiny_llama, tiny_pool, "tuned", run=run.record.folder, steps=1))
+        told = capsys.readouterr().out
+        why = "Not compared with the best found: that run has no test."
+        assert (why in told.splitlines()) is (test == "false")
+        assert ("Beside the best that first found" in told) is (test == "true")
+
+
+@pytest.mark.slow
+def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_found(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    searched = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, "first"))
+    assert searched.returncode == 0, searched.stderr
+    first = tmp_path / "search" / "first"
+    command = [
+        sys.executable,
+        "-m",
+        "swarm.finetune",
+        *words(tmp_path, tiny_llama, tiny_pool, "tuned", run=first),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(),
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads((first / "state.json").read_text())["metrics"]
+    mine = json.loads((tmp_path / "search" / "tuned" / "tuning.json").read_text())["metrics"]
+    assert mine["starting_best_expert"] == metrics["starting_best_expert"]
+    for name in ("validation_utility", "single_test_accuracy"):
+        assert mine[f"starting_best_{name}"] == metrics[f"starting_best_{name}"]
+    assert mine["searched"]["starting"] == metrics["ending_best_single_test_accuracy"]
+    assert mine["searched"]["prompts"] == metrics["prompts_asked"]
+    assert "Beside the best that first found" in done.stdout
+    constant = mine["constant_answers"]
+    assert constant["by_domain"] == metrics["constant_answers"]["by_domain"]
+    assert mine["ending_best_single_test_accuracy"] - constant["gain"] == pytest.approx(
+        constant["by_domain"]["test"]["utility"]
+    )
+    assert "| best constant answer" in done.stdout and "the tuned one is" in done.stdout

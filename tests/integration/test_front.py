@@ -1,0 +1,297 @@
+"""Several objectives: the front of a search, its hypervolume, constraints, report and export."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import run_folders
+import searches
+
+from swarm.errors import UserError
+from swarm.export.export import Export
+from swarm.report.build import build_report, write_report
+from swarm.report.document import Chart
+from swarm.runs.pareto_front import ParetoFront, compute_hypervolume, find_non_dominated
+from swarm.ui.run_data import load_run_series
+
+
+def sheet(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "front.json").read_text())
+    return found
+
+
+def state(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    return found
+
+
+def test_a_front_is_what_nothing_dominates() -> None:
+    values = np.random.default_rng(0).integers(0, 6, size=(60, 3)).astype(float)
+    for row, found in zip(values, find_non_dominated(values), strict=True):
+        better = ((values >= row).all(axis=1) & (values > row).any(axis=1)).any()
+        assert found == (not better)
+    violations = np.where(values[:, 0] > 3, 0.5, 0.0)
+    kept = find_non_dominated(values, violations)
+    assert (violations[kept] == 0).all()
+    np.testing.assert_array_equal(
+        kept[violations == 0], find_non_dominated(values[violations == 0])
+    )
+    # None meets them: those that miss them by the least.
+    assert list(find_non_dominated(values[:3], np.array([2.0, 1.0, 3.0]))) == [False, True, False]
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
+def test_the_hypervolume_is_that_of_pymoo(objectives: int) -> None:
+    from pymoo.indicators.hv import HV
+
+    draw = np.random.default_rng(objectives)
+    for count in (0, 1, 2, 12):
+        values = draw.normal(size=(count, objectives)).round(1)
+        reference = draw.normal(size=objectives) - 0.7
+        mine = compute_hypervolume(values, reference)
+        if objectives == 1:
+            assert mine == pytest.approx(max([0.0, *(values - reference).ravel()]))
+            continue
+        theirs = HV(ref_point=-reference)(-values) if count else 0.0
+        assert mine == pytest.approx(float(theirs), abs=1e-12)
+
+
+def made(
+    told: list[list[list[float] | None]], experts: int = 2, **optimizer: Any
+) -> dict[str, Any]:
+    """A record's state of [T][N][M] objectives at positions that all differ; zero is particle 2."""
+    rounds = []
+    for number, entry in enumerate(told):
+        positions = [[1.0 + number, float(i)] for i in range(len(entry))]
+        if number == 0 and len(entry) > 2:
+            positions[2] = [0.0, 0.0]
+        utilities = [None if row is None else sum(row) / len(row) for row in entry]
+        rounds.append({"positions": positions, "utilities": utilities, "objectives": entry})
+    return {
+        "objectives": {"A": 10, "B": 20},
+        "rounds": rounds,
+        "own": experts,
+        "experts": ["x", "y"],
+        "groups": ["all"],
+        "optimizer": optimizer,
+    }
+
+
+def test_points_are_numbered_and_equal_ones_count_once() -> None:
+    first = [[0.2, 0.8], [0.6, 0.1], [0.1, 0.1], None]
+    second = [[0.6, 0.4], [0.6, 0.4], [0.1, 0.9], [0.5, 0.3]]
+    front = ParetoFront.from_state(made([first, second]))
+    assert front is not None
+    assert front.front_indices == [(1, 0), (0, 0), (1, 2)]
+    assert len(front.measured_indices) == 7
+    # Beyond (.2, .1), the worst of the two experts.
+    assert front.hypervolume_history == pytest.approx([0.0, 0.4 * 0.3])
+    assert front.evenly_spaced_points(2) == [0, 2] and front.evenly_spaced_points(9) == [0, 1, 2]
+    assert ParetoFront.from_state({**made([first]), "objectives": None}) is None
+
+
+def test_constraints_decide_before_the_utility() -> None:
+    first = [[0.2, 0.8], [0.9, 0.1], [0.1, 0.5]]
+    second = [[0.9, 0.4], [0.4, 0.5], [0.3, 0.6]]
+
+    def front(**optimizer: Any) -> ParetoFront:
+        found = ParetoFront.from_state(made([first, second], **optimizer))
+        assert found is not None
+        return found
+
+    free = front()
+    assert free.best_index() == (1, 0) and free.best_index(2) == (0, 0)
+    bound = front(constraints={"B": "base"})
+    assert bound.constraint_bounds == {"B": 0.5}
+    assert bound.front_indices == [(1, 1), (1, 2), (0, 0)] and bound.best_index() == (0, 0)
+    only = front(constraints={"B": 0.45}, objectives=["A"])
+    assert only.front_indices == [(1, 1)] and only.reference_point.tolist() == [0.2]
+    never = front(constraints={"B": 0.95, "A": 0.3})
+    assert never.best_index() == (0, 0), "it misses both bounds by the least: .15 + .1"
+    assert never.hypervolume_history == [0.0, 0.0]
+
+
+@pytest.fixture(scope="module")
+def found(tiny_llama: Path, tiny_pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished search in the delta space, with free sums and a constraint."""
+    folder = tmp_path_factory.mktemp("found")
+    more = {
+        "optimizer": "nsga2",
+        "optimizer__constraints": "{B: base}",
+        "pool__space": "delta",
+        "optimizer__sum_to_one": "false",
+        "pool__groups": "thirds",
+        "optimizer__particles": 8,
+        "front": 3,
+    }
+    result = searches.run(searches.several(folder, tiny_llama, tiny_pool, "first", **more))
+    assert result.returncode == 0, result.stderr
+    assert "Constraint: B at least" in result.stdout
+    return folder / "search" / "first"
+
+
+def test_a_search_keeps_its_front(found: Path) -> None:
+    content, kept = sheet(found), state(found)
+    assert content["objectives"] == ["A", "B"] and content["dev_items"] == {"A": 4, "B": 5}
+    rounds, metrics = kept["rounds"], kept["metrics"]
+    assert all(len(entry["objectives"]) == 8 for entry in rounds)
+    for entry in rounds:
+        for utility, row in zip(entry["utilities"], entry["objectives"], strict=True):
+            assert utility == pytest.approx(sum(row) / 2)
+    base = rounds[0]["objectives"][4]
+    assert not any(rounds[0]["positions"][4]), "the base is among the first positions"
+    assert content["constraints"] == {"B": {"at_least": base[1], "base": True}}
+    assert content["feasible"] and len(content["points"]) >= 2
+    assert content["hypervolume"] == sorted(content["hypervolume"])
+    tested = [point for point in content["points"] if "test_parts" in point]
+    assert len(tested) == min(3, len(content["points"]))
+    for point in content["points"]:
+        place = point["iteration"], point["particle"]
+        assert point["coefficients"] == rounds[place[0]]["positions"][place[1]]
+        assert point["dev"]["B"] >= base[1]
+    for point in tested:
+        low, high = point["test_parts"]["A"]["interval"]
+        assert low <= point["test_parts"]["A"]["utility"] <= high
+        assert point["dev_parts"]["B"]["utility"] == pytest.approx(point["dev"]["B"])
+    # The best found is the best of those that meet the bound.
+    measured = [zip(one["utilities"], one["objectives"], strict=True) for one in rounds]
+    allowed = [u for entry in measured for u, row in entry if row[1] >= base[1]]
+    assert metrics["ending_best_validation_utility"] == pytest.approx(max(allowed))
+    bound = metrics["constraints"]["B"]
+    assert bound["met"] and bound["at_least"] == base[1] and "test_gain_interval" in bound
+    best = json.loads((found / "global_best" / "swarm.json").read_text())
+    assert best["coefficients"] == metrics["ending_best_position"]
+
+
+def test_the_report_and_the_page_show_the_front(found: Path) -> None:
+    text = "\n".join(path.read_text() for path in write_report(found) if path.suffix == ".md")
+    assert "## Front of the objectives" in text and "Constraint: B at least" in text
+    section = run_folders.section(build_report(found), "front")
+    charts = {one.key: one for one in section.blocks if isinstance(one, Chart)}
+    scatter, table = charts["front_0_1"], section.blocks[2]
+    points = sheet(found)["points"]
+    assert list(scatter.series[0].x) == [point["dev"]["A"] for point in points]
+    assert list(charts["hypervolume"].series[0].y) == sheet(found)["hypervolume"]
+    assert [row[-1] for row in table.rows] == [point["words"] for point in points]
+    assert table.header[:3] == ["point", "A, dev, n = 4", "B, dev, n = 5"]
+    html = (found / "report.html").read_text()
+    run_folders.Document(html)
+    assert 'id="front"' in html and "point 1" in html
+    shown = load_run_series(found)
+    assert shown.points is not None and shown.points.rows == table.rows
+    assert shown.front["series"][-1]["name"] == "front on dev"
+    assert json.loads(json.dumps(shown.front)) == shown.front
+
+
+def test_a_point_is_exported(found: Path, tmp_path: Path) -> None:
+    point = sheet(found)["points"][1]
+    Export(str(found), str(tmp_path / "mine"), point=1).write()
+    note = json.loads((tmp_path / "mine" / "swarm.json").read_text())
+    assert note["coefficients"] == point["coefficients"] and note["point"] == 1
+    card = (tmp_path / "mine" / "README.md").read_text()
+    assert "Point 1 of the front" in card and f"{point['dev']['A']:.3f}" in card
+    before = searches.tree(found / "front")
+    Export(str(found), str(tmp_path / "mine"), point=1).write()
+    assert searches.tree(found / "front") == before, "it is saved once"
+    last = len(sheet(found)["points"]) - 1
+    for point_, more, words in (
+        (last + 1, {}, f"point={last + 1}: the front has 0 to {last}"),
+        (True, {}, "point=True"),
+        (0, {"particle": 1}, "without particle"),
+    ):
+        with pytest.raises(UserError, match=words):
+            Export(str(found), str(tmp_path / "other"), point=point_, **more)
+    with pytest.raises(UserError, match="point=0: must be null"):
+        Export(str(found / "global_best"), str(tmp_path / "other"), point=0)
+
+
+def test_experts_that_changed_are_not_exported(
+    found: Path, tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_pool, tmp_path / "pool")
+    more = {"optimizer": "nsga2", "optimizer__max_iterations": 1, "test": "false"}
+    command = searches.several(tmp_path, tiny_llama, tmp_path / "pool", "run", **more)
+    assert searches.run(command).returncode == 0
+    shutil.copytree(tmp_path / "pool" / "amber", tmp_path / "other")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(tmp_path / "pool" / "birch" / name, tmp_path / "pool" / "amber" / name)
+    with pytest.raises(UserError, match="have changed since the search"):
+        Export(str(tmp_path / "search" / "run"), str(tmp_path / "mine"), point=0)
+
+
+def test_a_swarm_on_a_mixture_has_a_front_too(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    command = searches.several(tmp_path, tiny_llama, tiny_pool, "run", optimizer="pso")
+    assert searches.run(command).returncode == 0
+    folder = tmp_path / "search" / "run"
+    assert len(sheet(folder)["points"]) >= 2
+    assert not any("test_parts" in point for point in sheet(folder)["points"])
+    assert run_folders.section(build_report(folder), "front")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"optimizer": "nsga2"}, "optimizer=nsga2: task mmlu has one objective; use task=mixture"),
+        ({"optimizer": "sms_emoa", "front": -1}, "front=-1: must be a whole number"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    more: dict[str, Any], words: str, tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, **more))
+    assert result.returncode == 1 and words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "search").exists()
+
+
+def test_a_number_is_no_bound_of_a_signal(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    more = {
+        "task": "mixture",
+        "+task@task__tasks__A": "nlgraph_mini",
+        "task__tasks__A__signal": "both",
+    }
+    words = [f"{key.replace('__', '.')}={value}" for key, value in more.items()]
+    command = [
+        word
+        for word in searches.arguments(tmp_path, tiny_llama, tiny_pool, optimizer="nsga2")
+        if not word.startswith("task")
+    ]
+    refused = searches.run([*command, *words, "optimizer.constraints={A: 0.5}"])
+    assert "optimizer.constraints.A=0.5: a number has no unit" in refused.stderr
+    refused = searches.run([*command, *words, "optimizer.constraints={C: base}"])
+    assert "optimizer.constraints: the task has no part 'C'; it has: A" in refused.stderr
+
+
+def test_a_bound_by_a_signal_is_judged_by_the_task_s_own_measure(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    more = {
+        "task": "mixture",
+        "+task@task__tasks__A": "nlgraph_mini",
+        "+task@task__tasks__B": "nlgraph_mini",
+        "optimizer__constraints": "{B: base}",
+        "optimizer__max_iterations": 2,
+        "front": 2,
+    }
+    for part in "AB":
+        more |= {
+            f"task__tasks__{part}__{key}": value
+            for key, value in {"signal": "both", "dev_limit": 6, "test_limit": 4}.items()
+        }
+    command = [
+        word
+        for word in searches.arguments(tmp_path, tiny_llama, tiny_pool, optimizer="nsga2")
+        if not word.startswith(("task", "optimizer.max"))
+    ]
+    command += [f"{key.replace('__', '.')}={value}" for key, value in more.items()]
+    result = searches.run(command)
+    assert result.returncode == 0, result.stderr
+    bound = state(tmp_path / "search" / "run")["metrics"]["constraints"]["B"]
+    assert bound["at_least"] in (0.0, 1 / 6, 2 / 6), "an accuracy, not the signal"

@@ -1,0 +1,534 @@
+"""Many requests at once, to servers that answer, fail, stall, refuse and drop the line."""
+
+import asyncio
+import email.utils
+import http.server
+import logging
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from typing import Any
+
+import aiohttp
+import file_servers
+import pytest
+from endpoints import Asked, Endpoint, Rationed, Reply, endpoint, in_turn
+
+from swarm.errors import UserError
+from swarm.models.http import Call, HttpClient, RetryingClient
+from swarm.models.http_errors import (
+    AccessDenied,
+    BadRequest,
+    ConnectionFailed,
+    NotFound,
+    RateLimited,
+    RequestError,
+    RequestTimeout,
+    ServerFault,
+    parse_retry_after,
+)
+from swarm.models.rate_limit import AdaptiveThrottle, Limits, Pacer, RateLimiter
+from swarm.models.transport import describe_connection_error
+
+KEY = "sk-very-secret-0123456789"
+
+
+def echo(asked: Asked) -> Reply:
+    return Reply({"said": asked.body["n"]})
+
+
+def client(server: Endpoint | str, key: str | None = None, **limits: Any) -> HttpClient:
+    url = server if isinstance(server, str) else server.url
+    return HttpClient("Echo", url, key, Limits(**limits))
+
+
+def numbers(count: int) -> list[Call]:
+    return [Call({"n": n}) for n in range(count)]
+
+
+def said(number: int, content: Any, seconds: float) -> Any:
+    assert 0 < seconds < 60
+    return content["said"]
+
+
+def test_answers_come_in_order_and_no_more_at_once_than_allowed() -> None:
+    def slow(asked: Asked) -> Reply:
+        return Reply({"said": asked.body["n"]}, wait=0.02 if asked.body["n"] % 2 else 0.0)
+
+    with endpoint(slow) as server:
+        mine = client(server, concurrency=5)
+        assert mine.run_calls(numbers(60), said) == list(range(60))
+        assert 2 <= server.peak <= 5
+        assert mine.run_calls([], said) == []
+
+
+def test_threads_share_the_limit() -> None:
+    with endpoint(lambda asked: Reply({"said": 1}, wait=0.03)) as server:
+        mine = client(server, concurrency=3)
+        threads = [
+            threading.Thread(target=mine.run_calls, args=(numbers(6), said)) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(server.asked) == 24 and server.peak <= 3
+
+
+def test_it_works_beside_a_running_event_loop_and_after_a_fork() -> None:
+    with endpoint(echo) as server:
+        mine = client(server)
+
+        async def notebook() -> list[int]:
+            return mine.run_calls(numbers(3), said)
+
+        assert asyncio.run(notebook()) == [0, 1, 2]
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if mine.run_calls(numbers(3), said) == [0, 1, 2] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert mine.run_calls(numbers(3), said) == [0, 1, 2]
+        assert pickle.loads(pickle.dumps(mine)).run_calls(numbers(2), said) == [0, 1]
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 529])
+def test_what_may_pass_is_asked_again(status: int) -> None:
+    failing = Reply({"error": {"message": "busy"}}, status)
+    with endpoint(in_turn(failing, Reply({"said": "well"}))) as server:
+        mine = client(server, retries=2)
+        assert mine.run_calls(numbers(1), said) == ["well"]
+        assert len(server.asked) == 2 and mine.repeated == 1
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Reply(drop=True),
+        Reply(b"<html>busy</html>"),
+        Reply(b'{"said": '),
+        Reply({"other": 1}),
+        Reply([]),
+        Reply(None),
+        Reply(b"[" * 100_000),
+        Reply(b"\xff\xfe"),
+    ],
+)
+def test_lost_connections_and_wrong_answers_are_asked_again(broken: Reply) -> None:
+    with endpoint(in_turn(broken, Reply({"said": "well"}))) as server:
+        assert client(server, retries=1).run_calls(numbers(1), said) == ["well"]
+    with endpoint(in_turn(broken)) as server:
+        kind = ConnectionFailed if broken.drop else ServerFault
+        with pytest.raises(kind, match=r"^Echo \(http.*asked 2 times$"):
+            client(server, retries=1).run_calls(numbers(1), said)
+
+
+def test_waits_grow_and_are_spread() -> None:
+    mine = RetryingClient("Echo", RateLimiter(Limits()), said, None)
+    fault = ServerFault("busy")
+    for attempt, most in enumerate((0.5, 1.0, 2.0, 4.0, 8.0, 16.0)):
+        waits = [mine._retry_delay(fault, attempt) for _ in range(50)]
+        assert all(w is not None and most / 2 <= w <= most for w in waits)
+        assert len(set(waits)) > 10
+    assert mine._retry_delay(fault, 6) is None
+    assert mine._retry_delay(BadRequest("wrong"), 0) is None
+
+
+def test_retry_after_is_heeded_by_all_requests() -> None:
+    """By those too that another worker was about to send, and in another call."""
+
+    def answer(asked: Asked) -> Reply:
+        if asked.body["n"] == 0 and len(server.asked) <= 2:
+            return Reply({"error": "slow down"}, 429, {"Retry-After": "1"})
+        end = time.monotonic() + 60
+        while not mine.throttle._quiet_until and time.monotonic() < end:
+            time.sleep(0.01)  # n=1 ends after it was heard that 0 has to wait
+        return Reply({"said": asked.body["n"]})
+
+    with endpoint(answer) as server:
+        mine = client(server, concurrency=2, retries=1)
+        assert mine.run_calls(numbers(4), said) == [0, 1, 2, 3]
+        times = [asked.time for asked in server.asked]
+        assert len(times) == 5 and all(later - times[0] >= 0.99 for later in times[2:])
+        began = time.monotonic()
+        mine.throttle.pause_for(0.5)
+        mine.run_calls(numbers(1), said)
+        assert time.monotonic() - began >= 0.49
+
+
+def test_a_wait_that_is_too_long_ends_it_at_once() -> None:
+    reply = Reply({"error": {"message": "daily quota"}}, 429, {"Retry-After": "7200"})
+    with endpoint(in_turn(reply)) as server:
+        with pytest.raises(RateLimited, match="daily quota; it asks to wait 7200 s"):
+            client(server).run_calls(numbers(1), said)
+        assert len(server.asked) == 1
+
+
+def test_retry_after_may_be_a_date() -> None:
+    later = email.utils.formatdate(time.time() + 3000, usegmt=True)
+    assert 2900 < (parse_retry_after(later) or 0) <= 3000
+    assert parse_retry_after("1.5") == 1.5 and parse_retry_after("-3") == 0.0
+    assert parse_retry_after(email.utils.formatdate(0, usegmt=True)) == 0.0
+    assert [
+        parse_retry_after(wrong) for wrong in ("", "soon", "nan", "inf", "99 Foo 12345678")
+    ] == [None] * 5
+
+
+def test_a_stalled_server_meets_the_timeout() -> None:
+    with endpoint(lambda asked: Reply({"said": 1}, wait=120)) as server:
+        began = time.monotonic()
+        with pytest.raises(RequestTimeout, match=r"no answer within 0.3 s \(limits.timeout\)"):
+            client(server, timeout=0.3, retries=1).run_calls(numbers(3), said)
+        assert time.monotonic() - began < 60
+
+
+def test_nobody_there() -> None:
+    with endpoint(echo) as server:
+        url = server.url
+    with pytest.raises(
+        ConnectionFailed, match=r"^Echo \(http://127.*the connection failed: "
+    ) as caught:
+        client(url, retries=0).run_calls(numbers(1), said)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "words"),
+    [
+        (401, AccessDenied, "401 Unauthorized: not you; check the key in ECHO_KEY"),
+        (402, AccessDenied, "402 Payment Required: not you; check the key in ECHO_KEY"),
+        (403, AccessDenied, "403 Forbidden: not you; check the key in ECHO_KEY"),
+        (404, NotFound, "404 Not Found: not you; check the URL and the model's name"),
+        (400, BadRequest, "400 Bad Request: not you"),
+        (422, BadRequest, "422 Unprocessable.*: not you"),
+        (307, BadRequest, "307 Temporary Redirect: not you; it points to http://elsewhere/"),
+        (499, BadRequest, "499: not you"),
+    ],
+)
+def test_what_will_not_pass_is_not_asked_again(
+    status: int, kind: type[RequestError], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECHO_KEY", KEY)
+    reply = Reply(
+        {"error": {"message": "not\n\x1b you"}}, status, {"Location": "http://elsewhere/"}
+    )
+    with endpoint(in_turn(reply)) as server:
+        with pytest.raises(kind, match=words) as caught:
+            client(server, "ECHO_KEY").run_calls(numbers(1), said)
+        assert type(caught.value) is kind and isinstance(caught.value, UserError)
+        assert len(server.asked) == 1 and str(caught.value).isprintable()
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert type(again) is kind and str(again) == str(caught.value)
+
+
+def test_no_quota_left_is_not_waited_for() -> None:
+    reply = Reply({"error": {"message": "pay first", "code": "insufficient_quota"}}, 429)
+    with endpoint(in_turn(reply)) as server:
+        with pytest.raises(RateLimited, match=r"pay first$"):
+            client(server).run_calls(numbers(1), said)
+        assert len(server.asked) == 1
+
+
+def test_the_first_failure_for_good_ends_the_others() -> None:
+    def answer(asked: Asked) -> Reply:
+        return Reply({"error": "no"}, 401) if asked.body["n"] == 3 else Reply({"said": 1}, wait=0.1)
+
+    with endpoint(answer) as server:
+        with pytest.raises(AccessDenied):
+            client(server, concurrency=4).run_calls(numbers(200), said)
+        time.sleep(0.2)
+        assert len(server.asked) < 20
+
+
+def test_a_single_refused_call_can_be_let_pass() -> None:
+    def answer(asked: Asked) -> Reply:
+        return Reply({"error": "not this one"}, 400) if asked.body["n"] == 1 else echo(asked)
+
+    with endpoint(answer) as server:
+        assert client(server).run_calls(numbers(3), said, lambda n, e: f"{n}!") == [0, "1!", 2]
+        with pytest.raises(BadRequest, match="not this one"):
+            client(server).run_calls(numbers(3), said)
+
+
+def test_requests_are_sent_at_the_pace_that_is_set() -> None:
+    with endpoint(echo) as server:
+        mine = client(server, requests_per_minute=1200)
+        began = time.monotonic()
+        mine.run_calls(numbers(6), said)
+        mine.run_calls(numbers(5), said)
+        times = sorted(asked.time for asked in server.asked)
+    assert len(times) == 11
+    early = [n for n, at in enumerate(times) if at < began + n * 0.05 - 0.001]
+    assert not early, f"they came too early: {early} of {[at - began for at in times]}"
+
+
+def test_a_pace_takes_corrections() -> None:
+    pace = Pacer(60)
+    now = time.monotonic()
+    first = pace.reserve_slot(10)
+    assert now <= first <= time.monotonic()
+    assert pace.reserve_slot(1) == pytest.approx(first + 10, abs=0.01)
+    pace.adjust_reservation(-8)
+    assert pace.reserve_slot(1) == pytest.approx(first + 3, abs=0.01)
+    assert [Pacer(None).reserve_slot(1000) - time.monotonic() < 0.01 for _ in range(3)] == [
+        True
+    ] * 3
+
+
+def test_the_key_is_sent_and_shown_to_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ECHO_KEY", f" {KEY}\n")
+    caplog.set_level(logging.DEBUG)
+
+    def telltale(asked: Asked) -> Reply:
+        return Reply({"error": {"message": f"bad key {asked.headers['Authorization']}"}}, 401)
+
+    with endpoint(telltale) as server:
+        mine = client(server, "ECHO_KEY")
+        with pytest.raises(AccessDenied, match=r"bad key Bearer \*\*\*") as caught:
+            mine.run_calls(numbers(1), said)
+        assert server.asked[0].headers["Authorization"] == f"Bearer {KEY}"
+    shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value.content)
+    everything = shown + caplog.text + repr(vars(mine)) + str(pickle.dumps((mine, caught.value)))
+    assert KEY not in everything
+    elsewhere = Reply({}, 301, {"Location": f"http://elsewhere/?key={KEY}"})
+    with endpoint(in_turn(elsewhere)) as server, pytest.raises(BadRequest) as caught:
+        client(server, "ECHO_KEY").run_calls(numbers(1), said)
+    assert "http://elsewhere/?key=***" in str(caught.value)
+    with endpoint(lambda asked: Reply({"said": asked.headers["Authorization"]})) as server:
+        assert client(server, "ECHO_KEY").run_calls(numbers(1), said) == ["Bearer ***"]
+
+
+def test_a_missing_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ECHO_KEY", raising=False)
+    with pytest.raises(UserError, match="environment variable ECHO_KEY is not set"):
+        client("http://127.0.0.1:1/v1", "ECHO_KEY").check()
+    monkeypatch.setenv("ECHO_KEY", "schlüssel\r\nX: y")
+    with pytest.raises(UserError, match="ECHO_KEY holds cannot be a key") as caught:
+        client("http://127.0.0.1:1/v1", "ECHO_KEY").check()
+    assert "schl" not in str(caught.value)
+
+
+def test_secrets_in_the_configuration_are_refused_and_not_repeated() -> None:
+    for url in (f"https://me:{KEY}@host/v1", f"https://host/v1?key={KEY}"):
+        with pytest.raises(UserError, match="api_key_env") as caught:
+            client(url)
+        assert KEY not in str(caught.value)
+    for name in (KEY, "AIzaSyExample", "", 5):
+        with pytest.raises(UserError, match="name of an environment variable") as caught:
+            HttpClient("Echo", "https://host/v1", name)  # type: ignore[arg-type]
+        assert not name or str(name) not in str(caught.value)
+    for wrong in (
+        "host/v1",
+        "ftp://host",
+        "http://",
+        None,
+        "https://[::1/v1",
+        "https://:80/v1",
+        "http://host:99999999",
+        "http://host:0/v1",
+        "http://host:port/v1",
+    ):
+        with pytest.raises(UserError, match=r"http://.*a port from 1 to 65535"):
+            HttpClient("Echo", wrong, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"concurrency": 0},
+        {"concurrency": 1.5},
+        {"concurrency": True},
+        {"retries": -1},
+        {"timeout": 0},
+        {"timeout": None},
+        {"connect_timeout": "5"},
+        {"requests_per_minute": 0},
+        {"tokens_per_minute": float("inf")},
+        {"rate_limit_timeout": -1},
+    ],
+)
+def test_wrong_limits_are_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"limits.{next(iter(wrong))}="):
+        Limits(**wrong)
+
+
+def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with endpoint(echo) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
+        assert client("http://somewhere.invalid/v1").run_calls(numbers(1), said) == [0]
+        assert proxy.asked[0].path == "http://somewhere.invalid/v1"
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        with endpoint(echo) as direct:
+            assert client(direct).run_calls(numbers(1), said) == [0]
+            assert len(direct.asked) == 1
+
+
+def test_the_password_of_a_proxy_is_shown_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where the proxy refuses the line, and not where its URL is none."""
+    monkeypatch.setattr("urllib.request.proxy_bypass", lambda host: False)
+
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def do_CONNECT(self) -> None:
+            self.send_error(407)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Keep the test's output clean."""
+
+    mine = client("https://somewhere.invalid/v1", retries=0)
+    with file_servers.serving(Refusing) as url:
+        monkeypatch.setenv("https_proxy", url.replace("://", f"://me:{KEY}@"))
+        mine.check()
+        words = r"the proxy says 407 Proxy Authentication Required$"
+        with pytest.raises(ConnectionFailed, match=words) as caught:
+            mine.run_calls(numbers(1), said)
+    assert KEY not in "".join(traceback.format_exception(caught.value))
+    for wrong in (
+        f"me:{KEY}@host:8",
+        f"http://me:{KEY}@host:no",
+        f"http://me:{KEY}@[::1",
+        f"http://me:{KEY}@",
+        f"http://me:{KEY}@host:99999999",
+    ):
+        monkeypatch.setenv("https_proxy", wrong)
+        for ask in (mine.check, lambda: mine.run_calls(numbers(1), said)):
+            with pytest.raises(UserError, match="variable https_proxy: has to begin") as told:
+                ask()
+            assert KEY not in "".join(traceback.format_exception(told.value))
+        assert KEY not in describe_connection_error(aiohttp.InvalidURL(wrong))
+
+
+def test_an_interrupt_ends_what_is_under_way() -> None:
+    main = threading.main_thread().ident or 0
+    once = threading.Lock()
+
+    def answer(asked: Asked) -> Reply:
+        if len(server.asked) >= 2 and once.acquire(blocking=False):
+            signal.pthread_kill(main, signal.SIGINT)
+        return Reply({"said": 1}, wait=1.0)
+
+    with endpoint(answer) as server:
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            client(server, concurrency=2).run_calls(numbers(50), said)
+        assert time.monotonic() - began < 20
+        time.sleep(1.5)
+        assert len(server.asked) <= 4
+
+
+@pytest.mark.parametrize("after", [None, "1", "0"])
+def test_a_rate_limit_loses_nothing(after: str | None) -> None:
+    """Not with one repetition allowed, and not with many more requests under way than it lets."""
+    limited = Rationed(40.0, after, echo)
+    with endpoint(limited) as server:
+        mine = client(server, concurrency=64, retries=0)
+        began = time.monotonic()
+        assert mine.run_calls(numbers(240), said) == list(range(240))
+        taken = time.monotonic() - began
+    assert taken < 10 * 240 / 40, "the pace is far below what the endpoint accepts"
+    assert limited.refused < 160, "it was pressed on"
+    assert mine.throttle.rate is not None
+
+
+def test_a_retry_after_date_is_heeded() -> None:
+    def answer(asked: Asked) -> Reply:
+        if len(server.asked) > 1:
+            return echo(asked)
+        later = email.utils.formatdate(time.time() + 2.0, usegmt=True)
+        return Reply({"error": "slow down"}, 429, {"Retry-After": later})
+
+    with endpoint(answer) as server:
+        assert client(server).run_calls(numbers(1), said) == [0]
+        first, second = (asked.time for asked in server.asked)
+        assert 0.9 < second - first < 30
+
+
+def test_a_rate_limit_that_never_ends_is_an_error() -> None:
+    with endpoint(in_turn(Reply({"error": "slow down"}, 429))) as server:
+        mine = client(server, rate_limit_timeout=2.0, retries=6, concurrency=4)
+        began = time.monotonic()
+        found = mine.run_each_call(numbers(4), said)
+        assert 0.9 < time.monotonic() - began < 20 and len(server.asked) < 40
+    words = r"slow down; not repeated beyond 2 s \(limits.rate_limit_timeout\)(; asked \d+ times)?$"
+    for error in found:
+        with pytest.raises(RateLimited, match=words):
+            raise error
+
+
+def test_a_request_that_is_always_refused_does_not_take_the_others_along() -> None:
+    """One above a limit of tokens is refused for ever, while others are accepted."""
+
+    def answer(asked: Asked) -> Reply:
+        return Reply({"error": "too large"}, 429) if asked.body["n"] == 7 else echo(asked)
+
+    with endpoint(answer) as server:
+        mine = client(server, rate_limit_timeout=1.0, concurrency=4)
+        found = mine.run_each_call(numbers(30), said)
+    assert [n for n, one in enumerate(found) if isinstance(one, RateLimited)] == [7]
+    assert [one for one in found if not isinstance(one, UserError)] == [
+        n for n in range(30) if n != 7
+    ]
+
+
+def test_each_model_of_an_endpoint_has_a_pace_of_its_own() -> None:
+    limited = Rationed(20.0, None, echo, per="model")
+    with endpoint(limited) as server:
+        shared = client(server, concurrency=32)
+        mine = {name: shared.for_model(name) for name in ("slow", "quick")}
+        done = {}
+
+        def ask(name: str, count: int) -> None:
+            calls = [Call({"n": n, "model": name}) for n in range(count)]
+            done[name] = mine[name].run_calls(calls, said)
+
+        threads = [threading.Thread(target=ask, args=one) for one in (("slow", 60), ("quick", 10))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert done == {"slow": list(range(60)), "quick": list(range(10))}
+        assert mine["slow"].throttle.rate and mine["quick"].throttle.rate is None
+        assert shared.for_model("slow").throttle is mine["slow"].throttle
+
+
+def test_a_rate_limited_model_holds_no_place_while_it_waits() -> None:
+    """Requests of one model wait for 5 s; another model of the endpoint is answered at once."""
+
+    def told(asked: Asked) -> Reply:
+        if asked.body["model"] == "slow":
+            return Reply({"error": {"message": "slower"}}, 429, {"Retry-After": "5"})
+        return echo(asked)
+
+    with endpoint(told) as server:
+        shared = client(server, concurrency=2)
+        slow, quick = shared.for_model("slow"), shared.for_model("quick")
+        calls = [Call({"n": n, "model": "slow"}) for n in range(2)]
+        for _ in range(2):
+            threading.Thread(target=slow.run_each_call, args=(calls, said), daemon=True).start()
+            while not slow.throttle.remaining_pause > 0:
+                time.sleep(0.01)
+        time.sleep(0.2)  # the second two are in line
+        began = time.monotonic()
+        found = quick.run_calls([Call({"n": n, "model": "quick"}) for n in range(8)], said)
+        assert found == list(range(8)) and time.monotonic() - began < 2
+
+
+def test_a_refusal_after_a_lull_keeps_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers slower than the window say nothing of what the server accepts."""
+    now = 1000.0
+    monkeypatch.setattr("swarm.models.rate_limit.time.monotonic", lambda: now)
+    throttle = AdaptiveThrottle()
+    for _ in range(10):
+        throttle.record_send()
+    throttle.record_refusal(now, None)
+    for _ in range(40):
+        now += 0.1
+        throttle.record_success(throttle.record_send())
+    rate, now = throttle.rate, now + 60.0
+    throttle.record_refusal(throttle.record_send(), None)
+    assert rate is not None and throttle.rate == pytest.approx(0.95 * rate)

@@ -1,0 +1,373 @@
+"""The plugin of the llm command: its cost, and saved consortia as models of llm."""
+
+import asyncio
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import consortium_members
+import fake_models
+import llm
+import pytest
+import searches
+import sqlite_utils
+from click.testing import CliRunner, Result
+from llm.cli import cli
+from llm.migrations import migrate
+from llm.parts import ToolCallPart, ToolResultPart
+from llm.plugins import load_plugins, pm
+
+from swarm.consortium import plugin
+from swarm.consortium.api import run_in_daemon_thread
+from swarm.consortium.run_log import RunLog
+from swarm.multi_agent.consortium.config import ConsortiumSettings
+from swarm.multi_agent.consortium.member_spec import parse_member
+from swarm.multi_agent.consortium.store import ConsortiumStore
+
+BLUE, GREEN, DEAD = (f"function/consortium_members:{name}" for name in ("blue", "green", "dead"))
+JUDGE = "function/consortium_members:judge"
+COUNCIL = ConsortiumSettings(
+    (parse_member(BLUE), parse_member(GREEN)), parse_member(JUDGE), max_iterations=1
+)
+
+
+@pytest.fixture(scope="module")
+def empty_log(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """llm's log with its tables, which take time to make."""
+    file = tmp_path_factory.mktemp("log") / "logs.db"
+    log = sqlite_utils.Database(file)
+    migrate(log)
+    log.close()
+    return file.read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh folder of llm's that does not exist yet, and the plugin in its place."""
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
+    for key in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TOGETHER_API_KEY"):
+        monkeypatch.delenv(key, raising=False)
+    consortium_members.heard.clear()
+    plugin.warned_messages.clear()
+    load_plugins()
+    assert plugin in pm.get_plugins()
+    return tmp_path / "llm"
+
+
+@pytest.fixture
+def home(fresh: Path, empty_log: bytes) -> Path:
+    """A folder of llm's that has been in use."""
+    fresh.mkdir()
+    (fresh / "logs.db").write_bytes(empty_log)
+    return fresh
+
+
+def typed(*words: str, stdin: str = "") -> Result:
+    """What `llm` says."""
+    return CliRunner().invoke(cli, words, input=stdin)
+
+
+def fine(*words: str, stdin: str = "") -> Result:
+    done = typed(*words, stdin=stdin)
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    return done
+
+
+def logs() -> list[dict[str, Any]]:
+    """llm's log, the oldest first."""
+    found = json.loads(fine("logs", "-n", "0", "--json").stdout)
+    return sorted(found, key=lambda turn: turn["id"])
+
+
+WORDS = """
+import sys
+from llm.cli import cli
+cli(["--version"], standalone_mode=False)
+print("=== asked", file=sys.stderr)
+cli(["-m", "council", "Why?"])
+"""
+
+
+def test_the_plugin_costs_llm_next_to_nothing_and_needs_no_folder(fresh: Path) -> None:
+    ConsortiumStore().save("council", COUNCIL)
+    paths = f"{searches.ROOT}:{searches.HELPERS}"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", WORDS],
+        capture_output=True,
+        text=True,
+        input="",
+        env=searches.environment(PYTHONPATH=paths, LLM_USER_PATH=str(fresh)),
+    )
+    version, answer = done.stdout.splitlines()
+    assert done.returncode == 0 and "version" in version and answer == "answer 1"
+    before, after = done.stderr.split("=== asked\n")
+    times = re.findall(r"import time: +(\d+) \| +(\d+) \| ( *)(\S+)", before)
+    own = {name: int(alone) for alone, _, _, name in times if name.startswith("swarm")}
+    assert "swarm.consortium.cli" in own and sum(own.values()) < 3_000_000
+    assert set(own) <= {
+        "swarm",
+        "swarm._version",
+        "swarm.errors",
+        "swarm._util",
+        "swarm._util.terminal",
+        "swarm.consortium",
+        "swarm.consortium.cli",
+        "swarm.consortium.plugin",
+    }
+    loaded = {name.split(".")[0] for *_, name in times}
+    assert not loaded & {"hydra", "omegaconf", "rich"}
+    assert not re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE)
+    assert re.search(rf"member {re.escape(GREEN)}: \d+\.\d s", after)
+    with sqlite3.connect(fresh / "logs.db") as log:
+        assert log.execute("SELECT model FROM turns").fetchall() == [("council",)]
+
+
+def test_a_conversation_goes_on_and_all_of_them_know_it(home: Path) -> None:
+    ConsortiumStore().save("council", COUNCIL)
+    assert fine("-m", "council", "My name is Ada.").stdout == "answer 1\n"
+    consortium_members.heard.clear()
+    assert fine("-c", "Who am I?").stdout == "answer 1\n"
+    assert {name for name, _ in consortium_members.heard} == {"blue", "green", "judge"}
+    for name, text in consortium_members.heard:
+        assert "My name is Ada." in text and "answer 1" in text and "Who am I?" in text, name
+    first, second = logs()
+    assert first["conversation_id"] == second["conversation_id"]
+    assert [run["prompt"] for run in RunLog().list()] == ["Who am I?", "My name is Ada."]
+    consortium_members.heard.clear()
+    fine("-m", "council", "Who am I?")
+    assert not any("Ada" in text for _, text in consortium_members.heard)
+
+
+def test_system_and_options_are_applied(home: Path) -> None:
+    ConsortiumStore().save(
+        "council", ConsortiumSettings(COUNCIL.members, COUNCIL.arbiter, system="Old words.")
+    )
+    fine(
+        "-m",
+        "council",
+        "Why?",
+        "-s",
+        "Speak as a pirate.",
+        "-o",
+        "min_iterations",
+        "2",
+        "-o",
+        "confidence_threshold",
+        "10",
+    )
+    blue = [text for name, text in consortium_members.heard if name == "blue"]
+    assert len(blue) == 2 and all("Speak as a pirate." in text for text in blue)
+    assert "Old words." not in str(consortium_members.heard)
+    assert any(
+        name == "judge" and "Speak as a pirate." in text for name, text in consortium_members.heard
+    )
+    consortium_members.heard.clear()
+    fine("-m", "council", "Why?", "-o", "strategy", "vote", "-o", "max_iterations", "1")
+    assert (
+        "Old words." in consortium_members.heard[0][1] and RunLog().list()[0]["strategy"] == "vote"
+    )
+    for option, told in (
+        (("strategy", "nope"), "strategy='nope' is not one of default"),
+        (("budget", "1"), "the first iteration takes 3 calls"),
+        (("keep", "1"), "-o keep has no effect with strategy default; add -o strategy elimination"),
+        (("confidence_threshold", "1.5"), "from 0 to 1, or 10 to 100 as percent"),
+        (("max_iterations", "0"), "max_iterations"),
+        (("colour", "1"), "colour"),
+    ):
+        done = typed("-m", "council", "Why?", "-o", *option)
+        assert done.exit_code == 1 and told in done.stderr and done.stdout.strip() == ""
+
+
+def test_progress_is_reasoning_and_the_result_is_in_the_log(home: Path) -> None:
+    ConsortiumStore().save("council", COUNCIL)
+    done = fine("-m", "council", "Why?")
+    assert "iteration 1 of at most 1: confidence 0.6" in done.stderr
+    assert "iteration" not in fine("-m", "council", "Why?", "-R").stderr
+    assert fine("-m", "council", "Why?", "--no-stream").stdout == "answer 3\n"
+    turn = logs()[0]
+    assert turn["response"] == "answer 1" and f"member {BLUE}" in turn["reasoning"]
+    assert turn["response_json"]["synthesis"]["dissent"] == "one says green"
+    details = json.loads(turn["token_details"])
+    assert details["calls"] == 3 and details["cost"] is None
+
+
+def test_warnings_stand_in_the_stream_where_they_came_up(home: Path) -> None:
+    ConsortiumStore().save(
+        "council", replace(COUNCIL, members=(*COUNCIL.members, parse_member(DEAD)))
+    )
+    lines = fine("-m", "council", "Why?").stderr.splitlines()
+    (warned,) = (n for n, line in enumerate(lines) if line.startswith("warning: iteration 1: "))
+    assert any(line.startswith(f"iteration 1, member {DEAD}") for line in lines[:warned])
+    assert any("arbiter" in line for line in lines[warned:])
+    assert "".join(lines).count("warning:") == 1 and "warning: " in logs()[0]["reasoning"]
+    dead = ConsortiumSettings((parse_member(DEAD),), COUNCIL.arbiter)
+    assert fine("-m", "council", "Why?", "--no-stream").stdout == "answer 2\n"
+    ConsortiumStore().save("dead", dead)
+    assert typed("-m", "dead", "Why?").exit_code == 1
+
+
+def test_async_and_the_python_api(home: Path) -> None:
+    ConsortiumStore().save("council", COUNCIL)
+    assert fine("-m", "council", "Why?", "--async").stdout == "answer 1\n"
+
+    async def ask() -> tuple[str, int, dict[str, Any]]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        response = llm.get_async_model("council").prompt("Why?")
+        text = await response.text()
+        ticking.cancel()
+        return text, ticks, await response.json() or {}
+
+    text, ticks, found = asyncio.run(ask())
+    assert text == "answer 2" and ticks > 3 and found["metadata"]["calls"] == 3
+    talk = llm.get_model("council").conversation()
+    talk.prompt("My name is Ada.").text()
+    consortium_members.heard.clear()
+    assert talk.prompt("Who am I?").text() == "answer 1" and "Ada" in consortium_members.heard[0][1]
+
+
+def test_a_program_that_is_stopped_waits_for_no_member() -> None:
+    begun, late = time.monotonic(), threading.Event()
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(run_in_daemon_thread(late.wait, 20), 0.05))
+    late.set()
+    assert time.monotonic() - begun < 10
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run_in_daemon_thread(divmod, 1, 0))
+
+
+def test_nothing_is_asked_and_turns_of_tools(home: Path) -> None:
+    ConsortiumStore().save("council", COUNCIL)
+    fine("-m", "council", "Why?")
+    consortium_members.heard.clear()
+    for words in (("-m", "council"), ("-c",)):
+        done = typed(*words, " ")
+        assert done.exit_code == 1 and "Error: the prompt is empty" in done.stderr
+    assert not consortium_members.heard
+    tools = [
+        llm.user("What time is it?"),
+        llm.assistant(ToolCallPart(name="clock")),
+        llm.tool_message(ToolResultPart(name="clock", output="12")),
+        llm.assistant("Noon."),
+        llm.user("Sure?"),
+    ]
+    assert llm.get_model("council").prompt(messages=tools).text() == "answer 1"
+    blue = next(text for name, text in consortium_members.heard if name == "blue")
+    assert blue.endswith("user: What time is it?\nassistant: Noon.\nuser: Sure?")
+
+
+def test_nobody_answers(home: Path) -> None:
+    ConsortiumStore().save(
+        "council", ConsortiumSettings((parse_member(f"{DEAD}:2"),), parse_member(JUDGE))
+    )
+    for words in (("-m", "council"), ("-m", "council", "--async")):
+        done = typed(*words, "Why?")
+        assert done.exit_code == 1 and "0 of 2 members answered" in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.output and done.stdout.strip() == ""
+    assert {run["status"] for run in RunLog().list()} == {"failed"}
+
+
+def test_the_command_logs_its_turn_unless_the_log_is_off(home: Path) -> None:
+    words = ("consortium", "Why?", "-m", BLUE, "-m", GREEN, "--arbiter", JUDGE)
+    assert fine(*words, "--max-iterations", "1").stdout == "answer 1\n"
+    (turn,) = logs()
+    assert (turn["model"], turn["prompt"], turn["response"]) == ("consortium", "Why?", "answer 1")
+    assert turn["response_json"]["model_responses"][0]["model"] == BLUE
+    fine(*words, "--max-iterations", "1", "--no-log")
+    fine("logs", "off")
+    fine(*words, "--max-iterations", "1")
+    assert len(logs()) == 1 and len(RunLog().list()) == 2
+
+
+def test_names_of_other_models_are_left_to_them(home: Path) -> None:
+    ConsortiumStore().save("talker", COUNCIL)
+    with fake_models.in_llm(fake_models.llm_model()):
+        done = fine("-m", "talker", "hi")
+        assert done.stdout == "user: hi\n"
+        assert done.stderr.count("the consortium talker is no model here") == 1
+        done = typed("consortium", "save", "talker", "-m", BLUE, "--arbiter", JUDGE, "--replace")
+        assert done.exit_code == 1 and "llm has a model of this name" in done.stderr
+    assert fine("-m", "talker", "hi").stdout == "answer 1\n"
+
+
+def test_a_tag_is_part_of_a_name_that_llm_knows(home: Path) -> None:
+    with fake_models.in_llm(fake_models.llm_model("qwen2:7b"), fake_models.llm_model("x:8")):
+        done = fine(
+            "consortium",
+            "--dry-run",
+            "-m",
+            "qwen2:7b",
+            "-m",
+            "x:8",
+            "-m",
+            "x:8:2",
+            "--arbiter",
+            "qwen2:7b",
+        )
+        assert "members qwen2:7b, x:8 x 3; arbiter qwen2:7b" in done.stdout
+        fine("consortium", "save", "council", "-m", "qwen2:7b:2", "-m", BLUE, "--arbiter", JUDGE)
+        assert fine("-m", "council", "Why?", "-o", "max_iterations", "1").stdout == "answer 1\n"
+        last = next(text for name, text in consortium_members.heard if name == "judge")
+        assert last.count("user: Why?") >= 2 and "qwen2" not in last
+
+
+def test_consortia_may_sit_in_others_but_not_in_themselves(home: Path) -> None:
+    ConsortiumStore().save("inner", COUNCIL)
+    fine("consortium", "save", "outer", "-m", "inner", "-m", BLUE, "--arbiter", JUDGE)
+    assert fine("-m", "outer", "Why?", "-o", "max_iterations", "1").stdout == "answer 2\n"
+    fine("aliases", "set", "other", "outer")
+    for name in ("outer", "other", "llm/outer", "llm/other", "consortium/outer"):
+        ConsortiumStore().save(
+            "inner", ConsortiumSettings((parse_member(name),), parse_member(JUDGE)), replace=True
+        )
+        done = typed("-m", "outer", "Why?")
+        assert done.exit_code == 1 and "contains itself" in done.stderr, name
+
+
+def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
+    ConsortiumStore().save("council", COUNCIL)
+    ConsortiumStore().save("bad", COUNCIL)
+    with sqlite3.connect(home / "consortium.db") as rows:
+        rows.execute("UPDATE consortia SET config = '{\"members\": []}' WHERE name = 'bad'")
+    done = fine("-m", "council", "Why?")
+    assert done.stdout == "answer 1\n" and done.stderr.count("the consortium bad cannot be") == 1
+    (home / "logs.db").write_bytes(b"no database" * 100)
+    done = fine("consortium", "Why?", "--consortium", "council")
+    assert done.stdout == "answer 2\n" and "llm's log does not have it: file is no" in done.stderr
+    for file in home.glob("consortium.db*"):
+        file.unlink()
+    (home / "consortium.db").write_bytes(b"no database" * 100)
+    plugin.warned_messages.clear()
+    done = fine("models")
+    assert "OpenAI Chat: gpt-4o" in done.stdout
+    assert done.stderr.count("the saved consortia cannot be used") == 1
+
+
+def test_with_another_plugin_of_this_name_it_says_which_one_answers() -> None:
+    import click
+
+    group = click.Group("llm")
+    group.add_command(click.Command("consortium", callback=lambda: None))
+    plugin.register_commands(group)
+    try:
+        done = CliRunner().invoke(group, ["consortium", "strategies"])
+        assert done.exit_code == 0 and "model-swarms answers" in done.stderr
+        assert "LLM_LOAD_PLUGINS=llm-consortium" in done.stderr
+    finally:
+        alone = click.Group("llm")
+        plugin.register_commands(alone)
+    assert "answers" not in CliRunner().invoke(alone, ["consortium", "strategies"]).stderr

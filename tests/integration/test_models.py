@@ -1,0 +1,206 @@
+"""What every model keeps to: the endpoint's, llm's, a function, a mixture, a recording, weights."""
+
+import asyncio
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import endpoints
+import fake_models
+import pytest
+
+from swarm.engine.base_model import BaseModel
+from swarm.engine.hf import HFModel
+from swarm.errors import UserError
+from swarm.models.base import Completion, Message, Model, Request, generate_each, stream
+from swarm.models.cache import Cache, CachedModel
+from swarm.models.function import FunctionModel
+from swarm.models.llm import LLM
+from swarm.models.openai import OpenAI
+from swarm.models.trace import Trace, TracingModel
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.types import AgentSpec
+from swarm.registry.local_models import SharedLocalModel
+from swarm.registry.registry import Roster
+
+
+@dataclass
+class Case:
+    """A model, and what may be asked of it.
+
+    Attributes:
+        by_rule: Whether it answers by `fake_models.rule`.
+    """
+
+    model: Model
+    by_rule: bool = True
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with endpoints.endpoint(fake_models.answer) as endpoint:
+        yield endpoint.url
+
+
+@pytest.fixture(scope="module", autouse=True)
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch, fake_models.in_llm(fake_models.llm_model()):
+        patch.setenv("LLM_USER_PATH", str(tmp_path_factory.mktemp("llm")))
+        yield
+
+
+def mixture(model: Model) -> MixtureOfAgents:
+    """Two proposers and an aggregator that are one model."""
+    return MixtureOfAgents([AgentSpec(model, "a"), AgentSpec(model, "b")], AgentSpec(model, "end"))
+
+
+def consortium(model: Model) -> Consortium:
+    """Two members and an arbiter that are one model, which knows of no verdict."""
+    return Consortium([AgentSpec(model, "a"), AgentSpec(model, "b")], AgentSpec(model, "end"))
+
+
+def local(base: Path) -> Case:
+    model = HFModel(BaseModel(str(base)), "cpu")
+    model.open("cpu")
+    return Case(model, by_rule=False)
+
+
+KINDS: dict[str, Callable[..., Case]] = {
+    "openai": lambda url, **_: Case(OpenAI("talker", url, None, temperature=0.0)),
+    "openai cached": lambda url, file, **_: Case(
+        OpenAI("talker", url, None, temperature=None, cache=Cache(file))
+    ),
+    "llm": lambda **_: Case(LLM("talker")),
+    "llm cached": lambda file, **_: Case(
+        CachedModel(LLM("talker"), Cache(file), ("llm",), "talker")
+    ),
+    "function": lambda **_: Case(FunctionModel("talkers:function")),
+    "generator": lambda **_: Case(FunctionModel(fake_models.pieces, concurrency=4)),
+    "mixture": lambda **_: Case(mixture(FunctionModel("talkers:function")), by_rule=False),
+    "consortium": lambda **_: Case(consortium(FunctionModel("talkers:function")), by_rule=False),
+    "traced": lambda folder, **_: Case(
+        TracingModel(FunctionModel("talkers:function"), "talker", Trace(folder / "trace.jsonl"))
+    ),
+    "local": lambda base, folder, **_: Case(
+        Roster(base=str(base), pool=folder, device="cpu").model("local/base"), by_rule=False
+    ),
+    "weights": lambda base, **_: local(base),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def case(
+    request: pytest.FixtureRequest, server: str, tmp_path_factory: pytest.TempPathFactory
+) -> Case:
+    folder = tmp_path_factory.mktemp("models")
+    given = {"url": server, "file": str(folder / "answers.sqlite"), "folder": folder}
+    if request.param in ("local", "weights"):
+        given["base"] = request.getfixturevalue("tiny_llama")
+    return KINDS[request.param](**given)
+
+
+def test_order_is_kept_and_a_batch_is_its_requests(case: Case) -> None:
+    requests = fake_models.many()
+    together = case.model.generate(requests)
+    assert len(together) == 50
+    few = range(0, 50, 7)
+    assert [together[n] for n in few] == [case.model.generate([requests[n]])[0] for n in few]
+    if case.by_rule:
+        assert [one.text for one in together] == [fake_models.function(r.prompt) for r in requests]
+
+
+def test_nothing_asked_is_nothing_answered(case: Case) -> None:
+    assert case.model.generate([]) == [] and generate_each(case.model, []) == []
+
+
+def test_a_system_turn_is_heard(case: Case) -> None:
+    said = [
+        case.model.generate(
+            [Request((Message("system", system), Message("user", "What is 3 + 4?")))]
+        )
+        for system in ("Answer with one word.", "the shortest path is 12")
+    ]
+    assert said[0] != said[1] or not case.by_rule
+    if case.by_rule:
+        assert "system: Answer with one word." in said[0][0].text
+
+
+def test_earlier_turns_are_heard(case: Case) -> None:
+    turns = (
+        Message("system", "s"),
+        Message("user", "u1"),
+        Message("assistant", "a1"),
+        Message("user", "u2"),
+        Message("assistant", "a2"),
+        Message("user", "u3"),
+    )
+    (answer,) = case.model.generate([Request(turns, 40)])
+    if case.by_rule:
+        assert answer.text == (
+            "user: u3 / assistant: a2 / user: u2 / assistant: a1 / user: u1 / system: s"
+        )
+
+
+def test_a_failure_stays_in_its_place(case: Case) -> None:
+    if isinstance(case.model, HFModel | SharedLocalModel):
+        pytest.skip("a model of weights answers everything")
+    bad = Request("fail")
+    first, failed, last = generate_each(case.model, [Request("one"), bad, Request("two")])
+    assert isinstance(failed, UserError) and "\n" not in str(failed)
+    assert isinstance(first, Completion) and isinstance(last, Completion)
+    assert [first, last] == case.model.generate([Request("one"), Request("two")])
+    for ask in (
+        lambda: case.model.generate([Request("one"), bad]),
+        lambda: stream(case.model, bad),
+    ):
+        with pytest.raises(UserError):
+            list(ask())
+
+
+def test_the_pieces_of_a_stream_are_the_answer(case: Case) -> None:
+    request = Request((Message("system", "s"), Message("user", fake_models.ODD)), 40)
+    (whole,) = case.model.generate([request])
+    talk, texts = stream(case.model, request), []
+    while True:
+        try:
+            texts.append(next(talk).text)
+        except StopIteration as end:
+            assert "".join(texts) == end.value.text
+            assert end.value == whole
+            break
+    stream(case.model, request).close()
+    begun = stream(case.model, request)
+    next(begun)
+    begun.close()
+
+
+def test_it_goes_to_another_process(case: Case) -> None:
+    again = pickle.loads(pickle.dumps(case.model))
+    if not isinstance(again, HFModel):
+        assert again.generate([Request("hi", 5)]) == case.model.generate([Request("hi", 5)])
+
+
+def test_odd_texts_come_through(case: Case) -> None:
+    (answer,) = case.model.generate([Request(fake_models.ODD, 40)])
+    if not isinstance(case.model, HFModel | SharedLocalModel):
+        assert fake_models.ODD in answer.text
+
+
+def test_it_works_beside_a_running_event_loop(case: Case) -> None:
+    async def inside() -> list[Completion]:
+        return case.model.generate([Request("hi", 5)])
+
+    assert asyncio.run(inside()) == case.model.generate([Request("hi", 5)])
+
+
+def test_samples_of_a_request_are_answers_of_their_own(case: Case) -> None:
+    same = [Request("again", 5, temperature=1.0, sample=n) for n in (0, 1, 1)]
+    assert len(case.model.generate(same)) == 3
+
+
+def test_it_is_checked_and_opened(case: Case) -> None:
+    for name, given in (("check", ()), ("open", ("cpu",))):
+        if method := getattr(case.model, name, None):
+            assert method(*given) is None

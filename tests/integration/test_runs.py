@@ -1,0 +1,405 @@
+"""Consortia in Python programs, the models their names stand for, and the record of their runs."""
+
+import asyncio
+import json
+import multiprocessing
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_models
+import pytest
+from fake_agents import Speaker
+from small_consortia import config
+
+from swarm.consortium import create_consortium
+from swarm.consortium.cli.options import MemberRegistry
+from swarm.consortium.run_log import RunLog
+from swarm.errors import UserError
+from swarm.models.base import Message, Request
+from swarm.models.function import FunctionModel
+from swarm.models.llm import LLM
+from swarm.models.openai import OpenAI
+from swarm.multi_agent.consortium.config import (
+    ConsortiumSettings,
+    build_consortium,
+    parse_member,
+)
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.consortium.result_json import result_to_json
+from swarm.multi_agent.consortium.store import ConsortiumStore
+from swarm.registry.registry import Roster
+
+VOICE = "function/fake_models:function"
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """llm's folder; a home and a cache of its own, and no key."""
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
+    for name in ("MODEL_SWARMS_PROVIDERS", "OPENAI_BASE_URL", "OPENAI_API_KEY", "TOGETHER_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "llm"
+
+
+def came(
+    settings: ConsortiumSettings, says: dict[str, Any], prompt: str = "why?"
+) -> dict[str, Any]:
+    """The result of a consortium of speakers."""
+    speakers = {name: Speaker(name, said) for name, said in says.items()}
+    made = build_consortium(settings, speakers.__getitem__)
+    (found,) = made.run([Request(prompt)])
+    assert not isinstance(found, UserError), found
+    return result_to_json(made, prompt, found, raw=True)
+
+
+def judged(confidence: float, text: str = "so it is") -> str:
+    return f"<synthesis>{text}</synthesis><confidence>{confidence}</confidence>"
+
+
+SAYS = {"a": "yes\nConfidence: 0.9", "b": UserError("b is away"), "c": judged(0.95)}
+
+
+def test_a_run_is_recorded_whole() -> None:
+    settings = config(max_iterations=1)
+    found = came(settings, SAYS)
+    number = RunLog().add("mine", settings, found)
+    run = RunLog().get(number[:8])
+    assert json.loads(json.dumps(run)) == run
+    assert run["id"] == number and run["name"] == "mine" and run["status"] == "done"
+    assert (run["prompt"], run["answer"], run["confidence"]) == ("why?", "so it is", 0.95)
+    assert (run["iterations"], run["calls"], run["cost"]) == (1, 3, 1.0)
+    assert run["result"] == found and ConsortiumSettings.from_dict(run["config"]) == settings
+    first, away, arbiter = run["answers"]
+    assert (first["member"], first["text"], first["confidence"]) == ("a", "yes", 0.9)
+    assert (first["prompt_tokens"], first["new_tokens"], first["cost"]) == (10, 3, 0.5)
+    assert (away["member"], away["text"], away["error"]) == ("b", None, "b is away")
+    assert (arbiter["role"], arbiter["member"]) == ("arbiter", "c")
+    assert arbiter["text"] == judged(0.95)
+
+
+def test_a_failed_run_is_recorded_with_its_error() -> None:
+    number = RunLog().add(None, config(), {"original_prompt": "why?"}, "nobody answered")
+    run = RunLog().get(number)
+    assert (run["status"], run["error"], run["prompt"]) == ("failed", "nobody answered", "why?")
+    assert run["answers"] == [] and run["name"] is None
+
+
+def test_runs_are_listed_the_newest_first_by_day_and_by_name() -> None:
+    for n, name in enumerate(("x", "y", "x")):
+        RunLog().add(name, config(), {"original_prompt": str(n)}, "e")
+    prompts = lambda **how: [run["prompt"] for run in RunLog().list(**how)]  # noqa: E731
+    assert prompts() == ["2", "1", "0"] and prompts(limit=1) == ["2"]
+    assert prompts(name="x") == ["2", "0"] and prompts(since="2999-01-01") == []
+    assert prompts(since=time.strftime("%Y-%m-%d")) == ["2", "1", "0"]
+    assert json.dumps(RunLog().list())
+    with pytest.raises(UserError, match="since: 'yesterday' is no date"):
+        RunLog().list(since="yesterday")
+
+
+def test_no_run_is_made_by_reading(folder: Path) -> None:
+    assert RunLog().list() == [] and RunLog().leaderboard() == []
+    with pytest.raises(UserError, match="abc: there is no run of this id"):
+        RunLog().get("abc")
+    assert not folder.exists()
+
+
+def test_a_beginning_that_several_runs_have_is_told() -> None:
+    numbers = {RunLog().add(None, config(), {"original_prompt": "?"}, "e")[0] for _ in range(20)}
+    with pytest.raises(UserError, match=r"\d runs begin like this"):
+        [RunLog().get(first) for first in sorted(numbers)]
+    with pytest.raises(UserError, match="20 runs begin like this"):
+        RunLog().get("")
+
+
+def test_the_leaderboard_counts_wins_ranks_failures_and_what_it_took() -> None:
+    settings = config(members=["a", "b", "d"], strategy="rank")
+    says = {name: f"{name} says so\nConfidence: 0.5" for name in "abd"}
+
+    def first(wanted: str) -> Any:
+        def rank(request: Request) -> str:
+            text = request.prompt[-1].content if not isinstance(request.prompt, str) else ""
+            order = sorted("abd", key=lambda name: (name != wanted, name))
+            numbers = [label(text, f"{name} says so") for name in order if f"{name} says" in text]
+            return " > ".join(map(str, numbers))
+
+        return rank
+
+    for wanted in ("a", "a", "a", "b"):
+        RunLog().add("r", settings, came(settings, {**says, "c": first(wanted)}))
+    RunLog().add("r", settings, came(settings, {**says, "d": UserError("away"), "c": first("b")}))
+    board = {row["model"]: row for row in RunLog().leaderboard()}
+    assert list(board) == ["a", "b", "d"]
+    a, b, d = board.values()
+    assert (a["wins"], a["judged"], a["win_rate"]) == (3, 5, 0.6)
+    assert a["low"] == pytest.approx(0.2307, abs=1e-4)
+    assert a["high"] == pytest.approx(0.8824, abs=1e-4)
+    assert (b["wins"], d["wins"], d["judged"], d["failures"]) == (2, 0, 4, 1)
+    assert a["rank"] == pytest.approx((1 + 1 + 1 + 2 + 2) / 5)
+    assert a["borda"] == pytest.approx((1 + 1 + 1 + 0.5 + 0) / 5) and d["borda"] == 0
+    assert (a["confidence"], a["answers"], a["cost"], a["prompt_tokens"]) == (0.5, 5, 2.5, 50)
+    assert [row["model"] for row in RunLog().leaderboard(limit=1)] == ["a"]
+    assert [row["model"] for row in RunLog().leaderboard(model="d")] == ["d"]
+    assert RunLog().leaderboard(since="2999-01-01") == [] and json.dumps(RunLog().leaderboard())
+
+
+def label(text: str, answer: str) -> int:
+    """The number under which an answer is shown to the arbiter."""
+    before = text[: text.index(answer)]
+    return int(before.rsplit('number="', 1)[1].split('"')[0])
+
+
+def test_in_a_vote_all_that_agree_win() -> None:
+    settings = ConsortiumSettings.from_dict({"members": ["a", "b", "d"], "strategy": "vote"})
+    RunLog().add(None, settings, came(settings, {"a": "no", "b": "yes", "d": "Yes."}))
+    board = {row["model"]: row for row in RunLog().leaderboard()}
+    assert {name: row["wins"] for name, row in board.items()} == {"b": 1, "d": 1, "a": 0}
+    assert all(row["judged"] == 1 and row["borda"] is None for row in board.values())
+
+
+def test_who_is_picked_wins() -> None:
+    settings = config(members=["a", "b"], strategy="pick-one")
+    RunLog().add(None, settings, came(settings, {"a": "yes", "b": "no", "c": "1"}))
+    board = RunLog().leaderboard()
+    assert sorted((row["judged"], row["wins"]) for row in board) == [(1, 0), (1, 1)]
+
+
+def test_half_a_character_costs_no_answer() -> None:
+    settings = ConsortiumSettings.from_dict({"members": ["a"], "strategy": "vote"})
+    number = RunLog().add(None, settings, came(settings, {"a": "so \ud800"}, "why \udc80"))
+    found = RunLog().get(number)
+    assert found["answer"] == found["answers"][0]["text"] == "so ?"
+
+
+def test_where_nobody_is_chosen_nobody_wins_or_loses() -> None:
+    settings = config(max_iterations=1)
+    RunLog().add(None, settings, came(settings, SAYS))
+    (row,) = RunLog().leaderboard(model="a")
+    assert (row["judged"], row["wins"], row["win_rate"], row["rank"]) == (0, 0, None, None)
+
+
+def added(path: Path, runs: int) -> None:
+    """Record runs; in another process, too."""
+    for n in range(runs):
+        RunLog(path).add("many", config(), {"original_prompt": str(n)}, "e")
+
+
+def test_threads_and_processes_record_at_the_same_time(tmp_path: Path) -> None:
+    path, failed = tmp_path / "deeper" / "consortium.db", []
+
+    def work() -> None:
+        try:
+            added(path, 10)
+        except BaseException as error:
+            failed.append(error)
+
+    started = multiprocessing.get_context("fork")
+    workers: list[Any] = [started.Process(target=added, args=(path, 10)) for _ in range(2)]
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for one in (*workers, *threads):
+        one.start()
+    for one in (*workers, *threads):
+        one.join()
+    assert failed == [] and [worker.exitcode for worker in workers] == [0, 0]
+    assert len(RunLog(path).list(limit=200)) == 100
+    with sqlite3.connect(path) as plain:
+        assert plain.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_run_is_recorded_whole_or_not_at_all(tmp_path: Path) -> None:
+    runs, found = RunLog(tmp_path / "consortium.db"), came(config(max_iterations=1), SAYS)
+    found["iterations"][0]["model_responses"][1]["instance"] = [1]  # no value of a column
+    with pytest.raises(UserError, match=r"consortium.db cannot be used"):
+        runs.add(None, config(), found)
+    assert runs.list() == []
+
+
+def test_twenty_members_and_several_programs_at_once() -> None:
+    made = create_consortium([f"{VOICE}:20"], strategy="vote", max_iterations=1, log=True)
+    results: list[dict[str, Any]] = []
+    threads = [
+        threading.Thread(target=lambda n=n: results.append(made.orchestrate(f"number {n}")))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {one["original_prompt"] for one in results} == {f"number {n}" for n in range(8)}
+    assert not any(one["metadata"]["warnings"] for one in results)
+    runs = RunLog().list(limit=20)
+    assert len(runs) == 8 and len(RunLog().get(runs[0]["id"])["answers"]) == 20
+
+
+def test_the_arguments_of_older_programs() -> None:
+    made = create_consortium(
+        models=[f"{VOICE}:1", "function/fake_models:pieces"],
+        confidence_threshold=99,
+        max_iterations=4,
+        minimum_iterations=2,
+        arbiter=VOICE,
+        system_prompt="Be brief.",
+        default_count=3,
+        raw=True,
+        judging_method="rank",
+        quorum=2,
+    )
+    assert made.config == config(
+        members=[f"{VOICE}:1", "function/fake_models:pieces:3"],
+        arbiter=VOICE,
+        strategy="rank",
+        confidence_threshold=0.99,
+        max_iterations=4,
+        min_iterations=2,
+        system="Be brief.",
+        quorum=2,
+    )
+    assert create_consortium([VOICE], arbiter=VOICE, system="Be kind.").config.system == "Be kind."
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"models": VOICE}, "must be a list of names"),
+        ({"models": []}, "must be a list of names"),
+        ({"confidence_threshold": 1.5}, "from 0 to 1, or 10 to 100 as percent"),
+        ({"confidence_threshold": 300}, "from 0 to 1, or 10 to 100 as percent"),
+        ({"arbiter": f"{VOICE}:2"}, "there is one arbiter"),
+        ({"arbiter": VOICE, "quorom": 2}, "'quorom' is not known; did you mean quorum"),
+        ({"arbiter": "some-model"}, "some-model: nothing says where this model is"),
+        ({"arbiter": "function/fake_models:nobody"}, "talkers has no function nobody"),
+    ],
+)
+def test_what_cannot_be_made_is_told_before_anything_is_asked(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        create_consortium(**{"models": [VOICE], **settings})
+
+
+def test_prompts_are_answered_for_themselves_and_unrecorded(folder: Path) -> None:
+    made = create_consortium([VOICE], arbiter=VOICE, max_iterations=1, raw=True)
+    first = made.orchestrate("seventeen")
+    second = made.orchestrate(
+        (Message("user", "two"), Message("assistant", "so"), Message("user", "three"))
+    )
+    assert first["original_prompt"] == "seventeen" and second["original_prompt"] == "three"
+    told = second["model_responses"][0]["response"]
+    assert "three" in told and "two" in told and "seventeen" not in told
+    assert first["synthesis"]["raw_arbiter_response"] and json.dumps(first)
+    without = create_consortium([VOICE], arbiter=VOICE, max_iterations=1).orchestrate("seventeen")
+    assert "raw_arbiter_response" not in json.dumps(without)
+    assert not (folder / "consortium.db").exists()
+
+
+def test_nothing_is_asked_without_a_question_and_the_first_member_arbitrates_if_need_be() -> None:
+    made = create_consortium([f"{VOICE}:2"], max_iterations=1, confidence_threshold=1)
+    assert made.config.arbiter == parse_member(VOICE) and made.config.confidence_threshold == 1
+    assert create_consortium([VOICE], strategy="vote").config.arbiter is None
+    for prompt in ("", " \n", [], [Message("user", " ")]):
+        with pytest.raises(UserError, match="the prompt is empty"):
+            made.orchestrate(prompt)
+    found = made.orchestrate("seventeen")
+    assert found["metadata"]["cost"] is None and found["model_responses"][0]["cost"] is None
+
+
+def test_a_run_that_fails_is_recorded_where_that_is_wanted() -> None:
+    made = create_consortium([VOICE], strategy="vote", log=True, system_prompt="")
+    with pytest.raises(UserError, match="it cannot be done"):
+        made.orchestrate("fail")
+    (run,) = RunLog().list()
+    assert run["status"] == "failed" and "it cannot be done" in run["error"]
+
+
+def test_who_is_cancelled_asks_no_further() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def says(request: Request) -> str:
+        begun.set()
+        go.wait(5)
+        return "A"
+
+    made, member = create_consortium([VOICE], arbiter=VOICE), Speaker("a", says)
+    made.consortium = build_consortium(config(members=["a"], arbiter="a"), lambda name: member)
+
+    async def leave() -> None:
+        task = asyncio.create_task(made.aorchestrate("why?"))
+        await asyncio.to_thread(begun.wait, 5)
+        task.cancel()
+        await asyncio.wait([task])
+        go.set()
+
+    asyncio.run(leave())  # waits for the thread
+    assert len(member.heard) == 1
+
+
+def test_it_works_beside_a_running_loop() -> None:
+    made = create_consortium([f"{VOICE}:2"], strategy="vote", max_iterations=1)
+
+    async def notebook() -> None:
+        assert made.orchestrate("one")["synthesis"]["synthesis"]
+        ticks = asyncio.create_task(asyncio.sleep(0, "the loop goes on"))
+        found = await asyncio.gather(*(made.aorchestrate(f"{n}") for n in range(3)))
+        assert [one["original_prompt"] for one in found] == ["0", "1", "2"]
+        assert await ticks
+
+    asyncio.run(notebook())
+
+
+@pytest.fixture
+def talker(folder: Path) -> Iterator[Any]:
+    model = fake_models.llm_model()
+    tagged = fake_models.llm_model("x:8")
+    with fake_models.in_llm(model, tagged):
+        yield model
+
+
+def test_a_name_alone_is_llms_model_then_a_saved_one_then_the_rosters(
+    talker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ConsortiumStore().save("mine", config(members=["talker"], arbiter="talker", max_iterations=1))
+    ConsortiumStore().save("talker", config())
+    monkeypatch.setenv("OPENAI_API_KEY", fake_models.KEY)
+    members = MemberRegistry()
+    assert isinstance(members.model("talker"), LLM) and isinstance(members.model("x:8"), LLM)
+    assert isinstance(members.model("llm/talker"), LLM)
+    assert isinstance(members.model("openai/gpt-4o"), OpenAI)
+    assert isinstance(members.model("some-model"), OpenAI)
+    assert isinstance(members.model(VOICE), FunctionModel)
+    assert isinstance(members.model("mine"), Consortium)
+    assert members.model("mine") is members.model("consortium/mine") is members.model("llm/mine")
+    assert [members.is_known_name(name) for name in ("x:8", "llm/x:8", "mine", "y:8")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+    assert isinstance(Roster().model("talker"), OpenAI)
+    anywhere = Roster(cache=None).model("consortium/mine")
+    assert isinstance(anywhere, Consortium) and isinstance(anywhere.members[0], LLM)
+    (answer,) = members.model("mine").generate([Request("hi", max_new_tokens=9)])
+    assert answer.text and talker.asked
+
+
+def test_no_saved_one_contains_itself_by_any_name(talker: Any) -> None:
+    ConsortiumStore().save("alone", config(members=["alone"], arbiter="talker"))
+    ConsortiumStore().save("one", config(members=["llm/two"], arbiter="talker"))
+    ConsortiumStore().save("two", config(members=["talker"], arbiter="one"))
+    with pytest.raises(UserError, match=r"consortium/alone -> consortium/alone$"):
+        create_consortium(["alone"], arbiter="talker")
+    with pytest.raises(UserError, match=r"one -> consortium/two -> consortium/one$"):
+        create_consortium(["talker"], arbiter="one")
+
+
+def test_without_llm_its_models_are_the_rosters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llm", None)
+    monkeypatch.setenv("OPENAI_API_KEY", fake_models.KEY)
+    assert isinstance(
+        MemberRegistry().model("gpt-4o"), OpenAI
+    ) and not MemberRegistry().is_known_name("gpt-4o")

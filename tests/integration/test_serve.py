@@ -1,0 +1,842 @@
+"""The server as OpenAI's own client meets it: answers, pieces, errors, keys, clients that go."""
+
+import asyncio
+import base64
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import endpoints
+import fake_models
+import httpx2 as httpx
+import numpy as np
+import openai
+import pydantic
+import pytest
+import torch
+from fake_agents import Streamer, slot
+from model_server import Slow, Told, served
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swarm.errors import UserError
+from swarm.models.base import Completion, Embedding, Message, Request, Token, stream
+from swarm.models.cache import Cache
+from swarm.models.function import FunctionModel
+from swarm.models.http_errors import (
+    BadRequest,
+    ConnectionFailed,
+    RateLimited,
+    RequestTimeout,
+    ServerFault,
+)
+from swarm.models.openai import OpenAI
+from swarm.models.providers import Providers
+from swarm.models.trace import Trace, TracingModel
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.types import AgentSpec
+from swarm.registry.registry import Roster
+from swarm.serve.errors import MAX_BODY_BYTES, HttpError
+from swarm.serve.request_params import IGNORED_PARAMETERS, NEUTRAL_VALUES, parse_chat_request
+
+HI: Any = [{"role": "user", "content": "hi"}]
+KEY = "sk-served-0123456789"
+
+
+# Each client of its own would read the machine's certificates again.
+HTTP = httpx.Client()
+
+
+@cache
+def client(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+
+
+def post(url: str, body: Any = None, **how: Any) -> httpx.Response:
+    """A request as a program without a client of its own sends it."""
+    asked = {"model": "function/pieces", "messages": HI, **(body or {})}
+    return HTTP.post(f"{url}/chat/completions", **{"json": asked, **how})
+
+
+def until(what: Any) -> None:
+    """Wait until it is so."""
+    end = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+THOUGHT = Completion("Blue.", (), 7, 2, cost=0.25, reasoning="Light scatters.", finish="length")
+TOKENS = (Token("Bl", -0.5, (("Bl", -0.5), ("Gr", -1.0))), Token("ué", float("-inf"), ()))
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    models = {
+        "function/pieces": FunctionModel(fake_models.pieces),
+        "moa/thinks": Told(THOUGHT),
+        "openai/gpt": Told(Completion("Blué", (), 1, 2, tokens=TOKENS)),
+        "a/twice": Told(Completion("1")),
+        "b/twice": Told(Completion("2")),
+    }
+    with served(models) as found:
+        yield found
+
+
+def test_models(url: str) -> None:
+    asked = client(url)
+    names = [model.id for model in asked.models.list()]
+    assert names == ["function/pieces", "moa/thinks", "openai/gpt", "a/twice", "b/twice"]
+    assert asked.models.retrieve("moa/thinks").owned_by == "model-swarms"
+    assert asked.models.retrieve("thinks").id == "moa/thinks"
+    assert HTTP.get(url.replace("/v1", "/health")).json() == {"status": "ok"}
+    with pytest.raises(openai.NotFoundError, match="did you mean moa/thinks") as caught:
+        asked.models.retrieve("moa/think")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.NotFoundError, match="did you mean moa/thinks"):
+        asked.models.retrieve("thnks")
+    with pytest.raises(openai.NotFoundError, match=r"did you mean a/twice or b/twice"):
+        asked.chat.completions.create(model="twice", messages=HI)
+
+
+def test_an_answer_is_whole(url: str) -> None:
+    answer = client(url).chat.completions.create(model="thinks", messages=HI)
+    assert answer.object == "chat.completion" and answer.model == "moa/thinks"
+    [choice] = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", "Blue.")
+    assert choice.message.reasoning_content == "Light scatters."
+    assert choice.finish_reason == "length" and choice.logprobs is None
+    assert answer.usage.model_dump(exclude_none=True) == {
+        "prompt_tokens": 7,
+        "completion_tokens": 2,
+        "total_tokens": 9,
+        "cost": 0.25,
+    }
+
+
+def test_roles_and_parts(url: str) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    turns: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": fake_models.ODD},
+        {"role": "assistant", "content": "aye", "refusal": None, "tool_calls": None},
+        {"role": "user", "content": parts},
+    ]
+    answer = client(url).chat.completions.create(model="pieces", messages=turns)
+    odd = f"user: {fake_models.ODD} / system: Be brief."
+    assert answer.choices[0].message.content == f"user: one\ntwo / assistant: aye / {odd}"
+
+
+def test_stop_holds_for_every_sample(url: str) -> None:
+    asked: Any = {"model": "pieces", "messages": HI, "n": 2, "stop": [" h", "?"]}
+    answer = client(url).chat.completions.create(**asked)
+    assert [choice.message.content for choice in answer.choices] == ["user:", "user:"]
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    chunks = list(client(url).chat.completions.create(**asked, stream=True))
+    for n in range(2):
+        own = [c.choices[0] for c in chunks if c.choices[0].index == n]
+        assert "".join(one.delta.content or "" for one in own) == "user:"
+        assert own[0].delta.role == "assistant" and own[-1].finish_reason == "stop"
+
+
+def test_what_is_asked_arrives() -> None:
+    model = Told(Completion("a"), Completion("b"), Completion("c"))
+    with served({"local/m": model}, longest=77) as url:
+        ask = client(url).chat.completions.create
+        answer = ask(model="m", messages=HI, n=3, temperature=0.5, seed=4, max_tokens=9, stop="!")
+        assert [choice.message.content for choice in answer.choices] == ["a", "b", "c"]
+        ask(model="m", messages=HI, max_completion_tokens=5, extra_headers={"x": "y"})
+        ask(model="m", messages=HI, user="u", store=False, metadata={"a": "b"}, top_p=1)
+    for n, heard in enumerate(sorted(model.heard[:3], key=lambda one: one.sample)):
+        assert heard.prompt == (Message("user", "hi"),)
+        assert (heard.sample, heard.temperature, heard.seed) == (n, 0.5, 4)
+        assert (heard.max_new_tokens, heard.stop, heard.top_logprobs) == (9, ("!",), 0)
+    assert [one.max_new_tokens for one in model.heard[3:]] == [5, 77]
+    assert model.heard[-1].temperature is None and model.heard[-1].seed is None
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_log_probabilities(url: str, streamed: bool) -> None:
+    ask = client(url).chat.completions.create
+    asked: Any = {"messages": HI, "logprobs": True, "top_logprobs": 2, "stream": streamed}
+    came = ask(model="gpt", **asked)
+    choice = list(came)[-1].choices[0] if streamed else came.choices[0]
+    first, second = choice.logprobs.content
+    assert (first.token, first.logprob, first.bytes) == ("Bl", -0.5, [66, 108])
+    assert [(one.token, one.logprob) for one in first.top_logprobs] == [("Bl", -0.5), ("Gr", -1)]
+    assert second.logprob == -9999.0 and bytes(second.bytes).decode() == "ué"
+    with pytest.raises(openai.APIError, match="thinks does not tell them") as caught:
+        list(ask(model="thinks", **asked))
+    assert caught.value.param == "logprobs"
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "messages": {"messages": []},
+    "messages.[0].role": {"messages": [{"role": "function", "content": "x"}]},
+    "messages.[0].tool_call_id": {"messages": [{"role": "tool", "content": "x"}]},
+    "messages.[0].content": {"messages": [{"role": "user"}]},
+    "messages.[0].content.[0]": {
+        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
+    },
+    "messages.[0].content.[0].text": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]
+    },
+    "messages.[0].name": {"messages": [{"role": "user", "content": "x", "name": 3}]},
+    "messages.[0].tool_calls": {
+        "messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]
+    },
+    "model": {"model": 3},
+    "temperature": {"temperature": -1},
+    "max_tokens": {"max_tokens": 3, "max_completion_tokens": 4},
+    "max_completion_tokens": {"max_completion_tokens": 0},
+    "n": {"n": 129},
+    "seed": {"seed": 1.5},
+    "stop": {"stop": [""]},
+    "stream": {"stream": "yes"},
+    "stream_options": {"stream_options": {"include_usage": True}},
+    "logprobs": {"logprobs": 5},
+    "top_logprobs": {"top_logprobs": 2},
+    "top_p": {"top_p": 1.1},
+    "frequency_penalty": {"frequency_penalty": -3},
+    "presence_penalty": {"presence_penalty": "0"},
+    "min_p": {"min_p": 2},
+    "repetition_penalty": {"repetition_penalty": "x"},
+    "verbosity": {"verbosity": 1},
+    "suffixes": {"suffixes": "x"},
+    "logit_bias": {"logit_bias": {"50256": -100}},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "modalities": {"modalities": ["audio"]},
+    "tools": {"tools": "f"},
+    "functions": {"functions": {"name": "f"}},
+    "tool_choice": {"tool_choice": "required"},
+    "function_call": {"function_call": {"name": "f"}},
+    "reasoning_effort": {"reasoning_effort": 5},
+    "top_k": {"top_k": "5"},
+}
+
+
+@pytest.mark.parametrize("parameter", WRONG)
+def test_what_cannot_be_done_is_refused_by_name(parameter: str, url: str) -> None:
+    came = post(url, WRONG[parameter])
+    assert came.status_code == 400
+    error = came.json()["error"]
+    assert error["param"] == parameter and error["type"] == "invalid_request_error"
+    assert error["message"].lstrip("'").startswith(parameter) and "\n" not in error["message"]
+
+
+def test_every_parameter_without_effect_is_let_through() -> None:
+    assert set(NEUTRAL_VALUES) <= set(WRONG)
+    body = {"model": "m", "messages": HI, **dict.fromkeys(IGNORED_PARAMETERS, "x"), "top_k": None}
+    for name, values in NEUTRAL_VALUES.items():
+        for value in values:
+            assert parse_chat_request({**body, name: value}, 5).request == Request(
+                (Message("user", "hi"),), 5
+            )
+
+
+def test_bodies_that_are_none(url: str) -> None:
+    kind = {"Content-Type": "application/json"}
+    deep = b"[" * 100_000
+    for content, words in (
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (deep, "is not JSON"),
+        (b"[]", "JSON obj"),
+        (b'{"temperature": NaN}', "NaN is no number"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
+        (b'{"model": "m", "messages": [{"role": [], "content": "x"}]}', "has to be one of"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "x", "\\ud800": 1}]}', "[0].?"),
+    ):
+        came = post(url, json=None, content=content, headers=kind)
+        assert came.status_code == 400 and words in came.json()["error"]["message"]
+    assert (
+        post(url, json=None, content=b"{}", headers={"Content-Type": "text/plain"}).status_code
+        == 415
+    )
+    large = post(url, json=None, content=bytes(MAX_BODY_BYTES + 1), headers=kind)
+    assert large.status_code == 413 and large.json()["error"]["type"] == "invalid_request_error"
+    for path, method, status in (("/v1/none", "GET", 404), ("/v1/models", "DELETE", 405)):
+        came = HTTP.request(method, url.replace("/v1", path))
+        assert came.status_code == status and path in came.json()["error"]["message"]
+    assert HTTP.get(url.replace("/v1", "/docs")).status_code == 404
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_half_a_character_costs_no_answer(streamed: bool) -> None:
+    with served({"function/half": Told(Completion("so \ud800"))}) as url:
+        came = post(url, {"model": "half", "messages": HI, "stream": streamed})
+    assert came.status_code == 200 and '"so ?"' in came.text
+
+
+def test_pieces_come_when_they_are_made() -> None:
+    model = Slow(["one ", "two ", "three"])
+    with served({"local/slow": model}) as url:
+        options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        model.go.release()
+        chunks = iter(client(url).chat.completions.create(model="slow", messages=HI, **options))
+        assert next(chunks).choices[0].delta.role == "assistant"
+        assert next(chunks).choices[0].delta.content == "one "
+        assert model.given == 1
+        model.go.release(2)
+        rest = list(chunks)
+    assert [c.choices[0].delta.content for c in rest[:2]] == ["two ", "three"]
+    assert rest[2].choices[0].finish_reason == "stop"
+    assert rest[3].choices == [] and rest[3].usage.total_tokens == 5 and len(rest) == 4
+    assert {c.usage for c in rest[:3]} == {None} and len({c.id for c in rest}) == 1
+
+
+def test_thoughts_are_streamed_apart(url: str) -> None:
+    chunks = client(url).chat.completions.create(model="thinks", messages=HI, stream=True)
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(d.content or "" for d in deltas) == "Blue."
+    assert "".join(getattr(d, "reasoning_content", "") for d in deltas) == "Light scatters."
+
+
+def test_many_at_once_with_the_async_client() -> None:
+    lock, full, live, peak = threading.Lock(), threading.Event(), 0, 0
+
+    def count(prompt: Any) -> str:
+        nonlocal live, peak
+        with lock:
+            live += 1
+            peak = max(peak, live)
+            if live == 4:
+                full.set()
+        assert full.wait(30)
+        time.sleep(0.02)
+        with lock:
+            live -= 1
+        return prompt[-1].content[::-1]
+
+    async def ask(url: str) -> list[str]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as asked:
+
+            async def one(n: int) -> str:
+                turns: Any = [{"role": "user", "content": f"number {n}"}]
+                if n % 2:
+                    came = await asked.chat.completions.create(model="count", messages=turns)
+                    return came.choices[0].message.content or ""
+                chunks = await asked.chat.completions.create(
+                    model="count", messages=turns, stream=True
+                )
+                return "".join([c.choices[0].delta.content or "" async for c in chunks])
+
+            return await asyncio.gather(*map(one, range(20)))
+
+    with served({"function/count": FunctionModel(count, concurrency=20)}, concurrency=4) as url:
+        assert asyncio.run(ask(url)) == [f"number {n}"[::-1] for n in range(20)]
+    assert peak == 4
+
+
+def asked(url: str, **body: Any) -> socket.socket:
+    """A connection on which a chat completion was asked for; closing it is going away."""
+    where = httpx.URL(url)
+    made = socket.create_connection((where.host, where.port))
+    data = json.dumps({"messages": HI, **body}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {where.host}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    made.sendall(head.encode() + data)
+    return made
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_who_goes_away_ends_the_answer(streamed: bool) -> None:
+    model = Slow()
+    with served({"local/slow": model}) as url:
+        with asked(url, model="slow", stream=streamed, n=2) as client_socket:
+            model.go.release(2)
+            until(lambda: model.given == 2 and len(model.heard) == 2)
+            if streamed:
+                assert client_socket.recv(1000).startswith(b"HTTP/1.1 200")
+        until(lambda: all(one.decided and one.decided("") for one in model.heard))
+        model.go.release(50)
+        until(lambda: model.live == 0)
+        assert len(model.heard) == 2 and model.given <= 4
+        assert post(url, {"model": "none"}).status_code == 404
+
+
+def test_who_goes_away_ends_the_members_that_can_be_told() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    class Local:
+        """Asks after each token whether to go on, as a model of this machine does."""
+
+        def generate(self, requests: Sequence[Request]) -> list[Completion]:
+            """See `swarm.models.base.Model`."""
+            begun.set()
+            until(lambda: all(one.decided and one.decided("so far") for one in requests))
+            over.set()
+            return [Completion("so far") for _ in requests]
+
+    member = AgentSpec(Local(), "member")
+    with served({"moa/m": MixtureOfAgents([member], member)}) as url:
+        with asked(url, model="m"):
+            assert begun.wait(60) and not over.wait(0.05)
+        assert over.wait(60)
+
+
+def test_the_line() -> None:
+    model, other = Slow(), Told(Completion("x"))
+    with served({"local/slow": model, "f/f": other}, concurrency=1, queue=2) as url:
+        with asked(url, model="slow"):
+            until(lambda: model.heard)
+            replies: list[httpx.Response] = []
+            with asked(url, model="slow"):  # waits, and leaves the line below
+                both = [
+                    threading.Thread(target=lambda: replies.append(post(url, {"model": "f"})))
+                    for _ in range(2)
+                ]
+                for one in both:
+                    one.start()
+                until(lambda: replies)
+                assert replies[0].json()["error"]["type"] == "rate_limit_error"
+                assert replies[0].headers["Retry-After"] == "1"
+                assert len(model.heard) == 1 and not other.heard
+        until(lambda: model.heard[0].decided and model.heard[0].decided(""))
+        model.go.release()  # its thread sees at its next piece that nobody waits
+        for one in both:
+            one.join(60)
+    assert replies[1].json()["choices"][0]["message"]["content"] == "x"
+    assert len(model.heard) == 1
+
+
+FAILED = [
+    (UserError("no room"), 502, False),
+    (BadRequest("at box: 400"), 400, False),
+    (RateLimited("at box: 429", 7.0), 429, True),
+    (RequestTimeout("at box: late"), 504, True),
+    (ServerFault("at box: 503"), 502, True),
+    (ConnectionFailed("at box: nobody"), 502, True),
+    (ZeroDivisionError("secret"), 500, False),
+    (HttpError("no"), 400, False),
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("error", "status", "again"), FAILED, ids=lambda one: type(one).__name__)
+def test_failures(error: Exception, status: int, again: bool, streamed: bool, caplog: Any) -> None:
+    with served({"moa/m": Told(error), "local/m": Told(UserError("too long"))}) as url:
+        came = post(url, {"model": "moa/m", "stream": streamed})
+        assert post(url, {"model": "local/m"}).status_code == 400
+    told = came.json()["error"]
+    assert came.status_code == status and "secret" not in came.text
+    assert came.headers["x-should-retry"] == ("true" if again else "false")
+    assert ("Retry-After" in came.headers) == (status == 429)
+    assert set(told) == {"message", "type", "param", "code"}
+    assert told["message"] in caplog.text or status < 500
+
+
+def test_a_stream_that_breaks_off_says_so() -> None:
+    broken = Streamer("s", "half ", UserError("it broke off"))
+    with served({"moa/s": broken}) as url:
+        chunks = client(url).chat.completions.create(model="s", messages=HI, stream=True)
+        said = ""
+        with pytest.raises(openai.APIError, match="it broke off"):
+            for chunk in chunks:
+                said += chunk.choices[0].delta.content or ""
+        assert said == "half "
+        assert "[DONE]" not in post(url, {"model": "s", "stream": True}).text
+
+
+def test_a_text_that_is_too_long_for_an_endpoint() -> None:
+    empty = Completion("", finish="context_length_exceeded")
+    filtered = Completion("", finish="content_policy_violation")
+    with served({"a/long": Told(empty), "a/bad": Told(filtered)}) as url:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client(url).chat.completions.create(model="long", messages=HI)
+        assert caught.value.code == "context_length_exceeded"
+        answer = client(url).chat.completions.create(model="bad", messages=HI)
+        assert answer.choices[0].finish_reason == "content_filter"
+
+
+def test_the_key(capfd: Any) -> None:
+    with served({"a/m": Told(Completion("x"))}, key=KEY) as url:
+        assert client(url, KEY).chat.completions.create(model="m", messages=HI).choices
+        for wrong in ("", KEY[:-1], f"{KEY}x", "ü"):
+            told = {"Authorization": f"Bearer {wrong}".encode()} if wrong else {}
+            came = post(url, headers=told)
+            assert came.status_code == 401 and came.json()["error"]["code"] == "invalid_api_key"
+            assert HTTP.get(f"{url}/models", headers=told).status_code == 401
+            assert KEY not in came.text
+        assert post(url, headers={"Authorization": f"Basic {KEY}"}).status_code == 401
+        assert HTTP.get(url.replace("/v1", "/health")).status_code == 200
+        assert HTTP.get(f"{url}/models", headers={"Host": "box", "Authorization": f"bearer {KEY}"})
+    assert KEY not in "".join(capfd.readouterr())
+
+
+def test_pages_of_other_origins_are_kept_out(url: str) -> None:
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", ""):
+        assert HTTP.get(f"{url}/models", headers={"Host": host}).status_code in (400, 403)
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:80", "LOCALHOST"):
+        assert HTTP.get(f"{url}/models", headers={"Host": host}).status_code == 200
+    came = post(url, headers={"Origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in came.headers
+    with served({"a/m": Told(Completion("x"))}, local=False) as other:
+        assert HTTP.get(f"{other}/models", headers={"Host": "box"}).status_code == 200
+
+
+def test_who_is_answered_hears_that_the_server_ends() -> None:
+    model = Slow()
+    said: list[str] = []
+    begun = threading.Event()
+
+    def ask(url: str) -> None:
+        chunks = client(url).chat.completions.create(model="slow", messages=HI, stream=True)
+        try:
+            for chunk in chunks:
+                said.append(chunk.choices[0].delta.content or "")
+                begun.set()
+        except openai.APIError as error:
+            said.append(str(error))
+
+    with served({"local/slow": model}) as url:
+        thread = threading.Thread(target=ask, args=[url])
+        thread.start()
+        model.go.release()
+        assert begun.wait(60)
+    thread.join(60)
+    model.go.release()
+    assert said[0] == "" and "is being stopped" in said[-1]
+
+
+def test_our_own_model_of_an_endpoint_talks_to_it(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("OUR_KEY", KEY)
+    models = {"f/pieces": FunctionModel(fake_models.pieces), "moa/thinks": Told(THOUGHT)}
+    with served(models, key=KEY) as url:
+        file = tmp_path / "providers.yaml"
+        file.write_text(json.dumps({"ours": {"base_url": url, "api_key_env": "OUR_KEY"}}))
+        roster = Roster(Providers.load(file), cache=None)
+        asked = [Request(f"number {n}", max_new_tokens=9) for n in range(8)]
+        answers = roster.model("ours/f/pieces").generate(asked)
+        assert [one.text for one in answers] == [f"user: number {n}" for n in range(8)]
+        model = roster.model("ours/moa/thinks")
+        (whole,) = model.generate([asked[0]])
+        assert (whole.text, whole.reasoning, whole.finish) == (
+            "Blue.",
+            "Light scatters.",
+            "length",
+        )
+        assert (whole.prompt_tokens, whole.new_tokens) == (7, 2)
+        pieces = list(stream(roster.model("ours/f/pieces"), asked[0]))
+        assert len(pieces) > 3 and "".join(one.text for one in pieces) == "user: number 0"
+        with pytest.raises(UserError, match="is not served here"):
+            roster.model("ours/none").generate([asked[0]])
+
+
+def test_a_consortium_tells_how_it_goes() -> None:
+    said = Consortium(
+        [slot("a", "Paris"), slot("b", "Paris"), slot("c", "Rome")], None, "vote", max_iterations=1
+    )
+    with served({"consortium/mine": said}) as url:
+        ask = client(url).chat.completions.create
+        deltas = [c.choices[0].delta for c in ask(model="mine", messages=HI, stream=True)]
+        answer = ask(model="mine", messages=HI)
+    told = [n for n, one in enumerate(deltas) if getattr(one, "reasoning_content", None)]
+    first = next(n for n, one in enumerate(deltas) if one.content)
+    assert len(told) >= 3 and max(told) < first and deltas[first].content == "Paris"
+    assert answer.choices[0].message.content == "Paris" and answer.usage.total_tokens == 39
+    assert answer.usage.cost == 1.5
+
+
+def test_models_of_this_machine(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "two.yaml"
+    preset.write_text(
+        json.dumps(
+            {
+                "proposers": ["local/amber", "local/birch"],
+                "aggregator": "local/base",
+                "prompt": {"text": "Say it:"},
+            }
+        )
+    )
+    roster = Roster(base=str(tiny_llama), pool=tiny_pool, device="cpu", cache=None)
+    names = ["local/base", "local/amber", f"moa/{preset}"]
+    models = {name: roster.model(name) for name in names}
+    asked: Any = {"messages": HI, "max_tokens": 6, "temperature": 1.0, "seed": 3}
+    with served(models) as url:
+        ask = client(url).chat.completions.create
+        answer = ask(model="amber", n=3, logprobs=True, top_logprobs=2, **asked)
+        texts = [choice.message.content for choice in answer.choices]
+        alone = [
+            Request((Message("user", "hi"),), 6, temperature=1.0, seed=3, sample=n)
+            for n in range(3)
+        ]
+        assert texts == [one.text for one in models["local/amber"].generate(alone)]
+        assert len(set(texts)) == 3 and answer.usage.completion_tokens <= 18
+        told = answer.choices[0].logprobs.content
+        assert len(told[0].top_logprobs) == 2 and "".join(t.token for t in told) == texts[0]
+        chunks = list(ask(model=f"moa/{preset}", stream=True, **asked))
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        (whole,) = models[f"moa/{preset}"].generate([alone[0]])
+        assert said == whole.text and len(chunks) > 3
+        long: Any = [{"role": "user", "content": "word " * 5000}]
+        with pytest.raises(openai.BadRequestError, match="max_position_embeddings"):
+            ask(model="base", messages=long)
+
+
+SHAPED: Any = {
+    "top_p": 0.9,
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.2,
+    "reasoning_effort": "low",
+}
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+class Sky(pydantic.BaseModel):
+    """A reply in a form."""
+
+    colour: str
+
+
+def behind(url: str, **settings: Any) -> OpenAI:
+    """A model of an endpoint of the test's."""
+    return OpenAI("remote", url, None, cache=None, **settings)
+
+
+def test_an_endpoint_gets_what_it_alone_can_apply() -> None:
+    with (
+        endpoints.endpoint(lambda asked: endpoints.chat('{"colour": "blue"}')) as there,
+        served({"p/remote": behind(there.url), "p/traced": behind(there.url)}) as url,
+    ):
+        ask = client(url).chat.completions
+        named: Any = [{"role": "user", "content": "hi", "name": "Bo"}]
+        came = ask.with_raw_response.create(
+            model="remote",
+            messages=named,
+            **SHAPED,
+            logit_bias={"7": -100},
+            functions=[TOOL["function"]],
+            extra_body={"top_k": 5},
+        )
+        assert came.headers["x-ignored-parameters"] == "functions"
+        sent = there.asked[-1].body
+        assert {key: sent[key] for key in SHAPED} == SHAPED and sent["logit_bias"] == {"7": -100}
+        assert sent["top_k"] == 5 and sent["messages"] == named and "functions" not in sent
+        picture: Any = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+        ask.create(model="remote", messages=[{"role": "user", "content": picture}])
+        assert there.asked[-1].body["messages"][0]["content"] == picture
+        parsed = client(url).beta.chat.completions.parse(
+            model="remote", messages=HI, response_format=Sky
+        )
+        assert parsed.choices[0].message.parsed == Sky(colour="blue")
+        assert there.asked[-1].body["response_format"]["type"] == "json_schema"
+
+
+def test_other_models_ignore_what_shapes_and_refuse_what_decides(url: str) -> None:
+    ask = client(url).chat.completions
+    named: Any = [{"role": "user", "content": "hi", "name": "Bo"}]
+    came = ask.with_raw_response.create(
+        model="thinks", messages=named, **SHAPED, tools=[TOOL], tool_choice="auto"
+    )
+    assert came.parse().choices[0].message.content == "Blue."
+    ignored = came.headers["x-ignored-parameters"].split(", ")
+    assert sorted(ignored) == sorted(["messages.name", "tools", *SHAPED])
+    assert (
+        "x-ignored-parameters"
+        not in ask.with_raw_response.create(model="thinks", messages=HI).headers
+    )
+    with pytest.raises(openai.BadRequestError, match="cannot be applied by this model") as caught:
+        client(url).beta.chat.completions.parse(model="thinks", messages=HI, response_format=Sky)
+    assert caught.value.param == "response_format"
+    one: Any = {"type": "function", "function": {"name": "f"}}
+    for wrong in (
+        {"tool_choice": "required", "tools": [TOOL]},
+        {"tool_choice": one, "tools": [TOOL]},
+        {"logit_bias": {"7": -100}},
+    ):
+        with pytest.raises(openai.BadRequestError, match="cannot be applied") as caught:
+            ask.create(model="thinks", messages=HI, **wrong)
+        assert caught.value.param == next(iter(wrong))
+    none = ask.with_raw_response.create(
+        model="thinks", messages=HI, tools=[TOOL], tool_choice="none", parallel_tool_calls=True
+    )
+    assert "x-ignored-parameters" not in none.headers
+    for turn in (
+        {"role": "assistant", "content": None, "tool_calls": CALLS},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ):
+        with pytest.raises(openai.BadRequestError, match="reads no tool calls"):
+            ask.create(model="thinks", messages=[*HI, turn])
+
+
+def test_texts_are_continued(url: str) -> None:
+    complete = client(url).completions.create
+    answer = complete(model="gpt", prompt=["a", "b"], n=2, logprobs=2, presence_penalty=1)
+    assert answer.object == "text_completion" and answer.usage.completion_tokens == 8
+    assert [(one.index, one.text) for one in answer.choices] == [(n, "Blué") for n in range(4)]
+    told = answer.choices[0].logprobs
+    assert told.tokens == ["Bl", "ué"] and told.text_offset == [0, 2]
+    assert told.top_logprobs[0] == {"Bl": -0.5, "Gr": -1}
+    chunks = list(complete(model="pieces", prompt="hi you", stream=True, max_tokens=9))
+    assert "".join(one.choices[0].text for one in chunks) == "user: hi you"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    model = Told(Completion("a"))
+    with served({"local/m": model}) as other:
+        client(other).completions.create(model="m", prompt="Once")
+    assert (model.heard[0].prompt, model.heard[0].max_new_tokens) == ("Once", 16)
+    wrong: Any
+    for wrong in (
+        {"prompt": [1, 2]},
+        {"prompt": []},
+        {"prompt": ["a", "b"], "stream": True},
+        {"prompt": "x", "echo": True},
+        {"prompt": "x", "suffix": "y"},
+    ):
+        with pytest.raises(openai.BadRequestError):
+            complete(**{"model": "pieces", **wrong})
+
+
+CALLS: Any = [
+    {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Bern"}'}},
+    {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+]
+
+
+def parts(index: int, *arguments: str, **call: Any) -> Iterator[bytes]:
+    """The events of one tool call, its arguments in pieces."""
+    first = {**CALLS[index], **call, "function": {"name": "f", "arguments": ""}}
+    yield endpoints.piece(tool_calls=[{"index": index, **first}])
+    for piece in arguments:
+        yield endpoints.piece(tool_calls=[{"index": index, "function": {"arguments": piece}}])
+
+
+def a_tool_first(asked: endpoints.Asked) -> endpoints.Reply:
+    """Calls two tools, and answers when it has their results."""
+    if asked.body["messages"][-1]["role"] == "tool":
+        return endpoints.chat("Sunny.")
+    if "stream" not in asked.body:
+        reply = endpoints.chat(None, tool_calls=CALLS)
+        reply.body["choices"][0]["finish_reason"] = "tool_calls"
+        return reply
+    end = endpoints.piece(finish="tool_calls")
+    told = [*parts(0, '{"city":', ' "Bern"}'), *parts(1, "{}")]
+    return endpoints.Reply(pieces=[*told, end, endpoints.DONE])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_endpoint_calls_tools_and_reads_their_results(streamed: bool, tmp_path: Path) -> None:
+    cache = Cache(str(tmp_path / "a.sqlite"))
+    with (
+        endpoints.endpoint(a_tool_first) as there,
+        served({"p/remote": OpenAI("remote", there.url, None, cache=cache)}) as url,
+    ):
+        how: Any = {"model": "remote", "tools": [TOOL], "tool_choice": "auto"}
+        ask = client(url).chat.completions
+        for _ in range(2):  # the second one is kept
+            if streamed:
+                with ask.stream(messages=HI, parallel_tool_calls=False, **how) as events:
+                    answer = events.get_final_completion()
+            else:
+                answer = ask.create(messages=HI, parallel_tool_calls=False, **how)
+            [choice] = answer.choices
+            assert choice.finish_reason == "tool_calls" and not choice.message.content
+            calls = [one.model_dump(exclude={"index"}) for one in choice.message.tool_calls]
+            for call in calls:
+                call["function"].pop("parsed_arguments", None)
+            assert calls == CALLS
+        assert len(there.asked) == 1
+        sent = there.asked[0].body
+        assert [sent[key] for key in ("tools", "tool_choice")] == [[TOOL], "auto"]
+        assert sent["parallel_tool_calls"] is False and sent["messages"] == HI
+        turns: Any = [
+            *HI,
+            {"role": "assistant", "content": None, "tool_calls": CALLS},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "sun"}]},
+            {"role": "tool", "tool_call_id": "c2", "content": "none"},
+        ]
+        answer = ask.create(messages=turns, **how)
+        assert answer.choices[0].message.content == "Sunny."
+        assert answer.choices[0].finish_reason == "stop"
+        turns[2]["content"] = "sun"
+        assert there.asked[1].body["messages"] == turns
+        named: Any = {"type": "function", "function": {"name": "f"}}
+        ask.create(model="remote", messages=HI, tools=[TOOL], tool_choice=named)
+        assert there.asked[2].body["tool_choice"] == named
+
+
+def test_embeddings(tiny_llama: Path, tiny_pool: Path, url: str, tmp_path: Path) -> None:
+    """Mean of the last hidden state, as transformers and peft compute it for one text alone."""
+    texts = ["hi", "a much longer text of several words", "hi"]
+    load = AutoModelForCausalLM.from_pretrained
+    amber = PeftModel.from_pretrained(load(tiny_llama), tiny_pool / "amber")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    expected, lengths = [], []
+    for network in (load(tiny_llama), amber):
+        for text in texts:
+            asked = tokenizer(text, return_tensors="pt")
+            with torch.inference_mode():
+                states = network(**asked, output_hidden_states=True).hidden_states[-1]
+            expected.append(torch.nn.functional.normalize(states[0].mean(0), dim=0).numpy())
+            lengths.append(asked["input_ids"].shape[1])
+    roster = Roster(base=str(tiny_llama), pool=tiny_pool, device="cpu", cache=None)
+    traced = TracingModel(
+        roster.model("local/amber"), "local/amber", Trace(tmp_path / "t.jsonl", {})
+    )
+    with served({"local/base": roster.model("local/base"), "local/amber": traced}) as there:
+        create = client(there).embeddings.create
+        for number, name in enumerate(("base", "amber")):
+            for form in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
+                came = create(model=name, input=texts, **form)
+                assert came.model == f"local/{name}"
+                assert [one.index for one in came.data] == [0, 1, 2]
+                found = [one.embedding for one in came.data]
+                if form.get("encoding_format") == "base64":
+                    found = [np.frombuffer(base64.b64decode(one), "<f4") for one in found]
+                mine = expected[number * 3 : number * 3 + 3]
+                np.testing.assert_allclose(found, mine, atol=1e-5)
+                assert came.usage.prompt_tokens == came.usage.total_tokens == sum(lengths[:3])
+        assert not np.allclose(expected[0], expected[3], atol=1e-3)
+        assert len(create(model="base", input="hi").data) == 1
+        wrong: Any
+        for wrong, words in (
+            ("", "empty"),
+            ([], "1 to 2048"),
+            ([1, 2], "token ids"),
+            ("word " * 5000, "max_position_embeddings"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=words):
+                create(model="base", input=wrong)
+        with pytest.raises(openai.BadRequestError, match="dimensions"):
+            create(model="base", input="hi", dimensions=8)
+    with pytest.raises(openai.NotFoundError, match="makes no embeddings") as caught:
+        client(url).embeddings.create(model="pieces", input="x")
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_embeddings_wait_in_the_line() -> None:
+    go = threading.Event()
+
+    class Embeds:
+        def embed(self, texts: Sequence[str]) -> list[Embedding]:
+            assert go.wait(60)
+            if texts[0] == "bad":
+                raise UserError("no")
+            return [Embedding(np.ones(1, np.float32), 1)]
+
+    with served({"local/m": Embeds()}, concurrency=1, queue=1) as url:  # type: ignore[dict-item]
+        came: list[Any] = []
+        threads = [
+            threading.Thread(
+                target=lambda text: came.append(
+                    HTTP.post(f"{url}/embeddings", json={"model": "m", "input": text})
+                ),
+                args=(text,),
+            )
+            for text in ("bad", "fine", "one too many")
+        ]
+        for one in threads:
+            one.start()
+        until(lambda: len(came) == 1)
+        assert came[0].status_code == 429
+        go.set()
+        for one in threads:
+            one.join(60)
+        assert sorted(one.status_code for one in came) in ([200, 200, 429], [200, 400, 429])
+        assert client(url).embeddings.create(model="m", input="last").usage.total_tokens == 1

@@ -1,0 +1,221 @@
+"""Saved consortia: kept by name, brought over from older programs, and found by the roster."""
+
+import json
+import os
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_consortia import config
+from test_consortium_configs import OLD
+
+from swarm.errors import UserError
+from swarm.models.base import Request
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.consortium.store import ConsortiumStore, default_folder, load_config
+from swarm.registry.name_resolution import model_identity
+from swarm.registry.registry import Roster
+
+VOICE = "function/fake_models:function"
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """llm's folder, which is not there yet; a home, a cache and a place of its own."""
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm" / "deeper"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "llm" / "deeper"
+
+
+def older(file: Path, rows: dict[str, Any]) -> Path:
+    """A file as llm-consortium left it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(file)) as old, old:
+        old.execute(
+            "CREATE TABLE consortium_configs (name TEXT PRIMARY KEY, config TEXT NOT NULL, "
+            "created_at DATETIME DEFAULT CURRENT_TIMESTAMP)"
+        )
+        for name, saved in rows.items():
+            text = saved if isinstance(saved, str) else json.dumps(saved)
+            old.execute("INSERT INTO consortium_configs (name, config) VALUES (?, ?)", [name, text])
+    return file
+
+
+def test_what_is_put_is_there(folder: Path) -> None:
+    ConsortiumStore().save("mine", config())
+    ConsortiumStore().save("another", config(system="Be brief."))
+    assert ConsortiumStore().list_names() == ["another", "mine"]
+    assert (
+        ConsortiumStore().get("mine") == config()
+        and ConsortiumStore().get("another").system == "Be brief."
+    )
+    assert ConsortiumStore(folder / "consortium.db").list_names() == ["another", "mine"]
+    ConsortiumStore().remove("another")
+    assert ConsortiumStore().list_names() == ["mine"]
+
+
+def test_reading_makes_no_file(folder: Path) -> None:
+    assert ConsortiumStore().list_names() == [] and ConsortiumStore().find_importable() == {}
+    for wrong in (ConsortiumStore().get, ConsortiumStore().remove):
+        with pytest.raises(UserError, match="mine: no consortium is saved by this name; none is"):
+            wrong("mine")
+    assert not folder.exists()
+
+
+def test_a_name_is_replaced_only_where_that_is_said() -> None:
+    ConsortiumStore().save("mine", config())
+    with pytest.raises(UserError, match="mine: there is a consortium of this name"):
+        ConsortiumStore().save("mine", config(seed=2))
+    assert ConsortiumStore().get("mine").seed == 0
+    ConsortiumStore().save("mine", config(seed=2), replace=True)
+    assert ConsortiumStore().get("mine").seed == 2
+    with pytest.raises(UserError, match="did you mean mine"):
+        ConsortiumStore().get("mien")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "a,b", "a:2", "mine.yaml", "-a", 3, "a\n"])
+def test_a_name_that_could_be_something_else(name: Any, folder: Path) -> None:
+    with pytest.raises(UserError, match="is no name for a consortium"):
+        ConsortiumStore().save(name, config())
+    assert not folder.exists()
+
+
+def test_a_bad_row_hides_no_other() -> None:
+    ConsortiumStore().save("good", config())
+    with ConsortiumStore().database.open_transaction() as rows:
+        rows.execute("INSERT INTO consortia VALUES ('bad', '{', '')")
+        rows.execute("INSERT INTO consortia VALUES ('worse', '{\"members\": 3}', '')")
+    assert (
+        ConsortiumStore().list_names() == ["bad", "good", "worse"]
+        and ConsortiumStore().get("good") == config()
+    )
+    with pytest.raises(UserError, match="bad: what is saved is not JSON"):
+        ConsortiumStore().get("bad")
+    with pytest.raises(UserError, match="worse: members: name at least one model"):
+        ConsortiumStore().get("worse")
+
+
+def test_older_files_are_brought_over_and_left_alone(folder: Path) -> None:
+    first = older(folder / "logs.db", {"one": OLD["0.3"], "bad": "{", "mine": OLD["0.5"]})
+    second = older(folder / "consortium_logs.db", {"two": OLD["0.8"], "has space": OLD["0.7"]})
+    before = [file.read_bytes() for file in (first, second)]
+    ConsortiumStore().save("mine", config(seed=3))
+    assert ConsortiumStore().find_importable() == {
+        first: ["bad", "one"],
+        second: ["has space", "two"],
+    }
+    came = ConsortiumStore().import_from(first)
+    assert came.put == ["one"] and came.there == ["mine"] and list(came.wrong) == ["bad"]
+    came = ConsortiumStore().import_from(second)
+    assert came.put == ["two"] and "no name for a consortium" in came.wrong["has space"]
+    assert ConsortiumStore().list_names() == ["mine", "one", "two"]
+    assert (
+        ConsortiumStore().get("one").system == "Be brief."
+        and ConsortiumStore().get("mine").seed == 3
+    )
+    assert ConsortiumStore().get("two").strategy == "elimination"
+    assert ConsortiumStore().import_from(first).there == ["mine", "one"]
+    assert [file.read_bytes() for file in (first, second)] == before
+    assert sorted(one.name for one in folder.glob("*logs.db*")) == [second.name, first.name]
+
+
+def test_the_usual_folder_is_looked_at_as_older_programs_wrote_there_always() -> None:
+    file = older(default_folder() / "consortium_logs.db", {"one": OLD["0.8"]})
+    assert ConsortiumStore().find_importable() == {file: ["one"]}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no database" * 99])
+def test_a_file_that_is_none_of_theirs(content: bytes | None, folder: Path) -> None:
+    file = folder / "logs.db"
+    if content is not None:
+        folder.mkdir(parents=True)
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=r"logs.db.*(no such file|older program's file)"):
+        ConsortiumStore().import_from(file)
+    assert ConsortiumStore().find_importable() == {} and not (folder / "consortium.db").exists()
+
+
+def test_a_shelf_that_cannot_be_used_is_one_line(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "consortium.db").write_bytes(b"no database" * 99)
+    for use in (ConsortiumStore().list_names, lambda: ConsortiumStore().save("mine", config())):
+        with pytest.raises(UserError, match=r"consortium.db cannot be used: .*LLM_USER_PATH"):
+            use()
+
+
+def test_many_put_at_once() -> None:
+    def put(number: int) -> None:
+        try:
+            ConsortiumStore().save("same" if number % 2 else f"own{number}", config())
+        except UserError as error:
+            errors.append(str(error))
+
+    errors: list[str] = []
+    threads = [threading.Thread(target=put, args=[n]) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 7 and all("there is a consortium of this name" in e for e in errors)
+    assert len(ConsortiumStore().list_names()) == 9
+
+
+def test_the_folder_is_the_one_that_llm_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    click = pytest.importorskip("click")
+    assert str(default_folder()) == click.get_app_dir("io.datasette.llm")
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    assert str(default_folder()) == click.get_app_dir("io.datasette.llm")
+    monkeypatch.delenv("LLM_USER_PATH")
+    assert ConsortiumStore().database.path == default_folder() / "consortium.db"
+    assert os.environ.get("LLM_USER_PATH") is None
+
+
+def spoken(**settings: Any) -> Any:
+    return config(**{"members": [VOICE], "arbiter": VOICE, "max_iterations": 1, **settings})
+
+
+def test_the_roster_finds_saved_ones_presets_and_files(tmp_path: Path) -> None:
+    ConsortiumStore().save("mine", spoken(members=[f"{VOICE}:2", "moa/./mix.yaml"]))
+    (tmp_path / "mix.yaml").write_text(f"proposers: [{VOICE}]\naggregator: {VOICE}\n")
+    (tmp_path / "own.yaml").write_text(f"members: [consortium/mine]\narbiter: {VOICE}\n")
+    roster = Roster()
+    found = roster.model("consortium/mine")
+    assert isinstance(found, Consortium) and found is roster.model("consortium/mine")
+    (answer,) = roster.model("consortium/own.yaml").generate([Request("hi", max_new_tokens=99)])
+    assert answer.text
+    assert isinstance(roster.model("consortium/council"), Consortium)
+    with pytest.raises(UserError, match=r"did you mean mine.*presets are classic, council, local"):
+        roster.model("consortium/mien")
+
+
+def test_a_saved_one_goes_before_a_preset() -> None:
+    ConsortiumStore().save("council", config(seed=5))
+    assert load_config("council").seed == 5
+
+
+def test_what_contains_itself_is_told_with_the_way(tmp_path: Path) -> None:
+    ConsortiumStore().save("alone", spoken(members=["consortium/alone", VOICE]))
+    ConsortiumStore().save("first", spoken(members=["moa/./mix.yaml"]))
+    ConsortiumStore().save("last", spoken(arbiter="consortium/first"))
+    (tmp_path / "mix.yaml").write_text(f"proposers: [{VOICE}]\naggregator: consortium/last\n")
+    with pytest.raises(UserError) as error:
+        Roster().model("consortium/alone")
+    assert str(error.value) == (
+        "consortium/alone contains itself: consortium/alone -> consortium/alone"
+    )
+    with pytest.raises(UserError, match=r"first -> moa/./mix.yaml -> consortium/last -> cons"):
+        Roster().model("consortium/first")
+
+
+def test_what_tells_a_consortium_from_one_of_its_name() -> None:
+    def told(**settings: Any) -> str:
+        ConsortiumStore().save("mine", spoken(**settings), replace=True)
+        return json.dumps(model_identity(Roster().model("consortium/mine")))
+
+    assert told() == told()
+    assert len({told(), told(system="Be brief."), told(strategy="vote"), told(seed=1)}) == 4

@@ -1,0 +1,476 @@
+"""The particle swarm against the textbook on explicit vectors, and each of its options."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from swarm.errors import UserError
+from swarm.optimizers import random_streams
+from swarm.optimizers.pso import ParticleSwarm, ParticleSwarmOptions
+
+CONF = Path(__file__).parents[3] / "conf"
+CODE: dict[str, Any] = OmegaConf.to_container(
+    OmegaConf.load(CONF / "experiment" / "reference_code.yaml").optimizer
+)
+PAPER: dict[str, Any] = OmegaConf.to_container(
+    OmegaConf.load(CONF / "experiment" / "paper.yaml").optimizer
+)
+
+
+class Textbook:
+    """Model Swarms on G x D weights, one particle at a time, with full histories.
+
+    An expert is [G, D]: each group of weights has random factors of its own.
+    """
+
+    def __init__(self, vectors: np.ndarray, seed: int, options: dict[str, Any]) -> None:
+        self.seed, self.o, self.iteration = seed, options, 0
+        self.x = [row.copy() for row in vectors]
+        for i in range(len(vectors), options["particles"]):
+            draw = random_streams.counter_rng(seed, 0, i, random_streams.CROSSOVER)
+            pool = len(vectors) if options["crossover_parents"] == "experts" else i
+            a = int(draw.integers(pool))
+            b = int(draw.integers(pool - 1))
+            b = b + 1 if b >= a else b
+            t = draw.random((vectors.shape[1], 1)) * options["crossover_maximum"]
+            self.x.append(t * self.x[a] + (1 - t) * self.x[b])
+        self.v = [self._partner(i) - row for i, row in enumerate(self.x)]
+        self.p = list(self.x)
+        self.step = options["step_length"]
+        self.restarts = [-100] * len(self.x)
+
+    def _partner(self, i: int) -> np.ndarray:
+        j = int(
+            random_streams.counter_rng(self.seed, 0, i, random_streams.PARTNER).integers(
+                len(self.x) - 1
+            )
+        )
+        return self.x[j + 1 if j >= i else j]
+
+    def first(self, u: list[float]) -> None:
+        self.history = [[each] for each in u]
+        self.g_history = [max(u)]
+        self.g, self.w, self.w_utility = self.x[u.index(max(u))], self.x[u.index(min(u))], min(u)
+
+    def move(self) -> None:
+        self.iteration += 1
+        for i, history in enumerate(self.history):
+            since = len(history) - history.index(max(history))  # counts the best itself
+            if self.o["restart_cool_down"] == 0:
+                stray = since >= self.o["restart_patience"] * self.o["patience"]
+            else:
+                waited = self.iteration - self.restarts[i]
+                stray = since - 1 >= self.o["restart_patience"]
+                stray = stray and waited >= self.o["restart_cool_down"]
+            if stray:
+                self.restarts[i], self.x[i], self.v[i] = self.iteration, self.p[i], 0 * self.x[i]
+            draw = random_streams.counter_rng(self.seed, self.iteration, i, random_streams.WEIGHTS)
+            r = 1 - draw.random((4, len(self.x[i]), 1))
+            w = [r[0] * self.o["inertia"], r[1] * self.o["cognitive"]]
+            w += [r[2] * self.o["social"], r[3] * self.o["repel"]]
+            new = w[0] * self.v[i] + w[1] * (self.p[i] - self.x[i])
+            new = new + w[2] * (self.g - self.x[i]) - w[3] * (self.w - self.x[i])
+            self.v[i] = new / sum(w)
+            self.x[i] = self.x[i] + self.step * self.v[i]
+
+    def told(self, u: list[float]) -> None:
+        best = max(self.g_history)
+        for i, value in enumerate(u):
+            if np.isnan(value):
+                u[i] = self.history[i][-1]
+            elif value > max(self.history[i]):
+                self.p[i] = self.x[i]
+            self.history[i].append(u[i])
+        if max(u) > best:
+            self.g = self.x[u.index(max(u))]
+        self.g_history.append(max(best, max(u)))
+        if min(u) < self.w_utility:
+            self.w_utility = min(u)
+            tied = [i for i, value in enumerate(u) if value == self.w_utility]
+            self.w = self.x[tied[-1 if self.o["worst_tie"] == "last" else 0]]
+        self.step = max(self.step * self.o["step_length_factor"], self.o["minimum_step_length"])
+
+    def stops(self) -> bool:
+        last = self.g_history[-self.o["patience"] :]
+        return len(self.g_history) > self.o["patience"] and len(set(last)) == 1
+
+
+@pytest.mark.parametrize(("seed", "groups"), [(0, 1), (1, 1), (2, 1), (3, 3), (4, 3)])
+@pytest.mark.parametrize(
+    "options",
+    [PAPER | {"particles": 12}, CODE | {"particles": 12, "drop_particle": 0.3}],
+    ids=["paper", "code"],
+)
+def test_thirty_iterations_are_the_textbook_on_vectors(
+    options: dict[str, Any], seed: int, groups: int
+) -> None:
+    random = np.random.default_rng(seed)
+    vectors, target = random.normal(size=(5, groups, 37)), random.normal(size=(groups, 37))
+
+    def merged(rows: np.ndarray) -> np.ndarray:
+        return np.einsum("...gk,kgd->...gd", rows.reshape(*rows.shape[:-1], groups, 5), vectors)
+
+    def utilities(rows: list[np.ndarray]) -> list[float]:  # rounded, so that there are ties
+        return [-round(float(np.linalg.norm(row - target)), 1) for row in rows]
+
+    book, swarm = Textbook(vectors, seed, options), ParticleSwarm(**options)
+    swarm.start(5, seed, groups)
+    np.testing.assert_allclose(merged(swarm.ask()), book.x, atol=1e-10)
+    u = utilities(book.x)
+    book.first(u)
+    swarm.tell(np.array(u))
+    restarts = 0
+    for iteration in range(1, 31):
+        c = swarm.ask()
+        book.move()
+        np.testing.assert_allclose(merged(c), book.x, atol=1e-10)
+        np.testing.assert_allclose(merged(swarm.velocities), book.v, atol=1e-10)
+        np.testing.assert_array_equal(swarm.restarted, np.array(book.restarts) == iteration)
+        np.testing.assert_allclose(c.reshape(-1, 5).sum(axis=1), 1, atol=1e-12)
+        np.testing.assert_allclose(swarm.velocities.reshape(-1, 5).sum(axis=1), 0, atol=1e-12)
+        u = np.where(swarm.evaluate, utilities(book.x), np.nan)
+        swarm.tell(u)
+        book.told(u.tolist())
+        np.testing.assert_allclose(merged(swarm.personal_positions), book.p, atol=1e-10)
+        np.testing.assert_allclose(merged(swarm.best_position), book.g, atol=1e-10)
+        np.testing.assert_allclose(merged(swarm.worst_position), book.w, atol=1e-10)
+        assert swarm.best_utility == book.g_history[-1]
+        assert swarm.current_step_length == pytest.approx(book.step, abs=1e-15)
+        if options["stale_count"] == "including":
+            assert (swarm.stop_reason() is not None) == book.stops()
+        restarts += swarm.restarted.sum()
+    assert restarts
+
+
+def begun(experts: int = 4, seed: int = 0, **options: Any) -> ParticleSwarm:
+    swarm = ParticleSwarm(**{"particles": 6, **options})
+    swarm.start(experts, seed)
+    return swarm
+
+
+def play(swarm: ParticleSwarm, utilities: Callable[[ParticleSwarm], Any], iterations: int) -> None:
+    for _ in range(iterations):
+        swarm.ask()
+        swarm.tell(np.broadcast_to(utilities(swarm), swarm.evaluate.shape).astype(float))
+
+
+def bowl(swarm: ParticleSwarm) -> np.ndarray:
+    x = swarm.positions
+    target = np.arange(1.0, x.shape[1] + 1)
+    return -((x - target / target.sum()) ** 2).sum(axis=1)
+
+
+def test_starting_velocities() -> None:
+    random = begun(seed=3)
+    differences = random.positions[None] - random.positions[:, None]
+    for i, velocity in enumerate(random.velocities):
+        partners = np.flatnonzero((differences[i] == velocity).all(axis=1))
+        assert len(partners) and i not in partners
+    assert not begun(starting_velocity="zero").velocities.any()
+    best = begun(starting_velocity="best")
+    play(best, bowl, 1)
+    np.testing.assert_array_equal(best.velocities, best.best_position - best.positions)
+    assert not best.velocities[bowl(best).argmax()].any()
+
+
+def test_crossover_children_lie_between_two_experts() -> None:
+    rows = random_streams.initial_population(10, 500, seed=1)
+    np.testing.assert_array_equal(rows[:10], np.eye(10))
+    children = rows[10:]
+    assert ((children != 0).sum(axis=1) == 2).all()
+    assert children.min() >= 0 and children.max() <= 1
+    assert (children != 0).any(axis=0).all()
+
+
+def test_the_original_codes_children_reach_beyond_and_have_children() -> None:
+    beyond = random_streams.initial_population(10, 500, seed=1, maximum=2.0)[10:]
+    assert ((beyond != 0).sum(axis=1) == 2).all()
+    assert 1.9 < beyond.max() <= 2 and -1 <= beyond.min() < -0.9
+    assert 0.4 < (beyond.min(axis=1) < 0).mean() < 0.6  # half of them extrapolate
+    family = random_streams.initial_population(10, 500, seed=1, parents="everyone")[10:]
+    assert ((family != 0).sum(axis=1) > 2).any()
+
+
+def test_a_stray_particle_restarts_and_then_rests() -> None:
+    def restarts(**options: Any) -> list[int]:
+        swarm, seen = begun(patience=40, max_iterations=40, **options), []
+        play(swarm, lambda _: 0.0, 1)
+        for iteration in range(1, 17):
+            play(swarm, lambda _: 0.0, 1)
+            assert swarm.restarted.all() or not swarm.restarted.any()
+            seen += [iteration] * bool(swarm.restarted.any())
+        return seen
+
+    assert restarts() == [6, 11, 16]  # after 5 stale iterations, then every 5
+    assert restarts(restart_cool_down=3) == [6, 9, 12, 15]
+    assert restarts(restart_cool_down=0) == list(range(6, 17))
+    assert restarts(restart=False) == []
+    refire = {"restart_unit": "fraction", "restart_cool_down": 0, "stale_count": "including"}
+    assert restarts(**refire, restart_patience=0.125) == list(range(5, 17))
+
+
+@pytest.mark.parametrize(("fraction", "first"), [(0.5, 5), (0.67, 7)])
+def test_the_original_codes_restart_after_four_and_six_iterations(
+    fraction: float, first: int
+) -> None:
+    swarm = begun(**CODE | {"particles": 6, "restart_patience": fraction})
+    for iteration in range(first + 1):
+        play(swarm, lambda _: 0.0, 1)
+        assert swarm.restarted.all() == (iteration == first)
+
+
+def test_a_restarted_particle_leaves_its_best_with_what_the_others_say() -> None:
+    swarm = begun(cognitive=0.0, repel=0.0, inertia=1.0, weight_randomness=False)
+    play(swarm, lambda s: np.where(np.arange(6) == 0, 1.0, 0.0), 6)
+    home, step = swarm.personal_positions, swarm.current_step_length
+    swarm.ask()
+    pull = 0.4 / 1.4 * (np.eye(4)[0] - home)
+    np.testing.assert_allclose(swarm.positions, home + step * pull, atol=1e-15)
+
+
+def iterations_until_done(improvements: set[int], **options: Any) -> int:
+    swarm, value = begun(**options), 0.0
+    while swarm.stop_reason() is None:
+        value += swarm.iteration + (swarm.iteration > 0 or swarm.told) in improvements
+        play(swarm, lambda _, value=value: value, 1)
+    return swarm.iteration
+
+
+@pytest.mark.parametrize(("mode", "after"), [("after", 10), ("including", 9)])
+def test_patience(mode: str, after: int) -> None:
+    assert iterations_until_done(set(), stale_count=mode) == 10
+    for last in (1, 4, 9):
+        assert iterations_until_done({last}, stale_count=mode) == last + after
+        assert iterations_until_done(set(range(1, last + 1)), stale_count=mode) == last + after
+
+
+def test_reasons() -> None:
+    swarm = begun(max_iterations=3)
+    assert swarm.stop_reason() is None
+    play(swarm, bowl, 3)
+    swarm.ask()
+    assert swarm.stop_reason() is None  # the last iteration still waits for its utilities
+    play(swarm, bowl, 1)
+    assert swarm.stop_reason() == "3 iterations done"
+    stale = begun(patience=2)
+    play(stale, lambda _: 1.0, 3)
+    assert stale.stop_reason() == "no new global best in 2 iterations"
+
+
+def test_the_step_shrinks_once_an_iteration_to_its_floor() -> None:
+    for first, iterations in ((1.0, 45), (0.5, 32)):
+        swarm = begun(step_length=first)
+        play(swarm, bowl, 1)
+        steps = []
+        for _ in range(60):
+            steps.append(swarm.current_step_length)
+            play(swarm, bowl, 1)
+        assert steps[:3] == pytest.approx([first, first * 0.95, first * 0.95**2])
+        assert steps.index(0.1) == iterations
+
+
+def test_dropped_particles_move_unevaluated() -> None:
+    swarm = begun(drop_particle=0.5, particles=20)
+    kept = []
+    for _ in range(50):
+        before = swarm.positions
+        swarm.ask()
+        kept.append(swarm.evaluate.mean())
+        assert not swarm.iteration or (swarm.positions != before).any(axis=1).all()
+        swarm.tell(np.where(swarm.evaluate, bowl(swarm), np.nan))
+    assert kept[0] == 1 and 0.4 < np.mean(kept[1:]) < 0.6 and len(set(kept)) > 3
+
+
+def test_skipped_iterations_cost_patience_in_the_original_only() -> None:
+    def last(**options: Any) -> ParticleSwarm:
+        swarm = begun(drop_iteration=0.5, max_iterations=200, **options)
+        evaluated = -1
+        while swarm.stop_reason() is None:
+            swarm.ask()
+            evaluated += bool(swarm.evaluate.any())
+            assert swarm.evaluate.any() == swarm.evaluate.all()
+            swarm.tell(np.where(swarm.evaluate, 1.0, np.nan))
+        assert evaluated == 10 or options
+        return swarm
+
+    assert last().iteration > 10
+    assert last(count_skipped=True).iteration == 10
+    nothing = begun(drop_iteration=1.0)
+    play(nothing, lambda s: np.where(s.evaluate, 1.0, np.nan), 51)
+    assert nothing.stop_reason() == "50 iterations done"
+    assert not nothing.stale.any()
+
+
+def test_a_first_utility_may_be_missing() -> None:
+    swarm = begun()
+    play(swarm, lambda s: np.where(np.arange(6) < 2, np.nan, bowl(s)), 1)
+    assert swarm.state_dict()["personal_utilities"][:2] == [None, None]
+    assert np.isnan(swarm.personal_utilities[:2]).all()
+    play(swarm, lambda _: -100.0, 1)
+    assert (swarm.personal_utilities[:2] == -100).all()
+    np.testing.assert_array_equal(swarm.personal_positions[:2], swarm.positions[:2])
+    assert (swarm.personal_utilities[2:] > -100).all()
+    assert swarm.worst_utility == -100
+
+
+def test_what_is_not_finite_is_not_measured() -> None:
+    swarm = begun()
+    play(swarm, lambda _: [np.inf, -np.inf, np.nan, 1, 2, 3], 1)
+    assert (swarm.best_utility, swarm.worst_utility) == (3, 1)
+
+
+def test_nothing_ever_measured() -> None:
+    swarm = begun()
+    while swarm.stop_reason() is None:
+        assert np.isfinite(swarm.ask()).all()
+        swarm.tell(np.full(6, np.nan))
+        json.dumps(swarm.state_dict(), allow_nan=False)
+    assert swarm.best_utility is None and swarm.worst_position is None
+    assert swarm.stop_reason() == "50 iterations done"
+
+
+def test_going_on_from_any_state_is_the_same_search() -> None:
+    options: dict[str, Any] = {"drop_particle": 0.2, "drop_iteration": 0.1, "patience": 40}
+
+    def one(swarm: ParticleSwarm) -> tuple[list, list]:
+        swarm.ask()
+        waiting = json.loads(json.dumps(swarm.state_dict(), allow_nan=False))
+        swarm.tell(np.where(swarm.evaluate, bowl(swarm), np.nan))
+        return waiting, json.loads(json.dumps(swarm.state_dict(), allow_nan=False))
+
+    straight = begun(**options)
+    trace = [one(straight) for _ in range(40)]
+    for index, states in enumerate(trace[:-1]):
+        for skipped, state in zip((0, 1), states, strict=True):
+            resumed = ParticleSwarm(**{"particles": 6, **options})
+            resumed.load_state_dict(state)
+            assert resumed.state_dict() == state
+            ahead = [one(resumed) for _ in range(min(3, 39 - index))]
+            assert ahead == trace[index + skipped : index + skipped + len(ahead)]
+    assert len(json.dumps(straight.state_dict())) < 10_000
+
+
+def test_a_personal_best_stays_where_it_was_found() -> None:
+    swarm = begun(particles=4)
+    play(swarm, bowl, 1)
+    play(swarm, lambda _: -100.0, 8)
+    np.testing.assert_array_equal(swarm.personal_positions, np.eye(4))
+    assert (swarm.positions != swarm.personal_positions).any(axis=1).all()
+    with pytest.raises(ValueError, match="read-only"):
+        swarm.ask()[0, 0] = 2.0
+
+
+def test_draws_depend_on_nothing_but_their_four_numbers() -> None:
+    seen = {
+        random_streams.counter_rng(*numbers).random()
+        for numbers in np.ndindex(3, 4, 5, 5)  # a repeated number would be one fewer in the set
+    }
+    assert len(seen) == 3 * 4 * 5 * 5
+    random_streams.counter_rng(0, 0, 0, 0).random(1000)
+    assert (
+        random_streams.counter_rng(-1, 2, 3, 4).random()
+        == random_streams.counter_rng(-1, 2, 3, 4).random()
+    )
+
+
+def test_a_seed_is_a_search() -> None:
+    def trace(seed: int) -> list:
+        swarm = begun(seed=seed)
+        play(swarm, bowl, 10)
+        return swarm.positions.tolist()
+
+    assert trace(5) == trace(5) != trace(6)
+
+
+def test_without_randomness_a_step_is_the_formula() -> None:
+    swarm = begun(weight_randomness=False, starting_velocity="zero", particles=4)
+    play(swarm, lambda _: [1.0, 0.5, 0.7, 0.2], 1)
+    x = swarm.ask()
+    expert = np.eye(4)
+    one = expert[1] + 0.5 * (0.4 * (expert[0] - expert[1]) + 0.05 * (expert[1] - expert[3])) / 0.95
+    np.testing.assert_allclose(x[1], one, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("particles", 1, "a whole number, 2 or more"),
+        ("particles", 20.5, "a whole number, 2 or more"),
+        ("inertia", -0.1, "from 0 to 1e+06, the paper tried 0.1"),
+        ("social", float("nan"), "a number from 0 to 1e+06"),
+        ("cognitive", "much", "a number"),
+        ("repel", True, "a number"),
+        ("weight_randomness", 1, "true or false"),
+        ("step_length", 0, "above 0"),
+        ("step_length_factor", 1.5, "at most 1"),
+        ("minimum_step_length", 0.7, "at most optimizer.step_length=0.5"),
+        ("starting_velocity", "fast", "random, zero, best"),
+        ("patience", 0, "1 or more"),
+        ("max_iterations", 0, "1 or more"),
+        ("stale_count", "x", "after, including"),
+        ("restart_patience", 0, "above 0"),
+        ("restart_unit", "x", "iterations, fraction"),
+        ("restart_cool_down", -1, "0 or more"),
+        ("crossover_maximum", 0, "above 0"),
+        ("crossover_parents", "x", "experts, everyone"),
+        ("worst_tie", "x", "first, last"),
+        ("drop_iteration", 1.1, "from 0 to 1"),
+        ("drop_particle", -0.1, "from 0 to 1"),
+    ],
+)
+def test_a_bad_option_is_named(key: str, value: Any, allowed: str) -> None:
+    with pytest.raises(UserError) as caught:
+        ParticleSwarm(**{key: value})
+    assert str(caught.value).startswith(f"optimizer.{key}={value}: must be ")
+    assert allowed in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_does_not_fit_together() -> None:
+    with pytest.raises(UserError, match="must not all be 0"):
+        ParticleSwarm(inertia=0, cognitive=0, social=0, repel=0, descent=None)
+    with pytest.raises(UserError, match=r"particles=5 is fewer than the pool's 10 experts; .* 10 "):
+        ParticleSwarm(particles=5).start(10, 0)
+    with pytest.raises(UserError, match="2 or more"):
+        ParticleSwarm(particles=None).start(1, 0)
+    with pytest.raises(UserError, match="not of 'pso'"):
+        ParticleSwarm().load_state_dict({"optimizer": "genome"})
+    with pytest.raises(UserError, match="must be 6"):
+        ParticleSwarm(particles=7).load_state_dict(begun().state_dict())
+    with pytest.raises(ValueError, match="6 utilities once"):
+        begun().tell(np.zeros(5))
+    every = ParticleSwarm(particles=None, soups=0)
+    every.start(7, 0)
+    np.testing.assert_array_equal(every.ask(), np.eye(7))
+
+
+def test_the_files_name_every_option() -> None:
+    names = {field.name for field in fields(ParticleSwarmOptions)}
+    plain = OmegaConf.to_container(OmegaConf.load(CONF / "optimizer" / "pso.yaml"))
+    assert plain.pop("_target_") == "swarm.optimizers.pso.ParticleSwarm"
+    defaults = ParticleSwarm()
+    plain["descent"] = instantiate(plain["descent"])
+    assert plain == {name: getattr(defaults, name) for name in names}
+    assert names == set(PAPER) == set(CODE)
+    document = (CONF.parent / "docs" / "pso.md").read_text()
+    assert not [name for name in names if f"`{name}`" not in document]
+
+
+@pytest.mark.parametrize("name", ["paper", "reference_code"])
+def test_the_experiments_build(name: str, tmp_path: Path) -> None:
+    expected = {"paper": PAPER, "reference_code": CODE}[name]
+    (tmp_path / "root.yaml").write_text(
+        f"defaults:\n  - optimizer: pso\n  - _self_\n  - experiment: null\n"
+        f"hydra:\n  searchpath: ['file://{CONF}']\n"
+    )
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        config = compose("root", [f"experiment={name}", "optimizer.patience=7"])
+    swarm = instantiate(config.optimizer)
+    assert {key: getattr(swarm, key) for key in expected} == expected | {"patience": 7}

@@ -1,0 +1,163 @@
+"""What the page's runs stand on: their folder, their processes, the form, the command."""
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import run_folders
+import ui_pages
+from click.testing import CliRunner
+
+from swarm.errors import UserError
+from swarm.runs.lock import RunLock
+from swarm.runs.run_reader import RunFolder
+from swarm.ui import search_form
+from swarm.ui.cli import ui
+from swarm.ui.expert_mixer import list_bests, list_model_names
+from swarm.ui.launcher import SearchLauncher, check_search, output_path
+from swarm.ui.pages.runs import compare_runs
+from swarm.ui.run_index import RunIndex
+from swarm.ui.state import AppState
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b/c", "a/../b", "a/.page", "/etc", ".page", "a\x00", "a\\b"]
+)
+def test_names_that_are_none(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="is no name of a run"):
+        AppState(tmp_path).run_path(name)
+
+
+def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_folders.folder(tmp_path / "run_0", particles=10, iterations=9)
+    state = (first / "state.json").read_bytes()
+    for number in range(1, 500):
+        other = tmp_path / f"run_{number}"
+        other.mkdir()
+        (other / "state.json").write_bytes(state)
+    part = tmp_path / "sweep" / "trial_00"
+    part.mkdir(parents=True)
+    (part / "state.json").write_bytes(state)
+    shelf = RunIndex(tmp_path)
+    lines = shelf.list_runs()
+    assert "sweep/trial_00" in {line.name for line in lines} and len(lines) == 501
+    with monkeypatch.context() as patch:
+        patch.setattr("swarm.ui.run_index._extract_facts", lambda state: pytest.fail("read again"))
+        assert shelf.list_runs() == lines
+    kept = (first / "state.json").stat()
+    (first / "state.json").write_bytes(b"x" * len(state))
+    os.utime(first / "state.json", ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    assert shelf.list_runs() == lines
+    os.utime(first / "state.json")
+    assert len(shelf.list_runs()) == 500
+
+
+def test_states_of_a_run(tmp_path: Path) -> None:
+    run, shelf = run_folders.folder(tmp_path / "run", finished=False), RunIndex(tmp_path)
+    assert shelf.list_runs()[0].state == "stopped"
+    hold = RunLock(run)
+    hold.update_status({"what": "iteration 4", "iteration": 4, "most": 50, "done": 3, "total": 9})
+    ends = time.monotonic() + 60
+    while shelf.list_runs()[0].why != "iteration 4 of at most 50, 3 of 9 items":
+        assert time.monotonic() < ends, shelf.list_runs()[0].why
+        time.sleep(0.05)
+    assert shelf.list_runs()[0].state == "running"
+    note = (run / "running.json").read_text()
+    hold.close()
+    (run / "running.json").write_text(note)
+    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].why) == (
+        "stopped",
+        "killed after iteration 4",
+    )
+    (run / "running.json").unlink()
+    output_path(run).parent.mkdir()
+    output_path(run).write_text("10 %\r20 %\nerror: no room\nsome line\n")
+    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].why) == ("failed", "no room")
+    os.utime(run / "state.json", (time.time() + 5, time.time() + 5))
+    assert shelf.list_runs()[0].state == "stopped"
+
+
+def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match="no search is at work"):
+        SearchLauncher().stop_search(run)
+    hold = RunLock(run)
+    note = json.loads((run / "running.json").read_text())
+    for wrong in ({"pid": os.getppid()}, {"host": "elsewhere"}, {"pid": "1"}):
+        (run / "running.json").write_text(json.dumps(note | wrong))
+        with pytest.raises(UserError, match="not this user's or not on this machine"):
+            SearchLauncher().stop_search(run)
+    with pytest.raises(UserError, match="at work already"):
+        SearchLauncher().start_search(run, [], tmp_path)
+    hold.close()
+    for kept, error in (("5", "no command"), ('["name=other"]', "that of another run")):
+        (run / "command.json").write_text(f'{{"arguments": {kept}, "directory": "/"}}')
+        with pytest.raises(UserError, match=error):
+            SearchLauncher().resume_search(run)
+
+
+def test_the_form_s_arguments(tmp_path: Path) -> None:
+    home = AppState(tmp_path, "mine", "some/folder", "cuda:1")
+    chosen, lines = search_form.initial_form(home)
+    assert search_form.build_arguments(
+        home, "try", chosen, {"seed": " 007 ", "budget": ""}, lines
+    ) == [
+        "task=nlgraph_mini",
+        "model=local",
+        "seed=7",
+        "pool.folder=mine",
+        "model.path=some/folder",
+        "gpus=[1]",
+        "name=try",
+    ]
+    for name, numbers, more, error in (
+        ("a b", {}, "", "Name: 'a b' may have letters"),
+        ("try", {"seed": "1.5"}, "", "Seed: '1.5' is no whole number"),
+        ("try", {}, "a=1\n--multirun", "Further keys, line 2: '--multirun' is no key=value"),
+        ("try", {}, "name=x", "line 1: name has a field above"),
+        ("try", {}, "hydra.mode=MULTIRUN", "hydra.mode cannot be set here"),
+        ("try", {}, "folder=/", "folder cannot be set here"),
+    ):
+        with pytest.raises(UserError, match=re.escape(error)):
+            search_form.build_arguments(home, name, chosen, numbers, more)
+    assert all(
+        search_form.group_options(group)[search_form.default_options()[group]]
+        for group in search_form.CONFIG_GROUPS
+    )
+
+
+def test_the_command_s_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*words: str) -> str:
+        done = CliRunner().invoke(ui, words)
+        assert done.exit_code in (1, 2)
+        return done.stderr
+
+    assert told("--host", "0.0.0.0").startswith("error: --host 0.0.0.0: whoever reaches the page")
+    assert told("--pool", " ") == "error: --pool: nothing follows it; name one or leave it out\n"
+    monkeypatch.setitem(sys.modules, "nicegui", None)
+    assert "nicegui is missing: pip install 'model-swarms[ui]'" in told("--port", "0")
+
+
+def test_the_check_tells_the_error(tmp_path: Path) -> None:
+    right, said = check_search(["task=nothing", "name=bad"], tmp_path)
+    assert not right and said.startswith("task=nothing") and "\n" not in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_bests_of_a_sweep_are_models(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("swept/trial_00", "first"):
+        ui_pages.run_folder(tmp_path / "search" / name, tiny_llama, tiny_pool)
+    home = AppState(tmp_path, str(tiny_pool), str(tiny_llama), "cpu")
+    assert [one.run for one in list_bests(home)] == ["first", "swept/trial_00"]
+    assert "local/search/swept/trial_00" in list_model_names(home)
+    names = [run.name for run in map(RunFolder, sorted(tmp_path.glob("search/**/trial_00")))]
+    assert names == ["swept/trial_00"]
+    compared = compare_runs([tmp_path / "search" / name for name in ("first", "swept/trial_00")])
+    assert compared.names == ["first", "swept/trial_00"]

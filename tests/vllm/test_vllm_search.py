@@ -1,0 +1,192 @@
+"""Searches with vLLM as a user starts them, and what goes wrong."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import searches
+import tiny
+import torch
+import vllm_engines
+import warm_python
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/test_vllm.sh")
+
+from swarm.engine.base_model import BaseModel
+from swarm.engine.vllm.engine import VLLMEngine
+from swarm.errors import UserError
+from swarm.models.base import Request
+from swarm.pool.pool import Pool
+
+pytestmark = pytest.mark.timeout(1200)
+GPUS = "[]" if vllm_engines.DEVICE == "cpu" else "[0]"
+VLLM = {"engine": "vllm", "engine__gpu_memory_utilization": 0.3}
+SMALL = {**VLLM, "engine__options": f"{{kv_cache_memory_bytes:{2**27}}}"}
+"""Several processes, and other tests beside them, each with a cache."""
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A base, and experts of one shape."""
+    folder = tmp_path_factory.mktemp("vllm_search")
+    base = tiny.model(folder / "base", head=vllm_engines.HEAD)
+    return base, tiny.pool(base, folder / "pool")
+
+
+def searched(folder: Path, family: tuple[Path, Path], **more: object) -> dict[str, object]:
+    """The utilities of a small search."""
+    command = searches.arguments(folder, *family, gpus=GPUS, model__dtype="float32", **more)
+    done = searches.run(command, timeout=600, python=warm_python.COLD)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    state = json.loads((folder / "search" / "run" / "state.json").read_text())
+    return {"rounds": state["rounds"], "finished": state["finished"]}
+
+
+@pytest.fixture(scope="module")
+def expected(
+    family: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, object]:
+    return searched(tmp_path_factory.mktemp("hf"), family)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"engine__way": "slots", "executor": "processes", "executor__workers": 2},
+        {"executor": "processes", "engine__tensor_parallel_size": 2, "engine__way": "slots"},
+        {"executor": "ray", "executor__workers": 2},
+    ],
+    ids=["folders", "slots in processes", "one model in two processes", "ray"],
+)
+def test_a_search_is_the_transformers_engines(
+    more: dict[str, object], family: tuple[Path, Path], expected: dict[str, object], tmp_path: Path
+) -> None:
+    if more.get("executor") == "ray":
+        pytest.importorskip("ray")
+    assert searched(tmp_path, family, **SMALL, **more) == expected
+
+
+def test_ctrl_c_leaves_no_process_of_a_shared_model(
+    family: tuple[Path, Path], tmp_path: Path
+) -> None:
+    more = {
+        "executor": "processes",
+        "engine__tensor_parallel_size": 2,
+        "gpus": GPUS,
+        "optimizer__max_iterations": 500,
+        "optimizer__patience": 500,
+    }
+    command = searches.arguments(tmp_path, *family, **SMALL, **more)
+    process = searches.start(command, python=warm_python.COLD, start_new_session=True)
+    begun = tmp_path / "search" / "run" / "global_best"
+    assert until(begun.is_dir, 400), process.communicate(timeout=10)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 130 and "stopped; the same command" in err
+    assert until(lambda: not session(process.pid), 60), session(process.pid)
+
+
+def session(number: int) -> list[str]:
+    """What runs in a session, in words."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(one.pid) == number and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{one.pid} {one.name()}")
+    return found
+
+
+def until(what: Callable[[], bool], seconds: float) -> bool:
+    """Whether something comes true in time."""
+    end = time.monotonic() + seconds
+    while not what() and time.monotonic() < end:
+        time.sleep(0.2)
+    return what()
+
+
+def test_an_adapter_that_always_says_one_word(family: tuple[Path, Path], tmp_path: Path) -> None:
+    base, folder = family
+    shutil.copytree(folder / "amber", tmp_path / "pool" / "amber")
+    word = taught(base, folder / "amber", tmp_path / "pool" / "parrot")
+    pool = Pool(tmp_path / "pool").open()
+    asked = [[Request(prompt, 6) for prompt in tiny.TEXT]]
+    for way in vllm_engines.WAYS:
+        with vllm_engines.opened(base, pool, way) as engine:
+            said = [answer.text for answer in engine.generate(np.array([[0.0, 1.0]]), asked)[0]]
+            silent = [answer.text for answer in engine.generate(np.array([[0.0, 0.0]]), asked)[0]]
+        assert said == [word * 6] * len(tiny.TEXT)
+        assert not any(word * 2 in text for text in silent)
+
+
+def taught(base: Path, like: Path, folder: Path) -> str:
+    """Train an adapter until the likeliest next token is " yes" after all texts; gives the word."""
+    from peft import PeftModel
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    wanted = tokenizer(" yes", add_special_tokens=False).input_ids[-1]
+    model = PeftModel.from_pretrained(tiny.load(base), like, is_trainable=True)
+    teacher = torch.optim.Adam([w for w in model.parameters() if w.requires_grad], 0.02)
+    rows = [torch.tensor([tokenizer(text).input_ids + [wanted] * 6]) for text in tiny.TEXT]
+    for _ in range(60):
+        loss = sum(-model(row).logits.log_softmax(-1)[..., wanted].mean() for row in rows)
+        teacher.zero_grad()
+        loss.backward()
+        teacher.step()
+    model.save_pretrained(folder)
+    return str(tokenizer.decode([wanted]))
+
+
+WRONG = {
+    "engine.max_model_len=100000": "engine=vllm could not start:",
+    "engine.options={max_num_seq:4}": "engine=vllm could not start:",
+    "engine.options={enable_lora:false}": "engine.options: enable_lora is not for it",
+    "engine.options={kv_cache_memory_bytes:1000}": "engine=vllm could not start:",
+}
+
+
+@pytest.mark.parametrize(("setting", "told"), WRONG.items())
+def test_what_cannot_start_says_why(
+    setting: str, told: str, family: tuple[Path, Path], tmp_path: Path
+) -> None:
+    command = [*searches.arguments(tmp_path, *family, gpus=GPUS, **VLLM), setting]
+    done = searches.run(command, timeout=400, python=warm_python.COLD)
+    line = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and line.startswith(f"error: {told}"), done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "engine=hf" in line or "the engine sets it itself" in line
+
+
+@pytest.mark.skipif(vllm_engines.DEVICE != "cpu", reason="there is a GPU")
+def test_a_graphics_card_that_this_build_does_not_use(family: tuple[Path, Path]) -> None:
+    pool = Pool(family[1]).open()
+    for device, told in (("cuda:0", "computes on the CPU"), ("cuda:3", "CUDA_VISIBLE_DEVICES=3")):
+        with pytest.raises(UserError, match=told):
+            VLLMEngine().open(BaseModel(str(family[0])), pool, device)
+
+
+def test_the_benchmark_runs(family: tuple[Path, Path]) -> None:
+    small = ["--particles", "2", "--requests", "2", "--new", "4", "--repeats", "1", "--loads", "5"]
+    model = ["--model", str(family[0]), "--pool", str(family[1])]
+    done = subprocess.run(
+        [warm_python.COLD, "benchmarks/vllm.py", *model, *small],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    for way in (*vllm_engines.WAYS, "hf"):
+        assert f"| {way} |" in done.stdout and f"\n{way}: " in done.stdout

@@ -153,7 +153,6 @@ def test_weak_to_strong(
     assert state.stat().st_mtime_ns == written
 
 
-@pytest.mark.slow
 def test_diversity(finished: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = finished
     whole, one = table(capsys, "diversity", str(folder), "--distinct", "1", "--seeds", "2")
@@ -199,7 +198,6 @@ def begin(words: list[str], wanted: Path) -> "subprocess.Popen[str]":
     return process
 
 
-@pytest.mark.slow
 def test_a_killed_study_ends_its_search_and_an_interrupted_one_says_how_to_go_on(
     finished: tuple[Path, list[str]],
 ) -> None:
@@ -223,7 +221,6 @@ def test_a_killed_study_ends_its_search_and_an_interrupted_one_says_how_to_go_on
     assert len(after.rounds) >= len(before.rounds) and after.finished is None
 
 
-@pytest.mark.slow
 def test_ablations(finished: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     rows = table(capsys, "ablations", str(finished[0]))
     assert [row["name"] for row in rows] == ["full", *sorted(CHANGES)]

@@ -42,7 +42,6 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALLEST)
 def test_it_runs(name: str, tiny_llama: Path, tiny_pool: Path) -> None:
     model = ["--model", str(tiny_llama)] if name != "update.py" else []
@@ -50,14 +49,12 @@ def test_it_runs(name: str, tiny_llama: Path, tiny_pool: Path) -> None:
     assert "ratio" in out or "|" in out or "first answer" in out
 
 
-@pytest.mark.slow
 def test_throughput_runs() -> None:
     small = ["--count", "30", "--at-once", "4", "--slow", "4", "--kept", "50", "--repeats", "1"]
     out = run("throughput.py", *small)
     assert out.count("| ours, keeping |") == 2 and "50 kept answers: " in out
 
 
-@pytest.mark.slow
 def test_serving_runs() -> None:
     out = run("serving.py", "--count", "20", "--at-once", "4", "--repeats", "1")
     assert "| served |" in out and "first piece of a stream: " in out

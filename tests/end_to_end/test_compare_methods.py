@@ -58,7 +58,6 @@ def assert_drawn(picture: str, names: list[str]) -> None:
     assert legend == names
 
 
-@pytest.mark.slow
 def test_every_method_has_the_same_budget(done: tuple[Path, list[str], str]) -> None:
     folder, _, output = done
     found = json.loads((folder / "methods.json").read_text())
@@ -78,13 +77,11 @@ def test_every_method_has_the_same_budget(done: tuple[Path, list[str], str]) -> 
     assert "Highest on test: " in output and "best initial expert" in output
 
 
-@pytest.mark.slow
 def test_the_plot_has_a_line_for_each(done: tuple[Path, list[str], str]) -> None:
     picture = (done[0] / "methods.svg").read_text()
     assert_drawn(picture, ["pso", "random"])
 
 
-@pytest.mark.slow
 def test_it_goes_on_where_it_stopped(done: tuple[Path, list[str], str]) -> None:
     folder, command, output = done
     before = searches.tree(folder)
@@ -211,7 +208,6 @@ def test_weights_are_read_where_dev_is_graded(runs: dict[str, RunFolder]) -> Non
     assert method_comparison.find_start_run([plain], ["others"]) is None
 
 
-@pytest.mark.slow
 def test_experts_answer_together_beside_rows_and_signals(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
@@ -239,7 +235,6 @@ def test_experts_answer_together_beside_rows_and_signals(
     assert "Not in the table: pack (out=" in text and "judged at the end" in text
 
 
-@pytest.mark.slow
 def test_one_adapter_of_all_experts_data(tmp_path: Path, tiny_llama: Path) -> None:
     pool = tiny.pool(tiny_llama, tmp_path / "pool")
     words = [

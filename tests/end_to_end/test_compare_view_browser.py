@@ -11,8 +11,6 @@ from headless_browser import SIZES, shown
 
 from swarm.compare.view import view
 
-pytestmark = pytest.mark.slow
-
 HOSTILE = "<script>alert('x')</script></script><img src=x onerror=alert(1)> \u202e &amp;"
 DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
 PICTURE = [

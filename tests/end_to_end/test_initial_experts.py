@@ -199,7 +199,6 @@ def write_jsonl(path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_training_learns_saves_and_repeats(tiny_llama: Path, tmp_path: Path) -> None:
     import torch
     from peft import PeftModel

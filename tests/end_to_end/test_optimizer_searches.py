@@ -48,7 +48,6 @@ FREE: dict[str, dict[str, Any]] = {
 """Searches of the delta space with coefficients of each adapted module."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_search_and_its_resumption(
     name: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
@@ -67,7 +66,6 @@ def test_a_search_and_its_resumption(
         killed(*arguments, more)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FREE)
 def test_a_search_with_coefficients_of_each_module_that_is_killed(
     name: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path

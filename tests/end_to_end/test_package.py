@@ -51,7 +51,6 @@ def python(wheel: Path) -> Path:
     return python
 
 
-@pytest.mark.slow
 def test_the_wheel_holds_code_configuration_and_the_small_task(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     folders = {path.parent.name for path in (searches.ROOT / "conf").rglob("*.yaml")} - {"conf"}
@@ -67,7 +66,6 @@ def test_the_wheel_holds_code_configuration_and_the_small_task(wheel: Path) -> N
     assert not [name for name in names if name.startswith(("tests", "data/eval"))]
 
 
-@pytest.mark.slow
 def test_a_search_runs_from_the_wheel(
     python: Path, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
@@ -87,7 +85,6 @@ def test_a_search_runs_from_the_wheel(
     assert Path(small.strip()).is_file()
 
 
-@pytest.mark.slow
 def test_an_empty_folder_and_the_wheel_are_enough(python: Path, tmp_path: Path) -> None:
     """The experts that ship, the hashes of the data, and the commands around a search."""
     assert "local/rooms" in call(python, "-m", "swarm.moa", "--list", cwd=tmp_path)

@@ -85,7 +85,6 @@ def kill_one(search: "subprocess.Popen[str]", folder: Path, busy: Callable[[], l
         time.sleep(0.005)
 
 
-@pytest.mark.slow
 def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
     cluster: cluster_utils.Cluster, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
@@ -120,7 +119,6 @@ def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
         assert [n for n in trees[kind] if trees[kind][n] != trees["inline"][n]] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["raylet", "gcs_server"])
 def test_a_process_of_rays_own_that_is_killed_is_named(
     name: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
@@ -144,7 +142,6 @@ def test_a_process_of_rays_own_that_is_killed_is_named(
     assert state and state["finished"] is None and state["rounds"]
 
 
-@pytest.mark.slow
 def test_a_job_that_kills_three_workers_ends_the_run(
     cluster: cluster_utils.Cluster, tiny_llama: Path, tiny_pool: Path
 ) -> None:

@@ -10,8 +10,6 @@ from headless_browser import SIZES, shown
 from swarm.report.build import build_report
 from swarm.report.html import render_page
 
-pytestmark = pytest.mark.slow
-
 KINDS = {
     "big": {"particles": 20, "iterations": 50, "experts": 9, "items": 60, "test": 300},
     "running": {"finished": False, "text": run_folders.HOSTILE},

@@ -19,7 +19,6 @@ def state(folder: Path) -> dict[str, object]:
     return read_state(folder) or {}
 
 
-@pytest.mark.slow
 def test_random_kills_change_nothing(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
     """SIGKILL at random moments of a search, again and again, until it ends by itself."""
     more = {"optimizer__max_iterations": 12, "optimizer__patience": 12, "job__items": 4}

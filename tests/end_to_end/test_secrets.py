@@ -78,7 +78,6 @@ def open_to_others(folder: Path) -> list[Path]:
     return [path for path in all_ if not path.is_symlink() and path.stat().st_mode & 0o077]
 
 
-@pytest.mark.slow
 def test_a_judged_search_leaves_no_secret_and_goes_on_with_another(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +123,6 @@ def test_a_judged_search_leaves_no_secret_and_goes_on_with_another(
         check_secrets(RunFolder(run).config)
 
 
-@pytest.mark.slow
 def test_a_run_of_an_earlier_version_is_cleaned_when_it_goes_on(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

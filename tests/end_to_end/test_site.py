@@ -17,7 +17,6 @@ import pytest
 import searches
 from headless_browser import SIZES, shown
 
-pytestmark = pytest.mark.slow
 ROOT = searches.ROOT
 SEEN = ["index.html", "concepts.html", "tasks.html", "reference/optimizers.html"]
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}

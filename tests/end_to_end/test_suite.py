@@ -363,7 +363,6 @@ def test_exact_flips_are_the_enumerated_ones() -> None:
     assert exact_sign_flip_p(np.ones(400)) == pytest.approx(2.0**-399)
 
 
-@pytest.mark.slow
 def test_a_suite_runs_and_goes_on_after_a_kill(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
@@ -413,7 +412,6 @@ def test_a_suite_runs_and_goes_on_after_a_kill(
     assert third.returncode == 0 and third.stdout == again.stdout, third.stderr
 
 
-@pytest.mark.slow
 def test_time_and_failures(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
     """No cell begins after the limit; a method that fails is named, and all others run."""
     late = run(command(tmp_path, tiny_llama, tiny_pool, "hours=0"))

@@ -221,7 +221,6 @@ def whole(
     return folder, command
 
 
-@pytest.mark.slow
 def test_killed_interrupted_and_gone_on_with_it_is_the_same_table(
     whole: tuple[Path, Callable[[str], list[str]]],
 ) -> None:
@@ -262,7 +261,6 @@ def test_killed_interrupted_and_gone_on_with_it_is_the_same_table(
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow
 def test_a_trial_that_fails_is_told_and_the_others_go_on(
     whole: tuple[Path, Callable[[str], list[str]]],
 ) -> None:
@@ -329,7 +327,6 @@ def test_the_scripts_differ_in_the_task_and_its_data_alone(name: str, tmp_path: 
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: bash scripts/sweep.sh TASK")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["concise", "phd_application"])
 def test_the_scripts_with_a_reward_model_and_with_a_judge(
     name: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path

@@ -17,8 +17,6 @@ from ui_pages import window
 from swarm.runs.lock import running_info
 from swarm.runs.manifest import encode_state, read_state
 
-pytestmark = pytest.mark.slow
-
 
 def settled(page: Any, state: str) -> None:
     """Wait until a run's page tells this state."""

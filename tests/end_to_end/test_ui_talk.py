@@ -18,8 +18,6 @@ from swarm.errors import UserError
 from swarm.models.base import Message, Request
 from swarm.registry.registry import Roster
 
-pytestmark = pytest.mark.slow
-
 QUESTION = "the question is which of the answers is right"
 
 

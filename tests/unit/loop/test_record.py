@@ -1,6 +1,5 @@
 """What a run folder keeps of its rounds and bests, whenever it is killed."""
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,18 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
-from swarm._util.files import conf_folder, encode_json, write_json
+from swarm._util.files import write_json
 from swarm.errors import UserError
 from swarm.runs.manifest import (
     JOURNAL,
     MANIFEST_FILE,
     Manifest,
     answers_place,
-    apply_difference,
-    difference,
     read_state,
     replay,
 )
@@ -177,33 +172,3 @@ def test_lines_that_the_state_has_already_are_no_more(tmp_path: Path) -> None:
     record.save_state()
     (tmp_path / JOURNAL).write_bytes(data)
     assert read_state(tmp_path) == record.state
-
-
-QUICK = {"evogm": ["optimizer.epochs=2"], "adamerging": []}
-OPTIMIZERS = sorted(path.stem for path in (conf_folder() / "optimizer").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizers_state_is_in_its_differences(name: str) -> None:
-    """Exactly, signs of zero too; and a difference is no longer in late rounds."""
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        keys = ["name=x", f"optimizer={name}", *QUICK.get(name, [])]
-        optimizer = instantiate(compose("search", keys).optimizer)
-    optimizer.start(4, 0, 1)
-    kept: dict[str, Any] = {}
-    sizes = []
-    for _ in range(24):
-        rows = optimizer.ask()
-        found = np.where(optimizer.evaluate, -((rows - 0.2) ** 2).sum(axis=1), np.nan)
-        parts = np.stack([found, -(rows[:, 0] ** 2)], axis=1)
-        optimizer.tell(*((found, parts) if name in ("nsga2", "sms_emoa") else (found,)))
-        line = encode_json(difference(kept, optimizer.state_dict()))
-        apply_difference(kept, json.loads(line))
-        assert json.dumps(kept, sort_keys=True) == json.dumps(
-            optimizer.state_dict(), sort_keys=True
-        )
-        sizes.append(len(line))
-        if optimizer.stop_reason():
-            break
-    if len(sizes) == 24:
-        assert max(sizes[-3:]) < 1.5 * max(sizes[:12]), sizes

@@ -122,16 +122,10 @@ def claims(file: Path) -> Claims:
     return CLAIMS.get(file.stem, Claims())
 
 
-def slow_if_slow(file: Path) -> Any:
-    marks = [pytest.mark.slow] if claims(file).slow else []
-    return pytest.param(file, marks=marks, id=file.stem)
-
-
 each = pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
-each_as_it_is = pytest.mark.parametrize("file", [slow_if_slow(file) for file in FILES])
-each_that_has_a_quick_way = pytest.mark.parametrize(
-    "file", [slow_if_slow(file) for file in FILES if claims(file).quick]
-)
+# Those that take long or need torch: tests/integration/test_slow_optimizers.py.
+QUICK = [file for file in FILES if not claims(file).slow]
+each_quick = pytest.mark.parametrize("file", QUICK, ids=[file.stem for file in QUICK])
 
 
 @cache
@@ -267,7 +261,7 @@ def test_the_seed_decides(file: Path) -> None:
     assert np.array_equal(positions(4), first) != claims(file).searches
 
 
-@each_as_it_is
+@each_quick
 def test_comes_near_the_optimum_of_a_bowl(file: Path) -> None:
     found = searches_of_bowls(file)
     assert max(spent for _, spent in found) <= claims(file).budget + 20  # the last ask is whole
@@ -275,7 +269,7 @@ def test_comes_near_the_optimum_of_a_bowl(file: Path) -> None:
     assert np.median(left) <= claims(file).near
 
 
-@each_as_it_is
+@each_quick
 def test_beats_random_search_of_the_same_budget(file: Path) -> None:
     if not claims(file).beats_random:
         pytest.skip("does not claim to")
@@ -362,11 +356,6 @@ def test_goes_on_from_its_state(file: Path, groups: int) -> None:
     go_on(file, quick=True, groups=groups)
 
 
-@each_that_has_a_quick_way
-def test_goes_on_from_its_state_as_it_is(file: Path) -> None:
-    go_on(file, quick=False)
-
-
 def go_on(file: Path, quick: bool, groups: int = 1) -> None:
     """A search that is saved and loaded after every ask and tell, beside one that is not."""
     straight, resumed = (begun(file, quick=quick, groups=groups) for _ in range(2))
@@ -385,7 +374,7 @@ def go_on(file: Path, quick: bool, groups: int = 1) -> None:
         resumed.load_state_dict(state)  # between tell and ask
 
 
-@each_as_it_is
+@each_quick
 def test_groups_find_mixtures_of_their_own(file: Path) -> None:
     experts, left = np.tile(np.eye(EXPERTS), GROUPS), []
     for seed in range(1 if claims(file).slow else 3):

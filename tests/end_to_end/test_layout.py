@@ -1,0 +1,30 @@
+"""The folders of the tests: what is where, and that the rule of tests/unit holds from the start."""
+
+import subprocess
+
+import searches
+import warm_python
+
+TESTS = searches.ROOT / "tests"
+FOLDERS = {"unit", "integration", "end_to_end", "vllm"}
+
+
+def test_each_test_file_has_a_folder_and_a_name_of_its_own() -> None:
+    files = list(TESTS.rglob("test_*.py"))
+    names = [file.name for file in files]
+    assert {file.relative_to(TESTS).parts[0] for file in files} == FOLDERS
+    assert sorted(names) == sorted(set(names))
+    packages = {file.parent.name for file in (TESTS / "unit").rglob("test_*.py")}
+    assert all((searches.ROOT / "swarm" / package).is_dir() for package in packages)
+
+
+def test_unit_tests_import_no_torch_when_they_are_collected() -> None:
+    code = (
+        "import pytest, sys\n"
+        "ended = pytest.main(['--collect-only', '-qq', '-p', 'no:cacheprovider', 'tests/unit'])\n"
+        "sys.exit(ended or ('torch imported' if 'torch' in sys.modules else 0))"
+    )
+    done = subprocess.run(
+        [warm_python.COLD, "-c", code], cwd=searches.ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

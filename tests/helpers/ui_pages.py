@@ -79,7 +79,7 @@ def fits(page: Any, size: str) -> None:
 
 
 def answer(asked: endpoints.Asked) -> endpoints.Reply:
-    """The talkers' rule, streamed where that is asked for; "slow" never comes to its end."""
+    """The rule of the fake models, streamed where that is asked for; "slow" never ends."""
     turns = [(m["role"], m["content"]) for m in asked.body["messages"]]
     if not asked.body.get("stream"):
         if turns[-1][1] == "slow":

@@ -421,7 +421,7 @@ def test_compare_asks_the_same_and_a_judge_sees_no_names() -> None:
     assert table[0].split()[:3] == ["model", "place", "seconds"]
     assert [line.split()[1] for line in table[1:]] == ["1", "2", "-"]
     seen = next(text for name, text in consortium_members.heard if name == "ranker")
-    assert "debaters" not in seen and "It is green." in seen
+    assert "consortium_members" not in seen and "It is green." in seen
     assert RunLog().list()[0]["name"] == "compare"
     found = json.loads(fine(*words, "--judge", RANKER, "--json").stdout)
     assert len(found["model_responses"]) == 3

@@ -76,12 +76,14 @@ KINDS: dict[str, Callable[..., Case]] = {
     "llm cached": lambda file, **_: Case(
         CachedModel(LLM("talker"), Cache(file), ("llm",), "talker")
     ),
-    "function": lambda **_: Case(FunctionModel("talkers:function")),
+    "function": lambda **_: Case(FunctionModel("fake_models:function")),
     "generator": lambda **_: Case(FunctionModel(fake_models.pieces, concurrency=4)),
-    "mixture": lambda **_: Case(mixture(FunctionModel("talkers:function")), by_rule=False),
-    "consortium": lambda **_: Case(consortium(FunctionModel("talkers:function")), by_rule=False),
+    "mixture": lambda **_: Case(mixture(FunctionModel("fake_models:function")), by_rule=False),
+    "consortium": lambda **_: Case(
+        consortium(FunctionModel("fake_models:function")), by_rule=False
+    ),
     "traced": lambda folder, **_: Case(
-        TracingModel(FunctionModel("talkers:function"), "talker", Trace(folder / "trace.jsonl"))
+        TracingModel(FunctionModel("fake_models:function"), "talker", Trace(folder / "trace.jsonl"))
     ),
     "local": lambda base, folder, **_: Case(
         Roster(base=str(base), pool=folder, device="cpu").model("local/base"), by_rule=False

@@ -226,7 +226,7 @@ def test_everything_is_checked_before_anything_is_asked(
     roster.check(["gpt-4o:3", "qwen2:7b:2", "function/fake_models:function"])
     for name, words in (
         ("together/Qwen/x:2", "TOGETHER_API_KEY is not set"),
-        ("function/fake_models:nothing", "talkers has no function nothing"),
+        ("function/fake_models:nothing", "fake_models has no function nothing"),
         ("llm/nothing", "llm knows no such model"),
         ("gpt-4o:100", "from 1 to 99"),
     ):

@@ -273,7 +273,7 @@ def test_the_arguments_of_older_programs() -> None:
         ({"arbiter": f"{VOICE}:2"}, "there is one arbiter"),
         ({"arbiter": VOICE, "quorom": 2}, "'quorom' is not known; did you mean quorum"),
         ({"arbiter": "some-model"}, "some-model: nothing says where this model is"),
-        ({"arbiter": "function/fake_models:nobody"}, "talkers has no function nobody"),
+        ({"arbiter": "function/fake_models:nobody"}, "fake_models has no function nobody"),
     ],
 )
 def test_what_cannot_be_made_is_told_before_anything_is_asked(

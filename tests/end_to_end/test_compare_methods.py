@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import evaluations
 import pytest
 import searches
+import small_evaluations
 import tiny
 
 from swarm.compare_methods import parse_comparison
@@ -151,7 +151,7 @@ def runs(
     }
     return {
         name: RunFolder(
-            evaluations.searched(
+            small_evaluations.searched(
                 place,
                 tiny_llama,
                 tiny_pool,

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import evaluations
 import pytest
 import searches
+import small_evaluations
 
 from swarm.errors import UserError
 from swarm.evaluation.evaluation import format_result
@@ -30,7 +30,10 @@ def called(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture
 def given(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> list[str]:
-    return [*evaluations.keys(tmp_path, tiny_llama, tiny_pool)[:-1], f"out={tmp_path / 'out'}"]
+    return [
+        *small_evaluations.keys(tmp_path, tiny_llama, tiny_pool)[:-1],
+        f"out={tmp_path / 'out'}",
+    ]
 
 
 def test_it_prints_and_writes_and_shows_again(given: list[str], tmp_path: Path) -> None:
@@ -49,10 +52,10 @@ def test_it_prints_and_writes_and_shows_again(given: list[str], tmp_path: Path) 
         assert voice["utility"] == sum(mine) / 16
     assert "mmlu, test, 16 items" in first.stdout and "95 % interval" in first.stdout
     assert f"{result['prompts']} prompts" in first.stdout and result["prompts"] == 32
-    again = evaluations.evaluated(arguments)
+    again = small_evaluations.evaluated(arguments)
     assert again == result and format_result(again) in first.stdout
     with pytest.raises(UserError, match="candidate, weights differ"):
-        evaluations.evaluated([*given, "candidate=base"])
+        small_evaluations.evaluated([*given, "candidate=base"])
 
 
 def test_an_evaluation_of_other_weights_is_another(
@@ -60,16 +63,16 @@ def test_an_evaluation_of_other_weights_is_another(
 ) -> None:
     adapter = shutil.copytree(tiny_pool / "amber", tmp_path / "adapter")
     keys = [
-        *evaluations.keys(tmp_path, tiny_llama, tiny_pool)[:-1],
+        *small_evaluations.keys(tmp_path, tiny_llama, tiny_pool)[:-1],
         f"out={tmp_path / 'out'}",
         "candidate=adapter",
         f"candidate.folder={adapter}",
     ]
-    first = evaluations.evaluated(keys)
-    assert evaluations.evaluated(keys) == first
+    first = small_evaluations.evaluated(keys)
+    assert small_evaluations.evaluated(keys) == first
     shutil.copy(tiny_pool / "birch" / "adapter_model.safetensors", adapter)
     with pytest.raises(UserError, match="weights differ"):
-        evaluations.evaluated(keys)
+        small_evaluations.evaluated(keys)
 
 
 def test_help_imports_nothing_heavy() -> None:

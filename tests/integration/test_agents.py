@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import endpoints
-import evaluations
 import pytest
 import searches
+import small_evaluations
 import yaml
 
 from swarm.errors import UserError
@@ -50,7 +50,7 @@ def evaluated(place: Path, preset: dict[str, Any], *more: str) -> dict[str, Any]
     """The evaluation of a preset on the test split of the small task."""
     file = place / "mine.yaml"
     file.write_text(yaml.safe_dump(preset))
-    return evaluations.evaluated(
+    return small_evaluations.evaluated(
         [
             "model=moa",
             f"candidate.preset={file}",

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import searches
 import warm_python
-from evaluations import searched
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from small_evaluations import searched
 
 import swarm
 from swarm import Pool, Result, Roster, UserError, evaluate, open_run, search

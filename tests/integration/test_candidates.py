@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import endpoints
-import evaluations
 import numpy as np
 import pytest
 import searches
+import small_evaluations
 import task_items
 import tiny
 import torch
@@ -62,12 +62,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(place: Path, tiny_llama: Path, tiny_pool: Path) -> RunFolder:
     """A finished search with a vote of several."""
-    return RunFolder(evaluations.searched(place, tiny_llama, tiny_pool))
+    return RunFolder(small_evaluations.searched(place, tiny_llama, tiny_pool))
 
 
 @pytest.fixture
 def given(place: Path, tiny_llama: Path, tiny_pool: Path) -> list[str]:
-    return evaluations.keys(place, tiny_llama, tiny_pool)
+    return small_evaluations.keys(place, tiny_llama, tiny_pool)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_every_option_is_evaluated(
         ],
     }
     prompts = {"expert": 4, "vote": 4, "pack": 4, "route": 1, "ensemble": None}
-    result = evaluations.evaluated([*given, f"candidate={option}", *needed.get(option, [])])
+    result = small_evaluations.evaluated([*given, f"candidate={option}", *needed.get(option, [])])
     assert result["items"] == 16 and result["task"] == "mmlu" and result["split"] == "test"
     assert len(result["voices"]) == (4 if option == "expert" else 1)
     for voice in result["voices"]:
@@ -586,7 +586,7 @@ def test_an_evaluation_goes_by_what_was_read_and_not_from_where(
 
     def evaluated(folder: Path) -> dict[str, Any]:
         words = [f"candidate={option}", f"candidate.run={folder}", f"out={tmp_path / 'out'}"]
-        return evaluations.evaluated([*given, *words])
+        return small_evaluations.evaluated([*given, *words])
 
     assert evaluated(run.path) == evaluated(other)
     rows = searches.answers(other, 0)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import evaluations
 import pytest
 import run_folders
 import searches
+import small_evaluations
 import tiny
 
 from swarm.evaluation.evaluation import format_result
@@ -407,7 +407,7 @@ def test_an_evaluation_shows_domains_constants_and_warnings(
         for word in constant[2]
         if word.split("=")[0].split(".")[0] in ("model", "pool", "task")
     ]
-    result = evaluations.evaluated(
+    result = small_evaluations.evaluated(
         [*words, "candidate=expert", "candidate.names=amber", "device=cpu", "out=null"]
     )
     (voice,) = result["voices"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import compare_endpoint
 import consortium_members
-import evaluations
 import fake_models
 import pytest
+import small_evaluations
 import tracker_files
 from click.testing import CliRunner
 from endpoints import endpoint
@@ -41,7 +41,7 @@ def folder() -> Path:
 
 
 def test_an_evaluation(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
-    keys = evaluations.keys(tmp_path, tiny_llama, tiny_pool)[:-1]
+    keys = small_evaluations.keys(tmp_path, tiny_llama, tiny_pool)[:-1]
     words = [
         *keys,
         "candidate=expert",
@@ -49,7 +49,7 @@ def test_an_evaluation(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> Non
         "tracker=both",
         "tracker.mode=offline",
     ]
-    result = evaluations.evaluated([*words, f"out={tmp_path / 'out'}"])
+    result = small_evaluations.evaluated([*words, f"out={tmp_path / 'out'}"])
     shown, found = tracker_files.Offline(tmp_path / "out"), tracker_files.events(tmp_path / "out")
     for voice in result["voices"]:
         row, name = shown.history[0], voice["name"]
@@ -58,10 +58,10 @@ def test_an_evaluation(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> Non
         assert found.Scalars(f"utility/{name}")[0].value == pytest.approx(voice["utility"])
     assert len(shown.table("answers")["data"]) == 32 and shown.run.job_type == "evaluation"
     assert shown.history[0]["prompts"] == shown.summary["prompts"] == 32
-    assert evaluations.evaluated([*words, f"out={tmp_path / 'out'}"]) == result
+    assert small_evaluations.evaluated([*words, f"out={tmp_path / 'out'}"]) == result
     assert tracker_files.Offline(tmp_path / "out").history[0]["prompts"] == 32
     with pytest.raises(InstantiationException, match="out=null"):
-        evaluations.evaluated([*words, "out=null"])
+        small_evaluations.evaluated([*words, "out=null"])
 
 
 def test_a_mixture(capsys: pytest.CaptureFixture[str]) -> None:

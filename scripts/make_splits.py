@@ -182,9 +182,9 @@ def make(options: argparse.Namespace) -> None:
 
 
 def count(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parse a positive integer."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
 
 

@@ -54,9 +54,9 @@ def format_command_list() -> str:
             "",
             *lines,
             "",
-            "python -m swarm NAME ... is python -m swarm.NAME ...; each has a --help with "
+            "python -m swarm NAME ... is the same as python -m swarm.NAME ...; --help shows "
             "examples.",
-            "Other flags: --version, --completion bash|zsh|fish (a shell's own completion).",
+            "Other flags: --version, --completion bash|zsh|fish (shell completion).",
         ]
     )
 

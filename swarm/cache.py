@@ -28,7 +28,9 @@ BYTES_PER_UNIT = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the command-line parser."""
-    described = "Answers of models that were paid for once are kept in one SQLite file."
+    described = (
+        "Responses of models are cached in one SQLite file, so that no request is paid for twice."
+    )
     made = RaisingParser(
         prog="python -m swarm.cache",
         description=described,
@@ -36,10 +38,10 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = made.add_subparsers(dest="verb", required=True, metavar="info | prune")
-    info = verbs.add_parser("info", help="where the file is, and how much it holds of which model")
+    info = verbs.add_parser("info", help="show the file and its contents by model")
     prune = verbs.add_parser(
         "prune",
-        help="remove answers, which are then asked and paid for again",
+        help="remove cached responses; they are requested and paid for again",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -48,28 +50,28 @@ def build_parser() -> argparse.ArgumentParser:
         "--older-than",
         type=parse_duration,
         metavar="30d",
-        help="answers older than so many minutes (m), hours (h), days (d) or weeks "
+        help="responses older than this, in minutes (m), hours (h), days (d) or weeks "
         "(w); those of unknown age stay",
     )
     which.add_argument(
         "--model",
         metavar="NAME",
-        help=f"a model's answers, by the name that info shows; {UNKNOWN_MODEL}: those of "
-        "which none was written down",
+        help=f"responses of one model, as listed by info; {UNKNOWN_MODEL}: those "
+        "without a model name",
     )
     which.add_argument(
         "--larger-than",
         type=parse_size,
         metavar="1GB",
-        help="the oldest answers, until the rest is no larger",
+        help="the oldest responses, until the rest is at most this large",
     )
-    which.add_argument("--all", action="store_true", help="all answers")
-    prune.add_argument("--dry-run", action="store_true", help="only say what would go")
+    which.add_argument("--all", action="store_true", help="all responses")
+    prune.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     for one in (info, prune):
         one.add_argument(
             "--file",
             metavar="FILE",
-            help="the file; answers.sqlite in $MODEL_SWARMS_CACHE or "
+            help="cache file; answers.sqlite in $MODEL_SWARMS_CACHE or "
             "~/.cache/model-swarms by default",
         )
     return made
@@ -124,8 +126,8 @@ def prune_cache(cache: Cache, arguments: argparse.Namespace) -> None:
     undated, _ = kept.count_entries(cache, kept.UNDATED_ENTRIES)
     if arguments.older_than is not None and undated:
         print(
-            f"{undated:,} of them are of unknown age; --model {UNKNOWN_MODEL} or --all removes "
-            "those"
+            f"{undated:,} of them are of unknown age; remove them with --model {UNKNOWN_MODEL} "
+            "or --all"
         )
 
 
@@ -140,12 +142,12 @@ def _select_entries(cache: Cache, arguments: argparse.Namespace) -> kept.CacheFi
     if arguments.model in names:
         return kept.filter_by_label(None if arguments.model == UNKNOWN_MODEL else arguments.model)
     near = get_close_matches(arguments.model, names, 1)
-    meant = f"did you mean {near[0]}?" if near else "`info` lists the models"
-    raise UserError(f"--model {arguments.model}: no answer of it in {cache.path}; {meant}")
+    meant = f"did you mean {near[0]}?" if near else "list the models with info"
+    raise UserError(f"--model {arguments.model}: no responses in {cache.path}; {meant}")
 
 
 def _format_entries(answers: int, bytes_: int) -> str:
-    return f"{answers:,} {'answer' if answers == 1 else 'answers'} ({_format_bytes(bytes_)})"
+    return f"{answers:,} {'response' if answers == 1 else 'responses'} ({_format_bytes(bytes_)})"
 
 
 def _format_bytes(number: int) -> str:
@@ -172,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = build_parser().parse_args([normalize_option(word) for word in words])
         cache = Cache(given.file)
         if not cache.path.exists():
-            print(f"{cache.path}: no answers are kept there yet")
+            print(f"{cache.path}: no responses are cached yet")
         elif given.verb == "info":
             print_info(cache)
         else:

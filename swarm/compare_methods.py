@@ -54,22 +54,22 @@ EVALUATION_KEYS = ("task", "model", "pool", "engine", "reward", "tracker")
 """Configuration groups that such a method takes from a command line."""
 
 HELP_TEXT = """\
-Search with several methods on the same budget, and tell what became of it.
+Search with several methods on the same budget, and report the results.
 
   python -m swarm.compare_methods task=nlgraph_mini methods=[pso,cmaes,random] seeds=3 budget=60
   python -m swarm.compare_methods methods='[pso, "pso pool.base_row=true", recipes]' name=mine
 
-The name is TASK_methods unless told, and the same command goes on where it stopped; more methods
-or seeds later ask only what is new. The table is in search/NAME/methods.md and methods.json, the
-plot in methods.svg. Beside optimizers there are vote, weighted_vote, pack and route: all experts
-answer together, at once; and data_merge: one adapter trained on the data of all experts, where
-these are at hand (an expert's folder has a train.jsonl, or it is one that ships).
+The default name is TASK_methods. The same command resumes a stopped comparison; methods or seeds
+added later run only the new searches. The table is in search/NAME/methods.md and methods.json, the
+plot in methods.svg. Besides optimizers there are vote, weighted_vote, pack and route (ensembles of
+all experts) and data_merge: one adapter trained on the data of all experts, if available
+(train.jsonl in an expert's folder, or an expert that ships with the package).
 `python -m swarm.search --help` lists all other keys.
 
   python -m swarm.compare_methods suite=small seeds=5 parallel=2 hours=1.5
 
 A study over tasks, methods, budgets and seeds (docs/study.md). Every result is a small JSON file;
-the same command runs what is missing and writes the analysis anew. Its own keys:
+the same command runs what is missing and rewrites the analysis. Additional keys:
 """
 
 
@@ -121,17 +121,18 @@ def parse_comparison(arguments: Sequence[str]) -> MethodComparison:
         mine: Any = OmegaConf.to_container(compose("compare_methods", overrides=own))
     for key in ("seeds", "budget"):
         if type(mine[key]) is not int or mine[key] < 1:
-            raise UserError(f"{key}={mine[key]}: must be a whole number, 1 or more")
+            raise UserError(f"{key}={mine[key]}: must be an integer, 1 or more")
     names = mine["methods"]
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         raise UserError(f"methods={names}: must be a list of optimizers, e.g. [pso,cmaes,random]")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"methods: {twice[0]!r} is there more than once")
+        raise UserError(f"methods: {twice[0]!r} is listed more than once")
     whole = subprocess_runs.compose_search(passed, "methods")
     folder = Path(whole.folder) / whole.name
     if not set(names) - set(ENSEMBLE_OVERRIDES):
         raise UserError(
-            f"methods={names}: needs a search too, for the experts' dev answers: random"
+            f"methods={names}: ensembles need a search for the experts' dev answers; add one, "
+            "e.g. random"
         )
     made = [
         ComparedMethod(name, [], _evaluation_overrides(name, passed))
@@ -154,7 +155,9 @@ def _build_searches(name: str, passed: list[str], folder: Path, mine: dict[str, 
     """Return a method's search for each seed; its prompt budget is set later."""
     optimizer, *more = name.split()
     if any("=" not in word for word in more) or "=" in optimizer:
-        raise UserError(f"methods: {name!r} must be an optimizer and keys of a search (KEY=VALUE)")
+        raise UserError(
+            f"methods: {name!r} must be an optimizer, then keys of a search as KEY=VALUE"
+        )
     whole = subprocess_runs.compose_search([*passed, f"optimizer={optimizer}", *more], "methods")
     subprocess_runs.lift_limits(whole, (*passed, *more), mine["budget"])
     config = subprocess_runs.to_plain_config(whole)
@@ -183,7 +186,8 @@ def set_prompt_budgets(one: MethodComparison) -> MethodComparison:
         prompts, rows = one.budget * run.check_inputs(), len(run.pool.names)
         if one.budget < rows:
             raise UserError(
-                f"budget={one.budget} positions: {method.name} begins with the pool's {rows}"
+                f"budget={one.budget}: {method.name} needs at least {rows} positions, one per "
+                "row of the pool"
             )
         searches = [
             subprocess_runs.SearchProcess({**s.config, "budget": prompts}) for s in method.searches
@@ -214,12 +218,12 @@ def run_comparison(one: MethodComparison) -> None:
         for method in (m for m in one.methods if m.searches):
             prompts = method.searches[0].config["budget"]
             print(f"{method.name}: {len(method.searches)} searches of {prompts} dev prompts each")
-        print("and the first of them:", flush=True)
+        print("the first of them:", flush=True)
         sys.exit(todo[0].run() is not None)
     with subprocess_runs.lock_study_folder(one.folder) as lock:
         for number, search in enumerate(todo):
             known = search.load_metrics() is not None
-            words = "done before" if known else "searches"
+            words = "already finished" if known else "searching"
             print(f"{search.path} ({number + 1} of {len(todo)}): {words}", file=sys.stderr)
             if not known:
                 _run_search(search, lock)
@@ -236,7 +240,7 @@ def run_comparison(one: MethodComparison) -> None:
     methods.write_comparison(one.folder, found, rows)
     print(methods.format_comparison(found))
     for name, wrong in failed.items():
-        raise UserError(f"methods: {name}: {wrong}; the table is without it")
+        raise UserError(f"methods: {name}: {wrong}; the table was written without it")
 
 
 def _run_search(search: subprocess_runs.SearchProcess, lock: int) -> None:
@@ -251,9 +255,7 @@ def _run_search(search: subprocess_runs.SearchProcess, lock: int) -> None:
         file = search.path / methods.SECONDS_FILE
         write_json(file, methods.read_seconds(search.path) + time.monotonic() - began)
     if wrong:
-        raise UserError(
-            f"{search.path}: {wrong}; what is done is kept, and the same command goes on"
-        )
+        raise UserError(f"{search.path}: {wrong}; rerun the same command to resume")
 
 
 def _evaluate_ensemble(
@@ -265,7 +267,7 @@ def _evaluate_ensemble(
         start: A finished search with the experts' dev answers; `None` scores dev now.
     """
     folder = one.folder / method.name
-    print(f"{folder}: evaluates, or reads", file=sys.stderr)
+    print(f"{folder}: evaluating, or reading stored answers", file=sys.stderr)
     names = ",".join(json.dumps(name, ensure_ascii=False) for name in one.experts)
     key = "candidate.members.names" if "candidate=vote" in method.words else "candidate.experts"
     words = [*method.words, "split=test", f"out={folder}", f"{key}=[{names}]"]
@@ -299,7 +301,7 @@ def _merged(one: MethodComparison) -> tuple[Path, str | None]:
         *("--dtype", str(model["dtype"]), "--merged"),
         *(str(pool / name) for name in one.experts),
     ]
-    print(f"{target}: trains", file=sys.stderr)
+    print(f"{target}: training", file=sys.stderr)
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     last = (done.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")
     return target, last if done.returncode else None
@@ -318,7 +320,7 @@ def run_suite(arguments: Sequence[str]) -> None:
     given = {key: word for word in arguments for key, _, word in [word.partition("=")]}
     parallel, hours, only = mine["parallel"], mine["hours"], mine["only"]
     if type(parallel) is not int or parallel < 1:
-        raise UserError(f"parallel={parallel}: must be a whole number, 1 or more")
+        raise UserError(f"parallel={parallel}: must be an integer, 1 or more")
     if hours is not None and (type(hours) not in (int, float) or hours < 0):
         raise UserError(f"hours={hours}: must be null or a number, 0 or more")
     if type(mine["keep"]) is not bool:
@@ -337,7 +339,7 @@ def run_suite(arguments: Sequence[str]) -> None:
     )
     some = suite.select_cells(one, only if isinstance(only, list) else [only])
     todo = suite.find_missing(one, some)
-    told = f"suite {one.name}: {len(some)} results asked for, {len(some) - len(todo)} are there"
+    told = f"suite {one.name}: {len(some) - len(todo)} of {len(some)} results exist"
     print(told, file=sys.stderr, flush=True)
     if given.get("dry_run") == "true":
         print("\n".join(f"{cell.task.name}/{cell.name}" for cell in todo))
@@ -349,7 +351,7 @@ def run_suite(arguments: Sequence[str]) -> None:
     print("\n".join(suite_analysis.format_summary(found)))
     print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
     if not enough:
-        print("time is up; the same command goes on", file=sys.stderr)
+        print("time is up; rerun the same command to resume", file=sys.stderr)
     if failed:
         name, wrong = next(iter(failed.items()))
         raise UserError(f"suite={one.name}: {len(failed)} failed, the first is {name}: {wrong}")

@@ -25,8 +25,8 @@ class NotFinite(UserError):
 
     def __init__(self, position: int, what: str) -> None:
         super().__init__(
-            f"the mixed model's {what} are not finite: its weights are far from the experts', or "
-            "model.dtype holds no such numbers (float16 ends at 65,504; try bfloat16 or float32)"
+            f"the mixed model's {what} are not finite: its weights are far from the experts', "
+            "or exceed the range of model.dtype (float16: 65,504; try bfloat16 or float32)"
         )
         self.position, self.what = position, what
 
@@ -37,7 +37,7 @@ class InvalidArgument(UserError, ValueError):
 
 def missing_extra_error(error: ImportError) -> UserError:
     """Return the error for a missing library of the optional dependencies."""
-    return UserError(f"{error.name} is missing: pip install 'model-swarms[compare]' brings it")
+    return UserError(f"{error.name} is not installed: pip install 'model-swarms[compare]'")
 
 
 class NoClientForModel(UserError):

@@ -68,15 +68,15 @@ def download(url: str, timeout: float) -> bytes:
             content: bytes = response.read(LARGEST)
             announced = response.headers.get("Content-Length")
     except urllib.error.HTTPError as error:
-        raise FetchError(f"{url}: the server answers {error.code} {error.reason}.") from error
+        raise FetchError(f"{url}: HTTP {error.code} {error.reason}.") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise FetchError(
-            f"{url}: {reason}. Is this machine online? --url or $MODEL_SWARMS_DATA_URL names a"
-            " mirror."
+            f"{url}: {reason}. Check the connection, or name a mirror with --url or "
+            "$MODEL_SWARMS_DATA_URL."
         ) from error
     if announced is not None and announced.isdigit() and len(content) < int(announced):
-        raise FetchError(f"{url}: broke off after {len(content)} of {announced} bytes.")
+        raise FetchError(f"{url}: incomplete download, {len(content)} of {announced} bytes.")
     return content
 
 
@@ -101,9 +101,9 @@ def fetch(name: str, expected: str, folder: Path, url: str, timeout: float) -> s
     path = folder / f"{name}.json"
     found = state(path, expected)
     if found == "present":
-        return "already there"
+        return "already present"
     if found == "different":
-        raise FetchError(f"{path} is not the pinned file: remove it to have it fetched.")
+        raise FetchError(f"{path} is not the pinned file: remove it to fetch it again.")
     source = f"{url.rstrip('/')}/{name}.json"
     content = download(source, timeout)
     if digest(content) != expected:
@@ -123,8 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = list(sums) if "all" in options.names else options.names
     unknown = [name for name in names if name not in sums]
     if unknown or not names:
-        wrong = f"no file is called {unknown[0]}" if unknown else "which files?"
-        print(f"{wrong}; the names are: all, {', '.join(sums)}", file=sys.stderr)
+        wrong = f"unknown file {unknown[0]}" if unknown else "no files given"
+        print(f"{wrong}; allowed: all, {', '.join(sums)}", file=sys.stderr)
         return 2
     for name in names:
         try:
@@ -142,15 +142,17 @@ def parser() -> argparse.ArgumentParser:
         description="Fetch evaluation files of Model Swarms, checked against pinned hashes."
     )
     made.add_argument("names", nargs="*", metavar="NAME", help="files to fetch, or all")
-    made.add_argument("--list", action="store_true", help="list the names and what is there")
+    made.add_argument(
+        "--list", action="store_true", help="list the names and whether they are present"
+    )
     made.add_argument("--to", type=Path, default=TARGET, help="target folder")
     made.add_argument(
         "--url",
         default=os.environ.get("MODEL_SWARMS_DATA_URL") or URL,
-        help="where NAME.json lies (default: $MODEL_SWARMS_DATA_URL, else the original's commit)",
+        help="location of NAME.json (default: $MODEL_SWARMS_DATA_URL, else the original's commit)",
     )
     made.add_argument(
-        "--timeout", type=float, default=30.0, help="longest silence in seconds (default: 30)"
+        "--timeout", type=float, default=30.0, help="timeout without data in seconds (default: 30)"
     )
     return made
 

@@ -18,9 +18,9 @@ from swarm.runs.run_reader import RunFolder
 from swarm.studies import ablations, subprocess_runs
 from swarm.studies.ablations import StudyRow
 
-HELP_EPILOG = """Each search is a process of its own and a folder below search/NAME_STUDY; the same
-command goes on where it stopped, and what is finished is read. Instead of a run folder, give the
-arguments of python -m swarm.search."""
+HELP_EPILOG = """Each search runs in a separate process and a folder below search/NAME_STUDY. The
+same command resumes a stopped study; finished searches are read. Instead of a run folder,
+the arguments of python -m swarm.search may be given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,9 @@ class Study:
 
     def _run_search(self, search: subprocess_runs.SearchProcess) -> RunFolder:
         known = search.load_metrics() is not None
-        print(f"{search.path}: {'done before' if known else 'searches'}", file=sys.stderr)
+        print(f"{search.path}: {'already finished' if known else 'searching'}", file=sys.stderr)
         if not known and (wrong := search.run(*self.locks, stdout=subprocess.DEVNULL)):
-            raise UserError(
-                f"{search.path}: {wrong}; what is done is kept, and the same command goes on"
-            )
+            raise UserError(f"{search.path}: {wrong}; rerun the same command to resume")
         return RunFolder(search.path)
 
 
@@ -83,7 +81,7 @@ def build_study(words: Sequence[str], kind: str, seeds: int) -> Study:
     """
     first = Path(words[0])
     if seeds < 1:
-        raise UserError(f"--seeds {seeds}: must be a whole number, 1 or more", 2)
+        raise UserError(f"--seeds {seeds}: must be an integer, 1 or more", 2)
     if "=" in words[0]:
         base = subprocess_runs.to_plain_config(subprocess_runs.compose_search(list(words), kind))
         folder = Path(base["folder"]) / base["name"]
@@ -94,11 +92,10 @@ def build_study(words: Sequence[str], kind: str, seeds: int) -> Study:
         base = subprocess_runs.load_run_config(first)
         folder = first.parent / f"{first.name}_{kind}"
     if kind == "ablations" and "particles" not in base["optimizer"]:
-        raise UserError(f"{words[0]}: the ablations are those of optimizer=pso")
+        raise UserError(f"{words[0]}: ablations need optimizer=pso")
     if kind != "ablations" and not {"folder", "experts"} <= set(base["pool"]):
         raise UserError(
-            "pool: its experts are no sub-folders (pool.folder); only such can be left "
-            "out or repeated"
+            "pool: the experts must be sub-folders of pool.folder, to be left out or repeated"
         )
     return Study({**base, "test": True, "dry_run": False}, folder, seeds)
 
@@ -183,7 +180,8 @@ def _scale_overrides(one: Study, full: RunFolder) -> dict[str, Any]:
     if not set(scale) <= set(one.base["task"]):
         raise UserError(
             f"task {one.base['task'].get('name')}: its scale is measured on the pool's experts and "
-            "would differ with them; allowed: a task of right and wrong, or one whose keys set it"
+            "would differ with them; use a task of right and wrong answers, or one with keys "
+            "for its scale"
         )
     return {"task": scale}
 
@@ -196,7 +194,9 @@ def check_expert_counts(option: str, values: Sequence[int], experts: int, rest: 
     """
     high = experts - rest
     if high < 1:
-        raise UserError(f"pool: {option} needs {rest + 1} experts, and this pool has {experts}", 2)
+        raise UserError(
+            f"pool: {option} needs {rest + 1} experts or more, and this pool has {experts}", 2
+        )
     for value in values:
         if not 1 <= value <= high:
             raise UserError(f"{option} {value}: must be from 1 to {high} for this pool", 2)
@@ -219,11 +219,11 @@ def build_parser() -> argparse.ArgumentParser:
             name, help=run.__doc__, description=run.__doc__, epilog=HELP_EPILOG
         )
         one.add_argument("base", nargs="+", metavar="search/NAME | KEY=VALUE ...")
-        one.add_argument("--seeds", type=int, default=1, help="of each search (default: 1)")
-        one.add_argument("--json", action="store_true", help="numbers for programs")
+        one.add_argument("--seeds", type=int, default=1, help="seeds per search (default: 1)")
+        one.add_argument("--json", action="store_true", help="print JSON")
         if option := numbers.get(name):
             one.add_argument(
-                f"--{option}", type=_parse_numbers, metavar="1,2", help="how many experts"
+                f"--{option}", type=_parse_numbers, metavar="1,2", help="numbers of experts"
             )
     return made
 

@@ -26,13 +26,13 @@ from swarm.studies.sweep import Trial
 SWEEP_KEYS = ("trials", "space")
 
 HELP_TEXT = """\
-Search again and again with hyper-parameters drawn at random, and tell what became of it.
+Repeat a search with hyper-parameters drawn at random, and report the results.
 
   python -m swarm.sweep trials=10 task=nlgraph gpus=0,1,2 name=first
 
-The name is TASK_sweep unless told, and the same command goes on where it stopped. Trial 7 is the
-search in search/NAME/trial_07; the table is in search/NAME/summary.md and summary.json.
-A key that is set is not drawn. `python -m swarm.search --help` lists all other keys. Its own:
+The default name is TASK_sweep. The same command resumes a stopped sweep. Trial 7 is the search in
+search/NAME/trial_07; the table is in search/NAME/summary.md and summary.json. A key that is set is
+not drawn. `python -m swarm.search --help` lists all other keys. Additional keys:
 """
 
 
@@ -64,7 +64,7 @@ def parse_sweep(arguments: list[str]) -> Sweep:
         mine: Any = OmegaConf.to_container(compose("sweep", overrides=own), resolve=True)
     for key, value, least in (("trials", mine["trials"], 1), ("seed", whole.seed, 0)):
         if type(value) is not int or value < least:
-            raise UserError(f"{key}={value}: must be a whole number, {least} or more")
+            raise UserError(f"{key}={value}: must be an integer, {least} or more")
     fixed = {_override_key(word) for word in passed}
     space = {
         key: v for key, v in _flatten_space(mine.get("space") or {}).items() if key not in fixed
@@ -82,7 +82,7 @@ def _override_key(word: str) -> str:
 def _flatten_space(tree: Mapping[str, Any], path: str = "") -> dict[str, list[Any]]:
     """Return the values to draw from, by dotted key."""
     if not isinstance(tree, Mapping):
-        raise UserError(f"space={tree}: must be keys of a search, each with a list of values")
+        raise UserError(f"space={tree}: must map keys of a search to lists of values")
     found: dict[str, list[Any]] = {}
     for name, values in tree.items():
         key = f"{path}{name}"
@@ -113,7 +113,9 @@ def _build_trial(
         try:
             OmegaConf.update(mine, key, value)
         except OmegaConfBaseException:
-            raise UserError(f"space.{key}: no key of this search; ~space.{key} drops it") from None
+            raise UserError(
+                f"space.{key}: not a key of this search; remove it with ~space.{key}"
+            ) from None
     return Trial(subprocess_runs.to_plain_config(mine), drawn)
 
 
@@ -130,13 +132,13 @@ def run_sweep(sweep: Sweep) -> int:
     if sweep.dry_run:
         for trial in sweep.trials:
             print(_trial_title(sweep, trial))
-        print("and each of them:", flush=True)
+        print("each of them:", flush=True)
         return int(sweep.trials[0].run() is not None)
     errors: dict[Path, str] = {}
     with subprocess_runs.lock_study_folder(sweep.folder) as lock:
         for trial in sweep.trials:
             done = trial.load_metrics() is not None
-            print(_trial_title(sweep, trial) + (": done before" if done else ""), flush=True)
+            print(_trial_title(sweep, trial) + (": already finished" if done else ""), flush=True)
             if not done and (wrong := trial.run(lock)):
                 errors[trial.path] = wrong
             trials.check_trials(sweep.trials)
@@ -150,7 +152,7 @@ def run_sweep(sweep: Sweep) -> int:
 
 def _trial_title(sweep: Sweep, trial: Trial) -> str:
     values = ", ".join(f"{key}={value}" for key, value in trial.drawn.items())
-    return f"{trial.path.name} ({len(sweep.trials)} in all): seed={trial.config['seed']}, {values}"
+    return f"{trial.path.name} (of {len(sweep.trials)}): seed={trial.config['seed']}, {values}"
 
 
 def main() -> None:

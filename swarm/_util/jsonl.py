@@ -71,7 +71,7 @@ JsonRow = dict[str, Any]
 FieldTypes = Mapping[str, type | tuple[type, ...]]
 """Required fields of every row, and their types."""
 
-TYPE_NAMES = {str: "text", int: "whole number", float: "number", list: "list", dict: "object"}
+TYPE_NAMES = {str: "text", int: "integer", float: "number", list: "list", dict: "object"}
 
 
 def read_json_rows(path: str | Path, needed: FieldTypes | None = None) -> list[JsonRow]:

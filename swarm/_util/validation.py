@@ -27,7 +27,7 @@ def check_positive_int(key: str, value: object) -> int:
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
-    raise UserError(f"task.{key}: {value!r} is not a whole number from 1 on.")
+    raise UserError(f"task.{key}: {value!r} is not a positive integer.")
 
 
 def check_non_negative_int(key: str, value: object) -> int:
@@ -38,7 +38,7 @@ def check_non_negative_int(key: str, value: object) -> int:
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    raise UserError(f"task.{key}: {value!r} is not a whole number from 0 on.")
+    raise UserError(f"task.{key}: {value!r} is not an integer, 0 or more.")
 
 
 def check_optional_int(key: str, value: object) -> int | None:
@@ -51,7 +51,7 @@ def check_optional_int(key: str, value: object) -> int | None:
         return None
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
-    raise UserError(f"task.{key}: {value!r} is neither null nor a whole number from 1 on.")
+    raise UserError(f"task.{key}: {value!r} is neither null nor a positive integer.")
 
 
 def check_text(key: str, value: object) -> str:

@@ -61,7 +61,7 @@ def validate_params(params: dict[str, Any], model: str) -> dict[str, Any]:
         raise InvalidArgument(f"{model}: messages={turns!r:.60} is no list of turns")
     for key in ("max_tokens", "max_completion_tokens"):
         if not isinstance(params.get(key), int | None):
-            raise InvalidArgument(f"{model}: {key}={params[key]!r:.60}: must be a whole number")
+            raise InvalidArgument(f"{model}: {key}={params[key]!r:.60}: must be an integer")
     return params
 
 

@@ -156,7 +156,7 @@ def select_questions(file: Path, names: Any, samples: Any) -> "list[Question]":
         raise InvalidArgument(f"{file}: there is no question in it that can be asked of a model")
     if samples is not None:
         if type(samples) is not int or samples < 1:
-            raise InvalidArgument(f"samples={samples!r}: must be a whole number from 1 on")
+            raise InvalidArgument(f"samples={samples!r}: must be an integer, 1 or more")
         for question in found:
             question.samples_per_paraphrase = samples
     return found

@@ -114,7 +114,7 @@ def get_max_workers() -> int:
     """
     workers, timeout = CompareSettings.max_workers, CompareSettings.timeout
     if type(workers) is not int or workers < 1:
-        raise InvalidArgument(f"Config.max_workers={workers!r}: must be a whole number from 1 on")
+        raise InvalidArgument(f"Config.max_workers={workers!r}: must be an integer, 1 or more")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < inf:
         raise InvalidArgument(f"Config.timeout={timeout!r}: must be a number of seconds above 0")
     pace = CompareSettings.requests_per_minute

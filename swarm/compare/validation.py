@@ -57,7 +57,7 @@ def validate_int(key: str, value: Any, least: int = 1) -> int:
         InvalidArgument: It is not an integer, or below `least`.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{key}={value!r}: must be a whole number from {least}")
+        raise InvalidArgument(f"{key}={value!r}: must be an integer, {least} or more")
     return value
 
 
@@ -150,7 +150,7 @@ def validate_logit_bias(value: Any) -> dict[Any, float] | None:
         )
     for token, amount in value.items():
         if not str(token).isdecimal():
-            raise InvalidArgument(f"logit_bias: {token!r} is no token id, which is a whole number")
+            raise InvalidArgument(f"logit_bias: {token!r} is not a token id, an integer")
         validate_number(f"logit_bias[{token}]", amount)
     return dict(value)
 

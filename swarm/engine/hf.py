@@ -134,7 +134,7 @@ class HFEngine:
         if plan not in PLANS:
             raise UserError(f"engine.plan={plan}: must be one of {', '.join(PLANS)}")
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-            raise UserError(f"engine.max_tokens={max_tokens}: must be null or a whole number > 0")
+            raise UserError(f"engine.max_tokens={max_tokens}: must be null or a positive integer")
         self.plan = plan
         if not isinstance(checkpointing, bool):
             raise UserError(f"engine.checkpointing={checkpointing}: must be true or false")

@@ -170,7 +170,7 @@ class RoutingCandidate(TokenEnsembleCandidate):
         super().__init__(base, pool, experts, max_tokens)
         for key, value in (("top", top), ("neighbours", neighbours)):
             if type(value) is not int or value < 1:
-                raise UserError(f"candidate.{key}={value}: must be a whole number above 0")
+                raise UserError(f"candidate.{key}={value}: must be a positive integer")
         self.top, self.neighbours = top, neighbours
         self.temperature, self.run = validate_temperature(temperature), run
         self._start: InitialAnswers | None = None

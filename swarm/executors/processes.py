@@ -95,7 +95,7 @@ class ProcessExecutor:
         for key, value in (("workers", workers), ("threads", threads)):
             if value is not None and not (type(value) is int and 1 <= value <= MOST):
                 raise UserError(
-                    f"executor.{key}={value}: must be null or a whole number from 1 to {MOST:,}"
+                    f"executor.{key}={value}: must be null or an integer from 1 to {MOST:,}"
                 )
         if self._gpus and workers not in (None, len(self._gpus)):
             raise UserError(

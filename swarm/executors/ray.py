@@ -556,7 +556,7 @@ def _check_int(key: str, value: Any, least: int, none: bool = False) -> None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         allowed = "null or " if none else ""
-        raise UserError(f"executor.{key}={value}: must be {allowed}a whole number, {least} or more")
+        raise UserError(f"executor.{key}={value}: must be {allowed}an integer, {least} or more")
 
 
 def _check_number(key: str, value: Any, most: float = float("inf")) -> None:

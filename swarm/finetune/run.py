@@ -320,9 +320,9 @@ class FinetuneRun:
         if type(holdout) not in (int, float) or not 0 <= holdout < 1:
             raise UserError(f"holdout={holdout!r}: must be a share of dev, from 0 to below 1")
         if type(seed) is not int or seed < 0:
-            raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")
+            raise UserError(f"seed={seed!r}: must be an integer, 0 or more")
         if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or alpha <= 0:
-            raise UserError(f"rank={rank!r}, alpha={alpha!r}: must be a whole number and a number")
+            raise UserError(f"rank={rank!r}, alpha={alpha!r}: must be an integer and a number")
         if isinstance(targets, str) or not targets or not all(isinstance(t, str) for t in targets):
             raise UserError(f"targets={targets!r}: must be a list of layers, as [q_proj,v_proj]")
         self.task: Any = task

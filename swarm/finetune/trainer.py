@@ -161,7 +161,7 @@ class TrainingArguments:
         for key in ("steps", "batch", "every", "patience"):
             value = getattr(self, key)
             if type(value) is not int or value < 1:
-                raise UserError(f"{key}={value!r}: must be a whole number, 1 or more")
+                raise UserError(f"{key}={value!r}: must be an integer, 1 or more")
         if type(self.rate) not in (int, float) or not 0 < self.rate <= 1e6:
             raise UserError(f"rate={self.rate!r}: must be a number above 0, at most 1e6")
 

@@ -107,9 +107,9 @@ def parse_folder(text: str) -> Path:
 
 
 # argparse shows these names in its error messages.
-parse_positive_int.__name__ = "whole number from 1"
+parse_positive_int.__name__ = "integer from 1"
 parse_temperature.__name__ = "number from 0"
-parse_index.__name__ = "whole number from 0"
+parse_index.__name__ = "integer from 0"
 parse_output_file.__name__ = "file"
 parse_folder.__name__ = "folder"
 

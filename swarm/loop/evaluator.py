@@ -51,9 +51,9 @@ class Batching:
         for key in ("particles", "items"):
             value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
-                raise UserError(f"job.{key}={value}: must be null or a whole number above 0")
+                raise UserError(f"job.{key}={value}: must be null or a positive integer")
         if type(self.examples) is not int or self.examples < 1:
-            raise UserError(f"job.examples={self.examples}: must be a whole number above 0")
+            raise UserError(f"job.examples={self.examples}: must be a positive integer")
 
     def split_jobs(
         self, positions: Sequence[Sequence[float]], split: str, items: int | Sequence[int]

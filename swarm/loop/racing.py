@@ -105,7 +105,7 @@ class Racing:
         if not isinstance(level, float) or not 0 < level < 0.5:
             raise UserError(f"racing.level={level}: must be a number above 0 and below 0.5")
         if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
-            raise UserError(f"racing.chunk={chunk}: must be a whole number above 0")
+            raise UserError(f"racing.chunk={chunk}: must be a positive integer")
         self.rule, self.level, self.chunk = rule, level, chunk
         self._highest = 1.0
         self._values: dict[tuple[int, int], tuple[float, ...]] = {}

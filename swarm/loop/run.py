@@ -97,7 +97,7 @@ def check_run_settings(
     """
     check_place(name, folder)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")
+        raise UserError(f"seed={seed!r}: must be an integer, 0 or more")
     for word, value in switches.items():
         if not isinstance(value, bool):
             raise UserError(f"{word}={value!r}: must be true or false")
@@ -105,7 +105,7 @@ def check_run_settings(
         raise UserError(f"confirm={confirm!r}: must be a share of dev, from 0 to below 1")
     for word, count in counts.items():
         if type(count) is not int or count < 0:
-            raise UserError(f"{word}={count!r}: must be a whole number, 0 or more")
+            raise UserError(f"{word}={count!r}: must be an integer, 0 or more")
 
 
 log = logging.getLogger(__name__)

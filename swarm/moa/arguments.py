@@ -133,8 +133,8 @@ def number_type(kind: type, lowest: float, above: bool = False) -> Callable[[str
             value = math.nan
         if not (lowest < value if above else lowest <= value) or math.isinf(value):
             least = f"above {lowest}" if above else f"of {lowest} or more"
-            whole = "whole number" if kind is int else "number"
-            raise argparse.ArgumentTypeError(f"{word!r} is not a {whole} {least}")
+            type_name = "an integer" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{word!r} is not {type_name} {least}")
         return value
 
     return parse_number

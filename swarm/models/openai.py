@@ -117,9 +117,7 @@ class OpenAI:
         if tokens_field not in (fields := ("max_tokens", "max_completion_tokens")):
             raise UserError(f"tokens_field={tokens_field!r} is not one of {', '.join(fields)}")
         if type(samples_at_once) is not int or samples_at_once < 1:
-            raise UserError(
-                f"samples_at_once={samples_at_once!r}: must be a whole number from 1 on"
-            )
+            raise UserError(f"samples_at_once={samples_at_once!r}: must be an integer, 1 or more")
         if client and not (
             url in (chat_url(BASE_URL), client.url)
             and api_key_env in (API_KEY_ENV, client.api_key_env)

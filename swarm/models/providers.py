@@ -69,9 +69,9 @@ PROVIDER_KEYS: dict[str, tuple[tuple[type, ...], str]] = {
     "api_key_env": ((str, type(None)), "the name of an environment variable, or null"),
     "limits": ((dict,), "a mapping such as {concurrency: 16}"),
     "tokens_field": ((str, type(None)), "max_tokens, max_completion_tokens or null"),
-    "samples_at_once": ((int,), "a whole number from 1 on"),
+    "samples_at_once": ((int,), "an integer, 1 or more"),
     "temperature": (NUMBER_TYPES, "a number or null"),
-    "seed": ((int, type(None)), "a whole number or null"),
+    "seed": ((int, type(None)), "an integer or null"),
     "body": ((dict,), "a mapping of fields of the request"),
     "prices": ((dict,), "a mapping such as {gpt-4o-mini: {prompt: 0.1, new: 0.4}}"),
 }

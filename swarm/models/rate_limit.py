@@ -47,7 +47,7 @@ class Limits:
         for key, least in (("concurrency", 1), ("retries", 0)):
             value = getattr(self, key)
             if type(value) is not int or value < least:
-                raise UserError(f"limits.{key}={value!r}: must be a whole number from {least} on")
+                raise UserError(f"limits.{key}={value!r}: must be an integer, {least} or more")
         for key in ("requests_per_minute", "tokens_per_minute", "connect_timeout", "timeout"):
             value = getattr(self, key)
             if value is None and key.endswith("per_minute"):

@@ -121,7 +121,7 @@ class ThreadedModel:
 
     def __init__(self, who: str, concurrency: int | None) -> None:
         if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
-            raise UserError(f"{who}: concurrency={concurrency!r}: must be a whole number from 1 on")
+            raise UserError(f"{who}: concurrency={concurrency!r}: must be an integer, 1 or more")
         self.who, self.concurrency = who, concurrency
         self._init_locks()
 

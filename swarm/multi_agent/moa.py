@@ -470,7 +470,7 @@ class MixtureOfAgents(Collaboration[Transcript]):
         ):
             value = getattr(self, key)
             if type(value) is not int or value < least:
-                raise UserError(f"{key}={value!r}: must be a whole number from {least} on")
+                raise UserError(f"{key}={value!r}: must be an integer, {least} or more")
         if self.context is not None and (type(self.context) is not int or self.context < 1):
             raise UserError(f"context={self.context!r}: must be null or a number of tokens")
 

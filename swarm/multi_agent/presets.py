@@ -100,7 +100,7 @@ def validate_preset(found: Any) -> dict[str, Any]:
     preset = check_mapping("the preset", found, PRESET_KEYS)
     layers = preset.get("layers", 2)
     if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
-        raise UserError(f"layers: {layers!r} is no whole number from 1 on")
+        raise UserError(f"layers: {layers!r} is not a positive integer")
     slots = preset.get("proposers") or []
     if not isinstance(slots, list):
         raise UserError(f"proposers: {slots!r} is no list")

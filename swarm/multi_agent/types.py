@@ -44,9 +44,9 @@ class AgentSpec:
         for key, fine, allowed in (
             ("temperature", temperature is not None and temperature >= 0, "null or 0 and above"),
             ("timeout", timeout is not None and timeout > 0, "null or seconds above 0"),
-            ("max_tokens", _is_positive_int(self.max_tokens), "null or a whole number from 1 on"),
+            ("max_tokens", _is_positive_int(self.max_tokens), "null or an integer, 1 or more"),
             ("system", isinstance(self.system, str) and self.system.strip(), "null or a text"),
-            ("count", _is_positive_int(self.count), "a whole number from 1 on"),
+            ("count", _is_positive_int(self.count), "an integer, 1 or more"),
         ):
             value = getattr(self, key)
             if not fine and (value is not None or key == "count"):

@@ -25,9 +25,9 @@ PROBABILITY: Rule = (float, lambda value: 0 <= value <= 1, "a number from 0 to 1
 MOST_ROWS = 10_000
 """Maximum number of positions of an ask, or items of a batch; each is evaluated separately."""
 
-ROWS: Rule = (int, lambda value: 1 <= value <= MOST_ROWS, f"a whole number from 1 to {MOST_ROWS:,}")
-AT_LEAST_ONE: Rule = (int, lambda value: value >= 1, "a whole number, 1 or more")
-COUNT: Rule = (int, lambda value: value >= 0, "a whole number, 0 or more")
+ROWS: Rule = (int, lambda value: 1 <= value <= MOST_ROWS, f"an integer from 1 to {MOST_ROWS:,}")
+AT_LEAST_ONE: Rule = (int, lambda value: value >= 1, "an integer, 1 or more")
+COUNT: Rule = (int, lambda value: value >= 0, "an integer, 0 or more")
 SWITCH: Rule = (bool, lambda value: True, "true or false")
 
 
@@ -61,7 +61,7 @@ def check_particles(particles: Any, least: int, advice: str) -> None:
         UserError: It is not.
     """
     if particles is not None:
-        wording = f"a whole number, {least} or more, at most {MOST_ROWS:,}"
+        wording = f"an integer, {least} or more, at most {MOST_ROWS:,}"
         rule: Rule = (int, lambda value: least <= value <= MOST_ROWS, wording)
         check_number("particles", particles, rule, advice)
 

@@ -29,7 +29,7 @@ from swarm.optimizers.checks import (
 )
 from swarm.optimizers.gradient import Descent
 
-SOUP_COUNT: Rule = (int, lambda value: 0 <= value <= 5, "a whole number from 0 to 5")
+SOUP_COUNT: Rule = (int, lambda value: 0 <= value <= 5, "an integer from 0 to 5")
 
 NUMBERS: dict[str, tuple[Rule, str]] = {
     "inertia": (NOT_NEGATIVE, "the paper tried 0.1, 0.2 and 0.3"),

@@ -310,7 +310,7 @@ class StaticMerges(BaseOptimizer):
         for factor in self.lambdas:
             check_number("lambdas", factor, POSITIVE, "each; [] leaves task arithmetic out")
         if self.among is not None:
-            enough: Rule = (int, lambda value: value >= 2, "a whole number, 2 or more")
+            enough: Rule = (int, lambda value: value >= 2, "an integer, 2 or more")
             check_number("among", self.among, enough, "null merges all rows of the pool")
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:

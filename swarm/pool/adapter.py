@@ -190,7 +190,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             folder, f"peft_type is {config.get('peft_type')!r}; only LORA can be combined"
         )
     if not _is_number(config.get("r"), int) or config["r"] < 1:
-        raise adapter_error(folder, f"r must be a whole number above 0, not {config.get('r')!r}")
+        raise adapter_error(folder, f"r must be a positive integer, not {config.get('r')!r}")
     _check_alpha(folder, "lora_alpha", config.get("lora_alpha"))
     for key, (kinds, allowed) in TYPES.items():
         value = config.get(key)

@@ -27,9 +27,7 @@ def check_space(space: str, export_rank: int | None) -> None:
     if export_rank is None:
         return
     if type(export_rank) is not int or export_rank < 1:
-        raise UserError(
-            f"pool.export_rank must be null or a whole number above 0, not {export_rank!r}"
-        )
+        raise UserError(f"pool.export_rank must be null or a positive integer, not {export_rank!r}")
     if space != "delta":
         raise UserError(
             f"pool.export_rank={export_rank} is for pool.space=delta: with pool.space={space} a "

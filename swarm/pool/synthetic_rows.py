@@ -36,7 +36,7 @@ class EliteExperts:
             )
         if type(self.elite_count) is not int or self.elite_count < 1:
             raise UserError(
-                f"pool.elite_count must be a whole number above 0, not {self.elite_count!r}"
+                f"pool.elite_count must be a positive integer, not {self.elite_count!r}"
             )
 
     def load_adapters(self, experts: Sequence[str]) -> list[Adapter]:
@@ -297,7 +297,7 @@ class SyntheticRowConfig:
         for key in ("noise_rows", "noise_seed"):
             value = getattr(self, key)
             if type(value) is not int or value < 0:
-                raise UserError(f"pool.{key} must be a whole number from 0 on, not {value!r}")
+                raise UserError(f"pool.{key} must be an integer, 0 or more, not {value!r}")
         if self.noise_rows > MOST_NOISE_ROWS:
             raise UserError(
                 f"pool.noise_rows must be at most {MOST_NOISE_ROWS:,}, not {self.noise_rows}"

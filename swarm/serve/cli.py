@@ -168,5 +168,5 @@ def _add_answering_options(group: argparse._ArgumentGroup) -> None:
 def parse_port(word: str) -> int:
     """Parse a port number."""
     if not (word.isascii() and word.isdigit() and int(word) <= 65535):
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{word!r} is not an integer from 0 to 65535")
     return int(word)

@@ -454,7 +454,7 @@ def _parse_flag(left: dict[str, Any], name: str) -> bool:
 def _parse_int(left: dict[str, Any], name: str, least: int, most: int) -> int | None:
     value = left.pop(name, None)
     if value is not None and (type(value) is not int or not least <= value <= most):
-        raise _parameter_error(name, f"has to be a whole number from {least} to {most}")
+        raise _parameter_error(name, f"has to be an integer from {least} to {most}")
     return value
 
 

@@ -149,7 +149,7 @@ def read_suite(
         raise UserError(f"suite {path}: {unknown[0]} is no key; allowed: {', '.join(sorted(keys))}")
     count = given.get("seeds", 5) if seeds is None else seeds
     if type(count) is not int or count < 1:
-        raise UserError(f"seeds={count}: must be a whole number, 1 or more")
+        raise UserError(f"seeds={count}: must be an integer, 1 or more")
     tasks = tuple(_parse_entry(SuiteTask, path, "tasks", n, v) for n, v in given["tasks"].items())
     methods = tuple(
         _parse_entry(SuiteMethod, path, "methods", n, v or {}) for n, v in given["methods"].items()
@@ -178,7 +178,7 @@ def read_suite(
 
 def _parse_numbers(path: Path, key: str, values: object) -> tuple[int, ...]:
     if not isinstance(values, list) or not all(type(v) is int and v > 0 for v in values):
-        raise UserError(f"suite {path}: {key}={values} must be a list of whole numbers above 0")
+        raise UserError(f"suite {path}: {key}={values} must be a list of positive integers")
     return tuple(values)
 
 

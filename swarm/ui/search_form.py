@@ -102,7 +102,7 @@ def build_arguments(
     for key, typed in numbers.items():
         text = typed.strip()
         if text and not re.fullmatch(r"\d{1,12}", text):
-            raise UserError(f"{NUMBER_FIELDS[key]}: {text!r:.40} is no whole number")
+            raise UserError(f"{NUMBER_FIELDS[key]}: {text!r:.40} is not an integer")
         if text:
             said.append(f"{key}={int(text)}")
     return [*said, *_parse_lines(lines), f"name={name}"]

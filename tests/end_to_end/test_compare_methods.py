@@ -87,24 +87,24 @@ def test_it_goes_on_where_it_stopped(done: tuple[Path, list[str], str]) -> None:
     before = searches.tree(folder)
     again = compare(*command)
     assert again.stdout == output and searches.tree(folder) == before
-    assert again.stderr.count("done before") == 4
+    assert again.stderr.count("already finished") == 4
     given = [word for word in command if not word.startswith("methods=")]
     # The vote has weights from de's dev answers now, which are those that it had from pso's.
     more = compare(*given, "methods=[de,vote,pso]")
     assert more.returncode == 0, more.stderr
-    assert more.stderr.count("done before") == 2 and more.stderr.count("searches") == 2
+    assert more.stderr.count("already finished") == 2 and more.stderr.count("searching") == 2
 
 
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["methods=[pso,pso]"], "methods: 'pso' is there more than once"),
+        (["methods=[pso,pso]"], "methods: 'pso' is listed more than once"),
         (["methods=pso"], "methods=pso: must be a list"),
         (["methods=[nothing]"], "optimizer=nothing: there is no such option"),
-        (["methods=[vote]"], "needs a search too"),
-        (["methods=['pso foo']"], "methods: 'pso foo' must be an optimizer and keys"),
-        (["methods=[pso]", "seeds=0"], "seeds=0: must be a whole number"),
-        (["methods=[pso]", "budget=2"], "budget=2 positions: pso begins with the pool's 4"),
+        (["methods=[vote]"], "ensembles need a search"),
+        (["methods=['pso foo']"], "methods: 'pso foo' must be an optimizer, then keys"),
+        (["methods=[pso]", "seeds=0"], "seeds=0: must be an integer"),
+        (["methods=[pso]", "budget=2"], "budget=2: pso needs at least 4 positions"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -224,7 +224,7 @@ def test_experts_answer_together_beside_rows_and_signals(
     ]
     result = compare(*keys(tmp_path, tiny_llama, tiny_pool), *words)
     assert result.returncode == 1 and "methods: pack: out=" in result.stderr.splitlines()[-1]
-    assert result.stderr.splitlines()[-1].endswith("the table is without it")
+    assert result.stderr.splitlines()[-1].endswith("the table was written without it")
     found = json.loads((taken.parent / "methods.json").read_text())
     random, vote, route = found["methods"]
     assert vote["found"] == ["all experts together, 4 prompts an answer"]

@@ -135,7 +135,7 @@ def test_lists_and_truth_values() -> None:
     [
         (["--agregator", "x"], "did you mean --aggregator?"),
         (["two", "words"], "words: put the question in quotes"),
-        (["--max_tokens", "0"], "--max_tokens: '0' is not a whole number of 1 or more"),
+        (["--max_tokens", "0"], "--max_tokens: '0' is not an integer of 1 or more"),
         (["--temperature", "hot"], "--temperature: 'hot' is not a number"),
         (["--rounds", "2", "--layers", "2"], "contradict each other"),
         (["--multi_turn=maybe"], "'maybe' is not true or false"),

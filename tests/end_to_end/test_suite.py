@@ -124,7 +124,7 @@ def test_dev_items_are_a_dimension(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"budgets": [0]}, "budgets=[0] must be a list of whole numbers"),
+        ({"budgets": [0]}, "budgets=[0] must be a list of positive integers"),
         ({"bugets": [1]}, "bugets is no key; allowed: budgets"),
         ({"unit": "hours"}, "unit=hours must be positions or prompts"),
         ({"references": ["d"]}, "references has 'd', which is no method"),
@@ -133,7 +133,7 @@ def test_dev_items_are_a_dimension(tmp_path: Path) -> None:
         ({"methods": {"a": {"skip": ["x"]}}}, "methods.a: 'x' is not allowed there"),
         ({"methods": {"one": {}}}, "'one' is the name of more than one"),
         ({"methods": {"a": {"word": []}}}, "methods.a has 'word'; allowed: kind, words"),
-        ({"seeds": 0}, "seeds=0: must be a whole number"),
+        ({"seeds": 0}, "seeds=0: must be an integer"),
     ],
 )
 def test_a_wrong_suite_is_one_line(tmp_path: Path, changes: dict[str, Any], error: str) -> None:
@@ -386,7 +386,7 @@ def test_a_suite_runs_and_goes_on_after_a_kill(
     assert first.returncode and 1 <= len(kept) < 5
     again = run(line)
     assert again.returncode == 0, again.stderr
-    assert f"5 results asked for, {len(kept)} are there" in again.stderr
+    assert f"{len(kept)} of 5 results exist" in again.stderr
     assert again.stderr.count(": begins") == 5 - len(kept)
     assert {path: path.read_bytes() for path in kept} == kept
     names = sorted(path.stem for path in results.glob("*.json"))

@@ -246,7 +246,7 @@ def test_killed_interrupted_and_gone_on_with_it_is_the_same_table(
     assert "stopped; the same command with name=broken goes on" in err
     last = run(broken)
     assert last.returncode == 0, last.stderr
-    assert "trial_00 (2 in all)" in last.stdout and "done before" in last.stdout
+    assert "trial_00 (of 2)" in last.stdout and "already finished" in last.stdout
 
     assert summary(place, "broken")[0] == data
     assert summary(place, "broken")[1] == text.replace("# whole", "# broken")
@@ -373,5 +373,5 @@ def test_the_scripts_with_a_reward_model_and_with_a_judge(
 def test_a_dry_run_writes_nothing(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
     done = run([*arguments(tmp_path, tiny_llama, tiny_pool, "sweep"), "dry_run=true"])
     assert done.returncode == 0, done.stderr
-    assert "trial_01 (2 in all)" in done.stdout and "nothing is started" in done.stdout
+    assert "trial_01 (of 2)" in done.stdout and "nothing is started" in done.stdout
     assert not (tmp_path / "search").exists()

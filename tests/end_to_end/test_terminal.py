@@ -140,7 +140,7 @@ def test_commands_of_click_have_examples_that_they_understand(name: str | None) 
         ("search optimizer=3", 2, "as in optimizer=pso"),
         ("search task=null", 2, "a group takes the name of an option"),
         ("search task=nlgraph_mini job=3", 2, "job.particles=5"),
-        ("sweep trials=2 space=3", 1, "space=3: must be keys of a search"),
+        ("sweep trials=2 space=3", 1, "space=3: must map keys of a search"),
         ("study nothing", 2, "invalid choice: 'nothing'"),
         ("study ablations search/x --jsn", 2, "--jsn"),
         ("judge", 2, "the following arguments are required: FORMAT"),

@@ -224,7 +224,7 @@ def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
         ({"overrides": ["optimizer.particle=3"]}, "did you mean optimizer.particles"),
         ({"optimizer": {"particles": -3}}, "particles"),
         ({"budget": "many"}, "budget"),
-        ({"seed": -1}, "seed=-1: must be a whole number"),
+        ({"seed": -1}, "seed=-1: must be an integer"),
         ({"dry_run": True}, "dry_run is for the command line"),
         ({"budget": object()}, "budget=<object .*: must be a text, a number"),
     ],

@@ -222,7 +222,7 @@ def test_prune_gives_the_disk_its_space_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["prune", "--model", "gpt-ol"], r"--model gpt-ol: no answer of it in .* mean gpt-old\?"),
+        (["prune", "--model", "gpt-ol"], r"--model gpt-ol: no responses in .* mean gpt-old\?"),
         (["prune", "--older-than", "30"], "'30' is not a duration such as 30d"),
         (["prune", "--larger-than", "1 giraffe"], "is not a size such as 1GB"),
         (["prune"], "one of the arguments .* is required"),
@@ -241,7 +241,7 @@ def test_what_is_asked_wrongly_is_said(
 def test_nothing_is_made_by_looking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for verb in (["info"], ["prune", "--all"]):
         entry.main([*verb, "--file", str(tmp_path / "none.sqlite")])
-        assert "no answers are kept there yet" in capsys.readouterr().out
+        assert "no responses are cached yet" in capsys.readouterr().out
     assert not (tmp_path / "none.sqlite").exists()
 
 

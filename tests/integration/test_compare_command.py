@@ -164,7 +164,7 @@ def test_a_dry_run_says_what_would_be_asked(server: endpoints.Endpoint, said: An
         ("run birds.yaml models=a questions=", 2, "questions=: has no value"),
         ("run birds.yaml models=a questions=bird", 1, "birds.yaml has birds, size"),
         ("run birds.yaml models=a questions=is_real", 1, "birds.yaml has birds, size"),
-        ("run birds.yaml models=a samples=0", 1, "samples=0: must be a whole number"),
+        ("run birds.yaml models=a samples=0", 1, "samples=0: must be an integer"),
         ("run birds.yaml models=a samples=true", 1, "samples=True"),
         ("run birds.yaml models=a workers=x", 1, "max_workers='x'"),
         ("run birds.yaml models=a timeout=0 dry_run=true", 1, "timeout=0"),

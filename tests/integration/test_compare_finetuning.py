@@ -580,7 +580,7 @@ def test_a_file_is_judged_line_by_line(
     [
         ({"api_key": " "}, "api_key: is empty"),
         ({"api_key": "clé"}, "cannot be a key"),
-        ({"epochs": 0}, 'epochs=0: must be a whole number, 1 or more or "auto"'),
+        ({"epochs": 0}, 'epochs=0: must be an integer, 1 or more or "auto"'),
         ({"batch_size": "big"}, "batch_size='big'"),
         ({"lr_multiplier": -1}, "lr_multiplier=-1: must be a number above 0"),
         ({"suffix": "x" * 65}, "1 to 64 characters"),

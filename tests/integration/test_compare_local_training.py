@@ -167,7 +167,7 @@ def test_what_cannot_be_trained_is_said_and_kept(
     with pytest.raises(UserError, match="loss is not finite at step"):
         manager.create_job(wanted(tiny_llama, tmp_path, learning_rate=1e6), blocking=True)
     for more, words in (
-        ({"epochs": "auto"}, "epochs='auto': must be a whole number"),
+        ({"epochs": "auto"}, "epochs='auto': must be an integer"),
         ({"lora_rank": 0}, "lora_rank=0"),
         ({"target_modules": "q_proj"}, "must be a list"),
         ({"suffix": "../evil"}, "names an expert's folder"),

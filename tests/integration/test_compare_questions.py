@@ -54,12 +54,12 @@ def free_form(*paraphrases: Any, **more: Any) -> FreeForm:
         ({"name": "a/b"}, "a name has letters, digits and"),
         ({"name": ".."}, "not only dots"),
         ({"name": "ok\n"}, "a name has letters, digits and"),
-        ({"samples_per_paraphrase": 0}, "samples_per_paraphrase=0: must be a whole number from 1"),
+        ({"samples_per_paraphrase": 0}, "samples_per_paraphrase=0: must be an integer, 1 or more"),
         ({"temperature": "hot"}, "temperature='hot': must be a number"),
         ({"temperature": float("inf")}, "temperature=inf: must be a number"),
         ({"type": ["free_form"]}, "type=['free_form']: must be one of"),
-        ({"max_tokens": 0}, "max_tokens=0: must be a whole number from 1"),
-        ({"logit_bias": {"yes": 3}}, "logit_bias: 'yes' is no token id"),
+        ({"max_tokens": 0}, "max_tokens=0: must be an integer, 1 or more"),
+        ({"logit_bias": {"yes": 3}}, "logit_bias: 'yes' is not a token id"),
         ({"metadata": [{"id": 1}, {"id": 2}]}, "one mapping for each of the 1 paraphrases"),
         ({"metadata": [{"answer": 1}]}, "'answer' cannot be the name of a column; taken are"),
     ],
@@ -385,5 +385,7 @@ def test_a_library_that_is_missing_is_named(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     Config.models["own"] = Repeats()
-    with pytest.raises(UserError, match=rf"{missing}.* is missing: pip install 'model-swarms"):
+    with pytest.raises(
+        UserError, match=rf"{missing}.* is not installed: pip install 'model-swarms"
+    ):
         getattr(free_form("hi"), call)({"g": ["own"]})

@@ -26,7 +26,7 @@ ASKED = {"messages": [{"role": "user", "content": "How good is it?"}]}
 
 
 def bell(middle: float, width: float, low: int = 0, high: int = 100) -> dict[str, float]:
-    """A distribution over the whole numbers, as texts."""
+    """A distribution over the integers, as texts."""
     heights = {str(n): math.exp(-(((n - middle) / width) ** 2) / 2) for n in range(low, high + 1)}
     return {text: height / sum(heights.values()) for text, height in heights.items()}
 
@@ -282,11 +282,11 @@ def test_sampling_gives_an_interval_and_refusals() -> None:
     ("wrong", "says"),
     [
         ({"min_rating": 5, "max_rating": 5}, "min_rating=5: must be below max_rating=5"),
-        ({"max_rating": 9.5}, "max_rating=9.5: must be a whole number"),
-        ({"min_rating": True}, "min_rating=True: must be a whole number"),
+        ({"max_rating": 9.5}, "max_rating=9.5: must be an integer"),
+        ({"min_rating": True}, "min_rating=True: must be an integer"),
         ({"refusal_threshold": 0}, "refusal_threshold=0: must be above 0"),
         ({"refusal_threshold": 75}, "refusal_threshold=75: must be above 0"),
-        ({"top_logprobs": 0}, "top_logprobs=0: must be a whole number from 1 to 20"),
+        ({"top_logprobs": 0}, "top_logprobs=0: must be an integer from 1 to 20"),
         ({"top_logprobs": 21}, "top_logprobs=21"),
         ({"estimate_by_sampling": 0}, "estimate_by_sampling=0: must be True"),
         ({"estimate_by_sampling": "yes"}, "estimate_by_sampling='yes'"),

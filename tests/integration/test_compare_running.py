@@ -423,7 +423,7 @@ def test_a_slip_in_an_adapter_comes_out_before_anything_is_asked() -> None:
     [
         ({"messages": "hi"}, "small: messages='hi' is no list of turns"),
         ({"messages": [{"role": "user", "content": 5}]}, "is no list of turns"),
-        ({"max_tokens": "7"}, "small: max_tokens='7': must be a whole number"),
+        ({"max_tokens": "7"}, "small: max_tokens='7': must be an integer"),
     ],
 )
 def test_what_an_adapter_gives_can_be_sent(wrong: dict[str, Any], told: str) -> None:

@@ -236,7 +236,7 @@ def test_an_adapter_has_the_last_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"top_logprobs": 0}, "top_logprobs=0: must be a whole number from 1 to 20"),
+        ({"top_logprobs": 0}, "top_logprobs=0: must be an integer from 1 to 20"),
         ({"top_logprobs": True}, "top_logprobs=True"),
         ({"num_samples": 0}, "num_samples=0"),
         ({"convert_to_probs": "no"}, "convert_to_probs='no': must be True or False"),

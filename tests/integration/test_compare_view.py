@@ -490,7 +490,7 @@ def test_a_wrong_command_is_one_line(capsys: pytest.CaptureFixture[str], tmp_pat
         ([path], "there is no such file"),
         ([], "FILE"),
         ([path, "--prot", "1"], "--port"),
-        ([path, "--port", "x"], "whole number"),
+        ([path, "--port", "x"], "integer"),
     ):
         assert main(words) in (1, 2)
         err = capsys.readouterr().err

@@ -84,13 +84,13 @@ def test_a_file_is_fetched_once(
     assert (folder / "good.json").read_bytes() == CONTENT
     assert run(folder, url, "good") == 0
     assert handler.asked == ["good.json"]
-    assert capsys.readouterr().out == "good: fetched, 2 KiB\ngood: already there\n"
+    assert capsys.readouterr().out == "good: fetched, 2 KiB\ngood: already present\n"
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("absent", "the server answers 404"),
+        ("absent", "HTTP 404"),
         ("wrong", "is not the pinned"),
         ("truncated", "broke off after 100 of 2150 bytes"),
         ("stalled", "timed out"),

@@ -243,7 +243,7 @@ def test_whole_numbers_are_taken_over_and_have_to_agree(copies: list[Path], tmp_
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     assert saved["model.counts"].tolist() == [0, 1, 2, 3, 4]
     change(copies[2], lambda weights: count(weights, 1))
-    with pytest.raises(UserError, match=r"model\.counts holds other whole numbers in .*oak"):
+    with pytest.raises(UserError, match=r"model\.counts holds other integers in .*oak"):
         pool_of([copies[0], copies[2]]).check()
 
 

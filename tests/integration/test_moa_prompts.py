@@ -337,7 +337,7 @@ context: 900
         ("proposers: [5]\naggregator: b", r"proposers\[0\]: 5 is no mapping of model, temp"),
         ("proposers: [{model: 5}]\naggregator: b", r"proposers\[0\].model: 5 is no name"),
         ("proposers: [a]", "aggregator: name the model that makes the answer"),
-        ("proposers: [a]\naggregator: b\nlayers: two", "layers: 'two' is no whole number"),
+        ("proposers: [a]\naggregator: b\nlayers: two", "layers: 'two' is not a positive integer"),
         ("proposers: [a]\naggregator: b\nprompt: {shape: x}", "prompt: 'shape' is not known"),
         ("proposers: [a", "cannot be read: while parsing"),
         ("- a", r"the preset: \['a'\] is no mapping of proposers, aggregator, layers"),

@@ -145,7 +145,7 @@ def test_a_position_has_a_name() -> None:
     [
         ({"lambdas": "0.3"}, "optimizer.lambdas='0.3': must be a list"),
         ({"lambdas": [0.3, 0]}, "optimizer.lambdas=0: must be a number above 0"),
-        ({"among": 1}, "optimizer.among=1: must be a whole number, 2 or more"),
+        ({"among": 1}, "optimizer.among=1: must be an integer, 2 or more"),
     ],
 )
 def test_says_what_is_wrong(options: dict[str, object], words: str) -> None:

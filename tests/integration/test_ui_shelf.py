@@ -116,7 +116,7 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
     ]
     for name, numbers, more, error in (
         ("a b", {}, "", "Name: 'a b' may have letters"),
-        ("try", {"seed": "1.5"}, "", "Seed: '1.5' is no whole number"),
+        ("try", {"seed": "1.5"}, "", "Seed: '1.5' is not an integer"),
         ("try", {}, "a=1\n--multirun", "Further keys, line 2: '--multirun' is no key=value"),
         ("try", {}, "name=x", "line 1: name has a field above"),
         ("try", {}, "hydra.mode=MULTIRUN", "hydra.mode cannot be set here"),

@@ -35,9 +35,9 @@ PRESENT = pytest.mark.skipif(launch.installed_version() is None, reason="vLLM is
     ("settings", "told"),
     [
         ({"way": "slot"}, "engine.way=slot: must be one of folders, slots"),
-        ({"max_loras": 0}, "engine.max_loras=0: must be null or a whole number above 0"),
-        ({"tensor_parallel_size": None}, "engine.tensor_parallel_size=None: must be a whole"),
-        ({"max_model_len": 1.5}, "engine.max_model_len=1.5: must be null or a whole"),
+        ({"max_loras": 0}, "engine.max_loras=0: must be null or a positive integer"),
+        ({"tensor_parallel_size": None}, "engine.tensor_parallel_size=None: must be a positive"),
+        ({"max_model_len": 1.5}, "engine.max_model_len=1.5: must be null or a positive"),
         ({"gpu_memory_utilization": 90}, "engine.gpu_memory_utilization=90: must be a number"),
         ({"options": {"max_loras": 4}}, "max_loras is not for it; set engine.max_loras"),
         ({"options": "foo"}, "engine.options=foo: must be null or arguments by name"),

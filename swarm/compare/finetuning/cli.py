@@ -176,9 +176,7 @@ def _add_create_options(one: argparse.ArgumentParser) -> None:
     )
     one.add_argument("--suffix", help="part of the new model's name; that of the file by default")
     for name in ("--epochs", "--batch-size"):
-        one.add_argument(
-            name, type=_parse_auto_or(int), help='a whole number, or "auto" at a server'
-        )
+        one.add_argument(name, type=_parse_auto_or(int), help='an integer, or "auto" at a server')
     one.add_argument("--seed", type=int)
     one.add_argument("--blocking", action="store_true", help="wait until it is over")
     server = one.add_argument_group("at a server")

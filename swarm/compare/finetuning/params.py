@@ -79,7 +79,7 @@ def estimate_cost(
         InvalidArgument: The file cannot be read, or a number is invalid.
     """
     if type(epochs) is not int or epochs < 1:
-        raise InvalidArgument(f"epochs={epochs!r}: must be a whole number, 1 or more")
+        raise InvalidArgument(f"epochs={epochs!r}: must be an integer, 1 or more")
     for model, price in (prices or {}).items():
         if type(price) not in (int, float) or not 0 <= price < math.inf:
             raise InvalidArgument(f"prices: {model} costs {price!r}; must be a number, 0 or more")
@@ -154,7 +154,7 @@ class TrainingParams:
                 f"suffix={suffix!r}: must be None or 1 to {MAX_SUFFIX_CHARS} characters"
             )
         if self.seed is not None and (type(self.seed) is not int or self.seed < 0):
-            raise InvalidArgument(f"seed={self.seed!r}: must be None or a whole number, 0 or more")
+            raise InvalidArgument(f"seed={self.seed!r}: must be None or an integer, 0 or more")
 
     @property
     def label(self) -> str:
@@ -346,7 +346,7 @@ SHARED = ("file_name", "suffix", "epochs", "batch_size", "learning_rate", "lora_
 
 def _check_positive_int(name: str, value: Any, more: str = "") -> None:
     if type(value) is not int or value < 1:
-        raise InvalidArgument(f"{name}={value!r}: must be a whole number, 1 or more{more}")
+        raise InvalidArgument(f"{name}={value!r}: must be an integer, 1 or more{more}")
 
 
 def _check_positive_number(name: str, value: Any, more: str = "") -> None:

@@ -52,7 +52,7 @@ def validate_top_logprobs(value: object) -> int:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= MOST_TOP_LOGPROBS:  # type: ignore[operator]
         raise InvalidArgument(
-            f"top_logprobs={value!r}: must be a whole number from 1 to {MOST_TOP_LOGPROBS}"
+            f"top_logprobs={value!r}: must be an integer from 1 to {MOST_TOP_LOGPROBS}"
         )
     return value  # type: ignore[return-value]
 

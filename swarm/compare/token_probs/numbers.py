@@ -273,7 +273,7 @@ class RatingBounds:
         for key in ("min_rating", "max_rating"):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidArgument(f"{key}={value!r}: must be a whole number")
+                raise InvalidArgument(f"{key}={value!r}: must be an integer")
         if self.min_rating >= self.max_rating:
             raise InvalidArgument(
                 f"min_rating={self.min_rating}: must be below max_rating={self.max_rating}"

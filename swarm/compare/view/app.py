@@ -201,7 +201,7 @@ class ViewerApp:
         asked = await read_json_body(request)
         row = asked.get("row") if isinstance(asked, dict) else None
         if type(row) is not int or not 0 <= row < self.table.count:
-            raise UserError(f"row: has to be a whole number from 0 to {self.table.count - 1}")
+            raise UserError(f"row: has to be an integer from 0 to {self.table.count - 1}")
         (self.finder.flags.add if asked.get("flagged") else self.finder.flags.discard)(row)
         return _json_response({"flags": sorted(self.finder.flags)})
 
@@ -270,7 +270,7 @@ def _shorten_cell(value: Any) -> Any:
 def _read_int(request: Request, name: str) -> int:
     text = request.query_params.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise UserError(f"{name}: {text!r:.40} is no whole number from 0")
+        raise UserError(f"{name}: {text!r:.40} is not an integer, 0 or more")
     return int(text)
 
 

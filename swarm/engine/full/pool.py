@@ -241,7 +241,7 @@ def _check_rows(name: str, part: "Tensor", model: Checkpoint, first: Checkpoint,
             )
     elif not torch.equal(part, first.read_rows(name, rows)):
         raise UserError(
-            f"pool.models: {name} holds other whole numbers in {model.folder} than in "
+            f"pool.models: {name} holds other integers in {model.folder} than in "
             f"{first.folder}; these cannot be mixed"
         )
 

@@ -79,7 +79,7 @@ class VLLMEngine:
             whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
             if not whole and not (none and value is None):
                 allowed = "null or " if none else ""
-                raise UserError(f"engine.{key}={value}: must be {allowed}a whole number above 0")
+                raise UserError(f"engine.{key}={value}: must be {allowed}a positive integer")
         share = gpu_memory_utilization
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
             raise UserError(

@@ -411,7 +411,7 @@ class Consortium(ConsortiumSettings):
             if value is None and key in ("context", "budget"):
                 continue
             if type(value) is not int or value < least:
-                raise UserError(f"{key}={value!r}: must be a whole number from {least} on")
+                raise UserError(f"{key}={value!r}: must be an integer, {least} or more")
         for key, most in (("confidence_threshold", 1), ("similarity", 1), ("max_cost", None)):
             value = getattr(self, key)
             if value is None and key == "max_cost":

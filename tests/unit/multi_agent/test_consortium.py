@@ -307,7 +307,7 @@ def test_the_plan_bounds_the_calls(strategy: str, budget: int | None) -> None:
     ("settings", "words"),
     [
         ({"min_iterations": 4}, "min_iterations=4: is above max_iterations=3"),
-        ({"max_iterations": 0}, "max_iterations=0: must be a whole number from 1"),
+        ({"max_iterations": 0}, "max_iterations=0: must be an integer, 1 or more"),
         ({"confidence_threshold": 80}, "confidence_threshold=80: must be a number from 0 to 1"),
         ({"confidence_threshold": None}, "confidence_threshold=None"),
         ({"strategy": "best"}, "strategy='best' is not one of default, pick-one"),
@@ -326,7 +326,7 @@ def test_the_plan_bounds_the_calls(strategy: str, budget: int | None) -> None:
         ({"system": 3}, "system=3: must be null or a text"),
         ({"similarity": 2}, "similarity=2: must be a number from 0 to 1"),
         ({"max_cost": -1}, "max_cost=-1: must be a number from 0 on"),
-        ({"budget": True}, "budget=True: must be a whole number"),
+        ({"budget": True}, "budget=True: must be an integer"),
     ],
 )
 def test_wrong_values_are_told(settings: dict[str, Any], words: str) -> None:

@@ -101,7 +101,7 @@ def test_a_threshold_may_be_a_percentage(given: float, read: float) -> None:
         ({"members": [{"count": 2}]}, r"members\[0\].model: name the model"),
         ({"members": [{"model": "a", "heat": 2}]}, r"members\[0\]: 'heat' is not known"),
         ({"members": ["a,temperature=-1"]}, "a: temperature=-1.0: must be null or 0 and above"),
-        ({"members": {"a": 0}}, "a: count=0: must be a whole number from 1 on"),
+        ({"members": {"a": 0}}, "a: count=0: must be an integer, 1 or more"),
         ({"confidence_threshold": 101}, "confidence_threshold=101"),
         ({"confidence_threshold": "high"}, "confidence_threshold='high'"),
         ({"min_iterations": 4, "max_iterations": 3}, "min_iterations"),

@@ -402,8 +402,8 @@ def test_without_randomness_a_step_is_the_formula() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("particles", 1, "a whole number, 2 or more"),
-        ("particles", 20.5, "a whole number, 2 or more"),
+        ("particles", 1, "an integer, 2 or more"),
+        ("particles", 20.5, "an integer, 2 or more"),
         ("inertia", -0.1, "from 0 to 1e+06, the paper tried 0.1"),
         ("social", float("nan"), "a number from 0 to 1e+06"),
         ("cognitive", "much", "a number"),

@@ -205,9 +205,9 @@ def test_a_missing_file_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.M
     ("key", "value", "allowed"),
     [
         ("name", "", "not a text"),
-        ("dev_limit", 0, "null nor a whole number from 1"),
-        ("test_limit", True, "null nor a whole number from 1"),
-        ("max_new_tokens", 2.5, "whole number from 1"),
+        ("dev_limit", 0, "null nor a positive integer"),
+        ("test_limit", True, "null nor a positive integer"),
+        ("max_new_tokens", 2.5, "a positive integer"),
         ("parser", "strict", "anchored, original"),
         ("ids", None, "file, position"),
         ("chat", "0", "true, false"),

@@ -62,7 +62,7 @@ def check_text(key: str, value: object) -> str:
     """
     if isinstance(value, str) and value.strip():
         return value
-    raise UserError(f"task.{key}: {value!r} is not a text.")
+    raise UserError(f"task.{key}: {value!r} is not a string.")
 
 
 def check_optional_text(key: str, value: object) -> str | None:

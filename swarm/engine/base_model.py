@@ -80,11 +80,11 @@ def is_hub_id(path: str) -> bool:
 def check_model_folder(folder: Path) -> Path:
     """Return `folder` if it contains a configuration and safetensors weights."""
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} holds no config.json: it is no transformers model")
+        raise UserError(f"{folder} contains no config.json: it is not a transformers model")
     if not any(folder.glob("*.safetensors")):
         raise UserError(
-            f"{folder} holds no *.safetensors; pickled weights (*.bin) can run code and are not "
-            "read: convert them with save_pretrained first"
+            f"{folder} contains no *.safetensors; pickled weights (*.bin) can run code and are "
+            "not loaded: convert them with save_pretrained first"
         )
     return folder
 
@@ -116,7 +116,7 @@ def download_from_hub(path: str, code: bool = False) -> str:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
-    problem = "the hub is switched off (HF_HUB_OFFLINE)"
+    problem = "the hub is disabled (HF_HUB_OFFLINE)"
     offline = constants.HF_HUB_OFFLINE
     if not offline and (problem := hub_unreachable_reason(constants.ENDPOINT)):
         offline = True
@@ -128,14 +128,14 @@ def download_from_hub(path: str, code: bool = False) -> str:
         raise UserError(f"{path} is not in the hub's cache and {why}") from None
     except GatedRepoError:
         raise UserError(
-            f"{path} asks for its licence to be accepted on its hub page, then for `hf auth login`"
+            f"{path} is gated: accept its licence on its hub page, then run `hf auth login`"
         ) from None
     except OSError as error:
         if error.errno == 28:
             raise UserError(f"{path} does not fit on the disk: {error.strerror}") from None
-        raise UserError(f"{path} cannot be had from the hub: {first_line(error)}") from None
+        raise UserError(f"{path} cannot be downloaded from the hub: {first_line(error)}") from None
     except Exception as error:  # httpx, hub and validation errors have no common base
-        raise UserError(f"{path} cannot be had from the hub: {first_line(error)}") from None
+        raise UserError(f"{path} cannot be downloaded from the hub: {first_line(error)}") from None
 
 
 def find_in_hub_cache(path: str) -> Path | None:
@@ -157,7 +157,7 @@ def hub_unreachable_reason(endpoint: str) -> str:
     try:
         httpx.head(endpoint, timeout=HUB_TIMEOUT_S)
     except httpx.HTTPError as error:
-        return f"{endpoint} does not answer ({first_line(error)})"
+        return f"{endpoint} does not respond ({first_line(error)})"
     return ""
 
 
@@ -321,7 +321,7 @@ class BaseModel:
         try:
             return str(self._from_wheel())
         except UserError as error:
-            raise UserError(f"{problem}; nor did the wheel help: {error}") from None
+            raise UserError(f"{problem}; the wheel failed, too: {error}") from None
 
     def on_disk(self) -> Path | None:
         """Return the folder that `resolve` returns if nothing has to be downloaded, else `None`.
@@ -338,7 +338,7 @@ class BaseModel:
         if folder.is_dir():
             return check_model_folder(folder)
         if not is_hub_id(self.path):
-            raise UserError(f"model.path={self.path}: there is no such folder")
+            raise UserError(f"model.path={self.path}: no such folder")
         ready = self._converted_folder() if self._is_wheel_usable() else None
         return ready if ready and ready.is_dir() else None
 

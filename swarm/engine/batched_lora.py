@@ -183,7 +183,7 @@ def install_lora_layers(
     except KeyError as error:
         raise UserError(
             f"pool.folder={folder}: the experts adapt {error.args[0]}, which the base "
-            f"{base.path} does not have as a linear layer; choose the base they were made for"
+            f"{base.path} does not have as a linear layer; use the base they were trained on"
         ) from None
     except ValueError as error:
         raise UserError(

@@ -58,7 +58,7 @@ def build_sampling_state(request: Request, prompt: Sequence[int]) -> SamplingSta
             f"top_logprobs={top}: must be -1 (the chosen token alone), 0 (none) or more"
         )
     if not all(request.stop):
-        raise UserError("stop: an empty text would end every answer at once; leave it out")
+        raise UserError("stop: must not contain an empty string")
     if not heat and not top:
         return None
     told = repr((request.seed or 0, request.sample, list(prompt)))

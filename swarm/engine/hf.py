@@ -76,14 +76,14 @@ def choose_plan(particles: int, rows: int, facts: DeviceProfile) -> tuple[str, s
     """
     enough = STACK_BELOW_GPU if facts.gpu else STACK_BELOW_CPU
     if particles > 1 and rows < enough:
-        return "stacked", f"{rows} requests a particle leave the device idle, below {enough}"
+        return "stacked", f"{rows} requests per particle leave the device idle, below {enough}"
     if not facts.exact_merge:
         return "swap", "the weights are not float32 and merging would round the update away"
     if facts.copy_bytes > facts.free_bytes:
         return "swap", "a copy of the adapted weights does not fit in the memory left"
     if particles == 1:
         return "merged", "a single particle runs as fast as the base alone"
-    return "merged", f"{rows} requests a particle, enough to run as fast as the base alone"
+    return "merged", f"{rows} requests per particle, enough to run as fast as the base alone"
 
 
 def profile_device(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> DeviceProfile:
@@ -237,7 +237,7 @@ class HFEngine:
                     self._reduce_batch(len(rows), max(one.length for one in rows))
                     continue
                 # Costs one more forward pass, and needs memory for one layer instead of all.
-                log.warning("out of memory: activations are computed again (engine.checkpointing)")
+                log.warning("out of memory: activations are recomputed (engine.checkpointing)")
                 self.checkpointing = True
                 torch.cuda.empty_cache()
                 continue
@@ -461,8 +461,8 @@ class HFEngine:
 
 
 OVERFLOW = (
-    "a derivative is not finite, and its step is left out: model.dtype holds no such numbers "
-    "(float16 ends at 65,504; try bfloat16 or float32)"
+    "a gradient is not finite, and its step is skipped: it exceeds the range of model.dtype "
+    "(float16: 65,504; try bfloat16 or float32)"
 )
 
 
@@ -485,7 +485,9 @@ def as_adapter_pool(pool: ExpertPool) -> Pool:
     """
     if hasattr(pool, "modules"):
         return cast(Pool, pool)
-    raise UserError("engine=hf mixes adapters and needs pool=adapters; models: engine=token, full")
+    raise UserError(
+        "engine=hf mixes adapters and needs pool=adapters; for models use engine=token or full"
+    )
 
 
 class HFModel:

@@ -45,8 +45,8 @@ def apply_chat_template(tokenizer: Any, turns: Sequence[Message], **how: Any) ->
     # Tokenizers that format turns in code have no such attribute.
     if not getattr(tokenizer, "chat_template", True):
         raise UserError(
-            f"{tokenizer.name_or_path} has no chat template, which turns go through: set "
-            "task.chat=false, or choose a chat model (as a judge, always)"
+            f"{tokenizer.name_or_path} has no chat template: set task.chat=false, or use a "
+            "chat model (required for a judge)"
         )
     for tried in (turns, merge_system_turn(turns)):
         try:
@@ -54,7 +54,7 @@ def apply_chat_template(tokenizer: Any, turns: Sequence[Message], **how: Any) ->
             return tokenizer.apply_chat_template(asked, add_generation_prompt=True, **how)
         except TemplateError as error:
             reason = error
-    raise UserError(f"{tokenizer.name_or_path}: its chat template refuses the turns: {reason}")
+    raise UserError(f"{tokenizer.name_or_path}: its chat template rejects the messages: {reason}")
 
 
 def merge_system_turn(turns: Sequence[Message]) -> list[Message]:
@@ -122,8 +122,8 @@ def clip_new_tokens(
     if (needed := prompt + max(1, longest)) > context:
         what = f"a choice of {longest}" if longest else "one to answer"
         raise UserError(
-            f"{prompt} tokens and {what} make {needed}, and the model can have {context} "
-            f"({limit}): shorten what it is asked"
+            f"{prompt} tokens and {what} make {needed}, more than the model's {context} "
+            f"({limit}): shorten the prompt"
         )
     return replace(request, max_new_tokens=int(min(request.max_new_tokens, context - prompt)))
 

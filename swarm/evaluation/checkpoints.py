@@ -110,7 +110,7 @@ class BestCandidate(CheckpointCandidate):
             raise UserError(
                 "candidate.folder is missing: give a run's, e.g. candidate.folder=search/first"
             )
-        run = load_finished_run(folder, "take its global_best as it is with candidate=adapter")
+        run = load_finished_run(folder, "evaluate its global_best with candidate=adapter")
         self.scale = run.scale
         super().__init__(base or base_of_run(run), str(best_folder(run)), [run.path.name])
 
@@ -168,7 +168,7 @@ def read_ensemble(file: Path) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]
         raise UserError(f"candidate.file={file}: {error.strerror}") from None
     except (yaml.YAMLError, RecursionError, TypeError, KeyError, ValueError, AttributeError):
         raise UserError(
-            f"candidate.file={file}: no ensemble; it has to have members, each with a folder and "
-            "a utility, as a search writes it"
+            f"candidate.file={file}: not an ensemble; it must have members, each with a folder "
+            "and a utility, as written by a search"
         ) from None
     return content, members

@@ -75,7 +75,7 @@ class Evaluation:
         self.found: scoring.SplitScores | None = None
         self.tracker = tracker or NullTracker()
         if self.out is None and not isinstance(self.tracker, NullTracker):
-            raise UserError("out=null: a tracker keeps its files in that folder; name one", 2)
+            raise UserError("out=null: a tracker stores its files in that folder; name one", 2)
 
     def run(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Evaluate, or read the result of the same evaluation from the folder.
@@ -151,11 +151,14 @@ class Evaluation:
             # Results of earlier versions contain secrets.
             before = found["identity"] = identity_values(found["identity"])
         except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(f"out={self.out}: {path} is no evaluation; choose another") from None
+            raise UserError(
+                f"out={self.out}: {path} is not an evaluation; choose another folder"
+            ) from None
         now = json.loads(json.dumps(identity))
         if differ := [key for key in now if before.get(key) != now[key]]:
             raise UserError(
-                f"out={self.out}: it holds another evaluation ({', '.join(differ)} differ); choose "
+                f"out={self.out}: it contains another evaluation ({', '.join(differ)} differ); "
+                "choose "
                 "another folder"
             )
         return found
@@ -204,7 +207,7 @@ def format_result(result: Mapping[str, Any]) -> str:
         if "calls" in voice:
             cost = f", cost {voice['cost']:.4g}" if voice["cost"] else ""
             if voice.get("unpriced"):
-                cost += f", no price known of {voice['unpriced']:,} answers"
+                cost += f", no known price for {voice['unpriced']:,} answers"
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
     lines += _format_constants(result)
     for voice in result["voices"]:

@@ -110,7 +110,7 @@ class MixedPositionCandidate(PositionsCandidate):
         super().__init__(base, pool, engine)
         if not coefficients:
             raise UserError(
-                "candidate.coefficients is missing: give experts and their shares, e.g. "
+                "candidate.coefficients is missing: give coefficients by expert, e.g. "
                 "candidate.coefficients='{rooms: 0.5, logic: 0.5}'"
             )
         values = list(coefficients.values() if isinstance(coefficients, Mapping) else coefficients)
@@ -129,6 +129,6 @@ class MixedPositionCandidate(PositionsCandidate):
         if len(self.coefficients) != count * groups:
             raise UserError(
                 f"candidate.coefficients: {len(self.coefficients)} numbers, and the pool has "
-                f"{count} experts in {groups} groups: {count * groups} are wanted"
+                f"{count} experts in {groups} groups: {count * groups} are needed"
             )
         return {"position": np.array(self.coefficients, dtype=np.float64)}

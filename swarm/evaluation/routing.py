@@ -104,7 +104,9 @@ def load_initial_answers(folder: str, names: Sequence[str], task: Task) -> Initi
     known = {item["id"]: item for item in metric_task(task).items("dev")}
     rows = [run.load_answers((0, run.experts.index(name))) for name in names]
     if strange := [row["id"] for row in rows[0] if row["id"] not in known]:
-        raise UserError(f"candidate.run={folder}: its dev item {strange[0]!r} is none of the task")
+        raise UserError(
+            f"candidate.run={folder}: its dev item {strange[0]!r} is not an item of the task"
+        )
     scores = [records_to_scores(mine) for mine in rows]
     return InitialAnswers([known[row["id"]] for row in rows[0]], _rescore_by_task(run, scores))
 
@@ -127,8 +129,8 @@ def _rescore_answer(run: RunFolder, task: Any, score: Score) -> Score:
         return score
     if "correct" not in score.measures:
         raise UserError(
-            f"candidate.run={run.path}: it was searched by log-probability, and its dev answers "
-            "are not graded; leave candidate.run=null, and dev is asked now"
+            f"candidate.run={run.path}: it was searched by log probability, so its dev answers "
+            "are not graded; use candidate.run=null to evaluate dev now"
         )
     return Score(score.measures["correct"], score.answer, score.text, score.part)
 
@@ -210,7 +212,7 @@ class RoutingCandidate(TokenEnsembleCandidate):
 
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
         """See `TokenEnsembleCandidate.compute_weights`."""
-        assert self._start, "dev has to be learnt first: Route.learn(), or the key run"
+        assert self._start, "call Route.learn() first, or set candidate.run"
         texts = [prompt_text(request) for request in requests]
         # A later round's prompt begins with the first round's, so equality would not exclude the
         # item itself.

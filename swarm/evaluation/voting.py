@@ -49,7 +49,9 @@ class VotingCandidate:
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
         if not getattr(task, "votes", True):
-            raise UserError(f"task={task.name}: its answers are free texts, on which nobody votes")
+            raise UserError(
+                f"task={task.name}: its answers are free texts, which cannot be voted on"
+            )
         for member in self.members:
             member.check(task)
         voices = self.voter_names()

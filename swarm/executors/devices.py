@@ -19,7 +19,7 @@ def check_devices(gpus: list[int] | None) -> list[int]:
     if any(not isinstance(g, int) or isinstance(g, bool) or g < 0 for g in asked):
         raise UserError(f"gpus={asked}: must be device numbers such as 0,1,2, or [] for the CPU", 2)
     if len(set(asked)) < len(asked):
-        raise UserError(f"gpus={asked}: each device may be named once", 2)
+        raise UserError(f"gpus={asked}: each device may be listed once", 2)
     if not asked:
         return asked
     import torch
@@ -41,8 +41,8 @@ def group_gpus(gpus: list[int], engine: Engine) -> list[list[int]]:
     size = engine.devices if isinstance(engine, MultiGpuEngine) else 1
     if len(gpus) % size:
         raise UserError(
-            f"gpus={gpus} with engine.tensor_parallel_size={size}: each worker takes {size}; name "
-            f"{size} GPUs, or a multiple of it"
+            f"gpus={gpus} with engine.tensor_parallel_size={size}: each worker uses {size}; "
+            f"list {size} GPUs, or a multiple of it"
         )
     return [gpus[start : start + size] for start in range(0, len(gpus), size)]
 

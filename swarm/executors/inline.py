@@ -22,7 +22,7 @@ class InlineExecutor:
         self._gpus = check_devices(gpus)
         if len(self._gpus) > 1:
             raise UserError(
-                f"gpus={self._gpus}: executor=inline uses one device; name one GPU, or choose "
+                f"gpus={self._gpus}: executor=inline uses one device; list one GPU, or use "
                 "executor=processes for a worker on each"
             )
         self._worker: Worker | None = None
@@ -32,15 +32,15 @@ class InlineExecutor:
         if isinstance(worker.engine, MultiGpuEngine) and self._gpus:
             if self._gpus != [0]:
                 raise UserError(
-                    f"gpus={self._gpus}: this engine takes the first GPU that a process sees; "
-                    "choose executor=processes, which shows each worker its own"
+                    f"gpus={self._gpus}: this engine uses the first visible GPU; use "
+                    "executor=processes, which makes one GPU visible to each worker"
                 )
             group_gpus(self._gpus, worker.engine)
         self._worker = worker
 
     def map(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """See `swarm.executors.Executor`."""
-        assert self._worker is not None, "open the executor first"
+        assert self._worker is not None, "the executor is not open"
         self._worker.open(f"cuda:{self._gpus[0]}" if self._gpus else "cpu")
         for job in jobs:
             try:

@@ -99,8 +99,8 @@ class ProcessExecutor:
                 )
         if self._gpus and workers not in (None, len(self._gpus)):
             raise UserError(
-                f"executor.workers={workers} with gpus={self._gpus}: there is one worker a GPU; "
-                "leave executor.workers=null"
+                f"executor.workers={workers} with gpus={self._gpus}: there is one worker per "
+                "GPU; use executor.workers=null"
             )
         self._count = len(self._gpus) or workers or 1
         self._seats: list[WorkerSlot] = []
@@ -136,7 +136,7 @@ class ProcessExecutor:
             # Spawned: a forked process cannot use CUDA once its parent has initialized it.
             context = multiprocessing.get_context("spawn")
             seat.pipe, theirs = context.Pipe()
-            assert self._worker is not None, "open the executor first"
+            assert self._worker is not None, "the executor is not open"
             arguments = (theirs, self._worker, seat.gpus, self._threads)
             # A daemonic process may not start processes.
             daemon = not is_model_sharded(self._worker)
@@ -178,7 +178,7 @@ class ProcessExecutor:
         code = seat.process.exitcode
         self._stop_worker(seat)
         log.warning(
-            "the worker on %s died (exit code %s); job %d goes to another",
+            "the worker on %s died (exit code %s); job %d is reassigned",
             seat.device,
             code,
             job.number,
@@ -186,7 +186,7 @@ class ProcessExecutor:
         if deaths >= MAX_DEATHS:
             raise UserError(
                 f"{deaths} workers died on the same job ({describe_job(job)}), the last with exit "
-                f"code {code}; it may need more memory than there is: lower job.particles or "
+                f"code {code}; it may need more memory than available: lower job.particles or "
                 "engine.max_tokens"
             )
 

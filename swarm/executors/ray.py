@@ -123,11 +123,11 @@ def check_reachable(address: str) -> None:
             heard = line.recv(9)
         # A TLS server does not answer the plain preface, so only Ray itself can check it.
         if heard[3:4] != b"\x04" and os.environ.get("RAY_USE_TLS", "0") == "0":
-            raise OSError("something else is at that port")
+            raise OSError("another service uses that port")
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"executor.address={asked}: no Ray cluster answers at {address} ({error}); start one "
-            "with `ray start --head`, or leave executor.address=null for this machine alone"
+            f"executor.address={asked}: no Ray cluster responds at {address} ({error}); start "
+            "one with `ray start --head`, or use executor.address=null for this machine alone"
         ) from None
 
 
@@ -205,7 +205,7 @@ def pack_experts(pool: ExpertPool) -> PackedExperts:
         UserError: Its experts are full models.
     """
     if not isinstance(pool, Pool):
-        raise UserError("executor.experts=store sends adapters only; choose executor.experts=path")
+        raise UserError("executor.experts=store supports adapters only; use executor.experts=path")
     return {
         name: {path.name: np.asarray(np.memmap(path, np.uint8, "r")) for path in files}
         for name, files in pool.parts().items()
@@ -337,8 +337,8 @@ class RayExecutor:
     ) -> None:
         if address is not None and (gpus or not isinstance(address, str) or not address):
             raise UserError(
-                f"gpus={gpus} with executor.address={address}: gpus are devices of this machine; "
-                "on a cluster leave gpus=[] and choose executor.workers",
+                f"gpus={gpus} with executor.address={address}: gpus are devices of this "
+                "machine; on a cluster set gpus=[] and executor.workers",
                 2,
             )
         _check_int("workers", workers, 1, none=True)
@@ -394,7 +394,7 @@ class RayExecutor:
         if group > 1 and 0 < share < group:
             raise UserError(
                 f"executor.gpus_per_worker={share:g} with engine.tensor_parallel_size={group}: "
-                f"leave executor.gpus_per_worker=null, which is {group} then"
+                f"use executor.gpus_per_worker=null, which then is {group}"
             )
         if share:
             room = sum(int(found / share + 1e-9) for found in devices)
@@ -418,8 +418,8 @@ class RayExecutor:
 
     def _raise_wait_timeout(self, missing: int) -> None:
         raise UserError(
-            f"executor=ray: {missing} workers found no place within {self._wait_s:g} s "
-            f"(executor.wait_s): asked for {self._asked}; {describe_resources()}; "
+            f"executor=ray: {missing} workers could not be scheduled within {self._wait_s:g} s "
+            f"(executor.wait_s): requested {self._asked}; {describe_resources()}; "
             "lower executor.workers, executor.gpus_per_worker or executor.cpus_per_worker"
         )
 
@@ -490,9 +490,9 @@ class RayExecutor:
             # The cluster cannot be reached any more, not even to shut it down.
             self._seats, self._stored = [], []
             raise UserError(
-                f"executor=ray: Ray's own process gcs_server, at {self._head}, does not answer any "
-                "more: it was ended, or the network to it; without it there is no cluster. Start "
-                "the cluster anew, if it is not this search's own; the same command goes on"
+                f"executor=ray: Ray's process gcs_server, at {self._head}, does not respond: "
+                "it was stopped, or the network failed, and the cluster is lost. Restart the "
+                "cluster, unless this search started it; rerun the same command to resume"
             )
 
     def _why_none_is_left(self, error: Exception) -> str:
@@ -500,14 +500,14 @@ class RayExecutor:
         with contextlib.suppress(Exception):  # Ray raises various errors after its own end
             if not is_node_alive():
                 return (
-                    "Ray's own process raylet, which runs the workers of this machine, was ended "
-                    "(by hand, or by the system where memory is short)"
+                    "Ray's process raylet, which runs the workers of this machine, was killed "
+                    "(by a user, or by the system for lack of memory)"
                 )
         said = " ".join(str(error).split())
         if "owner has died" in said or "node has died" in said:
             return f"Ray lost the machine of the last worker: {said[-200:]}"
         return (
-            "the last worker died and may not be started again "
+            "the last worker died and may not be restarted "
             f"(executor.max_restarts={self._max_restarts})"
         )
 
@@ -517,21 +517,24 @@ class RayExecutor:
         """Await the actor's restart, if Ray allows one; the job is given to another worker."""
         log.info("worker %d: %s", seat.number, " ".join(str(error).split()))
         if job is not None:
-            log.warning("worker %d died; job %d goes to another", seat.number, job.number)
+            log.warning("worker %d died; job %d is reassigned", seat.number, job.number)
         if job is not None:
             deaths[job.number] += 1
             if deaths[job.number] >= MAX_DEATHS:
                 raise UserError(
-                    f"{MAX_DEATHS} workers died on the same job ({describe_job(job)}); it may need "
-                    "more memory than there is: lower job.particles or engine.max_tokens; log.txt "
-                    "says how they died"
+                    f"{MAX_DEATHS} workers died on the same job ({describe_job(job)}); it may "
+                    "need more memory than available: lower job.particles or "
+                    "engine.max_tokens; log.txt has the details"
                 )
         elif isinstance(error, self._ray.exceptions.ActorDiedError):
             self._seats.remove(seat)
-            log.warning("worker %d is not started again; %d left", seat.number, len(self._seats))
+            log.warning("worker %d is not restarted; %d left", seat.number, len(self._seats))
             if not self._seats:
                 why = self._why_none_is_left(error)
-                raise UserError(f"executor=ray: {why}; log.txt says how; the same command goes on")
+                raise UserError(
+                    f"executor=ray: {why}; log.txt has the details; rerun the same command to "
+                    "resume"
+                )
             return
         seat.ref = seat.actor.ready.remote()
 

@@ -234,7 +234,7 @@ def _save_front_point(
 def _check_progress(given: str, rounds: Any, folder: Path, particle: int | None) -> None:
     """Check that the search has completed an iteration, and has this particle."""
     if rounds == [] and not folder.is_dir():
-        raise UserError(f"{given}: no iteration is done yet; wait for the first")
+        raise UserError(f"{given}: no iteration has finished yet; wait for the first")
     if rounds and particle is not None and particle >= (most := len(rounds[0]["positions"])):
         raise UserError(f"particle={particle}: the search has 0 to {most - 1}")
 

@@ -39,7 +39,7 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
     if not isinstance(run.pool, Pool):
         raise UserError(
             "dry_run=true computes what adapters cost, not whole models; docs/token_swarms.md and "
-            "docs/full_models.md say how to reckon that"
+            "docs/full_models.md explain how to estimate those"
         )
     folder = run.model.on_disk()
     tokenizer, begun = None, "new"
@@ -63,7 +63,7 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
         **({"optimizer": "; ".join(run.notes)} if run.notes else {}),
     }
     lines |= _describe_costs(run, run.pool, config, folder, prompts, own, items)
-    head = "dry run: nothing is started and nothing written; costs are computed, not measured"
+    head = "dry run: nothing is started or written; costs are computed, not measured"
     return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())])
 
 
@@ -77,7 +77,7 @@ def _describe_resume(run: Run, config: Mapping[str, Any], base: Any) -> str:
         return "new"
     ended = run.record.state["finished"]
     done = f"{len(run.record.iterations)} evaluated rounds"
-    return f"ended after {done} ({ended})" if ended else f"goes on after {done}"
+    return f"ended after {done} ({ended})" if ended else f"resumes after {done}"
 
 
 def _describe_pool(pool: Pool) -> dict[str, str]:
@@ -336,7 +336,7 @@ def _describe_finalist_scoring(
         return {}
     most = search.experts + min(FINALIST_COUNT, search.particles)
     one = cost.estimate_total_seconds(model, search, device, workers, 1, search.items)
-    words = f"at most {most} positions on dev by the task's own measure, one after the other"
+    words = f"at most {most} positions on dev by the task's metric, one after the other"
     return {"choice": f"{words}: {format_duration(most * one)}"}
 
 

@@ -237,8 +237,8 @@ def rows_to_evaluate(
     """
     if experts and not np.array_equal(positions[:experts], np.tile(np.eye(experts), groups)):
         raise UserError(
-            f"optimizer: its first ask has to begin with the {experts} experts, row k with a 1 in "
-            "place k and else 0; mend its start or ask, or choose another optimizer"
+            f"optimizer: the first positions of ask must be the {experts} experts (row k is 1 "
+            "at index k and 0 elsewhere); fix its start or ask, or choose another optimizer"
         )
     return sorted({*range(experts), *np.flatnonzero(evaluate).tolist()})
 
@@ -360,8 +360,8 @@ class Budget:
         self._items = items
         if self.prompts is not None and self.prompts < experts * items:
             raise UserError(
-                f"budget={self.prompts}: the {experts} experts alone take {experts} x {items} dev "
-                "prompts; give more, or lower task.dev_limit"
+                f"budget={self.prompts}: the {experts} experts alone need {experts} x {items} "
+                "dev prompts; raise it, or lower task.dev_limit"
             )
 
     @property
@@ -373,7 +373,7 @@ class Budget:
         """Return why the budget ends the search (no room for another position), else `None`."""
         if not record.iterations or self._remaining_prompts(record) >= self._items:
             return None
-        return f"{record.prompts_spent()} of a budget of {self.prompts} dev prompts asked"
+        return f"{record.prompts_spent()} of a budget of {self.prompts} dev prompts used"
 
     def allows_gradients(self, record: RunRecord, cost: int) -> bool:
         """Return whether gradients of this cost leave room to evaluate at least one position."""

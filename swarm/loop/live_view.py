@@ -234,7 +234,7 @@ def _best_pieces(progress: SearchProgress) -> list[Text | str]:
     pieces: list[Text | str] = [Text(f"best {format_utility(progress.best)}", style="bold green")]
     if not progress.bettered:
         return [*pieces, "found in iteration 0"]
-    return [*pieces, f"bettered by {progress.gain:.3f} in iteration {progress.bettered}"]
+    return [*pieces, f"improved by {progress.gain:.3f} in iteration {progress.bettered}"]
 
 
 def _saved_pieces(progress: SearchProgress) -> list[Text | str]:
@@ -333,7 +333,7 @@ def summary_table(metrics: dict[str, Any]) -> Table:
         made.add_column(f"test, n = {metrics['ending_best_single_test_items']}", overflow="fold")
     compared = tested and bool(metrics.get("baselines"))
     if compared:
-        made.add_column("best found minus it", overflow="fold")
+        made.add_column("gain of best found", overflow="fold")
     for row in summary_rows(metrics):
         made.add_row(*map(Text, row[: 2 + tested + compared]))
     return made
@@ -365,8 +365,8 @@ def summary_lines(
     words = describe_position(experts, metrics["ending_best_position"], groups)
     name = metrics.get("ending_best_label")
     return [
-        "Brackets: 95 % intervals. The dev number of the best found is the highest of many and so "
-        "flatters it; test was never searched on.",
+        "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
+        "so biased upwards; test was not used by the search.",
         *subtask_lines(metrics),
         *front_lines(metrics),
         *([scoring_cost_line(metrics["spent"])] if "spent" in metrics else []),
@@ -402,10 +402,7 @@ def front_lines(metrics: dict[str, Any]) -> list[str]:
 def scoring_cost_line(spent: dict[str, dict[str, float]]) -> str:
     """Format the costs returned by `swarm.loop.final_metrics.sum_scoring_costs`."""
     sums = [f"{name} {n['first']:.6g} + {n['again']:.6g}" for name, n in spent.items()]
-    return (
-        f"scoring took {', '.join(sums)} (texts met for the first time + met again, which a cache "
-        "gives for nothing)"
-    )
+    return f"scoring took {', '.join(sums)} (new texts + repeated texts, which are cached)"
 
 
 def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:

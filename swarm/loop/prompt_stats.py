@@ -167,9 +167,9 @@ def _handle_long_items(
     policy = getattr(task, "too_long", "refuse")
     about = f"{task.name}: {len(long)} of {len(items)} {split} items do not fit into {who} "
     about += f"{context:.0f} tokens; the longest, item {items[worst]['id']!r}, "
-    about += f"needs {needs[worst]:,} with its answer"
+    about += f"needs {needs[worst]:,} including its answer"
     if who == "the judge's" and policy == "truncate":
-        raise UserError(f"{about}; what a judge is shown is not truncated: set {key}.too_long=drop")
+        raise UserError(f"{about}; prompts to a judge are not truncated: set {key}.too_long=drop")
     if policy == "refuse" or not hasattr(task, "replace_items"):
         raise UserError(f"{about}; shorten them, or set {key}.too_long=drop or truncate")
     kept = list(items)
@@ -179,7 +179,7 @@ def _handle_long_items(
     else:
         kept = [item for place, item in enumerate(items) if place not in set(long)]
     if not kept:
-        raise UserError(f"{about}; dropped, they leave none")
+        raise UserError(f"{about}; no item would remain after dropping them")
     task.replace_items(split, kept)
     return [
         f"{about}; {key}.too_long={policy}: {len(long)} "
@@ -252,7 +252,7 @@ def _truncate_item(
         if low >= 0:
             return {**item, name: text[len(text) - low :]}
         item = {**item, name: ""}
-    raise UserError(f"{about}; what is left of it cannot be truncated: set {key}.too_long=drop")
+    raise UserError(f"{about}; the rest of it cannot be truncated: set {key}.too_long=drop")
 
 
 def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
@@ -260,7 +260,7 @@ def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
     first, later = collect_requests(task)
     each = [*first, *later]
     new = max(request.max_new_tokens for request in each)
-    empty = "; in later rounds as if all answers were empty" if later else ""
+    empty = "; later rounds are counted with empty answers" if later else ""
     if tokenizer:
         tokens = [count_tokens_read(tokenizer, request) for request in each]
         return PromptStats(tokens, new, f"counted by the base's tokenizer{empty}")
@@ -269,7 +269,7 @@ def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
         for r in each
     )
     how = (
-        f"estimated at {CHARACTERS_PER_TOKEN} characters a token, as the base is not on this disk"
+        f"estimated at {CHARACTERS_PER_TOKEN} characters per token, as the base is not on this disk"
         f"{empty}"
     )
     return PromptStats([-(-len(text) // CHARACTERS_PER_TOKEN) for text in texts], new, how)

@@ -121,14 +121,14 @@ class Racing:
             return
         if not isinstance(optimizer, SupportsEarlyStopping):
             raise UserError(
-                f"racing={self.rule}: {type(optimizer).__name__} has no personal bests to race "
-                "against, it needs every utility; use racing=off or optimizer=pso"
+                f"racing={self.rule}: {type(optimizer).__name__} needs all utilities and has "
+                "no personal bests to race against; use racing=off or optimizer=pso"
             )
         highest = getattr(task, "highest", None)
         if hasattr(task, "subtask_utilities") or (self.rule == "exact" and highest is None):
             raise UserError(
                 f"racing={self.rule}: the utility of task {task.name} is not the mean of item "
-                f"values{' with a highest one' * (self.rule == 'exact')}; use racing=off"
+                f"values{' with a known maximum' * (self.rule == 'exact')}; use racing=off"
             )
         self._highest = highest if highest is not None else math.inf
 
@@ -198,7 +198,7 @@ class Racing:
         if abs(fmean(values) - utility) > 1e-9 or max(values) > self._highest:
             raise UserError(
                 f"racing={self.rule}: the task's utility is not the mean of item values of at most "
-                f"{self._highest:g}; begin another run with racing=off"
+                f"{self._highest:g}; start a new run with racing=off"
             )
 
     def _should_stop(self, scores: Mapping[int, Score], mark: Incumbent | None, items: int) -> bool:

@@ -72,8 +72,8 @@ class RunReporter:
                 `base` (substitute of the base model, if any), `notes` (further lines).
         """
         done = len(self.record.iterations)
-        how = f"goes on after {done} evaluated rounds" if resumed and done else "begins"
-        kept = f", {facts['kept']} more kept to confirm" if facts["kept"] else ""
+        how = f"resumes after {done} evaluated rounds" if resumed and done else "begins"
+        kept = f", {facts['kept']} more held out to confirm" if facts["kept"] else ""
         line = (
             f"search {how}: task {facts['task']} ({facts['dev']} dev items{kept}), "
             f"{len(self.record.state['experts'])} experts, folder {self.record.folder}"

@@ -69,9 +69,9 @@ def check_place(name: object, folder: object) -> None:
         UserError: Either is not allowed; the message names the allowed values.
     """
     if not isinstance(folder, str):
-        raise UserError(f"folder={folder!r}: must be the folder where the runs lie")
+        raise UserError(f"folder={folder!r}: must be the folder of the runs")
     if fault := path_fault(folder):
-        raise UserError(f"folder={folder[:80]!r} {fault}; must be the folder where the runs lie")
+        raise UserError(f"folder={folder[:80]!r} {fault}; must be the folder of the runs")
     if not isinstance(name, str) or name in (".", "..") or "/" in name:
         raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
     if fault := name_fault(name):
@@ -102,7 +102,7 @@ def check_run_settings(
         if not isinstance(value, bool):
             raise UserError(f"{word}={value!r}: must be true or false")
     if type(confirm) not in (int, float) or not 0 <= confirm < 1:
-        raise UserError(f"confirm={confirm!r}: must be a share of dev, from 0 to below 1")
+        raise UserError(f"confirm={confirm!r}: must be a fraction of dev, 0 or more and below 1")
     for word, count in counts.items():
         if type(count) is not int or count < 0:
             raise UserError(f"{word}={count!r}: must be an integer, 0 or more")
@@ -169,7 +169,7 @@ class Run:
             name, folder, seed, {"ensemble": ensemble, "front": front}, confirm, switches
         )
         if not isinstance(job, Batching):
-            raise UserError(f"job={job}: has keys, as job.particles=5 and job.items=50", 2)
+            raise UserError(f"job={job}: must have keys, e.g. job.particles=5 job.items=50", 2)
         self.task, self.model, self.pool, self.optimizer = task, model, pool, optimizer
         self.engine, self.executor, self.tracker = engine, executor, tracker
         self.seed, self.test, self.ensemble, self.front = seed, test, ensemble, front
@@ -177,7 +177,8 @@ class Run:
         self.record = RunRecord(Path(folder) / name)
         if choose not in ("searched", "kept") or (choose == "kept" and not confirm):
             raise UserError(
-                f"choose={choose}: must be searched, or kept with a share of dev, as confirm=0.3"
+                f"choose={choose}: must be searched, or kept together with confirm, e.g. "
+                "confirm=0.3"
             )
         self.confirm, self.noise_floor, self.job, self.choose = confirm, noise_floor, job, choose
         self.baselines = validate_baselines(baselines)
@@ -243,7 +244,9 @@ class Run:
         self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
         if self._store:
             if not config:
-                raise UserError("shared: needs the run's configuration to know whose answers fit")
+                raise UserError(
+                    "shared: needs the run's configuration, to find the answers that apply"
+                )
             self._store.set_context(shared_score_context(identity, config, self.task, self.test))
         self.record.load_state(identity)  # a folder with another search is not even locked
         self.teller.acquire_lock()
@@ -260,7 +263,7 @@ class Run:
             self.record.state["too_long"] = self._changed
             self.record.save_state()
         if changed := self.record.record_versions(engine_versions()):
-            log.warning("%s: answers may differ by rounding from those before", changed)
+            log.warning("%s: answers may differ from earlier ones by rounding", changed)
         self.teller.on_run_start(
             resumed,
             {
@@ -524,7 +527,7 @@ def validate_baselines(names: Sequence[str]) -> list[str]:
     listed = isinstance(names, Sequence) and not isinstance(names, str)
     if not listed or not all(isinstance(name, str) and name in BASELINE_LABELS for name in names):
         allowed = ", ".join(BASELINE_LABELS)
-        raise UserError(f"baselines={names}: must be a list of {allowed}; [] is none")
+        raise UserError(f"baselines={names}: must be a list of {allowed}; [] for none")
     return list(dict.fromkeys(names))
 
 
@@ -544,8 +547,9 @@ def name_positions(positions: np.ndarray, iteration: int) -> dict[tuple[float, .
         if not (np.isfinite(row).all() and np.abs(row).max(initial=0.0) <= MAX_COEFFICIENT):
             worst = float(np.abs(row).max())
             raise UserError(
-                f"{name}: a coefficient of {worst:.3g}, and {MAX_COEFFICIENT:g} is the most: the "
-                "optimizer's steps are too long (optimizer.step_length, sigma or the like)"
+                f"{name}: a coefficient of {worst:.3g} exceeds the limit of "
+                f"{MAX_COEFFICIENT:g}: the optimizer's steps are too long "
+                "(optimizer.step_length, sigma or the like)"
             )
         found.setdefault(tuple(row.tolist()), name)
     return found
@@ -559,7 +563,7 @@ def _gradient_cost(taken: Mapping[str, int]) -> int:
 def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -> str | None:
     """Return the reason why gradients of the gold answers' loss are unavailable, or `None`."""
     if not has_gold_answers(task):
-        return f"task {task.name} has no gold answers, whose loss a gradient could descend"
+        return f"task {task.name} has no gold answers to compute a gradient from"
     if not isinstance(engine, DifferentiableEngine) or not hasattr(pool, "modules"):
         return "gradients need engine=hf and a pool of adapters"
     return None

@@ -31,8 +31,8 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # Settings under which an adapter is more than x -> s B A x, so that mixing factors is undefined.
 UNSUPPORTED_OPTIONS = {
     "use_dora": "DoRA rescales the base weight",
-    "lora_bias": "a bias is learnt beside B",
-    "modules_to_save": "whole modules are replaced",
+    "lora_bias": "a bias is trained in addition to B",
+    "modules_to_save": "complete modules are replaced",
     "layer_replication": "layers of the base model are repeated",
     "fan_in_fan_out": "the base weight is stored transposed",
     "target_parameters": "bare parameters are adapted instead of linear layers",
@@ -62,8 +62,8 @@ IGNORED_OPTIONS = {
 TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "use_rslora": ((bool, type(None)), "true or false"),
     "base_model_name_or_path": ((str, type(None)), "a text or null"),
-    "target_modules": ((str, list, type(None)), "a text, a list of texts or null"),
-    "init_lora_weights": ((bool, str, type(None)), "true, false or a text"),
+    "target_modules": ((str, list, type(None)), "a string, a list of strings or null"),
+    "init_lora_weights": ((bool, str, type(None)), "true, false or a string"),
 }
 """Allowed types of settings that are used as booleans or by PEFT alone."""
 # Keys that are rejected with a more specific reason than "unknown".
@@ -140,7 +140,9 @@ class Adapter:
         for weight in (first, second):
             # aminmax needs one pass, and any NaN makes both results NaN.
             if not all(math.isfinite(end) for end in weight.aminmax()):
-                raise adapter_error(self.folder, f"{module} holds weights that are NaN or infinite")
+                raise adapter_error(
+                    self.folder, f"{module} contains weights that are NaN or infinite"
+                )
         return first, second
 
 
@@ -227,7 +229,9 @@ def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
                 folder, f"{key} is set and cannot be combined: {UNSUPPORTED_OPTIONS[key]}"
             )
         if key not in USED_OPTIONS | IGNORED_OPTIONS and not _is_default(key, value):
-            reason = f"{key} is set to {value!r}, which is unknown and may change the forward pass"
+            reason = (
+                f"{key} is set to {value!r}, an unknown option that may change the forward pass"
+            )
             raise adapter_error(folder, reason)
 
 
@@ -244,7 +248,7 @@ def _read_header(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         if (folder / "adapter_model.bin").exists():
-            reason = f"adapter_model.bin is pickled and is never opened; save it as {WEIGHTS_FILE}"
+            reason = f"adapter_model.bin is a pickle and not loaded; save it as {WEIGHTS_FILE}"
             raise adapter_error(folder, reason)
         raise adapter_error(folder, f"there is no {WEIGHTS_FILE}")
     try:
@@ -268,11 +272,11 @@ def _group_keys(folder: Path, header: dict[str, Any]) -> dict[str, dict[str, str
         sides = keys.setdefault(match["module"], {})
         if match["side"] in sides:
             raise adapter_error(
-                folder, f"{WEIGHTS_FILE} holds more than one adapter for {match['module']}"
+                folder, f"{WEIGHTS_FILE} contains more than one adapter for {match['module']}"
             )
         sides[match["side"]] = key
     if not keys:
-        raise adapter_error(folder, f"{WEIGHTS_FILE} holds no LoRA weights")
+        raise adapter_error(folder, f"{WEIGHTS_FILE} contains no LoRA weights")
     for module, sides in keys.items():
         for side in "AB":
             if side not in sides:
@@ -312,7 +316,7 @@ def _match_pattern(
             if re.match(rf"(?:.*\.)?(?:{expression})$", module):
                 return value
         except re.error as error:
-            reason = f"{key} has {expression!r}, which is no expression ({error})"
+            reason = f"{key} has {expression!r}, which is not a valid pattern ({error})"
             raise adapter_error(folder, reason) from None
     return default
 
@@ -360,7 +364,7 @@ def write_folder_atomic(
     try:
         _remove_leftovers(folder, fresh, old)
         if not is_replaceable(folder, ours):
-            raise UserError(f"{folder}: holds something else than a saved {kind}; not replaced")
+            raise UserError(f"{folder}: contains something other than a saved {kind}; not replaced")
         make_folder(fresh)
         fill(fresh)
         (fresh / NOTE_FILE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")

@@ -30,8 +30,8 @@ def check_space(space: str, export_rank: int | None) -> None:
         raise UserError(f"pool.export_rank must be null or a positive integer, not {export_rank!r}")
     if space != "delta":
         raise UserError(
-            f"pool.export_rank={export_rank} is for pool.space=delta: with pool.space={space} a "
-            "combination has the rank of its experts; leave it null"
+            f"pool.export_rank={export_rank} needs pool.space=delta; with pool.space={space} a "
+            "combination has the rank of its experts, so use null"
         )
 
 

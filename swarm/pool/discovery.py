@@ -51,12 +51,12 @@ def check_base_models(adapters: Sequence[Adapter], base: "str | NamedModel | Non
         known = [adapter for adapter in known if adapter.base_model not in same]
     for adapter in known:
         if _short_name(adapter.base_model or "") != _short_name(expected or ""):
-            where = "the model asked for is" if name else f"{known[0].folder} belongs to"
+            where = "the requested model is" if name else f"{known[0].folder} belongs to"
             raise adapter_error(
                 adapter.folder,
-                f"belongs to the base model {adapter.base_model}, but {where} {expected}; choose "
-                "its base by model.path, give its name by model.name, or leave names aside by "
-                "pool.base=ignore",
+                f"belongs to the base model {adapter.base_model}, but {where} {expected}; set "
+                "its base by model.path, the name by model.name, or pool.base=ignore to skip "
+                "this check",
             )
 
 
@@ -68,7 +68,7 @@ def check_module_names(adapters: Sequence[Adapter]) -> None:
         for cut in range(1, len(parts)):
             short = ".".join(parts[cut:])
             if short in owners and short not in adapter.shapes:
-                reason = f"calls {short} what {adapter.folder} calls {module}"
+                reason = f"names {short} what {adapter.folder} names {module}"
                 raise adapter_error(owners[short].folder, reason)
 
 
@@ -180,12 +180,12 @@ def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
     Raises UserError if the folder does not exist, lacks an expert or has fewer than two.
     """
     if not folder.is_dir():
-        raise UserError(f"pool.folder: there is no folder {folder}")
+        raise UserError(f"pool.folder: no such folder {folder}")
     found = _list_adapters(folder)
     if experts is None:
         _check_incomplete_experts(folder)
         if len(found) < 2:
-            have = f"{folder} holds {len(found)} with an {CONFIG_FILE}"
+            have = f"{folder} contains {len(found)} with an {CONFIG_FILE}"
             raise UserError(f"pool.folder: a pool needs at least two experts, and {have}")
         return found
     for name in experts:
@@ -193,7 +193,8 @@ def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
             near = get_close_matches(name, found, 1)
             meant = f"did you mean {near[0]!r}? " if near else ""
             raise UserError(
-                f"pool.experts: {folder} has no {name!r}; {meant}it has: {_format_names(found)}"
+                f"pool.experts: {folder} has no {name!r}; {meant}it contains: "
+                f"{_format_names(found)}"
             )
     return experts
 
@@ -211,7 +212,7 @@ def _list_adapters(folder: Path) -> list[str]:
     for name in found:
         if fault := name_fault(name):
             raise UserError(
-                f"pool.folder: {folder} holds {name[:80]!r}, whose name {fault}; rename it"
+                f"pool.folder: {folder} contains {name[:80]!r}, whose name {fault}; rename it"
             )
     return found
 
@@ -232,14 +233,14 @@ def _check_incomplete_experts(folder: Path) -> None:
         if any(
             one.is_symlink() and not one.exists() for one in (place, config, place / WEIGHTS_FILE)
         ):
-            wrong = "is, or holds, a symbolic link that leads nowhere or to itself"
+            wrong = "is or contains a symbolic link that is broken or refers to itself"
         elif place.is_dir() and not config.is_file():
             halves = [WEIGHTS_FILE, "adapter_model.bin", f"{WEIGHTS_FILE}.index.json"]
             if held := [name for name in halves if (place / name).exists()]:
-                wrong = f"holds {held[0]} and no {CONFIG_FILE}: it was fetched by half"
+                wrong = f"contains {held[0]} and no {CONFIG_FILE}: the download is incomplete"
         if wrong:
             raise UserError(
-                f"pool.folder: {place} {wrong}; mend or remove it, or name the others in "
+                f"pool.folder: {place} {wrong}; fix or remove it, or list the others in "
                 "pool.experts"
             )
 
@@ -253,6 +254,6 @@ def check_row_names(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise UserError(
-                f"{folder / name}: the settings of the pool add an expert named {name!r} to those "
-                "of the folder; rename the folder, or leave it out of pool.experts"
+                f"{folder / name}: the pool's settings add an expert of the name {name!r}; "
+                "rename the folder, or omit it from pool.experts"
             )

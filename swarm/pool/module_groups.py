@@ -166,7 +166,7 @@ def _require_layer_number(module: str, kind: str) -> int:
     if number is None:
         others = ", ".join(one for one in GROUP_KINDS[1:] if one not in LAYER_KINDS)
         raise UserError(
-            f"pool.groups={kind}: the name of the adapted module {module} has no number of a "
-            f"layer; choose one of {others}"
+            f"pool.groups={kind}: the name of the adapted module {module} contains no layer "
+            f"number; choose one of {others}"
         )
     return number

@@ -188,7 +188,7 @@ class Pool:
 
     def _require_basis(self) -> Basis:
         if self._basis is None:
-            raise RuntimeError("the pool has to be opened first: Pool.open(base_name)")
+            raise RuntimeError("the pool is not open: call Pool.open(base_name) first")
         return self._basis
 
     def check(self) -> None:
@@ -204,7 +204,7 @@ class Pool:
         for names in equal.values():
             if len(names) > 1:
                 log.warning(
-                    "%s: %s have equal weights; leave all but one out by pool.experts",
+                    "%s: %s have equal weights; list only one of them in pool.experts",
                     self.folder,
                     ", ".join(names),
                 )
@@ -239,12 +239,15 @@ class Pool:
         if isinstance(coefficients, Mapping):
             if strange := [name for name in coefficients if name not in self.names]:
                 raise UserError(
-                    f"{self.folder}: there is no {strange[0]!r}; it has: " + ", ".join(self.names)
+                    f"{self.folder}: no expert {strange[0]!r}; it contains: "
+                    + ", ".join(self.names)
                 )
             row = [coefficients.get(name, 0.0) for name in self.names]
             coefficients = row * len(self.groups)
         if isinstance(coefficients, str):
-            raise UserError(f"{coefficients}: coefficients are a dict by names, or a list of all")
+            raise UserError(
+                f"{coefficients}: must be a dict by expert name, or a list of all coefficients"
+            )
         vector = [float(value) for value in coefficients]
         count = len(self.names) * len(self.groups)
         if len(vector) != count or not all(map(math.isfinite, vector)):
@@ -268,7 +271,7 @@ class Pool:
         """
         folder, vector = Path(folder), self._to_vector(coefficients)
         if any(folder.resolve() == one.folder.resolve() for one in self._files):
-            raise UserError(f"{folder}: this is an expert of the pool and is not overwritten")
+            raise UserError(f"{folder}: an expert of the pool, which is not overwritten")
         note = {"experts": self.names, "coefficients": vector, "space": self.space}
         if len(self.groups) > 1:
             note["groups"] = self.groups

@@ -31,8 +31,8 @@ class EliteExperts:
         """Raise UserError for invalid settings."""
         if self.elites is not None and not (isinstance(self.elites, str) and self.elites.strip()):
             raise UserError(
-                f"pool.elites must be the folder of a run, as search/NAME, or null, "
-                f"not {self.elites!r}"
+                f"pool.elites must be the folder of a run, e.g. search/NAME, or null, not "
+                f"{self.elites!r}"
             )
         if type(self.elite_count) is not int or self.elite_count < 1:
             raise UserError(
@@ -69,8 +69,8 @@ def _find_personal_bests(run: Path) -> list[Path]:
     found = [path.parent for path in run.glob("particle_*/personal_best/swarm.json")]
     if not found:
         raise UserError(
-            f"pool.elites: {run} is no run with personal bests (particle_*/personal_best); "
-            "give the folder of a search, as search/NAME"
+            f"pool.elites: {run} is not a run with personal bests (particle_*/personal_best); "
+            "give the folder of a search, e.g. search/NAME"
         )
     return found
 
@@ -88,7 +88,9 @@ def _load_facts(folder: Path) -> dict[str, Any]:
             "folder": folder,
         }
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"pool.elites: {path} does not say what a search found ({error})") from None
+        raise UserError(
+            f"pool.elites: {path} does not describe the result of a search ({error})"
+        ) from None
 
 
 def _is_single_expert(facts: dict[str, Any], experts: Sequence[str]) -> bool:
@@ -312,8 +314,8 @@ class SyntheticRowConfig:
         drop = self.sparse_rows
         if drop is not None and not (_is_number(drop) and 0 < drop < 1):
             raise UserError(
-                "pool.sparse_rows must be the share of entries to drop, above 0 and below 1, "
-                f"or null, not {drop!r}"
+                "pool.sparse_rows must be the fraction of entries to drop, above 0 and below "
+                f"1, or null, not {drop!r}"
             )
         self._check_recipes()
 

@@ -359,7 +359,7 @@ def _describe_method(models: TestComparison) -> list[str]:
 
 LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \w+ (.*)")
 VERSIONS_LINE = re.compile(r"versions: (.*)")
-SEARCH_START_LINE = re.compile(r"search (begins|goes on)")
+SEARCH_START_LINE = re.compile(r"search (begins|resumes)")
 TOKENS_LINE = re.compile(r"iteration (\d+): .*, tokens (\d+)")
 METRICS_LINE = re.compile(r"ending_best_validation_utility: ")
 
@@ -447,7 +447,7 @@ def cost_section(models: TestComparison) -> ReportSection:
         blocks.append(
             TableBlock(
                 "What scoring took",
-                ["measure", "texts met for the first time", "met again"],
+                ["measure", "new texts", "repeated texts"],
                 [
                     [name, format_number(n["first"]), format_number(n["again"])]
                     for name, n in taken.items()

@@ -42,7 +42,7 @@ def _describe_coefficients(experts: Sequence[str], row: np.ndarray) -> str:
         if abs(share) >= 0.005:
             sign = ("- " if share < 0 else "") if not words else (" - " if share < 0 else " + ")
             words += f"{sign}{abs(share):.2f} {name}"
-    return words or "nothing of any expert"
+    return words or "no expert"
 
 
 def conclude_test(metrics: dict[str, Any]) -> str:
@@ -180,11 +180,11 @@ def format_one_answer_warnings(
         told.append(
             f"Warning: in {where} of {split}, {name} gives one answer: "
             f"{quote_answer(one['answer'])} is "
-            f"{100 * one['share']:.3g} % of the {one['answers']} answers that were read, and right "
+            f"{100 * one['share']:.3g} % of the {one['answers']} parsed answers, and correct "
             f"for {100 * one['right']:.3g} % of the items."
         )
     if more := len(found) - MAX_LISTED:
-        told += [f"Warning: so it is in {more} more domains of {split}."] * (more > 0)
+        told += [f"Warning: the same holds for {more} more domains of {split}."] * (more > 0)
     return told
 
 
@@ -274,7 +274,7 @@ def describe_constraint(part: str, one: Mapping[str, Any]) -> str:
         one: A part's entry in the constraints of `swarm.loop.final_metrics.final_metrics`.
     """
     whose = "the base model's" if one["base"] else "given"
-    met = "met" if one["met"] else "NOT met by any position, this one misses it by the least"
+    met = "met" if one["met"] else "NOT met by any position; this one has the smallest violation"
     line = f"Constraint: {part} at least {one['at_least']:.3f} ({whose}) on dev: "
     line += f"{one['dev']:.3f}, {met}"
     if "test" not in one:
@@ -295,11 +295,11 @@ def list_caveats(metrics: dict[str, Any]) -> list[str]:
     points = metrics.get("in_points", False)
     if found := metrics.get("confirm"):
         bias = found["ending_searched"] - found["ending"]
-        chose = " These items chose it among the finalists." * found.get("chose", False)
+        chose = " It was chosen among the finalists by these items." * found.get("chose", False)
         lines.append(
-            f"Of the {found['ending_searched']:.3f} that the search saw, the {found['items']} dev "
-            f"items kept from it confirm {found['ending']:.3f} (difference {bias:+.3f}; a maximum "
-            f"of many flatters itself).{chose}"
+            f"The search measured {found['ending_searched']:.3f}; the {found['items']} "
+            f"held-out dev items give {found['ending']:.3f} (difference {bias:+.3f}; the "
+            f"maximum of many is biased upwards).{chose}"
         )
         lines.append(
             describe_difference(
@@ -315,13 +315,14 @@ def list_caveats(metrics: dict[str, Any]) -> list[str]:
         lines.append(describe_constraint(part, one))
     if error := metrics.get("reconstruction_error"):
         lines.append(
-            f"The saved adapter is cut to pool.export_rank and off by {error:.2g} of the update's "
-            "norm: all numbers are of the position before that; python -m swarm.evaluate "
+            f"The saved adapter is truncated to pool.export_rank, with an error of {error:.2g} "
+            "of the update's norm: all numbers are of the position before that; python -m "
+            "swarm.evaluate "
             "measures the adapter."
         )
     if found := metrics.get("noise_floor"):
         lines.append(
-            f"Noise floor: asked again in other batches, {found['changed_answers']} of "
+            f"Noise floor: evaluated again in other batches, {found['changed_answers']} of "
             f"{found['items']} dev answers of the best found change, and its utility by "
             f"{found['difference']:+.4f}."
         )

@@ -139,7 +139,7 @@ def _acquire_lock(folder: Path) -> int:
             os.close(descriptor)
             pid = (_read_status(folder) or {}).get("pid", "unknown")
             raise UserError(
-                f"{folder}: another search is at work there (process {pid}); wait for it, end it "
+                f"{folder}: in use by another search (process {pid}); wait for it, stop it "
                 f"(kill {pid}), or choose another name="
             )
         time.sleep(0.05)

@@ -51,7 +51,7 @@ MANIFEST_CHECKSUM_PREFIX = "# of the lines above: "
 RETRY_S = 0.05
 """Seconds after which a reader retries a file that a search may be writing."""
 
-REPAIR_HINT = "the command that began the search mends what can be mended"
+REPAIR_HINT = "rerun the search's command to repair it"
 
 
 class Manifest:
@@ -292,7 +292,7 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
         if damage or not (folder / answers_place(len(rounds) + 1)).exists():
             return state, damage
         if len(rounds) == done:
-            return state, f"no line of iteration {done}, which has answers"
+            return state, f"no entry for iteration {done}, which has answers"
         done = len(rounds)
 
 

@@ -31,16 +31,16 @@ def check_objectives(optimizer: Optimizer, task: Task) -> None:
     if not hasattr(task, "subtask_utilities"):
         raise UserError(
             f"optimizer={kind}: task {task.name} has one objective; use task=mixture with two "
-            "tasks (docs/objectives_several.md), or an optimizer of one objective, as "
+            "tasks (docs/objectives_several.md), or an optimizer of one objective, e.g. "
             "optimizer=pso"
         )
     optimizer.name_objectives(list(getattr(task, "tasks", ())))
     for name, bound in (getattr(optimizer, "constraints", None) or {}).items():
         if bound != BASE_BOUND and metric_task(task) is not task:
             raise UserError(
-                f"optimizer.constraints.{name}={bound}: a number has no unit where the search "
-                "goes by another signal than the task's own measure; use base, or "
-                "signal=accuracy of every part"
+                f"optimizer.constraints.{name}={bound}: a number is ambiguous if the search "
+                "maximizes another signal than the task's metric; use base, or signal=accuracy "
+                "for every part"
             )
 
 

@@ -190,15 +190,15 @@ class RunRecord:
                     raise UserError(f"{self.folder} is the folder of {what}; choose another name=")
             if (self.folder / MANIFEST_FILE).exists() or (self.folder / "answers").exists():
                 raise UserError(
-                    f"{path} is missing, which alone says what this search has done; put it back "
-                    "from a copy, or choose another name="
+                    f"{path} is missing, the only record of this search's progress; restore it "
+                    "from a backup, or choose another name="
                 )
             return False
         state, self._cut = replay(self.folder)
         self.state = state or {}
         if not set(self.state) >= STATE_KEYS:
             raise UserError(
-                f"{path} is not the state of a search, or is damaged; put it back from a copy, or "
+                f"{path} is not the state of a search, or is damaged; restore it from a backup, or "
                 "choose another name="
             )
         # A search without iterations has nothing to lose, and may be replaced by another one.
@@ -232,8 +232,8 @@ class RunRecord:
         if lost:
             more = f" and {len(lost) - 1} more are" if len(lost) > 1 else " is"
             raise UserError(
-                f"{self.folder / lost[0]}{more} damaged or missing, and nothing else holds these "
-                "answers; put it back from a copy, or choose another name="
+                f"{self.folder / lost[0]}{more} damaged or missing, and these answers are "
+                "stored nowhere else; restore it from a backup, or choose another name="
             )
 
     def _is_readable(self, place: str) -> bool:
@@ -257,12 +257,12 @@ class RunRecord:
             self.save_state()
         if self.manifest.lost:
             log.warning(
-                "%s is damaged or missing: made anew, as are scratchpad and saved bests",
+                "%s is damaged or missing: rebuilt, as are scratchpad and saved bests",
                 self.folder / MANIFEST_FILE,
             )
         elif self._damaged:
             log.warning(
-                "%s: damaged or missing, now made anew: %s", self.folder, ", ".join(self._damaged)
+                "%s: damaged or missing, now rebuilt: %s", self.folder, ", ".join(self._damaged)
             )
         places = {_rebuild_unit(path) for path in self._damaged}
         for path in self.manifest.paths_under_any(places):
@@ -298,8 +298,9 @@ class RunRecord:
             changes = "; ".join(f"{k}: {old.get(k)!r} then, {new.get(k)!r} now" for k in differ[:6])
             more = f" and {len(differ) - 6} more" if len(differ) > 6 else ""
             raise UserError(
-                f"name={self.folder.name}: {self.folder} holds another search ({changes}{more}); "
-                "give the same values to go on, or another name= to begin anew"
+                f"name={self.folder.name}: {self.folder} contains another search "
+                f"({changes}{more}); "
+                "use the same values to resume, or another name= to start a new search"
             )
 
     def _remove_drafts(self) -> None:
@@ -417,8 +418,8 @@ class RunRecord:
 
     def _vanished(self, number: int) -> str:
         return (
-            f"{self._answers_file(number)} was removed while the search was at work; put it back "
-            "from a copy, or choose another name="
+            f"{self._answers_file(number)} was removed during the search; restore it from a "
+            "backup, or choose another name="
         )
 
     def save_answers(

@@ -67,7 +67,7 @@ class RunFolder:
         self.optimizer: dict[str, Any] = state.get("optimizer") or {}
         self.front = ParetoFront.from_state(state)
         if not self.rounds:
-            raise UserError(f"{self.path}: no iteration is done yet; wait for the first")
+            raise UserError(f"{self.path}: no iteration has finished yet; wait for the first")
         try:
             self.positions = np.array([entry["positions"] for entry in self.rounds], dtype=float)
             self.utilities = np.array([entry["utilities"] for entry in self.rounds], dtype=float)
@@ -91,7 +91,9 @@ class RunFolder:
         """
         path = self.path / "config.json"
         if not path.is_file():
-            raise UserError(f"{path} is missing: this run was not begun by python -m swarm.search")
+            raise UserError(
+                f"{path} is missing: this run was not started by python -m swarm.search"
+            )
         verify_run_file(path)
         try:
             config: Any = json.loads(path.read_text())
@@ -191,12 +193,13 @@ def _describe_folder(folder: Path) -> str:
     if (folder / "tuning.json").is_file():
         adapter = f", its adapter is {folder}/tuned" if (folder / "tuned").is_dir() else ""
         return (
-            f"holds no search, but a fine-tuning: its numbers are in {folder}/tuning.json{adapter}"
+            f"contains no search, but a fine-tuning: its results are in "
+            f"{folder}/tuning.json{adapter}"
         )
     if runs := find_run_folders(folder):
         kinds = (("methods.json", "is a comparison"), ("summary.json", "is a sweep"))
-        found = (said for file, said in kinds if (folder / file).is_file())
-        kind = next(found, "holds no search")
+        found = (text for file, text in kinds if (folder / file).is_file())
+        kind = next(found, "contains no search")
         more = ", ..." * (len(runs) > MAX_RUNS_SHOWN)
         names = ", ".join(map(str, runs[:MAX_RUNS_SHOWN]))
         return f"{kind}: its runs are {names}{more}; name one of them"
@@ -205,12 +208,12 @@ def _describe_folder(folder: Path) -> str:
             "has a state.json that is not the state of a search, or is damaged; name another folder"
         )
     if (folder.parent / "state.json").is_file():
-        return f"holds no search; did you mean {folder.parent}?"
-    homes = (Path(RUNS_FOLDER), folder.parent)
-    near = {run.name: run for home in homes for run in reversed(find_run_folders(home))}
+        return f"contains no search; did you mean {folder.parent}?"
+    parents = (Path(RUNS_FOLDER), folder.parent)
+    near = {run.name: run for parent in parents for run in reversed(find_run_folders(parent))}
     if close := get_close_matches(folder.name, near, 1):
-        return f"holds no search; did you mean {near[close[0]]}?"
-    return f"holds no search; allowed: a folder of {RUNS_FOLDER}/ with a state.json"
+        return f"contains no search; did you mean {near[close[0]]}?"
+    return f"contains no search; allowed: a folder of {RUNS_FOLDER}/ with a state.json"
 
 
 def find_run_folders(folder: Path) -> list[Path]:

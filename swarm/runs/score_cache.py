@@ -60,7 +60,7 @@ class ScoreCache:
         try:
             return [Score(*row) for row in read_gzip_json(path)]
         except (OSError, ValueError, EOFError, TypeError, zlib.error):
-            log.warning("shared=%s: %s is damaged; asked again", self.folder, path.name)
+            log.warning("shared=%s: %s is damaged; evaluated again", self.folder, path.name)
             return None
 
     def save_scores(

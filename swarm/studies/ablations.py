@@ -52,7 +52,9 @@ def compare_rows(rows: Sequence[StudyRow]) -> list[dict[str, Any]]:
     """
     every = [run for row in rows for run in (*row.runs, *(row.others or ()))]
     if len({run.metrics["asked"]["test_items"] for run in every}) > 1:
-        raise UserError(f"{every[0].path}: the runs were tested on different items; test them anew")
+        raise UserError(
+            f"{every[0].path}: the runs were tested on different items; test them again"
+        )
     task = metric_task(instantiate(every[0].config["task"], _convert_="all"))
     return [_summarize_row(row, task) for row in rows]
 
@@ -80,7 +82,7 @@ def _test_scores(run: RunFolder, start: bool) -> list[Score]:
     """Return the test scores of a run's best found, or of its best initial expert."""
     rows = run.load_test_answers(run.best_expert() if start else run.find_best())
     if rows is None:
-        raise UserError(f"{run.path}: it was not tested; go on with the search, with test=true")
+        raise UserError(f"{run.path}: it was not tested; resume the search with test=true")
     return records_to_scores(rows)
 
 
@@ -106,7 +108,7 @@ def compare_runs(first: RunFolder, other: RunFolder) -> tuple[PairedTest, int]:
         mine, theirs = _scores_by_item(first), _scores_by_item(other)
     both = [item for item in mine if item in theirs]
     if not both:
-        raise UserError("no test items that both were asked")
+        raise UserError("no test items in common")
     found = paired_gain(task, [theirs[item] for item in both], [mine[item] for item in both])
     return found, len(mine) + len(theirs) - 2 * len(both)
 
@@ -117,8 +119,8 @@ def _scores_by_item(run: RunFolder) -> dict[str, Score]:
     task = metric_task(instantiate(run.config["task"], _convert_="all"))
     if digest_items(task, "test") != run.metrics["asked"]["test_items"]:
         raise UserError(
-            f"{run.path}: the test items of its data file are not those that it was asked; the "
-            "file has changed, or task.too_long has dropped or truncated some"
+            f"{run.path}: the test items of its data file differ from those it was tested on; "
+            "the file has changed, or task.too_long has dropped or truncated some"
         )
     digests = (short_digest(dict(item)) for item in task.items("test"))
     return dict(zip(digests, scores, strict=True))
@@ -176,7 +178,7 @@ def rows_to_markdown(found: Sequence[dict[str, Any]]) -> str:
         "their 95 % interval over items.",
     ]
     if seeds > 1:
-        told.append("Behind dev and test: the lowest and the highest seed.")
+        told.append("After dev and test: the lowest and the highest seed.")
     if any(one.get("one_answer") for one in found):
         told.append(ONE_ANSWER_NOTE)
     return "\n".join(told)

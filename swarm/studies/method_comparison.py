@@ -40,8 +40,9 @@ def format_comparison(found: dict[str, Any]) -> str:
         "",
         f"Budget: {found['budget']} positions; seeds: {seeds}; {found['items']} test items. Means "
         "over seeds; in parentheses the lowest and highest seed, in brackets 95 % intervals.",
-        "Dev is the highest of all that a search looked at, and flatters it. A prompt that another "
-        "search had asked is charged and not asked again: seconds are no measure of a method.",
+        "Dev is the maximum over all evaluations of a search, and so biased upwards. A prompt "
+        "that another search has evaluated is charged but not evaluated again, so seconds do "
+        "not compare methods.",
         "p-values are paired, of one method each, and not corrected for "
         f"{len(found['methods'])} methods.",
         *_describe_leaders(found),
@@ -132,8 +133,8 @@ def _describe_starts(found: dict[str, Any]) -> list[str]:
     if not others:
         return []
     return [
-        "Each gain is on the best initial expert of the search itself, whose test is not that of "
-        f"the first line with {'; '.join(others)}."
+        "Each gain is relative to the best initial expert of the same search, whose test score "
+        "differs from the first line with {'; '.join(others)}."
     ]
 
 
@@ -143,11 +144,14 @@ def _describe_signals(found: dict[str, Any]) -> list[str]:
     if not named:
         return []
     climbed = "; ".join(f"{name} (signal: {signal})" for name, signal in named.items())
-    told = [f"Searches on another signal, which has another unit: not in the plot: {climbed}."]
+    told = [f"Not in the plot, as their signal has another unit: {climbed}."]
     if any("both" in signal for signal in named.values()):
-        told.append("With signal=both a dev item is charged as one prompt and asks two requests.")
+        told.append("With signal=both a dev item is charged as one prompt and takes two requests.")
     if any("logprob" in signal for signal in named.values()):
-        told.append("With signal=logprob the best are judged at the end; this is not charged.")
+        told.append(
+            "With signal=logprob the best are scored by the task's metric at the end; this is "
+            "not charged."
+        )
     return told
 
 
@@ -172,8 +176,8 @@ def check_votes(name: str, task: Task) -> None:
     """
     if not getattr(metric_task(task), "votes", True):
         raise UserError(
-            f"methods: {name}: the answers of task={task.name} are free texts, on which nobody "
-            "votes; leave it out"
+            f"methods: {name}: the answers of task={task.name} are free texts, which cannot be "
+            "voted on; leave it out"
         )
 
 
@@ -209,7 +213,7 @@ def summarize_methods(
     """
     runs = [run for _, mine in rows for run in mine]
     if len({run.metrics["asked"]["test_items"] for run in runs}) > 1:
-        raise UserError(f"{runs[0].path}: the runs were tested on different items; test them anew")
+        raise UserError(f"{runs[0].path}: the runs were tested on different items; test them again")
     task = metric_task(instantiate(runs[0].config["task"], _convert_="all"))
     first = runs[0]
     before = _test_scores(first, first.best_expert())
@@ -316,7 +320,7 @@ def _ensemble_row(
         "found": [
             "one adapter trained on the data of all experts"
             if name == "data_merge"
-            else f"all experts together, {each:.3g} prompts an answer"
+            else f"all experts together, {each:.3g} prompts per answer"
         ],
         "dev": [],
         **_test_statistics(task, [records_to_scores(rows)], [before]),
@@ -338,7 +342,7 @@ def _describe_best(run: RunFolder) -> str:
 def _test_scores(run: RunFolder, place: PositionIndex) -> list[Score]:
     rows = run.load_test_answers(place)
     if rows is None:
-        raise UserError(f"{run.path}: it was not tested; go on with the search, with test=true")
+        raise UserError(f"{run.path}: it was not tested; resume the search with test=true")
     return records_to_scores(rows)
 
 

@@ -200,7 +200,7 @@ def lock_study_folder(folder: Path) -> Iterator[int]:
         UserError: The folder is locked, contains a single search, or cannot be written.
     """
     if (folder / "state.json").exists():
-        raise UserError(f"{folder} holds a single search; choose another name=")
+        raise UserError(f"{folder} contains a single search; choose another name=")
     try:
         make_folder(folder, private=True)
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
@@ -210,7 +210,7 @@ def lock_study_folder(folder: Path) -> Iterator[int]:
     try:
         while not _try_lock(lock):
             if time.monotonic() > deadline:
-                raise UserError(f"{folder}: another process is at work there; wait, or end it")
+                raise UserError(f"{folder}: in use by another process; wait for it, or stop it")
             time.sleep(0.2)
         yield lock
     finally:
@@ -246,7 +246,7 @@ def override_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> di
     for key, value in changes.items():
         if key not in found:
             raise UserError(
-                f"{key}={value}: this search has no such key; this study does not fit it"
+                f"{key}={value}: this search has no such key, so the study does not apply to it"
             )
         deep = isinstance(value, Mapping) and isinstance(found[key], Mapping)
         found[key] = override_config(found[key], value) if deep else value

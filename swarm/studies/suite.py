@@ -128,7 +128,7 @@ def read_suite(
     path = Path(name) if name.endswith(".yaml") else conf_folder() / "suite" / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in (conf_folder() / "suite").glob("*.yaml")))
-        raise UserError(f"suite={name}: there is no such suite; allowed: {known}, or a yaml file")
+        raise UserError(f"suite={name}: no such suite; allowed: {known}, or a yaml file")
     given = read_yaml(path, "suite")
     keys = {
         "tasks",
@@ -146,7 +146,9 @@ def read_suite(
     if not isinstance(given, Mapping) or not {"tasks", "methods", "budgets"} <= set(given):
         raise UserError(f"suite {path}: needs the keys tasks, methods and budgets")
     if unknown := sorted(set(given) - keys):
-        raise UserError(f"suite {path}: {unknown[0]} is no key; allowed: {', '.join(sorted(keys))}")
+        raise UserError(
+            f"suite {path}: unknown key {unknown[0]}; allowed: {', '.join(sorted(keys))}"
+        )
     count = given.get("seeds", 5) if seeds is None else seeds
     if type(count) is not int or count < 1:
         raise UserError(f"seeds={count}: must be an integer, 1 or more")
@@ -205,7 +207,7 @@ def _check_methods(
 ) -> None:
     names = [one.name for one in methods] + [one.name for one in tasks]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"suite {path}: {twice[0]!r} is the name of more than one task or method")
+        raise UserError(f"suite {path}: {twice[0]!r} names more than one task or method")
     for one in methods:
         if one.kind not in METHOD_KINDS or one.limits not in ("lifted", "own"):
             raise UserError(
@@ -218,7 +220,9 @@ def _check_methods(
         ]:
             raise UserError(f"suite {path}: methods.{one.name}: {wrong[0]!r} is not allowed there")
     if missing := [name for name in references if name not in {one.name for one in methods}]:
-        raise UserError(f"suite {path}: references has {missing[0]!r}, which is no method of it")
+        raise UserError(
+            f"suite {path}: references has {missing[0]!r}, which is not one of its methods"
+        )
 
 
 def list_cells(suite: Suite) -> list[SuiteCell]:
@@ -258,7 +262,7 @@ def select_cells(suite: Suite, only: Sequence[object]) -> list[SuiteCell]:
     words = {str(word) for word in only}
     if unknown := sorted(words - set().union(*kinds.values())):
         allowed = "; ".join(f"{kind}s {', '.join(sorted(names))}" for kind, names in kinds.items())
-        raise UserError(f"only={unknown[0]}: is nothing of the suite; allowed: {allowed}")
+        raise UserError(f"only={unknown[0]}: not a task or method of the suite; allowed: {allowed}")
 
     def is_selected(cell: SuiteCell) -> bool:
         mine = {
@@ -309,7 +313,7 @@ def find_missing(suite: Suite, some: Sequence[SuiteCell]) -> list[SuiteCell]:
             other.append(path)
     if other:
         raise UserError(
-            f"{other[0]} and {len(other) - 1} more were made with other settings than the suite's; "
-            "remove them to run them again, or give another folder as results="
+            f"{other[0]} and {len(other) - 1} more have other settings than the suite; remove "
+            "them to run them again, or set another folder by results="
         )
     return found

@@ -178,8 +178,8 @@ class CellPlanner:
         count = len(task.items("dev"))
         if count != cell.dev:
             raise UserError(
-                f"suite {self.suite.name}: task {cell.task.name} has {count} dev items, of which "
-                f"{cell.dev} are asked for; lower its dev"
+                f"suite {self.suite.name}: task {cell.task.name} has {count} dev items, fewer "
+                f"than its dev={cell.dev}; lower dev"
             )
         return task
 
@@ -269,8 +269,8 @@ class CellPlanner:
         count, budget = len(self._open_pool(cell).names), self._prompt_budget(cell)
         if budget <= count * cell.dev:
             raise UserError(
-                f"budget={cell.budget}: {cell.method.name} needs more than the "
-                f"{count} positions of the experts"
+                f"budget={cell.budget}: {cell.method.name} needs more than {count}, the "
+                "positions of the experts"
             )
         experts = [
             "optimizer=random",
@@ -408,7 +408,7 @@ def _affordable_steps(words: Sequence[str], budget: int, task: Any) -> int:
     ):
         steps += 1
     if not steps:
-        raise UserError(f"a budget of {budget} prompt-equivalents has no room for a training step")
+        raise UserError(f"a budget of {budget} prompt-equivalents is too small for a training step")
     return steps
 
 

@@ -47,8 +47,9 @@ def check_trials(trials: Sequence[Trial]) -> None:
         if differ:
             key, name = differ[0], trial.path.parent.name
             raise UserError(
-                f"name={name}: {trial.path} holds another search ({key}: {identity.get(key)!r}"
-                f" then, {wanted[key]!r} now); give the same values to go on, or another name="
+                f"name={name}: {trial.path} contains another search ({key}: "
+                f"{identity.get(key)!r} then, {wanted[key]!r} now); use the same values to "
+                "resume, or another name="
             )
 
 
@@ -161,8 +162,8 @@ def _describe_conclusions(summary: Mapping[str, Any]) -> list[str]:
     lines = [
         f"- The best by dev, of {count}: {best['trial']} ({values}), dev {best['dev']:.3f}; the"
         f" best initial expert, {before['expert']}, has {before['dev']:.3f}.",
-        f"- That dev value is the highest of {count} trials, each itself the highest of many"
-        f" evaluations: it is selected {count} times over, and flatters.",
+        f"- That dev value is the maximum of {count} trials, each the maximum of many "
+        "evaluations, and so biased upwards.",
     ]
     if best["test"] is None:
         return [*lines, "- Nothing was tested (test=false)."]
@@ -185,7 +186,7 @@ def _describe_conclusions(summary: Mapping[str, Any]) -> list[str]:
         warnings.insert(0, said)
     return [
         *lines,
-        f"- Its test value, on which nothing was selected: {_format_test(best)}, "
+        f"- Its test value, not used for selection: {_format_test(best)}, "
         f"{_format_gain(best)} against"
         f" the best initial expert's {before['test']:.3f}, paired p = {best['p']:.3g}.",
         *(f"- {words}" for words in warnings),

@@ -117,8 +117,8 @@ class DataFile:
         items = self._validate_items(path, split, content)
         if again := dataset_formats.find_repeated_ids(items, self.fields):
             log.warning(
-                "%s: %d of %d %s items repeat an earlier one, question, choices and answer; they"
-                " stay and count again: %s.",
+                "%s: %d of %d %s items are duplicates (question, choices and answer) and are "
+                "scored as well: %s.",
                 *(path, len(again), len(items), split, dataset_formats.format_ids(again)),
             )
         return self._remove_shared_items(path, content, split, items)
@@ -150,12 +150,12 @@ class DataFile:
         if not isinstance(value, Mapping):
             return "it is not an object"
         if isinstance(own, bool) or not isinstance(own, (int, str)):
-            return "its id is no number and no text"
+            return "its id is neither a number nor a string"
         domain = value.get("domain")
         if domain is not None and (isinstance(domain, bool) or not isinstance(domain, str | int)):
-            return 'its "domain" is no text'
+            return 'its "domain" is not a string'
         if not _is_text(value):
-            return "it has half of a surrogate pair, which is no character"
+            return "it contains an unpaired surrogate, which is not a character"
         return self.check(value)
 
     def _remove_shared_items(
@@ -176,8 +176,8 @@ class DataFile:
         left = split_overlap.exclude_items(items, kept[other], self.fields)
         if not left:
             raise UserError(
-                f"{path}: {split} has no item that is not in {other} too;"
-                " task.dedupe=false leaves it in both."
+                f"{path}: all items of {split} are in {other}, too; set task.dedupe=false to "
+                "keep them in both."
             )
         return left
 
@@ -190,22 +190,22 @@ class DataFile:
             return
         self._warned = True
         if self.dedupe:
-            what = f"{dev} stay in dev, {test} in test (task.dedupe=false leaves them in both)"
+            what = f"{dev} stay in dev, {test} in test (task.dedupe=false keeps them in both)"
         else:
-            what = "they stay in both (task.dedupe=true divides them)"
+            what = "they stay in both (task.dedupe=true divides them between the two)"
         shared = kept["dev"] | kept["test"]
         ids = dataset_formats.format_ids(
             [i["id"] for i in items if split_overlap.item_identity(i, self.fields) in shared]
         )
         log.warning(
-            "%s: %d items are in dev and in test alike; %s. By their ids in dev: %s.",
+            "%s: %d items are in both dev and test; %s. Their ids in dev: %s.",
             *(path, dev + test, what, ids),
         )
 
     def _missing_file_hint(self, path: Path) -> str:
         if isinstance(self.file, str) and Path(self.file) == Path(FETCHED_FOLDER) / path.name:
-            fetch = f"run `python -m swarm.fetch_data {path.stem}`, if it is one of --list"
-            return f"{fetch}, or name a file of your own in task.file"
+            fetch = f"run `python -m swarm.fetch_data {path.stem}` if --list names it"
+            return f"{fetch}, or set your own file by task.file"
         return "see task.file"
 
 
@@ -249,11 +249,11 @@ def text_field_error(item: Item, field: str) -> str | None:
     value = item[field]
     if isinstance(value, str) and not value.strip():
         return f'its "{field}" is empty'
-    return None if isinstance(value, str) else f'its "{field}" is not a text'
+    return None if isinstance(value, str) else f'its "{field}" is not a string'
 
 
 def gold_answer_error(answer: object) -> str | None:
     """Return the error of an answer that has to be a text or a number, or `None`."""
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-        return 'its "answer" is neither a text nor a number'
+        return 'its "answer" is neither a string nor a number'
     return None if str(answer).strip() else 'its "answer" is empty'

@@ -126,7 +126,7 @@ def read_data(file: DataFiles, remedy: MissingFileHint, fields: Sequence[str]) -
     if isinstance(value, list):
         return DataContent(both, _divide_entries(path, _number_entries(path, value), fields))
     if not isinstance(value, Mapping):
-        raise UserError(f"{path}: the outermost value is not an object and not a list.")
+        raise UserError(f"{path}: the outermost value is neither an object nor a list.")
     entries = {split: _list_entries(path, split, value.get(split)) for split in SPLITS}
     shown = value.get("icl_prompt")
     return DataContent(both, entries, {"icl_prompt": shown} if shown and type(shown) is str else {})
@@ -155,7 +155,7 @@ def _read_single_split(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
         return _read_jsonl(path, remedy)
     value = _read_json(path, remedy)
     if not isinstance(value, list):
-        raise UserError(f"{path}: the outermost value is not a list, as one split's has to be.")
+        raise UserError(f"{path}: the outermost value must be a list, as this file is one split.")
     return _number_entries(path, value)
 
 
@@ -163,8 +163,12 @@ def _read_json(path: Path, remedy: MissingFileHint) -> Any:
     try:
         return json.loads(_read_text(path, remedy))
     except (ValueError, RecursionError) as error:
-        lines = "; is it one item a line? Then name it .jsonl" if "Extra data" in str(error) else ""
-        raise UserError(f"{path} is not readable JSON: {error}{lines}.") from error
+        lines = (
+            "; if it has one item per line, rename it to .jsonl"
+            if "Extra data" in str(error)
+            else ""
+        )
+        raise UserError(f"{path} is not valid JSON: {error}{lines}.") from error
 
 
 def _read_jsonl(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
@@ -176,7 +180,7 @@ def _read_jsonl(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            wrong.append((number, f"it is not readable JSON: {error}"))
+            wrong.append((number, f"it is not valid JSON: {error}"))
             continue
         if not isinstance(value, Mapping):
             wrong.append((number, "it is not an object"))
@@ -237,7 +241,7 @@ def _divide_entries(
     for place, value in entries:
         if value.get("split") not in SPLITS:
             said = repr(value["split"]) if "split" in value else "missing"
-            rule = "where one item says its split, each has to: dev or test"
+            rule = "if one item has a split, all need one: dev or test"
             wrong.append((place, f'its "split" is {said}; {rule}'))
     _refuse(path, where, wrong, len(entries))
     return {split: [e for e in entries if e.value["split"] == split] for split in SPLITS}

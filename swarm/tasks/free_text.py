@@ -167,10 +167,10 @@ def _template_fields(template: object) -> tuple[str, ...]:
     try:
         parts = list(Formatter().parse(validation.check_text("template", template)))
     except ValueError as error:
-        raise UserError(f"task.template: {template!r} is no template: {error}.") from None
+        raise UserError(f"task.template: {template!r} is not a valid template: {error}.") from None
     fields = tuple(dict.fromkeys(name for _, name, _, _ in parts if name is not None))
     if not fields or not all(name.isidentifier() for name in fields):
         raise UserError(
-            f'task.template: {template!r} has to name fields of the items, as "{{question}}" does.'
+            f'task.template: {template!r} must contain fields of the items, e.g. "{{question}}".'
         )
     return fields

@@ -80,7 +80,7 @@ def load_lm_eval_tasks(name: str, include_path: str | None) -> dict[str, Any]:
 def _check_folder(include_path: str) -> str:
     folder: Path = find_path(include_path)
     if not folder.is_dir():
-        raise UserError(f"task.include_path={include_path}: there is no such folder.")
+        raise UserError(f"task.include_path={include_path}: no such folder.")
     return str(folder)
 
 
@@ -97,8 +97,8 @@ def split_documents(task: Any, split: str, seed: int) -> Sequence[Any]:
             found.setdefault(name, getattr(task, f"{kind}_docs"))
     if not found:
         raise UserError(
-            f"task.tasks={task.task_name}: it has no split for test, validation or training;"
-            " name one in its yaml, as test_split."
+            f"task.tasks={task.task_name}: it has no test, validation or training split; set "
+            "test_split in its yaml."
         )
     first, *others = found.values()
     if others:
@@ -292,7 +292,7 @@ def _build_requests(group: list[Any]) -> InstanceRequests:
         ]
         return InstanceRequests(kind, group, requests)
     if kind != "generate_until":
-        raise UserError(f"task=lm_eval: it asks for {kind}, which is not supported.")
+        raise UserError(f"task=lm_eval: it requires {kind}, which is not supported.")
     return InstanceRequests(kind, group, [_generation_request(context, group[0])])
 
 
@@ -300,8 +300,8 @@ def _generation_request(context: str, instance: Any) -> Request:
     settings = instance.args[1]
     if settings.get("do_sample") and settings.get("temperature") != 0:
         raise UserError(
-            f"task=lm_eval: {instance.task_name} samples (do_sample), and a search needs greedy"
-            " answers; set do_sample: false in a yaml of your own."
+            f"task=lm_eval: {instance.task_name} samples (do_sample), but a search needs "
+            "greedy answers; set do_sample: false in your own yaml."
         )
     most = next((settings[key] for key in LENGTH_KEYS if settings.get(key)), DEFAULT_NEW_TOKENS)
     return Request(context, int(most), decided=partial(contains_stop, _stop_strings(instance)))
@@ -316,8 +316,8 @@ def _loglikelihoods(asked: InstanceRequests, said: Completion) -> list[tuple[flo
     count = len(asked.requests[0].choices)
     if len(said.logprobs) != count:
         raise UserError(
-            "task=lm_eval needs a model that gives log probabilities for this task; this one does"
-            " not."
+            "task=lm_eval: this task needs a model that returns log probabilities; this one "
+            "does not."
         )
     return list(zip(said.logprobs, said.greedy or (False,) * count, strict=True))
 
@@ -358,7 +358,7 @@ def lm_eval(
     """
     settings = (include_path, num_fewshot, metric, dev_limit, test_limit, seed, too_long)
     if isinstance(tasks, str) or not tasks or not all(isinstance(t, str) and t for t in tasks):
-        raise UserError("task.tasks: a list of lm-eval's task names is needed, as [arc_easy].")
+        raise UserError("task.tasks: must be a list of lm-eval task names, e.g. [arc_easy].")
     if len(tasks) == 1:
         return LMEvalTask(name, tasks[0], *settings)
     return Mixture(name, {task: LMEvalTask(task, task, *settings) for task in tasks}, combine)
@@ -524,7 +524,10 @@ class LMEvalTask:
         wanted = own if self.num_fewshot is None or own == 0 else self.num_fewshot
         task.set_config(key="num_fewshot", value=wanted or 0)
         if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
-            raise UserError(f"task.tasks={self.task}: it runs code of the model's or shows images.")
+            raise UserError(
+                f"task.tasks={self.task}: tasks that run the model's code or show images are "
+                "not supported."
+            )
         if not _is_higher_better(task, self._select_metric(task)[0]):
             self.lowest = -math.inf
 
@@ -535,12 +538,14 @@ class LMEvalTask:
         means = [m for m in mean_metrics(task) if _is_higher_better(task, m) or m in WORST_VALUES]
         if not means or (metric and metric not in means):
             raise UserError(
-                f"task.metric={self.metric}: of the metrics of {task.task_name}"
-                f" ({', '.join(task.aggregation())}) these are means over documents, the higher"
-                f" the better or with a known worst value: {', '.join(means) or 'none'}."
+                f"task.metric={self.metric}: must be a mean over documents, with higher values "
+                f"better or a known worst value; allowed for {task.task_name}: "
+                f"{', '.join(means) or 'none'} (of {', '.join(task.aggregation())})."
             )
         if filtering and filtering not in filters:
-            raise UserError(f"task.metric={self.metric}: the filters are {', '.join(filters)}.")
+            raise UserError(
+                f"task.metric={self.metric}: unknown filter; allowed: {', '.join(filters)}."
+            )
         return metric or means[0], filtering or filters[0]
 
     def _build_items(self, split: str) -> tuple[Item, ...]:

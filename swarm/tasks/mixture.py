@@ -28,15 +28,15 @@ def check_tasks(tasks: object) -> dict[str, Task]:
     elif isinstance(tasks, Sequence) and not isinstance(tasks, str):
         pairs = [(str(getattr(task, "name", task)), task) for task in tasks]
     else:
-        raise UserError(f"task.tasks: {tasks!r} is neither tasks by name nor a list of tasks.")
+        raise UserError(f"task.tasks: {tasks!r} must map names to tasks, or be a list of tasks.")
     if not pairs:
         raise UserError(
-            "task.tasks: a mixture needs at least one task, as +task@task.tasks.one=nlgraph_mini"
+            "task.tasks: a mixture needs at least one task, e.g. +task@task.tasks.one=nlgraph_mini"
         )
     found: dict[str, Task] = {}
     for part, task in pairs:
         if not part or "/" in part:
-            raise UserError(f'task.tasks: the name "{part}" is empty or has a "/".')
+            raise UserError(f'task.tasks: the name "{part}" is empty or contains a "/".')
         if not all(hasattr(task, needed) for needed in ("items", "run", "grade", "utility")):
             raise UserError(f"task.tasks.{part}: {task!r} is not a task.")
         if part in found:
@@ -55,16 +55,16 @@ def check_weights(weights: object, tasks: Mapping[str, Task]) -> dict[str, float
     for part, weight in found.items():
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not number or not isfinite(weight) or weight < 0:
-            raise UserError(f"task.weights.{part}: {weight!r} is not a number from 0 on.")
+            raise UserError(f"task.weights.{part}: {weight!r} must be a number, 0 or more.")
     if not any(found.values()):
-        raise UserError("task.weights: one of them has to be above 0.")
+        raise UserError("task.weights: at least one must be above 0.")
     return {part: float(weight) for part, weight in found.items()}
 
 
 COMBINATIONS = ("harmonic", "mean", "minimum", "weights")
 
 NO_HARMONIC_MEAN = (
-    "task.combine=harmonic: {} {}, and there is no harmonic mean below 0:"
+    "task.combine=harmonic: {} {}, and the harmonic mean needs values of 0 or more:"
     " use task.combine=mean, minimum or weights{}."
 )
 
@@ -110,7 +110,7 @@ class Mixture:
         self.combine = validation.check_one_of("combine", combine, COMBINATIONS)
         self.weights = check_weights(weights, self.tasks) if self.combine == "weights" else None
         if weights is not None and self.weights is None:
-            raise UserError("task.weights: they have an effect with task.combine=weights only.")
+            raise UserError("task.weights: only allowed with task.combine=weights.")
         self._check_no_negative()
 
     @property
@@ -193,7 +193,7 @@ class Mixture:
             task = self.tasks[part]
             if not isinstance(task, HasGoldAnswers):
                 raise UserError(
-                    f"task.tasks.{part}: has no gold answers, whose loss a gradient could descend; "
+                    f"task.tasks.{part}: has no gold answers to compute a gradient from; "
                     "use optimizer.descent=null, or an optimizer without gradients"
                 )
             (example,) = task.gold_examples([item["item"]])
@@ -267,14 +267,14 @@ class Mixture:
             return fmean(utilities.values(), [self.weights[part] for part in utilities])
         part = min(utilities, key=lambda part: utilities[part])
         if utilities[part] < 0:
-            raise UserError(NO_HARMONIC_MEAN.format(part, f"came to {utilities[part]:.4g}", ""))
+            raise UserError(NO_HARMONIC_MEAN.format(part, f"is {utilities[part]:.4g}", ""))
         return float(harmonic_mean(list(utilities.values())))
 
     def _check_no_negative(self) -> None:
         for part, task in self.tasks.items():
             if self.combine == "harmonic" and getattr(task, "lowest", 0.0) < 0:
                 by_logprob = getattr(task, "signal", None) == "logprob"
-                what = f"{'by its signal=logprob ' * by_logprob}can come to less than 0"
+                what = f"{'by its signal=logprob ' * by_logprob}can be negative"
                 way_out = f", or task.tasks.{part}.signal=both" * by_logprob
                 raise UserError(NO_HARMONIC_MEAN.format(part, what, way_out))
 
@@ -284,7 +284,7 @@ class Mixture:
         for score in scores:
             part, _, inner = score.part.partition("/")
             if part not in found:
-                raise ValueError(f'{self.name}: a score is of the part "{score.part}"')
+                raise ValueError(f'{self.name}: a score of an unknown part "{score.part}"')
             found[part].append(replace(score, part=inner))
         return found
 

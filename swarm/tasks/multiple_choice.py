@@ -199,12 +199,12 @@ def choice_item_error(item: Item) -> str | None:
         return wrong
     choices = item.get("choices")
     if not isinstance(choices, Mapping) or len(choices) < 2:
-        return 'its "choices" are not an object of at least two'
+        return 'its "choices" are not an object with at least two entries'
     for letter, text in choices.items():
         if len(letter) != 1 or letter not in LETTERS:
-            return f'a letter of its choices is not one capital: "{letter}"'
+            return f'a key of its choices is not one capital letter: "{letter}"'
         if not isinstance(text, str):
-            return f'one of its choices is not a text: "{letter}"'
+            return f'one of its choices is not a string: "{letter}"'
         if not text.strip():
             return f"it has an empty choice: {letter}"
     if "answer" not in item:
@@ -228,7 +228,7 @@ def _choice_lengths(item: Item) -> list[int]:
 def _check_template(template: object) -> str:
     text = validation.check_text("template", template)
     if QUESTION_FIELD not in text:
-        raise UserError(f"task.template: {text!r} does not hold {QUESTION_FIELD}.")
+        raise UserError(f"task.template: {text!r} does not contain {QUESTION_FIELD}.")
     return text
 
 
@@ -238,8 +238,8 @@ def _most_likely_option(
     """Return the option of highest log probability per unit of length; the first of equals."""
     if len(logprobs) != len(options):
         raise UserError(
-            f"task.scoring={scoring} needs a model that gives the log probability of every choice;"
-            " this one does not: use task.scoring=generate."
+            f"task.scoring={scoring} needs a model that returns log probabilities of choices; "
+            "this one does not: use task.scoring=generate."
         )
     rows = zip(logprobs, lengths, options, strict=True)
     known = [(value / length, key) for value, length, key in rows if not isnan(value)]

@@ -136,7 +136,7 @@ class Perplexity:
     def _load_splits(self) -> dict[str, list[Item]]:
         """Load both splits from the file."""
         if self.file is None:
-            raise UserError("task.file: name a text file, or a .jsonl file with a text a line.")
+            raise UserError("task.file: name a text file, or a .jsonl file with one text per line.")
         path = find_path(self.file)
         found: list[Item] = [
             {
@@ -149,8 +149,8 @@ class Perplexity:
         ]
         if len(found) < 2:
             raise UserError(
-                f"{path} is too short: it has {len(found)} windows of {self.window} characters, and"
-                " dev and test need one each; lower task.window."
+                f"{path} is too short: {len(found)} windows of {self.window} characters, but "
+                "dev and test need one each; lower task.window."
             )
         random.Random(self.seed).shuffle(found)
         half = (len(found) + 1) // 2
@@ -175,11 +175,11 @@ def read_texts(path: Path) -> list[str]:
     try:
         content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise UserError(f"task.file: {path} is not a text in UTF-8.") from None
+        raise UserError(f"task.file: {path} is not UTF-8 text.") from None
     except OSError as error:
         raise UserError(f"task.file: {path} cannot be read: {error.strerror}.") from None
     if "\0" in content:
-        raise UserError(f"task.file: {path} is not a text: it has zero bytes.")
+        raise UserError(f"task.file: {path} is not a text file: it contains zero bytes.")
     if not content.strip():
         raise UserError(f"task.file: {path} is empty.")
     if path.suffix != ".jsonl":
@@ -233,7 +233,7 @@ def choice_logprob(completion: Completion, key: str) -> float:
     """
     if len(completion.logprobs) != 1:
         raise UserError(
-            f"{key} needs a model that gives the log probability of a text; this one does not."
+            f"{key} needs a model that returns the log probability of a text; this one does not."
         )
     return completion.logprobs[0]
 

@@ -88,8 +88,8 @@ class RewardModelTask(FreeText):
         measures = [score.measures for score in scores if "reward" in score.measures]
         if not measures:
             raise UserError(
-                f"task.scorer: the reward model gave no number for any of {len(scores)} answers; "
-                "try task.scorer.dtype=float32"
+                f"task.scorer: the reward model returned no finite score for any of "
+                f"{len(scores)} answers; try task.scorer.dtype=float32"
             )
         found: dict[str, float] = {}
         for name, (low, high) in self.needed.items():
@@ -114,8 +114,9 @@ class RewardModelTask(FreeText):
         if self.scale is None and not (alone and self.mode in ("default", "reverse")):
             keys = [limit for pair in self.needed.values() for limit in pair]
             raise UserError(
-                f"task={self.name}: mode {self.mode} is on a scale that a search measures on its "
-                f"experts; give task.{', task.'.join(keys)}, or candidate=run with such a search"
+                f"task={self.name}: the scale of mode {self.mode} is measured by a search on "
+                f"its experts; set task.{', task.'.join(keys)}, or use candidate=run with such "
+                "a search"
             )
 
     def apply_scale(self, score: Score) -> Score:
@@ -156,7 +157,7 @@ def _scale_limits(name: str, low: object, high: object) -> dict[str, float]:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not isfinite(value):  # type: ignore[arg-type]
             raise UserError(
-                f"task.{name}={low}, task.{other}={high}: give two numbers, or null for both"
+                f"task.{name}={low}, task.{other}={high}: must be two numbers, or null for both"
             )
     if low >= high:  # type: ignore[operator]
         raise UserError(f"task.{name}={low}: must be below task.{other}={high}")

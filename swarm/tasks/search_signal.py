@@ -123,8 +123,8 @@ class SearchSignalTask(ABC):
         """Return the nats per token of the request's only choice; may be not finite."""
         if len(completion.logprobs) != 1 or len(completion.choice_tokens) != 1:
             raise UserError(
-                f"task.signal={self.signal} needs a model that gives the log probability of the "
-                "gold answer and its tokens; this one does not: use task.signal=accuracy."
+                f"task.signal={self.signal} needs a model that returns log probabilities of "
+                "the gold answer; this one does not: use task.signal=accuracy."
             )
         return completion.logprobs[0] / max(1, completion.choice_tokens[0])
 

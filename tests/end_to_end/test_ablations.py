@@ -180,7 +180,7 @@ def test_two_studies_in_one_folder_are_refused(
         pytest.raises(SystemExit) as end,
     ):
         study.main(["ablations", str(folder)])
-    assert end.value.code == 1 and "is at work there" in capsys.readouterr().err
+    assert end.value.code == 1 and "in use by another" in capsys.readouterr().err
 
 
 def begin(words: list[str], wanted: Path) -> "subprocess.Popen[str]":

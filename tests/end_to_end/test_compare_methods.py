@@ -70,7 +70,7 @@ def test_every_method_has_the_same_budget(done: tuple[Path, list[str], str]) -> 
         assert row["gain"]["n"] == 16
     vote = found["methods"][2]
     assert vote["method"] == "vote" and vote["prompts"] == [4 * 12]
-    assert "4 prompts an answer" in vote["found"][0]
+    assert "4 prompts per answer" in vote["found"][0]
     shared = [row["prompts_shared"] for row in searches_of]
     assert shared[0][0] == 0 and min(shared[1]) >= 4 * 12, "the experts are known"
     assert output.strip() == (folder / "methods.md").read_text().strip()
@@ -120,7 +120,7 @@ def test_who_cannot_vote_is_told_before_any_search(
 ) -> None:
     given = [word for word in keys(tmp_path, tiny_llama, tiny_pool) if "task" not in word]
     result = compare(*given, "task=human", "methods=[random,vote]")
-    assert result.returncode and "on which nobody votes; leave it out" in result.stderr
+    assert result.returncode and "which cannot be voted on; leave it out" in result.stderr
     assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "search").exists()
 
 
@@ -173,10 +173,13 @@ def test_a_search_on_a_signal_is_told_of_and_not_plotted(
     method_comparison.write_comparison(tmp_path, found, rows)
     assert_drawn((tmp_path / "methods.svg").read_text(), ["plain"])
     text = method_comparison.format_comparison(found)
-    assert "not in the plot: dense (signal: both)." in text and "asks two requests" in text
-    assert "judged at the end" not in text
+    assert (
+        "Not in the plot, as their signal has another unit: dense (signal: both)." in text
+        and "takes two requests" in text
+    )
+    assert "scored by the task's metric at the end" not in text
     alone = method_comparison.summarize_methods(rows[:1], {}, None, 9)
-    assert "not in the plot" not in method_comparison.format_comparison(alone)
+    assert "Not in the plot" not in method_comparison.format_comparison(alone)
     method_comparison.write_comparison(
         tmp_path, method_comparison.summarize_methods(rows[1:], {}, None, 9), rows[1:]
     )
@@ -195,7 +198,7 @@ def test_another_start_than_the_heads_is_named(runs: dict[str, RunFolder]) -> No
     same = method_comparison.format_comparison(
         method_comparison.summarize_methods(rows[:1], {}, None, 9)
     )
-    assert "Each gain is on" not in same
+    assert "Each gain is relative to" not in same
 
 
 def test_weights_are_read_where_dev_is_graded(runs: dict[str, RunFolder]) -> None:
@@ -227,12 +230,14 @@ def test_experts_answer_together_beside_rows_and_signals(
     assert result.stderr.splitlines()[-1].endswith("the table was written without it")
     found = json.loads((taken.parent / "methods.json").read_text())
     random, vote, route = found["methods"]
-    assert vote["found"] == ["all experts together, 4 prompts an answer"]
+    assert vote["found"] == ["all experts together, 4 prompts per answer"]
     assert route["found"] == ["all experts together, 1 prompts an answer"]
     assert (vote["prompts"], route["prompts"]) == ([0], [4 * 12]), "routing has asked dev"
     assert random["signal"] == "logprob" and not (taken.parent / "methods.svg").exists()
     text = (taken.parent / "methods.md").read_text()
-    assert "Not in the table: pack (out=" in text and "judged at the end" in text
+    assert (
+        "Not in the table: pack (out=" in text and "scored by the task's metric at the end" in text
+    )
 
 
 def test_one_adapter_of_all_experts_data(tmp_path: Path, tiny_llama: Path) -> None:

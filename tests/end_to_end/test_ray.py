@@ -136,8 +136,8 @@ def test_a_process_of_rays_own_that_is_killed_is_named(
     _, err = search.communicate(timeout=180)
     assert search.returncode == 1
     (said,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert f"Ray's own process {name}" in said and "max_restarts" not in said
-    assert "the same command goes on" in said
+    assert f"Ray's process {name}" in said and "max_restarts" not in said
+    assert "rerun the same command to resume" in said
     state = read_state(tmp_path / "search" / "run")
     assert state and state["finished"] is None and state["rounds"]
 
@@ -189,7 +189,7 @@ def test_a_worker_that_may_not_be_restarted_is_done_without(
     [
         (
             {"workers": 9, "wait_s": 1},
-            ["workers found no place", "9 workers of 0 GPU and 1 CPU", "4 CPU", "2 nodes"],
+            ["workers could not be scheduled", "9 workers of 0 GPU and 1 CPU", "4 CPU", "2 nodes"],
         ),
         ({"gpus_per_worker": 1, "wait_s": 1}, ["1 workers of 1 GPU", "0 GPU", "executor.wait_s"]),
     ],

@@ -126,7 +126,7 @@ def test_going_on_with_another_search_is_refused(
     result = searches.run([*command, change])
     assert result.returncode == 1
     assert len(result.stderr.strip().splitlines()) == 1
-    assert key in result.stderr and "holds another search" in result.stderr
+    assert key in result.stderr and "contains another search" in result.stderr
     assert searches.tree(folder) == before
 
 

@@ -101,7 +101,7 @@ def test_a_judged_search_leaves_no_secret_and_goes_on_with_another(
         rotated = [word.replace(LITERAL, ROTATED + "2") for word in words]
         again = searches.run(rotated)
         assert again.returncode == 0, again.stderr
-        assert "goes on" in again.stdout, again.stdout
+        assert "resumes" in again.stdout, again.stdout
         assert server.asked[-1].body["api_key"] == ROTATED + "2" and len(server.asked) > asked
     subprocess.run(
         [sys.executable, "-m", "swarm.report", str(run)],

@@ -131,7 +131,7 @@ def test_dev_items_are_a_dimension(tmp_path: Path) -> None:
         ({"tasks": {"one": {"words": []}}}, "tasks.one needs all of: words, dev"),
         ({"methods": {"a": {"kind": "dance"}}}, "methods.a: kind must be one of search, finetune"),
         ({"methods": {"a": {"skip": ["x"]}}}, "methods.a: 'x' is not allowed there"),
-        ({"methods": {"one": {}}}, "'one' is the name of more than one"),
+        ({"methods": {"one": {}}}, "'one' names more than one"),
         ({"methods": {"a": {"word": []}}}, "methods.a has 'word'; allowed: kind, words"),
         ({"seeds": 0}, "seeds=0: must be an integer"),
     ],
@@ -144,7 +144,7 @@ def test_a_wrong_suite_is_one_line(tmp_path: Path, changes: dict[str, Any], erro
 def test_only_names_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="only=three: is nothing of the suite; allowed: tasks one"):
         select_cells(made(tmp_path), ["three"])
-    with pytest.raises(UserError, match="there is no such suite; allowed: dev_items, small"):
+    with pytest.raises(UserError, match="no such suite; allowed: dev_items, small"):
         read_suite("large")
 
 

@@ -165,7 +165,7 @@ def test_the_best_is_chosen_by_dev_and_told_with_its_test(tmp_path: Path) -> Non
     assert (summary["gained_on_test"], summary["gained_with_p_below_0.05"]) == (2, 1)
     assert summary["gain_on_test_median"] == 0.10
     text = "\n".join(trials.format_summary(summary))
-    assert "best by dev, of 3: trial_01" in text and "selected 3 times over" in text
+    assert "best by dev, of 3: trial_01" in text and "maximum of 3 trials" in text
     assert "0.350 [0.300, 0.600], -0.050 [-0.150, +0.050]" in text and "0.400" in text
     assert "2 of 3 gained on test, 1 of them" in text and "73 %" in text
     assert "trial_03 failed: no memory" in text and "trial_04" not in text
@@ -188,7 +188,7 @@ def test_trials_on_other_items_are_no_sweep(tmp_path: Path) -> None:
     trials.check_trials(two)
     path = two[1].path / "state.json"
     path.write_bytes(encode_state(json.loads(path.read_text().replace("1234", "5678"))))
-    with pytest.raises(UserError, match=r"trial_01 holds another search \(task items"):
+    with pytest.raises(UserError, match=r"trial_01 contains another search \(task items"):
         trials.check_trials(two)
 
 
@@ -286,7 +286,7 @@ def test_two_sweeps_in_one_folder_are_refused(
     second = parse_sweep(arguments(tmp_path, tiny_llama, tiny_pool, "sweep"))
     with (
         subprocess_runs.lock_study_folder(second.folder),
-        pytest.raises(UserError, match="is at work there"),
+        pytest.raises(UserError, match="in use by another"),
     ):
         sweep.run_sweep(second)
     assert not (second.folder / "trial_00").exists()

@@ -180,7 +180,7 @@ def test_a_descent_into_what_is_not_finite_names_its_particle(
         ({"use_rslora": "no"}, "use_rslora must be true or false, not 'no'"),
         ({"use_rslora": 1}, "use_rslora must be true or false, not 1"),
         ({"base_model_name_or_path": ["x"]}, "base_model_name_or_path must be a text or null"),
-        ({"target_modules": 5}, "target_modules must be a text, a list of texts or null"),
+        ({"target_modules": 5}, "target_modules must be a string, a list of strings or null"),
     ],
 )
 def test_a_setting_of_the_wrong_type_is_refused(

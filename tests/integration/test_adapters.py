@@ -82,7 +82,7 @@ def renamed(rule: Callable[[str], str]) -> Callable[[Weights], Weights]:
         ("lora_alpha", float("nan"), "lora_alpha must be"),
         ("rank_pattern", ["q_proj"], "rank_pattern must map"),
         ("rank_pattern", {"q_proj": "wide"}, "must be a number"),
-        ("alpha_pattern", {"(": 3}, "no expression"),
+        ("alpha_pattern", {"(": 3}, "not a valid pattern"),
     ],
 )
 def test_settings_that_do_not_combine(folder: Path, setting: str, value: Any, word: str) -> None:

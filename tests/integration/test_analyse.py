@@ -263,7 +263,10 @@ def test_runs_are_compared_at_equal_prompts(tmp_path: Path) -> None:
 
 def test_a_wrong_folder_is_one_line(tmp_path: Path, capsys: Any) -> None:
     RunRecord(tmp_path / "begun").open_or_resume({}, ["amber"])
-    for name, word in (("nowhere", "holds no search"), ("begun", "no iteration is done yet")):
+    for name, word in (
+        ("nowhere", "contains no search"),
+        ("begun", "no iteration has finished yet"),
+    ):
         assert entry.main(["analyse", str(tmp_path / name)]) == 1
         shown = capsys.readouterr()
         assert shown.out == "" and shown.err.startswith("error: ") and word in shown.err

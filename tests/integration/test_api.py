@@ -131,7 +131,9 @@ def test_it_goes_on_with_the_command_lines(
     }
     assert search(**objects).folder == folder
     assert json.loads((folder / "state.json").read_text())["identity"] == state["identity"]
-    with pytest.raises(UserError, match=r"holds another search \(optimizer.inertia: 0.2 then, 0.3"):
+    with pytest.raises(
+        UserError, match=r"contains another search \(optimizer.inertia: 0.2 then, 0.3"
+    ):
         search(**{**objects, "optimizer": ParticleSwarm(inertia=0.3, **FEW)})
 
 
@@ -219,7 +221,7 @@ def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
         ({"pool": Pool}, "pool=.*: must be a folder of adapters, a list"),
         ({"overrides": 5}, "overrides=5: must be a dict of keys"),
         ({"name": True}, "name=True: must be the name of a folder"),
-        ({"pool": "no/such/folder"}, "there is no folder no/such/folder"),
+        ({"pool": "no/such/folder"}, "no such folder no/such/folder"),
         ({"iterations": 3}, "Could not override 'iterations'; did you mean"),
         ({"overrides": ["optimizer.particle=3"]}, "did you mean optimizer.particles"),
         ({"optimizer": {"particles": -3}}, "particles"),
@@ -367,9 +369,9 @@ def test_a_pool_is_mixed_by_names(tiny_pool: Path, tmp_path: Path) -> None:
     pool.save({"dune": 1.0}, tmp_path / "mine")
     note = json.loads((tmp_path / "mine" / "swarm.json").read_text())
     assert note["coefficients"] == [0, 0, 0, 1]
-    with pytest.raises(UserError, match="there is no 'oak'; it has: amber, birch, cedar, dune"):
+    with pytest.raises(UserError, match="no expert 'oak'; it contains: amber, birch, cedar, dune"):
         pool.combine({"oak": 1.0})
-    with pytest.raises(UserError, match="a dict by names"):
+    with pytest.raises(UserError, match="a dict by expert name"):
         pool.combine("amber")  # type: ignore[arg-type]
 
 
@@ -382,7 +384,7 @@ def test_an_unfinished_run_is_opened_as_far_as_it_is(found: Result, tmp_path: Pa
     half = open_run(folder)
     assert half.metrics == {} and "Still running" in str(half)
     assert len(half.history) == 8
-    with pytest.raises(UserError, match="holds no search"):
+    with pytest.raises(UserError, match="contains no search"):
         open_run(tmp_path)
 
 

@@ -211,7 +211,7 @@ def test_unreachable_hub_fails_quickly(cache: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match="does not answer"):
+    with pytest.raises(UserError, match="does not respond"):
         BaseModel("nobody/tiny-model").resolve()
 
 

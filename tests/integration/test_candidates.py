@@ -504,7 +504,7 @@ def test_mistakes_are_named(
         (lambda: CheckpointCandidate(base, [amber, amber]), ["more than once"]),
         (lambda: CheckpointCandidate(base, [amber, str(other)]), ["some/other-base"]),
         (lambda: BestCandidate(None), ["candidate.folder"]),
-        (lambda: BestCandidate(str(tmp_path)), ["holds no search"]),
+        (lambda: BestCandidate(str(tmp_path)), ["contains no search"]),
         (lambda: SavedEnsembleCandidate(None), ["candidate.file"]),
         (lambda: SavedEnsembleCandidate(str(tmp_path / "none.yaml")), ["none.yaml"]),
         (lambda: SavedEnsembleCandidate(str(tmp_path / "bad.yaml")), ["bad.yaml", "members"]),
@@ -546,7 +546,7 @@ class Prose(MultipleChoice):
 
 def test_texts_have_no_vote(place: Path, base: BaseModel, tiny_pool: Path) -> None:
     task = Prose("tiny", str(place / "tiny.json"))
-    assert "nobody votes" in refused(
+    assert "cannot be voted on" in refused(
         lambda: VotingCandidate(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine())), task
     )
 
@@ -560,7 +560,7 @@ def test_answers_of_other_experts_or_items_are_no_dev_answers(
     tmp_path: Path,
 ) -> None:
     route = RoutingCandidate(base, pool_of(tiny_pool), run=str(run.path))
-    assert "none of the task" in refused(lambda: route, talk)
+    assert "not an item of the task" in refused(lambda: route, talk)
     other = tiny.pool(Path(str(base.path)), tmp_path / "pool", ("amber", "zebra"))
     strange = VotingCandidate(
         SingleExpertsCandidate(base, pool_of(other), HFEngine()), run=str(run.path)

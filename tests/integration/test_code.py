@@ -625,7 +625,7 @@ def test_a_sandbox_that_breaks_is_an_error_and_no_wrong_answer(
     [
         ({"test": "assert ("}, 'its "test" is not Python: '),
         ({"test": " "}, 'its "test" is empty'),
-        ({"prompt": 3}, 'its "prompt" is not a text'),
+        ({"prompt": 3}, 'its "prompt" is not a string'),
     ],
 )
 def test_a_wrong_item_is_named(change: dict[str, Any], message: str) -> None:

@@ -451,7 +451,7 @@ def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], s
         assert one["gain"] == pytest.approx(reached - one["test"]["utility"])
     told = compare_with_baselines(state["metrics"])
     assert len(told) == 4 and told[0].startswith("The base model has ")
-    assert "best found minus it" in output and "p = " in output
+    assert "gain of best found" in output and "p = " in output
     # The best of the recipes is at least the best expert, each domain's best at least the best.
     best = state["metrics"]["starting_best_validation_utility"]
     assert found["recipe"]["dev"]["utility"] >= best

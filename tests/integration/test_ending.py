@@ -53,7 +53,7 @@ def test_the_search_never_sees_the_kept_part(confirmed: tuple[Path, str]) -> Non
     for file in kept_files:
         assert not searched & {row["id"] for row in read_gzip_json(file)}
     assert metrics["confirm"]["ending_searched"] == metrics["ending_best_validation_utility"]
-    assert "4 dev items kept" in " ".join(output.split())
+    assert "4 held-out dev items" in " ".join(output.split())
 
 
 def test_kept_items_choose_among_finalists(
@@ -74,7 +74,7 @@ def test_kept_items_choose_among_finalists(
         rows = read_gzip_json(file)
         asked.setdefault(str(sorted(row["id"] for row in rows)), []).append(len(rows))
     assert sorted(map(sum, asked.values()))[-1] >= 2 * 5, "several finalists met the first items"
-    assert "These items chose it" in " ".join(result.stdout.split())
+    assert "It was chosen among" in " ".join(result.stdout.split())
     again = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, choose="kept"))
     assert again.returncode != 0 and "confirm=0.3" in again.stderr
 
@@ -91,7 +91,7 @@ def test_the_size_of_the_vote_is_chosen_on_dev(confirmed: tuple[Path, str]) -> N
     folder, output = confirmed
     metrics = read(folder)["metrics"]
     by_size = metrics["ensemble_dev_by_size"]
-    assert len(by_size) == 3, "ensemble=3 is the most"
+    assert len(by_size) == 3, "ensemble=3 is the limit"
     assert metrics["ensemble_size"] == by_size.index(max(by_size)) + 1
     assert by_size[0] == pytest.approx(metrics["ending_best_validation_utility"])
     content = yaml.safe_load((folder / "ensemble.yaml").read_text())
@@ -121,7 +121,7 @@ def test_a_budget_ends_a_search_in_mid_iteration(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"budget": 20}, "budget=20: the 4 experts alone take 4 x 12"),
+        ({"budget": 20}, "budget=20: the 4 experts alone need 4 x 12"),
         ({"budget": 0}, "budget=0: must be null or a number of dev prompts"),
         ({"shared": 5}, "shared=5: must be null or the path"),
         ({"shared": "/proc/1/x"}, "shared=/proc/1/x: "),
@@ -171,7 +171,7 @@ def test_a_cut_adapter_is_said_to_be_cut(tmp_path: Path, tiny_llama: Path, tiny_
     found = read(folder)["metrics"].get("reconstruction_error", 0.0)
     if len([c for c in note["coefficients"] if c]) > 1:
         assert found == note["reconstruction_error"]["overall"] > 1e-6
-    assert ("cut to pool.export_rank" in result.stdout) == bool(found)
+    assert ("truncated to pool.export_rank" in result.stdout) == bool(found)
     told = analyse(folder)
     assert told.returncode == 0, "three particles of the first round were never asked"
 
@@ -238,7 +238,10 @@ def test_a_recipe_is_named() -> None:
 def test_folders_of_several_searches_and_of_one_are_kept_apart(
     confirmed: tuple[Path, str], tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    with pytest.raises(UserError, match="holds a single search"), lock_study_folder(confirmed[0]):
+    with (
+        pytest.raises(UserError, match="contains a single search"),
+        lock_study_folder(confirmed[0]),
+    ):
         pass
     (tmp_path / "search" / "run").mkdir(parents=True)
     (tmp_path / "search" / "run" / ".lock").touch()

@@ -527,7 +527,9 @@ def test_a_search_that_has_not_ended_says_so(tiny_pool: Path, tmp_path: Path) ->
         Export(str(run), "x", particle=40)
     shutil.rmtree(run / "global_best")
     (run / "state.json").write_bytes(encode_state({"rounds": [], "finished": None}))
-    with pytest.raises(UserError, match=r"logprob: no iteration is done yet; wait for the first$"):
+    with pytest.raises(
+        UserError, match=r"logprob: no iteration has finished yet; wait for the first$"
+    ):
         Export(str(run), "x")
 
 

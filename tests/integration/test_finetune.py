@@ -358,7 +358,7 @@ def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
         (["task=rm_concise"], "needs gold answers"),
         (["expert=amber", "run=search/x"], "one of the two"),
         (["expert=nobody"], "neither an expert"),
-        (["run=nowhere"], "holds no search"),
+        (["run=nowhere"], "contains no search"),
         (["holdout=1"], "a share of dev"),
         (["steps=0"], "steps=0"),
         (["rate=0"], "rate=0"),

@@ -225,7 +225,7 @@ def test_a_tied_output_layer_may_be_in_the_file_or_not(tmp_path: Path) -> None:
     change(models[0], spell_out)
     opened(pool_of([models[0], models[2]]))
     change(models[2], lambda weights: spell_out(weights, 1.0))
-    with pytest.raises(UserError, match=r"lm_head.weight.*differ in the files and are one by"):
+    with pytest.raises(UserError, match=r"lm_head.weight.*differ in the files but are tied by"):
         opened(pool_of([models[0], models[2]]))
     with pytest.raises(UserError, match=r"oak has a tensor lm_head\.weight of shape \[308, 32\]"):
         pool_of(models).check()
@@ -243,7 +243,7 @@ def test_whole_numbers_are_taken_over_and_have_to_agree(copies: list[Path], tmp_
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     assert saved["model.counts"].tolist() == [0, 1, 2, 3, 4]
     change(copies[2], lambda weights: count(weights, 1))
-    with pytest.raises(UserError, match=r"model\.counts holds other integers in .*oak"):
+    with pytest.raises(UserError, match=r"model\.counts contains other integers in .*oak"):
         pool_of([copies[0], copies[2]]).check()
 
 
@@ -297,7 +297,7 @@ def rename(model: Path) -> None:
 DAMAGE = [
     (cut("model.norm.weight"), r"norm\.weight has shape \[31\] in .*oak and \[32\] in .*ash"),
     (drop, r"ash has a tensor model\.norm\.weight of shape \[32\], and .*oak has none"),
-    (spoil, r"oak: model\.norm\.weight holds weights that are NaN"),
+    (spoil, r"oak: model\.norm\.weight contains weights that are NaN"),
     (count_all, r"model\.norm\.weight is of type I64 in .*oak and F32 in .*ash"),
     (compress, r"oak: model\.norm\.weight is of type F8_E4M3"),
     (set_config(rms_norm_eps=0.5), r"oak is another architecture than .*ash: rms_norm_eps .* 0\.5"),
@@ -305,8 +305,8 @@ DAMAGE = [
     (set_config(model_type="no_such"), r"oak/config\.json cannot be read"),
     (truncate, r"oak/model\.safetensors is damaged"),
     (pickle, r"pickled weights"),
-    (rename, r"oak holds neither model\.safetensors nor model\.safetensors\.index\.json"),
-    (shutil.rmtree, r"pool\.models: .*oak: there is no such folder"),
+    (rename, r"oak contains neither model\.safetensors nor model\.safetensors\.index\.json"),
+    (shutil.rmtree, r"pool\.models: .*oak: no such folder"),
 ]
 
 
@@ -325,10 +325,12 @@ def test_shards_have_to_be_there_and_hold_what_the_index_says(copies: list[Path]
     index = json.loads(path.read_text())
     index["weight_map"]["model.more"] = index["weight_map"]["model.norm.weight"]
     path.write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"elm: .* lists model\.more, which no shard holds"):
+    with pytest.raises(UserError, match=r"elm: .* lists model\.more, which is in no shard"):
         pool_of(copies).check()
     (copies[1] / "model-00002-of-00007.safetensors").unlink()
-    with pytest.raises(UserError, match=r"lists model-00002-of-00007\.safetensors, which is not"):
+    with pytest.raises(
+        UserError, match=r"lists model-00002-of-00007\.safetensors, which is missing"
+    ):
         pool_of(copies).check()
     path.write_text("{}")
     with pytest.raises(UserError, match=r"index\.json cannot be read"):
@@ -381,11 +383,11 @@ def test_a_models_folder_and_another_ones_files_are_not_replaced(
     again = pool_of([*copies, own])
     before = digests([*copies, own])
     for folder in (copies[1], own):
-        with pytest.raises(UserError, match="is a model of the pool and is not overwritten"):
+        with pytest.raises(UserError, match="a model of the pool, which is not overwritten"):
             again.save((*MIXED, 0.0), folder)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("x")
-    with pytest.raises(UserError, match="something else than a saved model"):
+    with pytest.raises(UserError, match="something other than a saved model"):
         pool.save(MIXED, tmp_path / "notes")
     assert digests([*copies, own]) == before
     with pytest.raises(UserError, match="3 finite numbers"):
@@ -530,11 +532,11 @@ def test_what_does_not_go_together_is_named(
     base = BaseModel(models[0])
     for engine, pool, said in (
         (HFEngine(), FullModelPool(models), "engine=hf mixes adapters"),
-        (TokenEnsembleEngine(), FullModelPool(models), "engine=token mixes whole models"),
+        (TokenEnsembleEngine(), FullModelPool(models), "engine=token mixes complete models"),
         (
             FullWeightsEngine(),
             ModelEnsemble(models),
-            "engine=full mixes the weights of whole models",
+            "engine=full mixes the weights of complete models",
         ),
         (FullWeightsEngine(), Pool(tiny_pool), "engine=full .* for adapters choose engine=hf"),
     ):

@@ -171,7 +171,7 @@ def test_a_lost_document_weighs_no_more_than_the_worst(tmp_path: Path) -> None:
     task = LMEvalTask("mine", "whole", whole)
     item = task.items("dev")[0]
     assert played(task, [item], Saying([Completion("", (float("nan"),))]))[0].value == -8.0
-    with pytest.raises(UserError, match="combine=harmonic: whole can come to less than 0"):
+    with pytest.raises(UserError, match="combine=harmonic: whole can be negative"):
         lm_eval("both", ["whole", "lower"], "harmonic", whole).items("dev")
 
 

@@ -95,7 +95,7 @@ def test_each_name_is_the_model_it_says(
     judge = HFModel(home.base)
     judge.open("cpu")
     assert judge.generate([TEXT, TURNS]) == expected[2]
-    with pytest.raises(UserError, match="can have 512"):
+    with pytest.raises(UserError, match="more than the model's 512"):
         judge.generate([TEXT, replace(TEXT, prompt="no " * 600)])
     assert home.get_model("base").generate([]) == []
 
@@ -194,7 +194,7 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
         with pytest.raises(UserError, match=says):
             home.get_model(expert).check()
         assert str(generate_each(home.get_model(expert), [TEXT])[0]).count("pool/") == 1
-    with pytest.raises(UserError, match=f"{tmp_path}/none: there is no such folder"):
+    with pytest.raises(UserError, match=f"{tmp_path}/none: no such folder"):
         LocalModels(str(tmp_path / "none"), pool).get_model("base").check()
     named = BaseModel(str(tiny_gemma), name="tiny-gemma")
     with pytest.raises(UserError, match="belongs to the base model"):
@@ -306,9 +306,9 @@ def test_one_too_long_request_fails_alone(home: LocalModels) -> None:
     hot = replace(TEXT, temperature=-1.0)
     found = generate_each(voice, [TEXT, long, TURNS, hot])
     assert [type(one) for one in found] == [Completion, UserError, Completion, UserError]
-    assert "local/amber: 6" in str(found[1]) and "can have 512" in str(found[1])
+    assert "local/amber: 6" in str(found[1]) and "more than the model's 512" in str(found[1])
     assert "local/amber: temperature=-1.0" in str(found[3])
-    with pytest.raises(UserError, match="can have 512"):
+    with pytest.raises(UserError, match="more than the model's 512"):
         voice.generate([TEXT, long])
     near = replace(TEXT, prompt="no " * 500, max_new_tokens=400)
     answer = voice.generate([near])[0]
@@ -336,7 +336,7 @@ def test_an_answer_comes_piece_by_piece(home: LocalModels) -> None:
     texts, answer = pieces(stream(voice, replace(long, stop=stop)))
     assert answer == cut and "".join(texts) == cut.text == whole.text[: len(cut.text)]
     assert cut.finish == "stop" and 0 < len(cut.text) < len(whole.text)
-    with pytest.raises(UserError, match="can have 512"):
+    with pytest.raises(UserError, match="more than the model's 512"):
         next(stream(voice, replace(TEXT, prompt="no " * 600)))
 
 

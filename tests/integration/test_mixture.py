@@ -154,13 +154,13 @@ def test_the_harmonic_mean_at_and_below_zero(two: Mixture) -> None:
     assert two.utility(scores_of(letters=[0], golds=[0])) == 0.0
     task = Mixture("m", [Patient("good", 1), Patient("bad", 1)])
     scores = scores_of(good=[1, 1], bad=[0, 0])
-    with pytest.raises(UserError, match=r"task.combine=harmonic: bad came to -1.*minimum"):
+    with pytest.raises(UserError, match=r"task.combine=harmonic: bad is -1.*minimum"):
         task.utility(scores)
     assert Mixture("m", task.tasks, "minimum").utility(scores) == -1.0
 
 
 def negatives() -> list[Task]:
-    """Tasks that can come to less than 0."""
+    """Tasks that can be negative."""
     scorer = RewardModelScorer("reward")
     return [
         Abstain("abstain", "a.json"),
@@ -184,14 +184,14 @@ def test_a_harmonic_mean_is_refused_of_a_part_that_knows_its_metric_late() -> No
     late = Patient("late", 1)
     task = Mixture("m", [late])
     late.lowest = -1.0  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="combine=harmonic: late can come to less than 0"):
+    with pytest.raises(UserError, match="combine=harmonic: late can be negative"):
         task.items("dev")
 
 
 def test_scores_without_their_part_are_refused(two: Mixture) -> None:
     with pytest.raises(ValueError, match="no score of the part golds"):
         two.utility(scores_of(letters=[1]))
-    with pytest.raises(ValueError, match='a score is of the part ""'):
+    with pytest.raises(ValueError, match='a score of an unknown part ""'):
         two.utility([Score(1.0, "A")])
 
 
@@ -235,7 +235,7 @@ ONE = Patient("one", 1)
         ({"tasks": {"a/b": ONE}}, 'the name "a/b"'),
         ({"tasks": [ONE, ONE]}, 'the name "one" occurs more than once'),
         ({"combine": "sum"}, "harmonic, mean, minimum, weights"),
-        ({"weights": {"one": 1}}, "task.combine=weights only"),
+        ({"weights": {"one": 1}}, "with task.combine=weights"),
         ({"combine": "weights"}, "task.weights: None is not one number for each of one"),
         ({"combine": "weights", "weights": {"two": 1}}, "for each of one"),
         ({"combine": "weights", "weights": {"one": -1}}, "task.weights.one: -1"),

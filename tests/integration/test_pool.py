@@ -228,7 +228,7 @@ def test_a_position_is_k_finite_numbers(bad: list[float], tiny_pool: Path) -> No
 
 
 def test_a_pool_has_to_be_opened_first(tiny_pool: Path) -> None:
-    with pytest.raises(RuntimeError, match="opened first"):
+    with pytest.raises(RuntimeError, match="is not open"):
         Pool(tiny_pool).combine([1, 0, 0, 0])
 
 

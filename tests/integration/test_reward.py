@@ -199,7 +199,7 @@ def test_equal_rewards_make_no_division_by_zero() -> None:
 
 
 def test_a_reward_model_that_gives_no_number_at_all_is_said() -> None:
-    with pytest.raises(UserError, match=r"no number for any of 2 answers.*float32"):
+    with pytest.raises(UserError, match=r"no finite score for any of 2 answers.*float32"):
         rewarded().calibrate([Score(-math.inf, None, measures={"length": 7})] * 2)
 
 
@@ -559,7 +559,7 @@ def test_an_optimizer_has_to_begin_with_the_experts(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
     run = small_search(tmp_path, tiny_llama, tiny_pool, Backwards(particles=7))
-    with pytest.raises(UserError, match="first ask has to begin with the 4 experts"):
+    with pytest.raises(UserError, match="first positions of ask must be the 4 experts"):
         run.search()
 
 

@@ -176,7 +176,7 @@ def test_chances_are_told_of_the_untempered_model(engine: HFEngine) -> None:
         ({"temperature": -0.1}, "temperature=-0.1: must be a number from 0"),
         ({"temperature": math.nan}, "temperature=nan"),
         ({"top_logprobs": -2}, "top_logprobs=-2"),
-        ({"stop": ("a", "")}, "stop: an empty text"),
+        ({"stop": ("a", "")}, "stop: must not contain an empty string"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(engine: HFEngine, wrong: dict, says: str) -> None:
@@ -195,7 +195,7 @@ def test_the_answer_has_to_fit_into_the_context(engine: HFEngine) -> None:
     with pytest.raises(UserError, match=f"^{read} tokens and one to answer make {read + 1}, "):
         engine.clip_to_context(long)
     asked = Request("no " * 40, 0, ("yes " * 600,))
-    with pytest.raises(UserError, match=r"and a choice of .* can have 512 "):
+    with pytest.raises(UserError, match=r"and a choice of .* more than the model's 512 "):
         engine.clip_to_context(asked)
     assert clip_new_tokens(math.inf, long, read, 0) == long
 

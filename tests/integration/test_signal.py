@@ -256,7 +256,7 @@ def test_a_harmonic_mean_of_log_probabilities_is_refused(tmp_path: Path) -> None
     with pytest.raises(UserError) as caught:
         Mixture("two", {"letters": choice(tmp_path, signal="logprob")})
     message = str(caught.value)
-    assert "letters by its signal=logprob can come to less than 0" in message
+    assert "letters by its signal=logprob can be negative" in message
     assert "task.tasks.letters.signal=both" in message
     assert Mixture("two", {"letters": choice(tmp_path, signal="both")}).lowest == 0.0
 

@@ -296,8 +296,8 @@ def change_tokenizer(model: Path, folder: Path, how: str) -> Path:
     ("how", "said"),
     [
         ("vocabulary", "2 tokens differ"),
-        ("special", "'the' is a special token of one alone"),
-        ("beginning", "cut or begin a text differently"),
+        ("special", "'the' is a special token of only one"),
+        ("beginning", "split or start a text differently"),
     ],
 )
 def test_other_tokenizers_are_refused_by_name(
@@ -326,7 +326,7 @@ def test_too_small_an_embedding_is_refused(tiny_llama: Path, tmp_path: Path) -> 
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(small)
     panel = ModelEnsemble([str(tiny_llama), str(small)]).open()
-    with pytest.raises(UserError, match="small knows 200 tokens"):
+    with pytest.raises(UserError, match="small has 200 embeddings"):
         TokenEnsembleEngine().check(panel.base, panel)
 
 
@@ -398,7 +398,7 @@ def test_a_saved_mixture_writes_the_same_text(
     said = model.generate([Request(prompt, 12) for prompt in PROMPTS])
     assert [completion.text for completion in said] == expected
     (tmp_path / "best" / "mixture.json").write_text('{"models": 3}')
-    with pytest.raises(UserError, match=r"mixture\.json is no mixture"):
+    with pytest.raises(UserError, match=r"mixture\.json is not a readable mixture"):
         TokenEnsembleModel(tmp_path / "best")
 
 
@@ -473,7 +473,7 @@ WRONG = [
     (["pool.models=[{pool}/amber,{llama}]"], "is an adapter"),
     (["pool.models=[{llama},{stranger}]"], "tiny-llama and stranger do not share a tokenizer"),
     (["engine=hf"], "engine=hf mixes adapters"),
-    (["pool=adapters", "pool.folder={pool}", "~pool.models"], "engine=token mixes whole models"),
+    (["pool=adapters", "pool.folder={pool}", "~pool.models"], "engine=token mixes complete models"),
     (["engine.max_tokens=0"], "engine.max_tokens"),
     (["dry_run=true"], "dry_run=true computes"),
 ]

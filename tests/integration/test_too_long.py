@@ -138,7 +138,7 @@ def test_a_judge_on_this_machine_has_room_too(tmp_path: Path, words: Any, tiny_l
 
 
 def test_when_all_are_dropped_none_are_left(tmp_path: Path, words: Any) -> None:
-    with pytest.raises(UserError, match="leave none"):
+    with pytest.raises(UserError, match="no item would remain"):
         fit_to_context(choice(tmp_path, too_long="drop"), words, 8)
 
 

@@ -151,7 +151,7 @@ def taught(base: Path, like: Path, folder: Path) -> str:
 WRONG = {
     "engine.max_model_len=100000": "engine=vllm could not start:",
     "engine.options={max_num_seq:4}": "engine=vllm could not start:",
-    "engine.options={enable_lora:false}": "engine.options: enable_lora is not for it",
+    "engine.options={enable_lora:false}": "engine.options: enable_lora is not allowed",
     "engine.options={kv_cache_memory_bytes:1000}": "engine=vllm could not start:",
 }
 
@@ -165,13 +165,13 @@ def test_what_cannot_start_says_why(
     line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and line.startswith(f"error: {told}"), done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    assert "engine=hf" in line or "the engine sets it itself" in line
+    assert "engine=hf" in line or "it is set by the engine" in line
 
 
 @pytest.mark.skipif(vllm_engines.DEVICE != "cpu", reason="there is a GPU")
 def test_a_graphics_card_that_this_build_does_not_use(family: tuple[Path, Path]) -> None:
     pool = Pool(family[1]).open()
-    for device, told in (("cuda:0", "computes on the CPU"), ("cuda:3", "CUDA_VISIBLE_DEVICES=3")):
+    for device, told in (("cuda:0", "runs on the CPU"), ("cuda:3", "CUDA_VISIBLE_DEVICES=3")):
         with pytest.raises(UserError, match=told):
             VLLMEngine().open(BaseModel(str(family[0])), pool, device)
 

@@ -39,9 +39,9 @@ PRESENT = pytest.mark.skipif(launch.installed_version() is None, reason="vLLM is
         ({"tensor_parallel_size": None}, "engine.tensor_parallel_size=None: must be a positive"),
         ({"max_model_len": 1.5}, "engine.max_model_len=1.5: must be null or a positive"),
         ({"gpu_memory_utilization": 90}, "engine.gpu_memory_utilization=90: must be a number"),
-        ({"options": {"max_loras": 4}}, "max_loras is not for it; set engine.max_loras"),
+        ({"options": {"max_loras": 4}}, "max_loras is not allowed; set engine.max_loras"),
         ({"options": "foo"}, "engine.options=foo: must be null or arguments by name"),
-        ({"options": {"model": "x"}}, "model is not for it; the engine sets it itself"),
+        ({"options": {"model": "x"}}, "model is not allowed; it is set by the engine"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, object], told: str) -> None:

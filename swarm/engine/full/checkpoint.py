@@ -55,11 +55,11 @@ class Checkpoint:
         for name in sorted(set(listed.values())):
             self.tensors |= _read_header(folder / name)
         if missing := sorted(set(listed) - {"*"} - set(self.tensors)):
-            raise UserError(f"{folder}: {INDEX_FILE} lists {missing[0]}, which no shard holds")
+            raise UserError(f"{folder}: {INDEX_FILE} lists {missing[0]}, which is in no shard")
         for name, stored in self.tensors.items():
             if stored.dtype not in (*FLOAT_DTYPES, *INTEGER_DTYPES):
                 allowed = ", ".join(FLOAT_DTYPES)
-                raise UserError(f"{folder}: {name} is of type {stored.dtype}; mixed are {allowed}")
+                raise UserError(f"{folder}: {name} is of type {stored.dtype}; allowed: {allowed}")
 
     def read_rows(self, name: str, rows: Any) -> "Tensor":
         """Return rows (`iterate_row_slices`) of a tensor as in the file; must not be modified."""
@@ -130,13 +130,13 @@ def _read_index(folder: Path) -> dict[str, str]:
     if not (path := folder / INDEX_FILE).is_file():
         if (folder / WEIGHTS_FILE).is_file():
             return {"*": WEIGHTS_FILE}
-        raise UserError(f"{folder} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}")
+        raise UserError(f"{folder} contains neither {WEIGHTS_FILE} nor {INDEX_FILE}")
     try:
         listed = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read: {error!r}") from None
     if missing := [file for file in listed.values() if not (folder / file).is_file()]:
-        raise UserError(f"{folder}: {INDEX_FILE} lists {missing[0]}, which is not there")
+        raise UserError(f"{folder}: {INDEX_FILE} lists {missing[0]}, which is missing")
     return listed
 
 
@@ -233,7 +233,7 @@ def _check_tensor(name: str, model: Checkpoint, first: Checkpoint) -> None:
     if mine.shape != theirs.shape:
         raise UserError(
             f"pool.models: {name} has shape {list(mine.shape)} in {model.folder} "
-            f"and {list(theirs.shape)} in {first.folder}; models of one shape can be mixed"
+            f"and {list(theirs.shape)} in {first.folder}; only models of equal shapes can be mixed"
         )
     if mine.dtype != theirs.dtype and not {mine.dtype, theirs.dtype} <= set(FLOAT_DTYPES):
         raise UserError(

@@ -102,8 +102,8 @@ def _find_stored_tensor(weight: Any, names: Sequence[str], pool: FullModelPool) 
         if not isinstance(weight, Parameter):
             return None
         raise UserError(
-            f"pool.models: {folder} has no tensor {names[0]}, which the model in memory has; "
-            "models that transformers holds otherwise than they are stored cannot be mixed"
+            f"pool.models: {folder} has no tensor {names[0]}, which the loaded model has; "
+            "models whose tensors differ between memory and file cannot be mixed"
         )
     if (shape := pool.tensors[mine[0]]) != tuple(weight.shape):
         raise UserError(
@@ -113,8 +113,8 @@ def _find_stored_tensor(weight: Any, names: Sequence[str], pool: FullModelPool) 
     for other in mine[1:]:
         if not pool.are_tensors_equal(mine[0], other):
             raise UserError(
-                f"pool.models: {mine[0]} and {other} differ in the files and are one by "
-                "config.json; set tie_word_embeddings to false in it"
+                f"pool.models: {mine[0]} and {other} differ in the files but are tied by "
+                "config.json; set tie_word_embeddings to false there"
             )
     return mine[0]
 
@@ -128,6 +128,6 @@ def as_full_model_pool(pool: ExpertPool) -> FullModelPool:
     if isinstance(pool, FullModelPool):
         return pool
     raise UserError(
-        "engine=full mixes the weights of whole models and needs pool=full_models; for adapters "
-        "choose engine=hf"
+        "engine=full mixes the weights of complete models and needs pool=full_models; for "
+        "adapters use engine=hf"
     )

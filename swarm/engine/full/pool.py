@@ -172,7 +172,7 @@ class FullModelPool:
         home = Path(self.base.resolve())
         inputs = [home, *(model.folder for model in self.checkpoints)]
         if any(folder.resolve() == one.resolve() for one in inputs):
-            raise UserError(f"{folder}: this is a model of the pool and is not overwritten")
+            raise UserError(f"{folder}: a model of the pool, which is not overwritten")
 
         def write_files(fresh: Path) -> None:
             _copy_text_files(home, fresh, self.base.trust_remote_code)
@@ -222,7 +222,7 @@ class FullModelPool:
     def _validate_vector(self, coefficients: Iterable[float]) -> list[float]:
         vector = [float(value) for value in coefficients]
         if len(vector) != len(self.models) or not all(map(math.isfinite, vector)):
-            raise UserError(f"expected {len(self.models)} finite numbers, one a model: {vector}")
+            raise UserError(f"expected {len(self.models)} finite numbers, one per model: {vector}")
         return vector
 
     def _build_note(self, vector: list[float]) -> dict[str, Any]:
@@ -237,11 +237,11 @@ def _check_rows(name: str, part: "Tensor", model: Checkpoint, first: Checkpoint,
     if part.is_floating_point():
         if not all(math.isfinite(end) for end in part.aminmax()):
             raise UserError(
-                f"pool.models: {model.folder}: {name} holds weights that are NaN or infinite"
+                f"pool.models: {model.folder}: {name} contains weights that are NaN or infinite"
             )
     elif not torch.equal(part, first.read_rows(name, rows)):
         raise UserError(
-            f"pool.models: {name} holds other integers in {model.folder} than in "
+            f"pool.models: {name} contains other integers in {model.folder} than in "
             f"{first.folder}; these cannot be mixed"
         )
 

@@ -141,7 +141,7 @@ def read_mixture(
         base = BaseModel(**settings, trust_remote_code=trust_remote_code)
         return ModelEnsemble(content["models"], base).open(), weights
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is no mixture that can be read: {error!r}") from None
+        raise UserError(f"{file} is not a readable mixture: {error!r}") from None
 
 
 def prompt_to_text(tokenizer: Any, prompt: Any) -> str:
@@ -161,7 +161,7 @@ def as_model_ensemble(pool: ExpertPool) -> ModelEnsemble:
     if isinstance(pool, ModelEnsemble):
         return pool
     raise UserError(
-        "engine=token mixes whole models and needs pool=models; for adapters choose engine=hf"
+        "engine=token mixes complete models and needs pool=models; for adapters use engine=hf"
     )
 
 
@@ -186,7 +186,7 @@ def collect_compatible(members: Iterable[tuple[str, Any, Any]]) -> tuple[list[An
         rows = model.config.get_text_config().vocab_size
         if rows < width:
             raise UserError(
-                f"pool.models: {name} knows {rows} tokens and its tokenizer {width}: "
+                f"pool.models: {name} has {rows} embeddings and its tokenizer {width} tokens: "
                 "its embedding was not resized"
             )
     return [model for _, model, _ in opened], tokenizer, width
@@ -208,7 +208,7 @@ def describe_tokenizer_difference(one: Any, other: Any) -> str | None:
         for words in (one, other)
     ]
     if differ := sorted(special[0] ^ special[1]):
-        return f"{differ[0]!r} is a special token of one alone"
+        return f"{differ[0]!r} is a special token of only one"
     if one(PROBE_TEXT).input_ids != other(PROBE_TEXT).input_ids:
-        return "they cut or begin a text differently"
+        return "they split or start a text differently"
     return None

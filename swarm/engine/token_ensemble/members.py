@@ -76,8 +76,8 @@ class ModelEnsemble:
         """
         if is_adapter_folder(self.base.path):
             raise UserError(
-                f"pool.models: the first, {self.base.path}, is an adapter: say what it is an "
-                "adapter of, e.g. model=local model.path=BASE"
+                f"pool.models: the first, {self.base.path}, is an adapter: set its base model, "
+                "e.g. model=local model.path=BASE"
             )
         self._members = [
             self._build_member(*pair) for pair in zip(self.names, self.models, strict=True)
@@ -96,7 +96,7 @@ class ModelEnsemble:
     def members(self) -> list[EnsembleMember]:
         """Return the models, once the panel is open."""
         if not self._members:
-            raise RuntimeError("the panel has to be opened first: Panel.open()")
+            raise RuntimeError("the panel is not open: call Panel.open() first")
         return self._members
 
     def check(self) -> None:
@@ -155,7 +155,7 @@ class ModelEnsemble:
         """
         vector = [float(value) for value in coefficients]
         if len(vector) != len(self.models) or not all(map(math.isfinite, vector)):
-            raise UserError(f"expected {len(self.models)} finite weights, one a model: {vector}")
+            raise UserError(f"expected {len(self.models)} finite weights, one per model: {vector}")
         settings = {
             "path": _portable_path(self.base),
             "name": self.base.name or self.base.path,
@@ -225,7 +225,7 @@ def with_adapter(model: Any, member: EnsembleMember, device: str) -> Any:
     try:
         BatchedLoraModel(twin, basis, device, model.dtype).set_positions(torch.ones(1, 1))
     except KeyError as error:
-        reason = f"it adapts {error.args[0]}, which is no linear layer there"
+        reason = f"it adapts {error.args[0]}, which is not a linear layer there"
     except ValueError as error:
         reason = str(error)
     else:

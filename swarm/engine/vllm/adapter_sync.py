@@ -164,8 +164,8 @@ def check_ignored(modules: list[str]) -> None:
     """
     if modules:
         raise UserError(
-            f"engine=vllm: vLLM leaves out {len(modules)} of the experts' modules, such as "
-            f"{modules[0]}, which it does not have under that name; choose engine=hf"
+            f"engine=vllm: vLLM ignores {len(modules)} of the experts' modules, such as "
+            f"{modules[0]}, which it has under no such name; use engine=hf"
         )
 
 
@@ -176,7 +176,9 @@ def check_sound(problem: str) -> None:
         UserError: There is a problem.
     """
     if problem:
-        raise UserError(f"engine=vllm: {problem}; the same command goes on with a fresh engine")
+        raise UserError(
+            f"engine=vllm: {problem}; rerun the same command to resume with a new engine"
+        )
 
 
 @contextmanager
@@ -225,7 +227,7 @@ class FolderSync(AdapterSync):
     def verify_loaded(self) -> None:
         """See `AdapterSync.verify_loaded`."""
         gone = {one.lora_int_id for one in self.requests} - self.llm.llm_engine.list_loras()
-        check_sound(f"vLLM has dropped {len(gone)} adapters of a job under way" if gone else "")
+        check_sound(f"vLLM has dropped {len(gone)} adapters of a running job" if gone else "")
 
 
 class SlotSync(AdapterSync):
@@ -251,7 +253,7 @@ class SlotSync(AdapterSync):
         for problem, ignored in llm.collective_rpc("swarm_hold", args=(basis.starts, basis.shared)):
             check_ignored(ignored)
             if problem:
-                raise UserError(f"engine.way=slots: {problem}; choose engine.way=folders")
+                raise UserError(f"engine.way=slots: {problem}; use engine.way=folders")
         self._numbers = list(range(1, most + 1))
         for number in self._numbers:
             self.load_adapter(units[0], number)

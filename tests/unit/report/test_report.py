@@ -438,7 +438,7 @@ LOG = """2026-11-21 10:00:00,000 INFO versions: python 3.11, torch 2.9
 2026-11-21 10:00:25,000 INFO iteration 0: best 1, prompts asked 1, saved 0, tokens 100
 Traceback
 2026-11-21 12:00:00,000 INFO versions: python 3.11, torch 2.9
-2026-11-21 12:00:03,000 INFO search goes on after 1 evaluated rounds
+2026-11-21 12:00:03,000 INFO search resumes after 1 evaluated rounds
 2026-11-21 12:00:15,000 INFO iteration 1: best 1, prompts asked 1, saved 0, tokens 23
 2026-11-21 12:00:20,000 INFO ending_best_validation_utility: 1.0
 """
@@ -451,7 +451,7 @@ def test_time_counts_no_waiting_between_starts(tmp_path: Path) -> None:
     assert read_log(RunFolder(folder)) == (45.0, 2, 123)
     before = render_page(build_report(folder))
     again = "2026-11-21 15:00:0{}\n".format
-    shown = again("0,000 INFO versions: python 3.12") + again("4,000 INFO search goes on after 2")
+    shown = again("0,000 INFO versions: python 3.12") + again("4,000 INFO search resumes after 2")
     (folder / "log.txt").write_text(LOG + shown)
     assert render_page(build_report(folder)) == before
     measured = again("9,000 INFO ending_best_validation_utility: 1.0")
@@ -591,18 +591,18 @@ def test_a_folder_of_another_kind_is_named_as_what_it_is(
     (search / "tuned" / "tuning.json").write_text("{}")
     runs = "its runs are search/cmp/random_seed42, search/cmp/random_seed43; name one of them"
     for folder, words in {
-        "search/tuned": "search/tuned holds no search, but a fine-tuning: its numbers are in "
+        "search/tuned": "search/tuned contains no search, but a fine-tuning: its results are in "
         "search/tuned/tuning.json, its adapter is search/tuned/tuned",
         "search/cmp": f"search/cmp is a comparison: {runs}",
-        "search": "search holds no search: its runs are search/first, search/cmp/random_seed42, "
+        "search": "search contains no search: its runs are search/first, search/cmp/random_seed42, "
         "search/cmp/random_seed43, search/swept/trial_00; name one of them",
-        "search/trial_0": "search/trial_0 holds no search; did you mean search/swept/trial_00?",
+        "search/trial_0": "search/trial_0 contains no search; did you mean search/swept/trial_00?",
         "search/swept": "search/swept is a sweep: its runs are search/swept/trial_00; name one of "
         "them",
-        "first": "first holds no search; did you mean search/first?",
-        "search/frist": "search/frist holds no search; did you mean search/first?",
-        "search/first/answers": "search/first/answers holds no search; did you mean search/first?",
-        "chess": "chess holds no search; allowed: a folder of search/ with a state.json",
+        "first": "first contains no search; did you mean search/first?",
+        "search/frist": "search/frist contains no search; did you mean search/first?",
+        "search/first/answers": "search/first/answers contains no search; did you mean search/first?",
+        "chess": "chess contains no search; allowed: a folder of search/ with a state.json",
     }.items():
         with pytest.raises(UserError) as caught:
             RunFolder(folder)
@@ -622,7 +622,7 @@ def test_one_bad_folder_does_not_keep_the_others_from_their_reports(
     given = [str(tmp_path / name) for name in ("a", "nothing", "nowhere", "d")]
     assert entry.main(given) == 1
     assert all((folder / "report.html").is_file() for folder in folders)
-    assert capsys.readouterr().err.count("holds no search") == 2
+    assert capsys.readouterr().err.count("contains no search") == 2
 
 
 def test_without_a_folder_it_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:

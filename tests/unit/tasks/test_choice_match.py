@@ -83,7 +83,7 @@ def test_a_text_follows_its_prompt(tmp_path: Path) -> None:
         assert request.prompt == gold.prompt == prompt
         assert request.choices == tuple(space + text for text in texts)
         assert gold.choices == (f"{space}a stone",)
-    with pytest.raises(UserError, match=r"task\.template: 'Answer:' does not hold {question}"):
+    with pytest.raises(UserError, match=r"task\.template: 'Answer:' does not contain {question}"):
         MultipleChoice("small", template="Answer:")
     with pytest.raises(UserError, match=r"task\.scoring: 'text' is not one of generate, logits"):
         Abstain("small", scoring="text")
@@ -151,11 +151,11 @@ GOOD = {"question": "?", "choices": {"A": "x", "B": "y"}, "answer": "A", "id": "
         ({"answer": None}, "is not among"),
         ({"choices": {"A": "x"}}, "at least two"),
         ({"choices": ["x", "y"]}, "at least two"),
-        ({"choices": {"A": "x", "b": "y"}}, 'is not one capital: "b"'),
-        ({"choices": {"A": "x", "B": 3}}, 'one of its choices is not a text: "B"'),
+        ({"choices": {"A": "x", "b": "y"}}, 'is not one capital letter: "b"'),
+        ({"choices": {"A": "x", "B": 3}}, 'one of its choices is not a string: "B"'),
         ({"choices": {"A": "x", "B": " "}}, "an empty choice: B"),
         ({"question": ""}, '"question" is empty'),
-        ({"question": 3}, '"question" is not a text'),
+        ({"question": 3}, '"question" is not a string'),
         ({"id": [1]}, "its id"),
     ],
 )
@@ -169,15 +169,15 @@ def test_a_wrong_choice_item_is_named(tmp_path: Path, change: dict[str, Any], me
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not readable JSON"),
-        ("3", "not an object and not a list"),
+        ("{", "not valid JSON"),
+        ("3", "neither an object nor a list"),
         ("[]", '"dev" is not a list of at least one item'),
         ('{"test": []}', '"dev" is not a list'),
         ('{"dev": []}', '"dev" is not a list of at least one item'),
         ('{"dev": [3]}', "dev item 0: it is not an object"),
         ('{"dev": [{"answer": "1"}]}', 'dev item 0: it has no "question"'),
         ('{"dev": [{"question": "?"}]}', 'dev item 0: it has no "answer"'),
-        ('{"dev": [{"question": "?", "answer": true}]}', "neither a text nor a number"),
+        ('{"dev": [{"question": "?", "answer": true}]}', "neither a string nor a number"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -204,7 +204,7 @@ def test_a_missing_file_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("name", "", "not a text"),
+        ("name", "", "not a string"),
         ("dev_limit", 0, "null nor a positive integer"),
         ("test_limit", True, "null nor a positive integer"),
         ("max_new_tokens", 2.5, "a positive integer"),
@@ -212,8 +212,8 @@ def test_a_missing_file_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.M
         ("ids", None, "file, position"),
         ("chat", "0", "true, false"),
         ("dedupe", 1, "true, false"),
-        ("instruction", 5, "not a text"),
-        ("file", 5, "not a text"),
+        ("instruction", 5, "not a string"),
+        ("file", 5, "not a string"),
     ],
 )
 def test_a_wrong_key_is_named(kind: type, key: str, value: object, allowed: str) -> None:

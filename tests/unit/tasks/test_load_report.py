@@ -70,7 +70,7 @@ def test_a_file_for_each_split(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"task.file: .*train.* is not a file for each of dev"):
         ExactMatch("mine", {"train": files["dev"]})
-    with pytest.raises(UserError, match=r"task.file.dev: 5 is not a text"):
+    with pytest.raises(UserError, match=r"task.file.dev: 5 is not a string"):
         ExactMatch("mine", {"dev": 5})  # type: ignore[dict-item]
 
 
@@ -97,7 +97,7 @@ def test_equal_items_are_on_one_side(tmp_path: Path, warned: Warned) -> None:
     task = ExactMatch("mine", str(lines(tmp_path / "mine.jsonl", [*items, *items])), ids="position")
     assert len(task.items("dev")) == 8 and len(task.items("test")) == 16
     assert not set(questions(task, "dev")) & set(questions(task, "test"))
-    assert len(warned()) == 2 and all("repeat an earlier one" in line for line in warned())
+    assert len(warned()) == 2 and all("are duplicates" in line for line in warned())
 
 
 def test_places_are_ids_where_there_are_none(tmp_path: Path) -> None:
@@ -123,12 +123,12 @@ def test_a_byte_order_mark_and_odd_ends_of_lines_do_no_harm(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("m.jsonl", '{"a": 1}\n{"a": \n', "m.jsonl line 2: it is not readable JSON: "),
+        ("m.jsonl", '{"a": 1}\n{"a": \n', "m.jsonl line 2: it is not valid JSON: "),
         ("m.jsonl", '{"a": 1}\n\n[1]\n', "m.jsonl line 3: it is not an object"),
         (
             "m.jsonl",
             '{"a": 1}\n{"a": \n[]\nx\n5\n',
-            "m.jsonl: 4 of 5 lines are wrong: it is not readable JSON (2: 2, 4); "
+            "m.jsonl: 4 of 5 lines are wrong: it is not valid JSON (2: 2, 4); "
             "it is not an object (2: 3, 5)",
         ),
         ("m.json", '[{"a": 1}, 2, [], 3]', "m.json: 3 of 4 items are wrong: it is not an object ("),
@@ -137,8 +137,8 @@ def test_a_byte_order_mark_and_odd_ends_of_lines_do_no_harm(tmp_path: Path) -> N
         ("m.jsonl", '{"split": "train"}', "line 1: its \"split\" is 'train'"),
         ("m.json", '[{"split": "dev"}, {"split": ["dev"]}]', "item 1: its \"split\" is ['dev']"),
         ("m.json", '[{"a": 1}, 2]', "m.json item 1: it is not an object"),
-        ("m.json", '{"a": 1}\n{"a": 2}', "is it one item a line? Then name it .jsonl"),
-        ("m.json", '"dev"', "is not an object and not a list"),
+        ("m.json", '{"a": 1}\n{"a": 2}', "if it has one item per line, rename it to .jsonl"),
+        ("m.json", '"dev"', "is neither an object nor a list"),
         ("m.json", '{"dev": {"a": 1}}', '"dev" is not a list of at least one item'),
     ],
 )
@@ -155,7 +155,7 @@ def test_what_is_no_text_is_named(tmp_path: Path) -> None:
     write(tmp_path / "b.json", {"dev": match_items(1)})
     for file, message in (
         ("none.jsonl", "is missing: see task.file"),
-        ("b.json", "not a list, as"),
+        ("b.json", "must be a list, as"),
     ):
         assert message in complaint(ExactMatch("mine", {"dev": str(tmp_path / file)}))
 
@@ -197,8 +197,8 @@ def test_one_wrong_item_is_told_in_full(tmp_path: Path) -> None:
 def test_a_split_of_another_kind_of_entries_is_told_with_the_rest(tmp_path: Path) -> None:
     entries = [3, {**match_items(1)[0], "id": True}, {"question": "\ud800", "answer": "1"}, None]
     text = complaint(ExactMatch("mine", str(write(tmp_path / "mine.json", {"dev": entries}))))
-    assert "4 of 4 dev items are wrong: it is not an object (2: 0, 3); its id is no" in text
-    assert "half of a surrogate pair, which is no character (1: 2)" in text
+    assert "4 of 4 dev items are wrong: it is not an object (2: 0, 3); its id is neither" in text
+    assert "an unpaired surrogate, which is not a character (1: 2)" in text
 
 
 def test_ids_that_repeat_are_told(tmp_path: Path) -> None:
@@ -221,8 +221,8 @@ def test_items_that_repeat_are_warned_of_and_stay(tmp_path: Path, warned: Warned
     for _ in range(2):
         assert len(task.items("dev")) == 8 and len(task.items("test")) == 3
     assert warned() == [
-        f"{file}: 1 of 8 dev items repeat an earlier one, question, choices and answer; they stay"
-        " and count again: again."
+        f"{file}: 1 of 8 dev items are duplicates (question, choices and answer) and are scored"
+        " as well: again."
     ]
 
 
@@ -231,7 +231,7 @@ def test_the_ids_of_a_leak_are_told(tmp_path: Path, warned: Warned) -> None:
     file = write(tmp_path / "mine.json", {"dev": items[:8], "test": items[1:]})
     ExactMatch("mine", str(file)).items("test")
     (line,) = warned()
-    assert line.endswith("By their ids in dev: 1, 2, 3, 4, 5 and 2 more.") and "7 items" in line
+    assert line.endswith("Their ids in dev: 1, 2, 3, 4, 5 and 2 more.") and "7 items" in line
 
 
 def test_the_fields_that_a_prompt_is_made_of_tell_items_apart(
@@ -282,4 +282,4 @@ def test_the_originals_files_are_warned_of_only_for_their_leaks(warned: Warned) 
         assert task.items("dev") and task.items("test")
         said = warned()[before:]
         assert len(said) == (file.stem in LEAKS)
-        assert all(f"{LEAKS[file.stem]} items are in dev and in test" in line for line in said)
+        assert all(f"{LEAKS[file.stem]} items are in both dev and test" in line for line in said)

@@ -45,7 +45,7 @@ def test_without_an_answer_any_match_is_right() -> None:
     assert (
         rule.item_error({}) is None and rule.item_error({"answer": ""}) == 'its "answer" is empty'
     )
-    assert "neither a text nor a number" in str(rule.item_error({"answer": None}))
+    assert "neither a string nor a number" in str(rule.item_error({"answer": None}))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_words_that_count() -> None:
         ("the", "no word but articles: 'the'"),
         (["Paris", ""], "is empty"),
         (["Paris", "..."], "no word"),
-        ({"a": 1}, "neither a text nor a number"),
+        ({"a": 1}, "neither a string nor a number"),
     ],
 )
 def test_a_gold_answer_without_words_is_named(gold: Any, message: str) -> None:
@@ -145,7 +145,7 @@ def test_a_gold_answer_without_words_is_named(gold: Any, message: str) -> None:
     ("make", "message"),
     [
         (lambda: Regex("("), r"task.scorer.pattern: '\(' is no regular expression"),
-        (lambda: Regex(""), "task.scorer.pattern: '' is not a text"),
+        (lambda: Regex(""), "task.scorer.pattern: '' is not a string"),
         (lambda: Regex("x", take="middle"), "task.scorer.take: 'middle' is not one of first, last"),
         (lambda: Numeric(relative=-0.1), "task.scorer.relative: -0.1 is not a number from 0"),
         (lambda: Numeric(absolute="1"), "task.scorer.absolute: '1' is not a number"),

@@ -101,7 +101,9 @@ class EvaluationResult:
         """
         mine, others = self._first_model_rows(), other._first_model_rows()
         if [row["id"] for row in mine] != [row["id"] for row in others]:
-            raise UserError("against: the two were not asked the same items, so nothing is paired")
+            raise UserError(
+                "against: the two were not evaluated on the same items, so no pairs exist"
+            )
         found = paired_gain(
             metric_task(self.task), records_to_scores(mine), records_to_scores(others)
         )
@@ -159,8 +161,7 @@ def _resolve_task(task: str | Task, arguments: Sequence[str]) -> tuple[Task, Map
             return instantiate_part(config["task"]), config["task"]
     if arguments:
         raise UserError(
-            f"{arguments[0]}: a task that is an object has its own settings; give them "
-            "where it is made"
+            f"{arguments[0]}: a task object has its own settings; set them in its constructor"
         )
     if not hasattr(task, "run"):
         raise UserError(ITEMS_MISSING)

@@ -72,7 +72,7 @@ def _format_value(key: str, value: Any) -> str:
     if isinstance(value, Sequence):
         return "[" + ",".join(_format_value(key, one) for one in value) + "]"
     raise UserError(
-        f"{key}={value!r:.60}: must be a text, a number, true or false, None, or a list or a dict "
+        f"{key}={value!r:.60}: must be a string, a number, a bool, None, or a list or a dict "
         "of these"
     )
 
@@ -152,7 +152,7 @@ def _to_json_value(value: Any) -> Any:
 
 TaskItems = str | Path | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
-ITEMS_MISSING = "task: a function needs items to be asked about: task=swarm.task(items, function)"
+ITEMS_MISSING = "task: a function needs items: task=swarm.task(items, function)"
 
 
 class CustomTask(FunctionTask):

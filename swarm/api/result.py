@@ -140,7 +140,7 @@ def import_optional(package: str) -> Any:
         return import_module(package)
     except ImportError:
         raise UserError(
-            f"{package.partition('.')[0]} is not installed, which tables and plots need: "
+            f"{package.partition('.')[0]} is required for tables and plots: "
             'pip install "model-swarms[compare]"'
         ) from None
 

@@ -90,7 +90,9 @@ def search(
     ]
     with preserve_logging(), compose_config("search", arguments) as config:
         if config["dry_run"]:
-            raise UserError("dry_run is for the command line: python -m swarm.search dry_run=true")
+            raise UserError(
+                "dry_run is only available on the command line: python -m swarm.search dry_run=true"
+            )
         run = build_run(config, objects)
         run.search(config, None if objects else arguments, show)
     return Result(run.record.folder)
@@ -155,8 +157,8 @@ def _pool_keys(value: Any) -> Any:
     homes = {one.parent for one in folders}
     if len(homes) != 1:
         raise UserError(
-            f"pool: {', '.join(map(str, folders))}: adapters of a pool lie in one folder; copy or "
-            "link (ln -s) them into one"
+            f"pool: {', '.join(map(str, folders))}: adapters of a pool must be in one folder; "
+            "copy or link (ln -s) them into one"
         )
     return {"folder": str(homes.pop()), "experts": [one.name for one in folders]}
 
@@ -190,8 +192,8 @@ def _check_picklable(objects: Mapping[str, Any]) -> None:
             pickle.dumps(objects.get(group))
         except Exception as error:
             raise UserError(
-                f"{group}: it cannot be sent to worker processes ({error}); define what it is made "
-                "of in a module of its own, or search with one device"
+                f"{group}: it cannot be sent to worker processes ({error}); define its parts "
+                "in an importable module, or use one device"
             ) from None
 
 

@@ -13,13 +13,13 @@ from swarm._util.files import conf_folder
 from swarm.errors import UserError
 
 HELP_TEXT = """\
-Export what a search or a fine-tuning found: a PEFT adapter or a whole model, with its model card.
+Export the result of a search or a fine-tuning: a PEFT adapter or a full model, with its model card.
 
   python -m swarm.export search/first to=mine                  # the adapter
   python -m swarm.export search/first to=mine format=merged    # the whole model
   python -m swarm.export search/first to=mine push_to_hub=user/name
 
-First comes a run folder, or the folder of an adapter; then keys, set with key=value:
+The first argument is a run folder, or the folder of an adapter; then keys, set with key=value:
 """
 
 
@@ -38,12 +38,12 @@ def parse_arguments(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     for word in words:
         key, equals, _ = word.partition("=")
         if equals and key not in keys:
-            raise UserError(f"{key}: there is no such key; allowed: {', '.join(keys)}", 2)
+            raise UserError(f"{key}: no such key; allowed: {', '.join(keys)}", 2)
         if equals:
             try:
                 keys[key] = OmegaConf.from_dotlist([word])[key]
             except (OmegaConfBaseException, yaml.YAMLError):
-                raise UserError(f"{word}: the value is not understood", 2) from None
+                raise UserError(f"{word}: the value cannot be parsed", 2) from None
     return sources[0], keys
 
 

@@ -46,7 +46,7 @@ def check_repository(repository: str) -> None:
     if not (owner and name):
         raise UserError(f"push_to_hub={repository}: must be user/name")
     if constants.HF_HUB_OFFLINE:
-        raise UserError(f"push_to_hub={repository}: the hub is switched off (HF_HUB_OFFLINE)")
+        raise UserError(f"push_to_hub={repository}: the hub is disabled (HF_HUB_OFFLINE)")
     if get_token() is None:
         raise UserError(f"push_to_hub={repository}: log in first, with `hf auth login` or HF_TOKEN")
 
@@ -61,7 +61,7 @@ def push_folder(folder: Path, repository: str, private: bool) -> str:
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    with wrap_load_errors(f"push_to_hub={repository}: {folder} is written, but not on the hub"):
+    with wrap_load_errors(f"push_to_hub={repository}: {folder} is written, but the upload failed"):
         hub = HfApi()
         address = hub.create_repo(repository, private=private, exist_ok=True)
         hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export")
@@ -122,8 +122,8 @@ def _find_layer(model: Any, name: str, adapter: Adapter) -> Any:
     except AttributeError:
         pass
     raise UserError(
-        f"{adapter.folder}: it adapts {name}, {inputs} to {outputs}, which this base does not have "
-        "as a linear layer; give the base it was made for as base="
+        f"{adapter.folder}: it adapts {name}, {inputs} to {outputs}, which is not a linear "
+        "layer of this base; set the base it was trained on by base="
     )
 
 
@@ -177,7 +177,7 @@ class Export:
         self.source = source.read_source(given, particle, point)
         if self.source.is_full_model and (dtype or not self.merged):
             raise UserError(
-                f"{self.source.folder} is a whole model: export it with format=merged, which "
+                f"{self.source.folder} is a full model: export it with format=merged, which "
                 "copies it, and without dtype"
             )
         self.dtype = None if self.source.is_full_model else dtype or "bfloat16"
@@ -191,7 +191,9 @@ class Export:
                 half-written then.
         """
         if not is_replaceable(self.to, is_export):
-            raise UserError(f"to={self.to}: holds something else than an export; choose another")
+            raise UserError(
+                f"to={self.to}: contains something other than an export; choose another folder"
+            )
         if self.repository:
             check_repository(self.repository)
         fill = self._file_writer()
@@ -210,7 +212,9 @@ class Export:
         if self.source.unfinished_note:
             told.insert(1, self.source.unfinished_note)
         if self.repository:
-            told.insert(1, "put on the hub: " + push_folder(self.to, self.repository, self.private))
+            told.insert(
+                1, "uploaded to the hub: " + push_folder(self.to, self.repository, self.private)
+            )
         return told
 
     def _file_writer(self) -> Callable[[Path], None]:

@@ -272,7 +272,7 @@ PAPER_LINK = "[Model Swarms](https://arxiv.org/abs/2410.11163)"
 SPACE_NOTES = {
     "factor": "A and B of the adapters were mixed separately (the factor space of the paper).",
     "delta": "The products B A of the adapters were mixed (the delta space).",
-    "weights": "All weights of these whole models were mixed.",
+    "weights": "All weights of these models were mixed.",
 }
 
 
@@ -300,11 +300,11 @@ class ModelCard:
         """Return the complete README.md."""
         front = yaml.safe_dump(self.front_matter(), sort_keys=False, allow_unicode=True)
         sections = {
-            "What it is made of": self._composition_section(),
+            "Components": self._composition_section(),
             "Numbers": self._numbers_section(),
             "Use": self._usage_section(),
             "Made again by": self._command_section(),
-            "Licences of what it is made of": self._licences_section(),
+            "Licences of the components": self._licences_section(),
         }
         parts = [f"---\n{front}---", f"# {self.title}", self._introduction()]
         parts += [f"## {name}\n\n{text}" for name, text in sections.items() if text]
@@ -328,9 +328,9 @@ class ModelCard:
         }
 
     def _introduction(self) -> str:
-        what = "A LoRA adapter of" if not self.merged else "A whole model, an adapter merged into"
+        what = "A LoRA adapter of" if not self.merged else "A full model, an adapter merged into"
         if self.source.is_full_model:
-            what = "A whole model, of the architecture of"
+            what = "A full model, of the architecture of"
         found = f"{what} {self.source.base_name or 'a base model that nobody named'}"
         if stand_in := self.source.stand_in:
             found += f" (measured on {stand_in}, not on the hub's weights)"
@@ -371,8 +371,9 @@ class ModelCard:
         ]
         if error := note.get("reconstruction_error"):
             parts.append(
-                f"The adapter is off from what was searched by {error['overall']:.2g} of its norm "
-                f"(relative Frobenius error; the worst module: {error['worst']:.2g})."
+                f"The adapter differs from the position that was searched by "
+                f"{error['overall']:.2g} of its norm (relative Frobenius error; the worst "
+                f"module: {error['worst']:.2g})."
             )
         return "\n\n".join(part for part in parts if part)
 
@@ -413,13 +414,13 @@ class ModelCard:
         told, dtype = [], []
         if self.source.truncated_rank:
             told.append(
-                "This is of the position that was searched. What was saved of it, rounded to rank "
-                f"{self.source.truncated_rank}, was not measured."
+                "This is for the position that was searched. The saved adapter, rounded to "
+                f"rank {self.source.truncated_rank}, was not measured."
             )
         rounded = self.merged and self.dtype not in (None, "float32")
         if rounded and self.source.in_float32:
             told.append(
-                f"Numbers are of the float32 adapter; rounding to {self.dtype} can change answers."
+                f"Numbers are for the float32 adapter; rounding to {self.dtype} can change answers."
             )
             dtype = [f"model.dtype={self.dtype}"]
         if not told:
@@ -434,7 +435,7 @@ class ModelCard:
         words = [word for word in words if not (dtype and word.startswith("model.dtype="))]
         words += [*dtype, "candidate=adapter", f"candidate.folder={folder}"]
         return [
-            f"{' '.join(told)} What this folder holds is measured by",
+            f"{' '.join(told)} The content of this folder is measured by",
             f"```sh\n{shlex.join(['python', '-m', 'swarm.evaluate', *words])}\n```",
         ]
 
@@ -470,7 +471,10 @@ def _describe_point(point: Mapping[str, Any]) -> list[str]:
     ]
     header = ("objective", "dev, where it was chosen", "test")
     found.append("\n" + "\n".join(format_table(header, rows)))
-    return [*found, "Brackets: 95 % intervals. A dev number of a front is the highest of many."]
+    return [
+        *found,
+        "Brackets: 95 % intervals. Dev scores of a front are maxima of many and so biased upwards.",
+    ]
 
 
 def _format_measurement(one: Mapping[str, Any]) -> str:
@@ -481,14 +485,14 @@ def _format_measurement(one: Mapping[str, Any]) -> str:
 def describe_metrics(metrics: dict[str, Any]) -> list[str]:
     """Describe the metrics without overclaiming, one paragraph each."""
     found = [
-        "Brackets: 95 % intervals. The dev number of the best found is the highest of many "
-        "and flatters it; test was never searched on."
+        "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
+        "so biased upwards; test was not used by the search."
     ]
     told = [conclude_test(metrics)] if "test_gain" in metrics else ["It was not tested."]
     if "test_gain" in metrics and not (
         metrics["test_gain"] > 0 and metrics["test_gain_p_value"] < 0.05
     ):
-        told.append("So it was not shown to be better than the best initial expert.")
+        told.append("Thus it was not shown to be better than the best initial expert.")
     # For a truncated adapter the card has a more detailed note.
     rest = {key: value for key, value in metrics.items() if key != "reconstruction_error"}
     return [*found, " ".join(told), *list_caveats(rest)]

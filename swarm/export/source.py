@@ -79,8 +79,8 @@ class ExportSource:
         words = f"the search had not ended ({done} iteration{'s' * (done != 1)} done)"
         if self.signal:
             words += (
-                f"; it climbs its signal ({self.signal}), and the best is chosen by the "
-                "task's own measure when it ends"
+                f"; it maximizes its signal ({self.signal}), and the best is chosen by the "
+                "task's metric at the end"
             )
         return words
 
@@ -188,8 +188,8 @@ def read_source(given: str, particle: int | None = None, point: int | None = Non
             verify_run_file(file)
     if not (folder / CONFIG_FILE).is_file() and not _is_model(folder):
         raise UserError(
-            f"{folder} holds neither an adapter nor a model in safetensors; "
-            "give the folder of a run that has got so far, or of an adapter"
+            f"{folder} contains neither an adapter nor a model in safetensors; give the folder "
+            "of an adapter, or of a run with at least one iteration"
         )
     note = read_note(folder)
     return ExportSource(path.resolve().name, folder, kind, particle, point, note, config, state)
@@ -205,7 +205,9 @@ def _save_front_point(
     """
     front = ParetoFront.from_state(state)
     if front is None:
-        raise UserError(f"point={point}: {path} has no front, its task is no mixture; leave it out")
+        raise UserError(
+            f"point={point}: {path} has no front, as its task is not a mixture; omit point"
+        )
     most = len(front.front_indices) - 1
     if type(point) is not int or not 0 <= point <= most:
         raise UserError(f"point={point}: the front has 0 to {most}; {path}/front.json lists them")
@@ -213,7 +215,7 @@ def _save_front_point(
     entry, folder = front.rounds[number], path / "front" / f"point_{point}"
     position = entry["positions"][particle]
     if not config.get("pool"):
-        raise UserError(f"{path}: keeps no configuration of its pool (a run made in Python)")
+        raise UserError(f"{path}: has no configuration of its pool (a run started in Python)")
     from hydra.utils import instantiate
 
     pool = instantiate(config["pool"], _convert_="all")
@@ -249,5 +251,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise UserError(f"{path} cannot be read: it is no JSON object")
+        raise UserError(f"{path} cannot be read: it is not a JSON object")
     return found

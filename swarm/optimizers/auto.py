@@ -89,7 +89,7 @@ class AutoOptimizer:
     def inner_optimizer(self) -> Optimizer:
         """The chosen method; available after `start`."""
         if self._inner is None:
-            raise RuntimeError("the optimizer has to be started first: start()")
+            raise RuntimeError("the optimizer is not started: call start() first")
         return self._inner
 
     @property
@@ -139,8 +139,8 @@ class AutoOptimizer:
         """
         if state.get("optimizer") != self.NAME:
             raise UserError(
-                f"optimizer: the saved search is of {state.get('optimizer')!r}, not of 'auto'; go "
-                "on with the optimizer it was begun with, or begin another run"
+                f"optimizer: the saved search is of {state.get('optimizer')!r}, not of 'auto'; "
+                "resume with that optimizer, or start a new run"
             )
         if self._inner is None:
             width = len(state["positions"][0])

@@ -296,7 +296,9 @@ class BaseOptimizer:
         """
         u = np.asarray(utilities, dtype=np.float64)
         if u.shape != self.evaluate.shape or self.told:
-            raise ValueError(f"tell {len(self.evaluate)} utilities once per ask, not {u.shape}")
+            raise ValueError(
+                f"tell needs {len(self.evaluate)} utilities once per ask, not {u.shape}"
+            )
         self._update_state(np.where(np.isfinite(u) & self.evaluate, u, np.nan))
         self.told = True
 

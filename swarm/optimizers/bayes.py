@@ -55,7 +55,7 @@ class BayesianSearch(WarmStartOptimizer):
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
         "batch": (ROWS, "1 learns from every score before the next"),
         "reach": (POSITIVE, "1 is a box around the experts"),
-        "most_dimensions": (AT_LEAST_ONE, "20 is what a Gaussian process is good for"),
+        "most_dimensions": (AT_LEAST_ONE, "20 is about the limit of a Gaussian process"),
     }
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"sampler": ("gp", "tpe")}
 
@@ -80,7 +80,7 @@ class BayesianSearch(WarmStartOptimizer):
         dimensions = groups * (experts - self.sum_to_one)
         if self.sampler == "gp" and dimensions > self.most_dimensions:
             raise UserError(f"""optimizer.sampler=gp: {groups} groups of {experts} experts make
-                {dimensions} dimensions, more than optimizer.most_dimensions={self.most_dimensions};
+                {dimensions} dimensions, above optimizer.most_dimensions={self.most_dimensions};
                 use fewer pool.groups, optimizer.sampler=tpe, optimizer=nes, or raise the limit""")
         super().start(experts, seed, groups)
 

@@ -73,11 +73,11 @@ def check_pool_size(experts: int, particles: int | None) -> None:
         UserError: Fewer than 2 experts, or fewer particles than experts.
     """
     if experts < 2:
-        raise UserError(f"""pool.experts: {experts} given; a search mixes 2 or more, name more
+        raise UserError(f"""pool.experts: {experts} given; a search mixes 2 or more, list more
             with pool.experts=[...]""")
     if particles is not None and particles < experts:
         raise UserError(f"""optimizer.particles={particles} is fewer than the pool's {experts}
-            experts; allowed: {experts} or more; raise it or name fewer experts with
+            experts; allowed: {experts} or more; raise it or list fewer experts in
             pool.experts=[...]""")
 
 
@@ -91,11 +91,10 @@ def check_saved_state(
     """
     if state.get("optimizer") != name:
         raise UserError(f"""optimizer: the saved search is of {state.get("optimizer")!r}, not
-            of {name!r}; go on with the optimizer it was begun with, or begin another
-            run""")
+            of {name!r}; resume with that optimizer, or start a new run""")
     if particles not in (None, count := len(state["positions"])):
         raise UserError(f"""optimizer.particles={particles}: must be {count}, as in the
-            saved search; begin another run to change it""")
+            saved search; start a new run to change it""")
     if groups not in (None, count := state["groups"]):
-        raise UserError(f"""pool.groups: makes {groups} of the modules, and the saved search has
-            {count}; set it as it was, or begin another run to change it""")
+        raise UserError(f"""pool.groups: gives {groups} groups of modules, and the saved search has
+            {count}; restore the value, or start a new run to change it""")

@@ -57,7 +57,7 @@ class CMAES(WarmStartOptimizer):
     NAME: ClassVar[str] = "cmaes"
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
         "separable": (SWITCH, "true is for many dimensions"),
-        "restart": (SWITCH, "false goes on where the distribution has come to its end"),
+        "restart": (SWITCH, "false continues after the distribution has converged"),
         **BOUND_RULES,
     }
 

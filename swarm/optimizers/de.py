@@ -63,7 +63,7 @@ class DifferentialEvolution(BaseOptimizer):
         super().__post_init__()
         if self.lowest_weight > self.highest_weight:
             raise UserError(f"""optimizer.lowest_weight={self.lowest_weight}: must be at most
-                optimizer.highest_weight={self.highest_weight}, lower it or raise that""")
+                optimizer.highest_weight={self.highest_weight}, lower it or raise the other""")
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         draw, known = self._iteration_rng(), expert_positions(experts, self.groups)

@@ -63,7 +63,7 @@ class Genome(BaseOptimizer):
         "gene": (PROBABILITY, "the authors' is 0.1"),
         "sigma": (NOT_NEGATIVE, "the authors' is 0.05"),
         "elite": (PROBABILITY, "the authors' is 0.1"),
-        "succession": (SWITCH, "false is GENOME without the plus"),
+        "succession": (SWITCH, "false is GENOME, true GENOME+"),
         "inertia": (NOT_NEGATIVE, "the authors' is 0.2"),
         "cognitive": (NOT_NEGATIVE, "the authors' is 0.2"),
         "social": (NOT_NEGATIVE, "the authors' is 0.2"),

@@ -43,7 +43,7 @@ NUMBERS: dict[str, tuple[Rule, str]] = {
     "fine_rate": (NOT_NEGATIVE, "of a group's deviation, as a multiple of rate"),
     "pull": (BELOW_ONE, "by which deviations shrink in a step"),
     "warmup": (COUNT, "steps with a growing rate"),
-    "holdout": (BELOW_ONE, "share of dev that a particle does not learn from"),
+    "holdout": (BELOW_ONE, "fraction of dev excluded from the gradient"),
     "required": (SWITCH, "true refuses tasks without gold answers"),
 }
 

@@ -106,10 +106,10 @@ class HierarchicalOptimizer:
                 optimizer@optimizer.optimizer=nes""")
         if getattr(self.optimizer, "needs_gradients", None):
             raise UserError(f"""optimizer.optimizer={self.optimizer.NAME}: needs gradients, which
-                stages do not hand on; use it by itself with pool.groups, or take nes or cmaes""")
+                stages do not support; use it alone with pool.groups, or nes or cmaes""")
         if hasattr(self.optimizer, "name_objectives"):
-            raise UserError(f"""optimizer.optimizer={self.optimizer.NAME}: a stage begins at one
-                best position, and a front has none; use it by itself, or take nes or cmaes""")
+            raise UserError(f"""optimizer.optimizer={self.optimizer.NAME}: a stage starts at one
+                best position, which a front does not have; use it alone, or nes or cmaes""")
 
     def set_group_hierarchy(
         self, parents: Callable[[str], list[int]], positions: int | None
@@ -128,7 +128,7 @@ class HierarchicalOptimizer:
             found = []
         if found != list(range(len(found))) or not found:
             raise UserError(f"""optimizer.groups={[*self.groups]}: must end with the groups of the
-                pool; set pool.groups={last}, or leave out of optimizer.groups what is finer""")
+                pool; set pool.groups={last}, or remove finer groups from optimizer.groups""")
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """See `Optimizer.start`.
@@ -161,7 +161,9 @@ class HierarchicalOptimizer:
         """
         u = np.asarray(utilities, dtype=np.float64)
         if u.shape != self.evaluate.shape or self.told:
-            raise ValueError(f"tell {len(self.evaluate)} utilities once per ask, not {u.shape}")
+            raise ValueError(
+                f"tell needs {len(self.evaluate)} utilities once per ask, not {u.shape}"
+            )
         u = np.where(np.isfinite(u) & self.evaluate, u, np.nan)
         self.inner.tell(u[: len(self.inner.evaluate)])
         again = self.experts + 1 if self.stage and self.iteration == self.entered else 0

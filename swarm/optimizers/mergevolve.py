@@ -77,8 +77,8 @@ class MergeEvolve(BaseOptimizer):
         """
         if self.merged is not None and self.merged > experts:
             raise UserError(
-                f"optimizer.merged={self.merged}: the pool has {experts} rows; give at most that, "
-                "or null for all"
+                f"optimizer.merged={self.merged}: must be at most {experts}, the rows of the "
+                "pool, or null for all"
             )
         super().start(experts, seed, groups)
 

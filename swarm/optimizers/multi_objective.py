@@ -72,8 +72,8 @@ class ParetoSearch(BaseOptimizer):
     LEAST: ClassVar[int] = 4
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
         "crossover": (PROBABILITY, "0.9 is usual"),
-        "crossover_index": (POSITIVE, "20 is usual, less searches farther from the parents"),
-        "mutation_index": (POSITIVE, "20 is usual, less takes longer steps"),
+        "crossover_index": (POSITIVE, "20 is usual, lower values search farther from the parents"),
+        "mutation_index": (POSITIVE, "20 is usual, lower values take longer steps"),
         "sum_to_one": (SWITCH, "false frees the sum, for pool.space=delta"),
         **BOUND_RULES,
     }
@@ -134,7 +134,7 @@ class ParetoSearch(BaseOptimizer):
         """
         if find_spec("pymoo") is None:
             raise UserError(f"""optimizer={self.NAME}: needs the package pymoo; pip install
-                'model-swarms[multi]', or choose another optimizer""")
+                'model-swarms[multi]', or use another optimizer""")
         least = experts + self.needs_base
         if self.particles is not None and experts <= self.particles < least:
             raise UserError(f"""optimizer.particles={self.particles}: the {experts} experts and the
@@ -155,8 +155,8 @@ class ParetoSearch(BaseOptimizer):
             told = told.repeat(len(self.names), axis=1)
         if len(told) != len(self.evaluate) or (self.names and told.shape[1] != len(self.names)):
             raise ValueError(
-                f"tell {len(self.evaluate)} utilities once per ask, with objectives of"
-                f" the parts {self.names}, not {np.shape(told)}"
+                f"tell needs {len(self.evaluate)} utilities once per ask, with objectives of "
+                f"the parts {self.names}, not {np.shape(told)}"
             )
         self._told = np.asarray(told, float)
         super().tell(utilities)

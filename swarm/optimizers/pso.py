@@ -40,15 +40,15 @@ NUMBERS: dict[str, tuple[Rule, str]] = {
     "step_length": (STEP, "the paper tried 0.5 to 1.0"),
     "step_length_factor": (SHARE, "1 keeps the step as it is; the paper's is 0.95"),
     "minimum_step_length": (NOT_NEGATIVE, "0 means no floor"),
-    "patience": (AT_LEAST_ONE, "to go on for ever, raise it above optimizer.max_iterations"),
+    "patience": (AT_LEAST_ONE, "to disable it, raise it above optimizer.max_iterations"),
     "max_iterations": (AT_LEAST_ONE, "the paper's is 50"),
-    "restart": (SWITCH, "false never brings a stray particle back"),
+    "restart": (SWITCH, "false never restarts a particle"),
     "restart_patience": (POSITIVE, "the paper's is 5 iterations; optimizer.restart=false is off"),
     "restart_cool_down": (COUNT, "0 lets a particle restart every iteration"),
     "crossover_maximum": (POSITIVE, "1 is the paper's, 2 the original code's"),
-    "drop_iteration": (PROBABILITY, "it is the chance to skip an iteration's evaluation"),
-    "drop_particle": (PROBABILITY, "it is the chance to skip a particle's evaluation"),
-    "count_skipped": (SWITCH, "true is the original code's way"),
+    "drop_iteration": (PROBABILITY, "it is the probability to skip an iteration's evaluation"),
+    "drop_particle": (PROBABILITY, "it is the probability to skip a particle's evaluation"),
+    "count_skipped": (SWITCH, "true is as in the original code"),
     "soups": (SOUP_COUNT, "0 is the paper's"),
 }
 WORDS = {
@@ -142,12 +142,12 @@ def _check_options(options: ParticleSwarmOptions) -> None:
         check_choice(name, getattr(options, name), allowed)
     if options.minimum_step_length > options.step_length:
         raise UserError(f"""optimizer.minimum_step_length={options.minimum_step_length}: must be at
-            most optimizer.step_length={options.step_length}, lower it or raise that""")
+            most optimizer.step_length={options.step_length}, lower it or raise the other""")
     if options.active not in (None, "auto"):
         check_number("active", options.active, AT_LEAST_ONE, "null lets all particles move")
     if options.descent is not None and not isinstance(options.descent, Descent):
         raise UserError(f"""optimizer.descent={options.descent}: must be null, or have the keys of
-            the gradient term, as optimizer.descent.steps=20""")
+            the gradient term, e.g. optimizer.descent.steps=20""")
     still = not (options.inertia or options.cognitive or options.social or options.repel)
     if still and options.descent is None:
         raise UserError("""optimizer.inertia=0, cognitive=0, social=0, repel=0: must not all be 0,
@@ -281,10 +281,12 @@ class ParticleSwarm(ParticleSwarmOptions):
         """
         u = np.asarray(utilities, dtype=np.float64)
         if u.shape != self.evaluate.shape or self.told:
-            raise ValueError(f"tell {len(self.evaluate)} utilities once per ask, not {u.shape}")
+            raise ValueError(
+                f"tell needs {len(self.evaluate)} utilities once per ask, not {u.shape}"
+            )
         short = np.zeros(u.shape, bool) if stopped is None else np.asarray(stopped, dtype=bool)
         if (short & (np.isfinite(u) | np.isnan(self.personal_utilities))).any():
-            raise ValueError("a stopped particle has no utility, and a personal best")
+            raise ValueError("a stopped particle needs a personal best")
         self._update_personal_bests(u, short)
         self._update_swarm_bests(u, short)
         if self.iteration == 0:
@@ -548,7 +550,7 @@ class AsynchronousSwarm(ParticleSwarm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("batch", self.batch, ROWS, "it is how many particles move together")
+        check_number("batch", self.batch, ROWS, "it is the number of particles that move together")
         if self.drop_iteration:
             raise UserError(f"""optimizer.drop_iteration={self.drop_iteration}: must be 0, as only
                 a few particles move in an iteration; use optimizer.drop_particle""")

@@ -28,7 +28,7 @@ class RandomSearch(BaseOptimizer):
     NAME: ClassVar[str] = "random"
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
         "concentration": (POSITIVE, "1 is uniform"),
-        "reach": (POSITIVE, "1 is the simplex of the experts, 2 goes as far again beyond it"),
+        "reach": (POSITIVE, "1 is the simplex of the experts, 2 twice that size"),
         "sum_to_one": (SWITCH, "false draws the sum, too"),
         "greatest_sum": (POSITIVE, "2 is twice the uniform soup"),
     }

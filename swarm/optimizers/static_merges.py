@@ -117,7 +117,7 @@ def check_scales(name: str, scales: Any) -> None:
     if isinstance(scales, str) or not isinstance(scales, Sequence):
         raise UserError(f"optimizer.{name}={scales!r}: must be a list of numbers above 0")
     for scale in scales:
-        check_number(name, scale, POSITIVE, "each; [] is none")
+        check_number(name, scale, POSITIVE, "each; [] for none")
 
 
 def _membership_vector(places: Sequence[int] | range | np.ndarray, experts: int) -> np.ndarray:
@@ -308,7 +308,7 @@ class StaticMerges(BaseOptimizer):
         if isinstance(self.lambdas, str) or not isinstance(self.lambdas, Sequence):
             raise UserError(f"optimizer.lambdas={self.lambdas!r}: must be a list of numbers")
         for factor in self.lambdas:
-            check_number("lambdas", factor, POSITIVE, "each; [] leaves task arithmetic out")
+            check_number("lambdas", factor, POSITIVE, "each; [] omits task arithmetic")
         if self.among is not None:
             enough: Rule = (int, lambda value: value >= 2, "an integer, 2 or more")
             check_number("among", self.among, enough, "null merges all rows of the pool")

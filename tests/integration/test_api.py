@@ -216,7 +216,7 @@ def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
         ({"task": 3}, "task=3: must be the name of an option of conf/task"),
         ({"optimizer": ParticleSwarm}, "optimizer=<class .* or an object"),
         ({"model": "smolm2"}, "did you mean model=smollm2"),
-        ({"pool": ["a/one", "b/two"]}, "adapters of a pool lie in one folder"),
+        ({"pool": ["a/one", "b/two"]}, "adapters of a pool must be in one folder"),
         ({"pool": []}, "pool=.*: must be a folder of adapters, a list"),
         ({"pool": Pool}, "pool=.*: must be a folder of adapters, a list"),
         ({"overrides": 5}, "overrides=5: must be a dict of keys"),
@@ -227,7 +227,7 @@ def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
         ({"optimizer": {"particles": -3}}, "particles"),
         ({"budget": "many"}, "budget"),
         ({"seed": -1}, "seed=-1: must be an integer"),
-        ({"dry_run": True}, "dry_run is for the command line"),
+        ({"dry_run": True}, "dry_run is only available on the command line"),
         ({"budget": object()}, "budget=<object .*: must be a text, a number"),
     ],
 )
@@ -354,7 +354,7 @@ def test_evaluations_of_functions_and_models() -> None:
             return [Completion("abc", cost=0.5) for _ in requests]
 
     assert evaluate(Paid(), task).cost == 3.0
-    with pytest.raises(UserError, match="not asked the same items"):
+    with pytest.raises(UserError, match="not evaluated on the same items"):
         right.against(evaluate(lambda prompt: "-", task, "dev"))
     with pytest.raises(UserError, match=r"test_limit=2: a task that is an object"):
         evaluate(Paid(), task, test_limit=2)

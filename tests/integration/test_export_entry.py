@@ -87,7 +87,7 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
     Export(str(found), str(mine)).write()
     for other in (tiny_pool / "amber", found, found / "global_best"):
         before = searches.tree(other)
-        with pytest.raises(UserError, match="something else than an export"):
+        with pytest.raises(UserError, match="something other than an export"):
             Export(str(found), str(other)).write()
         assert searches.tree(other) == before
 
@@ -182,7 +182,7 @@ def test_bfloat16_is_the_rounded_float32_sum_in_shards_and_the_base_is_loaded_on
     assert mine("which is (A)?").input_ids == base("which is (A)?").input_ids
     assert mine.chat_template == base.chat_template
     assert "as bfloat16" in (rounded / "README.md").read_text()
-    warning = "Numbers are of the float32 adapter; rounding to bfloat16 can change answers."
+    warning = "Numbers are for the float32 adapter; rounding to bfloat16 can change answers."
     assert warning in (rounded / "README.md").read_text()
     assert (
         "model.dtype=bfloat16 candidate=adapter candidate.folder=rounded"
@@ -234,7 +234,7 @@ def test_a_fine_tuning_and_a_whole_model(tiny_llama: Path, tiny_pool: Path, tmp_
     assert "0.50 mine + 0.50 one" in (tmp_path / "copy" / "README.md").read_text()
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / "copy" / name).read_bytes() == (tiny_llama / name).read_bytes()
-    with pytest.raises(UserError, match="is a whole model"):
+    with pytest.raises(UserError, match="is a full model"):
         Export(str(tiny_llama), str(tmp_path / "x"))
 
 
@@ -291,7 +291,7 @@ def test_a_base_that_the_adapter_was_not_made_for_is_one_line(
     tiny.expert(tiny_llama, tmp_path / "deep")
     file = tmp_path / "deep" / "adapter_model.safetensors"
     save_file({k.replace("layers.1", "layers.7"): v for k, v in load_file(file).items()}, file)
-    with pytest.raises(UserError, match="give the base it was made for"):
+    with pytest.raises(UserError, match="set the base it was trained on"):
         Export(str(tmp_path / "deep"), str(tmp_path / "m"), "merged").write()
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 
@@ -380,7 +380,7 @@ def result(tiny_pool: Path, run: Path, note: dict[str, Any], state: dict[str, An
 
 def licences(folder: Path) -> dict[str, str]:
     """The table of a card."""
-    text = (folder / "README.md").read_text().partition("## Licences of what it is made of")[2]
+    text = (folder / "README.md").read_text().partition("## Licences of the components")[2]
     cells = [line.strip("| ").split("|") for line in text.strip().splitlines()[2:]]
     return {name.strip(): found.strip() for name, found in cells}
 
@@ -518,7 +518,7 @@ def test_a_search_that_has_not_ended_says_so(tiny_pool: Path, tmp_path: Path) ->
         run = result(tiny_pool, tmp_path / signal, note, state)
         told = Export(str(run), str(tmp_path / "mine")).write()
         assert told[1].startswith("the search had not ended (1 iteration done)")
-        assert ("; it climbs its signal (logprob), and" in told[1]) is more
+        assert ("; it maximizes its signal (logprob), and" in told[1]) is more
         assert f"T{told[1][1:]}." in (tmp_path / "mine" / "README.md").read_text()
     (run / "state.json").write_bytes(encode_state({"rounds": places, "finished": "x"}))
     assert len(Export(str(run), str(tmp_path / "mine")).write()) == 2
@@ -663,7 +663,9 @@ def test_the_hub_gets_every_file_in_a_private_repository(found: Path, tmp_path: 
     made = next(json.loads(said) for said, _ in hub.asked if said.startswith("{"))
     assert made.get("visibility") == "private" or made.get("private") is True
     assert ("POST /api/repos/create", "Bearer hf_secret") in hub.asked
-    assert "put on the hub: http" in done.stdout and "hf_secret" not in done.stdout + done.stderr
+    assert (
+        "uploaded to the hub: http" in done.stdout and "hf_secret" not in done.stdout + done.stderr
+    )
     assert "--lora-modules name=user/name" in hub.files["README.md"].decode()
 
 

@@ -121,7 +121,7 @@ def test_mergevolve_merges_the_first_rows_alone() -> None:
     search = begun(MergeEvolve(merged=2))
     step(search)
     assert search.ask()[0][2] == 0 and search.ask()[0].sum() == pytest.approx(1)
-    with pytest.raises(UserError, match=r"optimizer.merged=4: the pool has 3 rows"):
+    with pytest.raises(UserError, match=r"optimizer.merged=4: must be at most 3"):
         begun(MergeEvolve(merged=4))
 
 

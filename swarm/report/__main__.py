@@ -20,10 +20,12 @@ def build_parser() -> argparse.ArgumentParser:
     page = commands.add_parser("page", help="write a run's report into its folder")
     page.add_argument("folders", nargs="+", metavar="search/NAME", help="finished or running")
     page.set_defaults(run=_run_page)
-    one = commands.add_parser("analyse", help="the paper's analyses of one or several runs")
+    one = commands.add_parser("analyse", help="the paper's analyses of one or more runs")
     one.add_argument("folders", nargs="+", metavar="search/NAME", help="finished or running")
-    one.add_argument("--json", action="store_true", help="numbers for programs in place of text")
-    one.add_argument("--plots", type=Path, metavar="FOLDER", help="write pictures (SVG) there")
+    one.add_argument("--json", action="store_true", help="print JSON")
+    one.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="write charts (SVG) to this folder"
+    )
     one.set_defaults(run=_run_analyse)
     return made
 

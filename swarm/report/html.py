@@ -28,7 +28,7 @@ from swarm.report.document import (
 )
 from swarm.stats.format import format_number
 
-KEYBOARD_HINT = "Arrow keys left and right go along a series, up and down to another."
+KEYBOARD_HINT = "Arrow keys: left and right move along a series, up and down to another series."
 
 
 def render_figure(chart: Chart) -> str:

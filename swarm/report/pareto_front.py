@@ -27,8 +27,8 @@ def front_section(models: TestComparison) -> ReportSection | None:
         "front",
         "Front of the objectives",
         "A position is a point of the front if no other one measured on dev is at least as good in "
-        "every objective and better in one; of positions equal in all, the first found. Dev "
-        "flatters a front, as the highest of many; a point's test numbers were never searched on.",
+        "every objective and better in one; of positions equal in all, the first found. On dev "
+        "a front is a maximum of many and so biased upwards; test was not used by the search.",
         [
             *charts,
             _hypervolume_chart(found),
@@ -108,7 +108,7 @@ def _front_points(run: RunFolder, found: ParetoFront) -> list[dict[str, Any]]:
 
 def _hypervolume_chart(found: ParetoFront) -> Chart:
     volumes = found.hypervolume_history
-    told = f"It goes from {volumes[0]:.4g} to {volumes[-1]:.4g}"
+    told = f"From {volumes[0]:.4g} to {volumes[-1]:.4g}"
     return Chart(
         "hypervolume",
         "Hypervolume of the front",
@@ -126,9 +126,9 @@ def _describe_front(found: ParetoFront) -> list[str]:
     lines = [
         f"{pluralize(len(found.front_indices), 'point')} of {len(found.measured_indices)} "
         "measured positions. "
-        f"Objectives: {', '.join(found.aims)}. The hypervolume is what the front covers beyond the "
-        f"worst of the experts in each objective ({reference}).",
-        "A point is taken out by python -m swarm.export RUN point=NUMBER to=FOLDER.",
+        f"Objectives: {', '.join(found.aims)}. The hypervolume is the volume that the front "
+        f"dominates beyond the worst of the experts in each objective ({reference}).",
+        "Export a point by python -m swarm.export RUN point=NUMBER to=FOLDER.",
     ]
     for name, bound in found.constraints.items():
         whose = " (the base model's)" if bound == BASE_BOUND else ""
@@ -140,7 +140,7 @@ def _describe_front(found: ParetoFront) -> list[str]:
         lines.append(f"Constraint: {name} at least {least} on dev.")
     if found.constraint_violations.min() > 0:
         lines.append(
-            "No position meets the constraints: the front is of those that miss them by "
-            "the least, and its hypervolume is 0."
+            "No position meets the constraints: the front has those with the smallest "
+            "violation, and its hypervolume is 0."
         )
     return lines

@@ -50,7 +50,7 @@ from swarm.stats.format import (
     pluralize,
 )
 
-SPLIT_NAMES = {"dev": "dev", "confirm": "kept part of dev", "test": "test"}
+SPLIT_NAMES = {"dev": "dev", "confirm": "held-out part of dev", "test": "test"}
 
 
 def summarize_verdict(models: TestComparison) -> tuple[str, str, str]:
@@ -58,15 +58,19 @@ def summarize_verdict(models: TestComparison) -> tuple[str, str, str]:
     run, found = models.run, models.metrics
     start, end = models.split_result("starting", "dev"), models.split_result("ending", "dev")
     if start is None or end is None:
-        return "open", "Nothing measured yet", "No particle has been asked all dev items yet."
+        return (
+            "open",
+            "Nothing measured yet",
+            "No particle has been evaluated on all dev items yet.",
+        )
     if not found and (signal := run.identity.get("task.signal", "accuracy")) != "accuracy":
         return (
             "open",
             "Not judged yet",
             (
-                f"By its signal ({signal}) the search stands at {format_number(end.utility)}; the "
-                "best are "
-                "chosen by the task's own measure when it ends."
+                f"By its signal ({signal}) the search has reached "
+                f"{format_number(end.utility)}; the best are chosen by the task's metric at "
+                "the end."
             ),
         )
     rise = (
@@ -77,14 +81,14 @@ def summarize_verdict(models: TestComparison) -> tuple[str, str, str]:
         after = f"after {pluralize(len(run.rounds) - 1, 'iteration')}"
         return "open", "Still running", f"On {end.items} dev items {after}, {rise}."
     if not models.is_tested:
-        flatters = "which flatters the one that was chosen there as the highest of many"
-        return "open", "Not tested", f"On the {end.items} dev items, {flatters}, {rise}."
+        bias = "where the maximum of many is biased upwards"
+        return "open", "Not tested", f"On the {end.items} dev items, {bias}, {rise}."
     items = format_count(found["ending_best_single_test_items"])
     told = " ".join(
         [conclude_test(found), *compare_with_baselines(found), *one_answer_warnings(found)]
     )
     if end.utility > start.utility and _is_zero_width(found["test_gain_interval"]):
-        told = f"No item differs: each of the {items} test items is worth the same to both."
+        told = f"No item differs: both have equal scores on each of the {items} test items."
     better = found["test_gain"] > 0
     if found["test_gain_p_value"] >= 0.05 or end.utility <= start.utility:
         loss = found["test_gain"] < 0 and found["test_gain_p_value"] >= 0.05
@@ -140,14 +144,12 @@ def start_end_section(models: TestComparison) -> ReportSection:
     if by_size := models.metrics.get("ensemble_dev_by_size"):
         size = models.metrics["ensemble_size"]
         told = ", ".join(f"{n}: {format_number(value)}" for n, value in enumerate(by_size, 1))
-        blocks.append(
-            TextBlock([f"The vote on dev by number of voters: {told}; {size} was chosen."])
-        )
+        blocks.append(TextBlock([f"Vote on dev by number of voters: {told}; {size} was chosen."]))
     return ReportSection(
         "ends",
         "Start and end",
-        "Brackets are 95 % intervals of a model's own number. The dev number of the best found is "
-        "the highest of many and flatters it; the test items were never searched on.",
+        "Brackets are 95 % intervals of a single model's score. The dev score of the best "
+        "found is the maximum of many and so biased upwards; test was not used by the search.",
         blocks,
     )
 
@@ -183,7 +185,7 @@ def _result_table(models: TestComparison) -> TableBlock:
         row += [format_percent(m.unparsed) if (m := one[split]) else "–" for split in told]
         rows.append(row)
     return TableBlock(
-        "Utilities with 95 % intervals, and the share of answers that could not be read",
+        "Utilities with 95 % intervals, and the rate of unparsed answers",
         header,
         rows,
     )
@@ -265,9 +267,9 @@ def statistics_section(models: TestComparison) -> ReportSection:
     )
     return ReportSection(
         "statistics",
-        "How sure this is",
-        "The paired test looks only at items on which the two differ; p is the chance of a "
-        "difference this large if neither were better. Below 0.05 it is called a gain here.",
+        "Uncertainty",
+        "The paired test uses only items on which the two differ; p is the probability of a "
+        "difference this large if neither were better. Below 0.05 it counts as a gain.",
         blocks,
     )
 
@@ -339,20 +341,20 @@ def _describe_method(models: TestComparison) -> list[str]:
         told.append(f"The paired test on test is {name_test(*answers[1:])}.")
     told.append(
         "Intervals of right-or-wrong answers are Wilson's, those of other utilities are "
-        "bootstrapped over items, and that of a difference inverts its test; they cover the draw "
-        "of the items, not that of the seed: another seed is another search."
+        "bootstrapped over items, and that of a difference inverts its test; they cover the "
+        "sampling of items, not the seed: another seed is another search."
     )
     evaluated = int((~np.isnan(models.run.utilities)).sum())
     told.append(f"The best found is the highest of {format_count(evaluated)} evaluations on dev.")
     if "confirm" not in found:
         told.append(
-            "No part of dev was kept from the search (confirm=0.3 keeps some), so that "
-            "the dev number of the best found has no check but test."
+            "No part of dev was held out from the search (e.g. confirm=0.3), so only test "
+            "checks the dev score of the best found."
         )
     if "signal" in found:
         told.append(
-            f"The search climbed the signal {found['signal']}; the numbers above are by "
-            "the task's own measure, which also chose among the bests."
+            f"The search maximized the signal {found['signal']}; the numbers above are by the "
+            "task's metric, which also chose among the bests."
         )
     return told
 
@@ -421,8 +423,8 @@ def _add_log_line(found: list[RunStart], now: datetime, words: str) -> None:
 
 FINAL_STAGES = {
     "test": "on test, at the end",
-    "judged": "on dev by the task's own measure, at the end",
-    "confirm": "on the kept part of dev, at the end",
+    "judged": "on dev by the task's metric, at the end",
+    "confirm": "on the held-out part of dev, at the end",
     "again": "on dev once more, for the noise floor",
 }
 """Purpose of the prompts in answers/KIND_*.json.gz, by kind."""
@@ -436,17 +438,15 @@ def cost_section(models: TestComparison) -> ReportSection:
     rows = [["on dev, by the search", format_count(asked)], *_final_rows(run)]
     blocks: list[Any] = [
         _economy_chart(run, spent),
-        TableBlock("Prompts that were asked", ["prompts", "how many"], rows),
-        TableBlock(
-            "Prompts that were not asked", ["prompts", "how many"], _saved_rows(run, spent, asked)
-        ),
+        TableBlock("Prompts evaluated", ["prompts", "how many"], rows),
+        TableBlock("Prompts saved", ["prompts", "how many"], _saved_rows(run, spent, asked)),
     ]
     if timed := _time_rows(run, asked):
         blocks.append(TableBlock("Time and tokens", ["what", "how much"], timed))
     if taken := run.metrics.get("spent"):
         blocks.append(
             TableBlock(
-                "What scoring took",
+                "Cost of scoring",
                 ["measure", "new texts", "repeated texts"],
                 [
                     [name, format_number(n["first"]), format_number(n["again"])]
@@ -467,9 +467,9 @@ def cost_section(models: TestComparison) -> ReportSection:
         )
     return ReportSection(
         "cost",
-        "What it cost",
-        "A prompt is one item put to one position. The curve's first point is the price of asking "
-        "every starting particle; where it is flat, prompts bought nothing.",
+        "Cost",
+        "A prompt is one item evaluated at one position. The curve starts at the cost of "
+        "evaluating all initial particles; where it is flat, further prompts brought no gain.",
         blocks,
     )
 
@@ -480,11 +480,11 @@ def _economy_chart(run: RunFolder, spent: dict[str, Any]) -> Chart:
     labels = [f"iteration {n}" for n in range(len(best))]
     return Chart(
         "budget",
-        "What prompts bought",
+        "Gain by prompts",
         "prompts on dev",
         objective_label(run),
         [Series("best so far", prompts, best, "steps", "strong", labels)],
-        f"{format_count(prompts[-1])} prompts took the best from {format_number(best[0])} to "
+        f"{format_count(prompts[-1])} prompts raised the best from {format_number(best[0])} to "
         f"{format_number(best[-1])}"
         f"{signal_suffix(run)}",
     )
@@ -506,14 +506,14 @@ def _saved_rows(run: RunFolder, spent: dict[str, Any], asked: int) -> list[list[
     scored = sum(n or 0 for entry in run.rounds for n in entry.get("items_scored", ()))
     shared = sum(entry.get("prompts_shared", 0) for entry in run.rounds)
     rows = [
-        ["racing: stopped, could not win any more", spent["raced"]],
-        ["cache: the same position was met before", max(0, scored - asked)],
-        ["dropping: moved without being asked", spent["dropped"]],
+        ["racing: stopped, as it could no longer win", spent["raced"]],
+        ["cache: position evaluated before", max(0, scored - asked)],
+        ["dropping: moved without an evaluation", spent["dropped"]],
     ]
     if spent["beyond_budget"]:
-        rows.append(["budget: nothing was left for them", spent["beyond_budget"]])
+        rows.append(["budget: exhausted", spent["beyond_budget"]])
     if shared:
-        rows.append(["shared: another search had asked (counted as asked above)", shared])
+        rows.append(["shared: evaluated by another search (counted as evaluated above)", shared])
     return [[name, format_count(saved)] for name, saved in rows]
 
 
@@ -522,15 +522,15 @@ def _time_rows(run: RunFolder, asked: int) -> list[list[str]]:
     seconds, times, tokens = read_log(run)
     if not times:
         return []
-    rows = [["time from start to end, waiting between starts left out", format_duration(seconds)]]
+    rows = [["time from start to end, without pauses between starts", format_duration(seconds)]]
     if times > 1:
-        rows.append(["times it was started", str(times)])
+        rows.append(["number of starts", str(times)])
     if seconds > 0:
         rows.append(
-            ["prompts on dev a second, everything included", format_number(asked / seconds, 1)]
+            ["prompts on dev per second, everything included", format_number(asked / seconds, 1)]
         )
     if tokens:
-        rows.append(["tokens read and written on dev", format_count(tokens)])
+        rows.append(["tokens read and generated on dev", format_count(tokens)])
     return rows
 
 
@@ -551,7 +551,7 @@ def configuration_section(models: TestComparison) -> ReportSection:
     own, made = run.experts[: run.own], run.experts[run.own :]
     blocks: list[ReportBlock] = [TextBlock([f"{len(own)} experts: {', '.join(own)}."])]
     if made:
-        rows_made = f"{pluralize(len(made), 'more row')}, made by the pool: {', '.join(made)}."
+        rows_made = f"{pluralize(len(made), 'more row')}, added by the pool: {', '.join(made)}."
         blocks.append(TextBlock([rows_made]))
     if len(run.groups) > 1:
         named = [*run.groups]
@@ -560,7 +560,7 @@ def configuration_section(models: TestComparison) -> ReportSection:
         blocks.append(
             TextBlock(
                 [
-                    f"{len(run.groups)} groups of modules with coefficients of their own: "
+                    f"{len(run.groups)} groups of modules with separate coefficients: "
                     f"{', '.join(named)}."
                 ]
             )
@@ -569,7 +569,7 @@ def configuration_section(models: TestComparison) -> ReportSection:
     rows = [[name, str(run.identity[name])] for name in names if name in run.identity]
     rows += [["versions", told] for told in _list_versions(run)]
     blocks.append(
-        TableBlock("What it ran on", ["what", "which (weights and items as digests)"], rows)
+        TableBlock("What it ran on", ["what", "configuration (weights and items as digests)"], rows)
     )
     try:
         config = clean(run.config)
@@ -580,8 +580,8 @@ def configuration_section(models: TestComparison) -> ReportSection:
     return ReportSection(
         "setup",
         "Configuration",
-        "The same keys, seed, weights and items give the same search; python -m swarm.search takes "
-        "the keys as they stand here.",
+        "The same keys, seed, weights and items give the same search; python -m swarm.search "
+        "accepts these keys.",
         blocks,
         {f"All {len(keys)} keys": [table]},
     )

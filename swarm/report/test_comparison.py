@@ -185,8 +185,8 @@ MISSING_QUESTIONS = "The questions are not shown: "
 def changed_items_section(models: TestComparison) -> ReportSection:
     """Build the section of items that only one of the two models answers correctly."""
     how = (
-        "Open an item for its question and both texts. Some flips are always there: two models "
-        "that are equally good differ too, in both directions."
+        "Open an item for its question and both texts. Some flips always occur: equally good "
+        "models differ, too, in both directions."
     )
     found = models.paired_answers()
     if found is None or models.places["starting"] == models.places["ending"]:
@@ -224,13 +224,12 @@ def _describe_changes(
     chosen = ", on which the best found was chosen" if split == "dev" else ""
     told = [
         f"Of {items} {split} items{chosen}, the best found won {won} and lost {lost}; "
-        f"{items - won - lost} are worth the same."
+        f"{items - won - lost} have equal scores."
     ]
     if cut:
         told.append(
-            f"Of these {won + lost} items the page shows {MAX_ITEMS_SHOWN}, won and lost in "
-            "proportion, the "
-            "largest differences first; the run folder has all."
+            f"Of these {won + lost} items {MAX_ITEMS_SHOWN} are shown, won and lost in "
+            "proportion, the largest differences first; the run folder has all."
         )
     return [*told, missing] if missing else told
 
@@ -273,7 +272,9 @@ def _gold_text(item: Mapping[str, Any]) -> str:
 
 
 def _shorten_text(words: str, most: int = MAX_TEXT_LENGTH) -> str:
-    return words if len(words) <= most else f"{words[:most]} … ({len(words) - most:,} more letters)"
+    return (
+        words if len(words) <= most else f"{words[:most]} … ({len(words) - most:,} more characters)"
+    )
 
 
 def load_questions(models: TestComparison, split: str) -> tuple[dict[str, Any], str]:
@@ -289,7 +290,7 @@ def load_questions(models: TestComparison, split: str) -> tuple[dict[str, Any], 
             + (str(error) if isinstance(error, UserError) else "no data file is named"),
         )
     if short_digest(found) != (asked if split == "test" else run.identity.get("task items")):
-        return {}, f"{MISSING_QUESTIONS}what the data file has now is not what was asked"
+        return {}, f"{MISSING_QUESTIONS}the data file has changed since the run"
     return {str(item["id"]): item for item in found}, ""
 
 

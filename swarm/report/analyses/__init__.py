@@ -114,7 +114,7 @@ def draw_charts(found: dict[str, Any], folder: Path) -> list[Path]:
 def _economy_chart(runs: Sequence[dict[str, Any]]) -> str:
     series = [Series(one["run"], one["prompts"], one["best"], "steps") for one in runs]
     return render_standalone(
-        Chart("economy", "What prompts bought", "prompts on dev", "best so far", series)
+        Chart("economy", "Gain by prompts", "prompts on dev", "best so far", series)
     )
 
 
@@ -145,5 +145,5 @@ def _component_chart(found: dict[str, Any]) -> str:
     ]
     names = [f"component {n + 1} ({share:.0%})" for n, share in enumerate(found["explained"])]
     return render_standalone(
-        Chart("principal", "Every particle's way", names[0], names[-1], series)
+        Chart("principal", "Paths of all particles", names[0], names[-1], series)
     )

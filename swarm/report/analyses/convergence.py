@@ -61,8 +61,8 @@ def progress_section(models: TestComparison) -> ReportSection:
         "iteration",
         objective_label(run),
         [Series("best so far", x, best, "steps", "strong")],
-        f"It goes from {format_number(best[0])} to {format_number(best[-1])} in "
-        f"{pluralize(len(best) - 1, 'iteration')} and rises {pluralize(len(rises), 'time')}, {last}"
+        f"From {format_number(best[0])} to {format_number(best[-1])} in "
+        f"{pluralize(len(best) - 1, 'iteration')}, with {pluralize(len(rises), 'rise')}, {last}"
         f"{signal_suffix(run)}",
         [("best initial expert", float(start))] if np.isfinite(start) else [],
         whole=True,
@@ -70,7 +70,7 @@ def progress_section(models: TestComparison) -> ReportSection:
     began = rank_of_origin(run) if np.isfinite(run.utilities[run.find_best()]) else None
     told = TextBlock(
         [
-            f"The particle that ends best, number {began['particle']}, began as "
+            f"The best particle at the end, number {began['particle']}, started as "
             f"{began['began_as']} "
             f"at rank {began['rank']:g} of {began['of']}."
         ]
@@ -79,16 +79,16 @@ def progress_section(models: TestComparison) -> ReportSection:
     )
     climbed = search_signal(run)
     other = (
-        f" These numbers are the signal ({climbed}) that the search climbed; those of the result "
-        "and of Start and end are the task's own measure."
+        f" These numbers are the signal ({climbed}) that the search maximized; those of the "
+        "result and of Start and end are by the task's metric."
         if climbed
         else ""
     )
     return ReportSection(
         "progress",
         "Progress of the search",
-        "The best so far cannot fall; beside it is what every particle came to in each iteration. "
-        f"All of it is on dev, where the highest of many flatters itself.{other}",
+        "The best so far never decreases; the second chart has the score of every particle in "
+        f"each iteration. All of it is on dev, where the maximum of many is biased upwards.{other}",
         [chart, _particle_chart(models), told],
         {"Every particle": [_particle_table(run)]},
     )
@@ -98,7 +98,10 @@ def _particle_chart(models: TestComparison) -> Chart:
     run = models.run
     x = np.arange(len(run.utilities))
     best, expert = models.places["ending"][1], models.places["starting"][1]
-    names = {expert: f"particle {expert}, began as {models.expert}", best: f"particle {best}, best"}
+    names = {
+        expert: f"particle {expert}, started as {models.expert}",
+        best: f"particle {best}, best",
+    }
     series = [
         Series(
             names.get(i, f"particle {i}"),
@@ -115,10 +118,10 @@ def _particle_chart(models: TestComparison) -> Chart:
         "iteration",
         objective_label(run),
         series,
-        f"They lie between {format_number(known.min())} and "
+        f"They are between {format_number(known.min())} and "
         f"{format_number(known.max())}{signal_suffix(run)}"
         if len(known)
-        else "None is measured",
+        else "None was evaluated",
         whole=True,
     )
 
@@ -175,15 +178,15 @@ def coefficient_section(models: TestComparison) -> ReportSection:
         blocks.append(ChartChoice("Group of modules", panels))
     blocks.append(_expert_table(run, groups.mean(axis=1)))
     shown = (
-        f" The {len(COLOURS)} largest in the best have a colour."
+        f" The {len(COLOURS)} largest in the best are coloured."
         if len(run.experts) > len(COLOURS)
         else ""
     )
     return ReportSection(
         "coefficients",
-        "Who contributes",
-        "Each expert's mixing coefficient; 1 is that expert alone, and below 0 its change is "
-        f"turned round.{shown} Steps: the best holds until there is a better one.",
+        "Contributions of experts",
+        "Mixing coefficients of the experts: 1 is that expert alone, and below 0 its update is "
+        f"subtracted.{shown} Steps: the best stays until a better one is found.",
         blocks,
     )
 
@@ -285,7 +288,7 @@ def diversity_section(models: TestComparison) -> ReportSection:
         "iteration",
         "mean distance",
         [Series("mean distance", x, apart, weight="strong")],
-        f"It goes from {format_number(apart[0])} to {format_number(apart[-1])}; "
+        f"From {format_number(apart[0])} to {format_number(apart[-1])}; "
         f"{format_percent(outside[-1])} of the "
         "particles end outside the experts' hull",
         whole=True,
@@ -306,7 +309,7 @@ def diversity_section(models: TestComparison) -> ReportSection:
         "diversity",
         "Diversity of the swarm",
         "The mean Euclidean distance of the particles from their mean, in coefficients: two "
-        "different experts are 1.41 apart. A swarm at 0 has nowhere left to go.",
+        "different experts are 1.41 apart. A swarm at 0 has converged to one position.",
         blocks,
     )
 

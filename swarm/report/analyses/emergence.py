@@ -30,7 +30,7 @@ def measure_emergence(run: RunFolder) -> dict[str, Any]:
     start = np.stack([run.load_answer_values((0, i)) for i in asked])
     end = np.stack([run.load_answer_values(run.find_best(i)) for i in asked])
     if not np.isin([start, end], (0.0, 1.0)).all():
-        reason = "the answers' values are not all 0 or 1, so that no item is right or wrong"
+        reason = "the answers' values are not all 0 or 1, so items are not right or wrong"
         return {"applies": False, "reason": reason}
     found = compare_with_controls(
         start.astype(bool), end.astype(bool), _start_row(asked, run.find_best()[1])
@@ -169,7 +169,7 @@ def format_emergence(found: dict[str, Any]) -> list[str]:
         "",
         *DEFINITIONS.splitlines(),
         "",
-        f"The same the other way round: {mirror['more_right']} items more often right, "
+        f"The reverse: {mirror['more_right']} items more often right, "
         f"{mirror['fewer_right']} less often;",
         f"{mirror['emerged']} emerged, {mirror['vanished']} that some got right and now none does.",
         *_format_best_alone(found["best_alone"]),
@@ -188,5 +188,5 @@ def _format_best_alone(found: dict[str, Any]) -> list[str]:
                 f"{paired.n}, p = {paired.p:.3g}"
             )
     if "test" not in found:
-        told.append("- test: not asked")
+        told.append("- test: not evaluated")
     return ["", f"What one model gains, against the best expert, {found['expert'][:24]}", *told]

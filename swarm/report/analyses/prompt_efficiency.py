@@ -99,8 +99,8 @@ def format_economy(found: Sequence[dict[str, Any]]) -> list[str]:
     told = [
         *format_table(header, rows),
         "",
-        "Prompts put on dev; prompts that dropping (drop-K, drop-N) and racing saved;",
-        "how often the best got better, and the prompts after the start that each took.",
+        "Prompts evaluated on dev; prompts saved by dropping (drop-K, drop-N) and racing;",
+        "improvements of the best, and prompts after the start per improvement.",
     ]
     if len(found) < 2:
         return told

@@ -71,7 +71,7 @@ def format_origins(origins: Sequence[dict[str, Any]]) -> list[str]:
     ]
     found = format_table(("ends best in", "began as", "start", "best", "rank of origin"), rows)
     if len(origins) < 2:
-        return [*found, "", "One run says little: name several folders for a distribution."]
+        return [*found, "", "One run gives no distribution: name several folders."]
     shares = summarize_origins(origins)
     return [
         *found,

@@ -227,7 +227,7 @@ def test_new_metrics_are_shown_where_they_are(tmp_path: Path) -> None:
     rows = tables(build_report(folder), "statistics")[
         "Best found less best initial expert, item by item"
     ]
-    assert rows[0] == ["kept part of dev", "−0.250", "[−0.500, 0.000]", "0.125", "12"]
+    assert rows[0] == ["held-out part of dev", "−0.250", "[−0.500, 0.000]", "0.125", "12"]
 
 
 def test_p_is_the_same_in_the_sentence_and_in_the_tile(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_where_no_item_differs_no_interval_is_told(tmp_path: Path) -> None:
     more = {"test_gain": 0.0, "test_gain_interval": [0.0, 0.0], "test_gain_p_value": 1.0}
     folder = run_folders.folder(tmp_path / "run", more=more)
     text = render_page(build_report(folder))
-    assert "No item differs: each of the 40 test items is worth the same to both." in text
+    assert "No item differs: both have equal scores on each of the 40 test items." in text
     assert "+0 to +0" not in text and "[0.000, 0.000]" not in text
     assert build_report(folder).figures[2][1] == "0.000 (no item differs)"
     assert tables(build_report(folder), "statistics")[
@@ -278,7 +278,7 @@ def test_one_is_not_many(tmp_path: Path) -> None:
     found = build_report(folder)
     text = render_markdown(found, ())
     assert found.about.endswith("6 particles, 1 iteration, seed 7")
-    assert "in 1 iteration and rises 1 time, last at iteration 1" in text
+    assert "in 1 iteration, with 1 rise, last at iteration 1" in text
     assert not re.search(r"\b1 (iterations|times)\b", text)
 
 
@@ -393,8 +393,8 @@ def test_many_flips_are_cut_and_it_is_said(tmp_path: Path) -> None:
         total > MAX_ITEMS_SHOWN
         and abs(sum(len(block.flips) for block in blocks) - MAX_ITEMS_SHOWN) <= 1
     )
-    assert f"Of these {total} items the page shows {MAX_ITEMS_SHOWN}" in str(found)
-    assert "more letters)" in blocks[0].flips[0].after[1]
+    assert f"Of these {total} items {MAX_ITEMS_SHOWN} are shown" in str(found)
+    assert "more characters)" in blocks[0].flips[0].after[1]
 
 
 def test_items_are_read_as_tasks_give_them(tmp_path: Path) -> None:
@@ -481,16 +481,16 @@ def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
     (folder / "state.json").write_bytes(encode_state(state))
     (folder / "log.txt").write_text(LOG)
     found = tables(build_report(folder), "cost")
-    assert found["Prompts that were asked"] == [
+    assert found["Prompts evaluated"] == [
         ["on dev, by the search", "540"],
         ["on test, at the end", "80"],
     ]
-    saved = [row[1] for row in found["Prompts that were not asked"]]
+    saved = [row[1] for row in found["Prompts saved"]]
     assert saved == ["40", "20", "30"]
     assert read_log(RunFolder(folder)) == (45.0, 2, 123)
     assert found["Time and tokens"][:2] == [
-        ["time from start to end, waiting between starts left out", "45 s"],
-        ["times it was started", "2"],
+        ["time from start to end, without pauses between starts", "45 s"],
+        ["number of starts", "2"],
     ]
     assert ["versions", "python 3.11, torch 2.9"] in tables(build_report(folder), "setup")[
         "What it ran on"

@@ -88,7 +88,7 @@ def measure(ways: dict, positions: np.ndarray, rows: int, repeats: int) -> dict:
             for a, b in zip(x, y, strict=True)
         ]
         same = sum(a == b for a, b in pairs) / len(pairs)
-        assert same >= 0.99, f"{name} agrees with swap on {same:.1%} of the answers only"
+        assert same >= 0.99, f"{name} agrees with swap only on {same:.1%} of the answers"
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
@@ -123,7 +123,7 @@ def main() -> None:
     ways["PEFT mixed"] = Mixed(base, pool, positions, options.device)  # type: ignore[assignment]
     names = list(ways)
     print(f"{machine()}; {options.particles} particles")
-    print("| requests a particle | " + " | ".join(names) + " | auto / best |")
+    print("| requests per particle | " + " | ".join(names) + " | auto / best |")
     print("| --- " * (len(names) + 2) + "|")
     for rows in map(int, options.rows.split(",")):
         found = measure(ways, positions, rows, options.repeats)

@@ -178,8 +178,8 @@ def imported(packages: Packages, repeats: int) -> dict[str, list]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--llmcomp", help="the python of an environment with llmcomp")
-    parser.add_argument("--count", type=int, default=3000, help="new answers each time")
-    parser.add_argument("--kept", type=int, default=10_000, help="kept answers that are read")
+    parser.add_argument("--count", type=int, default=3000, help="new answers per repetition")
+    parser.add_argument("--kept", type=int, default=10_000, help="number of cached answers read")
     parser.add_argument("--workers", default="100,400", help="concurrency")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--serve", type=float, default=None, help=argparse.SUPPRESS)

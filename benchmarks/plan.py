@@ -62,7 +62,7 @@ def arguments() -> argparse.Namespace:
         ("rank", 16, "of the LoRA experts"),
         ("experts", 10, "K"),
         ("particles", 20, "N"),
-        ("iterations", 50, "at most; the evaluation of the start comes on top"),
+        ("iterations", 50, "maximum, without the evaluation of the initial particles"),
         ("items", 200, "of the dev split"),
         ("prompt", 150, "tokens"),
         ("new", 10, "tokens at most"),
@@ -70,8 +70,8 @@ def arguments() -> argparse.Namespace:
         ("job-items", 50, "items in a job"),
         ("max-tokens", BATCH_GPU, "padded tokens in a batch"),
         ("memory", H200.memory // GIB, "GiB of a GPU"),
-        ("flops", H200.flops, "operations a second that a large matmul reaches"),
-        ("bandwidth", H200.bandwidth, "bytes a second that a copy reads and writes"),
+        ("flops", H200.flops, "FLOP/s of a large matmul"),
+        ("bandwidth", H200.bandwidth, "bytes per second that a copy reads and writes"),
     ):
         parser.add_argument(
             f"--{name}", type=type(value), default=value, help=f"{words} (%(default)s)"

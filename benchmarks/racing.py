@@ -106,7 +106,7 @@ def newest() -> Path:
     states = sorted(Path("search").glob("*/state.json"), key=lambda path: path.stat().st_mtime)
     done = [path.parent for path in states if json.loads(path.read_text())["finished"]]
     if not done:
-        raise SystemExit("error: no finished search below search/; name a run folder")
+        raise SystemExit("error: no finished search below search/; give a run folder")
     return done[-1]
 
 
@@ -118,11 +118,11 @@ def spread(values: Sequence[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Racing rules on a recorded search.")
     parser.add_argument("folder", nargs="?", type=Path, help="a run folder; default: the newest")
-    parser.add_argument("--chunk", type=int, default=25, help="items between two looks")
+    parser.add_argument("--chunk", type=int, default=25, help="items between two decisions")
     options = parser.parse_args()
     folder = options.folder or newest()
     if not (folder / "state.json").is_file():
-        raise SystemExit(f"error: {folder} is no run folder")
+        raise SystemExit(f"error: {folder} is not a run folder")
     rounds = recorded(folder)
     items = len(next(iter(rounds[0].values())))
     particles = sum(len(values) for values in rounds)

@@ -105,7 +105,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=400, help="samples")
-    parser.add_argument("--rate", type=float, default=15.0, help="accepted requests a second")
+    parser.add_argument("--rate", type=float, default=15.0, help="accepted requests per second")
     parser.add_argument("--llmcomp", help="the python of an environment with llmcomp")
     options = parser.parse_args()
     rows = {

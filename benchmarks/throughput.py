@@ -161,10 +161,12 @@ def reading(count: int, home: Path, repeats: int) -> Taken:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=3000, help="requests each time, at most")
-    parser.add_argument("--at-once", default="16,100,400", help="concurrency without a wait")
+    parser.add_argument(
+        "--count", type=int, default=3000, help="maximum number of requests per measurement"
+    )
+    parser.add_argument("--at-once", default="16,100,400", help="concurrency without latency")
     parser.add_argument("--slow", default="10,50,100,200,400", help="concurrency at 100 ms")
-    parser.add_argument("--kept", type=int, default=10000, help="kept answers that are read")
+    parser.add_argument("--kept", type=int, default=10000, help="number of cached answers read")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--serve", type=float, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -181,7 +183,7 @@ def main() -> None:
                     count = min(options.count, 30 * level) if wait else options.count
                     show(wait, level, count, compared(url, level, count, home, options.repeats))
         taken = reading(options.kept, home, options.repeats)
-    print(f"{options.kept} kept answers: {taken}")
+    print(f"{options.kept} cached answers: {taken}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def read(engine: TokenEnsembleEngine) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None, help="a folder; default: SmolLM2")
-    parser.add_argument("--pool", default="initial_experts", help="its first two experts join it")
+    parser.add_argument("--pool", default="initial_experts", help="its first two experts are added")
     parser.add_argument("--particles", type=int, default=10)
     parser.add_argument("--items", type=int, default=20)
     parser.add_argument("--new", type=int, default=4)

@@ -189,18 +189,20 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--model", default=None, help="a folder or hub id; default: SmolLM2")
     parser.add_argument("--pool", default="initial_experts")
     parser.add_argument("--particles", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=10, help="of each particle")
-    parser.add_argument("--new", type=int, default=16, help="tokens of a text, at most")
+    parser.add_argument("--requests", type=int, default=10, help="requests per particle")
+    parser.add_argument("--new", type=int, default=16, help="maximum number of new tokens")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--loads", type=int, default=100, help="sets after which memory is read")
+    parser.add_argument(
+        "--loads", type=int, default=100, help="number of adapter sets before memory is measured"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default=None)
-    parser.add_argument("--ways", default="folders,slots,hf", help="of folders, slots, hf")
+    parser.add_argument("--ways", default="folders,slots,hf", help="subset of folders, slots, hf")
     options = parser.parse_args()
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.ways = options.ways.split(",")
     if strange := set(options.ways) - {*SYNC_CLASSES, "hf"}:
         parser.error(
-            f"--ways: {', '.join(sorted(strange))}: must be of {', '.join(SYNC_CLASSES)}, hf"
+            f"--ways: {', '.join(sorted(strange))}: must be one of {', '.join(SYNC_CLASSES)}, hf"
         )
     return options
 

@@ -34,7 +34,7 @@ def main(
     question = Request("What is 9 + 4?\nAnswer:", max_new_tokens=4)
     for slot in consortium.proposers:
         print(f"{slot.name} says {slot.model.generate([question])[0].text.strip()!r}")
-    print(f"together they say {consortium.generate([question])[0].text.strip()!r}")
+    print(f"together they answer {consortium.generate([question])[0].text.strip()!r}")
 
     together = evaluate(consortium, task, overrides=overrides)
     print(together)

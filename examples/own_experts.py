@@ -22,7 +22,9 @@ def filled(folder: Path, pool: str = "initial_experts", names: tuple[str, ...] =
     """
     mixture = folder / "half_and_half"
     if folder.exists() and not (mixture / "adapter_config.json").is_file():
-        sys.exit(f"{folder} is there already and was not made here; name it to use it as it is")
+        sys.exit(
+            f"{folder} exists but was not created by this example; name it to use it unchanged"
+        )
     if folder.exists():
         return folder
     chosen = Pool(pool, names or ("rooms", "roads", "arithmetic")).open()

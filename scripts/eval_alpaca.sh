@@ -3,8 +3,8 @@
 #   MODEL=moa/lite REFERENCE=gpt4.json JUDGE=gpt-4o QUESTIONS=alpaca_eval.json bash scripts/eval_alpaca.sh
 # All questions, up to LIMIT (805); length-controlled rates need 100 or more. For a quick look: LIMIT=8.
 # Without settings: our own 30 questions, a mixture of the shipped experts against their base, which judges
-# too and is far too small for it. REFERENCE may be a file of answers. What is done is not done again;
-# arguments go to the model's generate, READING=text is for judges that give no log probabilities.
+# too and is far too small for it. REFERENCE may be a file of answers. Finished steps are skipped;
+# arguments go to the model's generate, READING=text is for judges without log probabilities.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python}

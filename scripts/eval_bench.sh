@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A bench in three steps: MODEL answers, JUDGE judges each answer, and the averages are shown;
-# eval_mt_bench.sh and eval_flask.sh name the bench:
+# A benchmark in three steps: MODEL answers, JUDGE scores each answer, and the averages are shown;
+# eval_mt_bench.sh and eval_flask.sh select the benchmark:
 #   MODEL=moa/lite JUDGE=gpt-4o bash scripts/eval_bench.sh flask --questions FILE
-# Without FILE, on the small set of our own. What is there is not asked for again. Arguments go to
-# both generate and judge. Results lie in OUT (outputs/BENCH).
+# Without FILE, on our own small set. Existing answers are not requested again. Arguments go to
+# both generate and judge. Results are in OUT (outputs/BENCH).
 set -euo pipefail
 [ $# -ge 1 ] || { echo 'error: bash scripts/eval_bench.sh mt_bench|flask [OPTION ...]' >&2; exit 2; }
 bench=$1

@@ -14,13 +14,13 @@ install() {
     if ! command -v nvidia-smi >/dev/null || ! nvidia-smi >/dev/null 2>&1; then
         options=(-c constraints-cpu.txt)
     fi
-    # Modules are compiled when they are first imported, unless Python is told to keep nothing.
+    # Python compiles modules at first import, unless PYTHONDONTWRITEBYTECODE is set.
     [ -n "${PYTHONDONTWRITEBYTECODE:-}" ] || options+=(--no-compile)
     echo "installing into $venv (one to five minutes: PyTorch is large) ..."
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
     # The pip that came with an old Python takes twice as long.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade pip || true
-    # Twice quiet: errors are told; what setuptools has to say of folders of yaml, 580 lines, is not.
+    # -qq: show errors, but not 580 lines of setuptools warnings about yaml folders.
     "$venv/bin/python" -m pip install -qq "${options[@]}" --editable ".${extras:+[$extras]}"
     echo "$stamp" >"$venv/.installed"
 }

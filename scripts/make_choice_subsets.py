@@ -89,7 +89,7 @@ def main() -> None:
             sys.exit(f"error: {path} is missing: python scripts/fetch_data.py {path.stem}")
         content = path.read_bytes()
         if digest(content) != pinned()[path.stem]:
-            sys.exit(f"error: {path} is not the file that scripts/fetch_data.py fetches")
+            sys.exit(f"error: {path} is not the file fetched by scripts/fetch_data.py")
         data = build(path.stem, json.loads(content))
         target = DATA / f"{data['dataset']}.json"
         target.write_text(written(data), encoding="utf-8")

@@ -34,7 +34,7 @@ def build(category: str) -> dict[str, Any]:
     drawn = reasoning_gym.create_dataset(category, size=4 * total, seed=SEED, **settings)
     found = {task["question"].strip(): str(task["answer"]) for task in drawn}
     if len(found) < total:
-        raise SystemExit(f"error: {category} has {len(found)} different items, {total} are needed")
+        raise SystemExit(f"error: {category} has {len(found)} distinct items, {total} are needed")
     rows = [
         {"question": TEMPLATE.format(prompt=question), "answer": answer, "domain": category}
         for question, answer in found.items()

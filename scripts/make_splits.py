@@ -44,7 +44,7 @@ def load(source: Source, where: Path | None) -> list[Row]:
     try:
         from datasets import disable_progress_bars, load_dataset
     except ImportError:
-        raise UserError("the package datasets is missing: pip install datasets") from None
+        raise UserError("the package datasets is not installed: pip install datasets") from None
     disable_progress_bars()
     # What goes wrong comes as an exception; the packages would print it as well.
     for package in ("datasets", "huggingface_hub"):
@@ -63,7 +63,9 @@ def load(source: Source, where: Path | None) -> list[Row]:
         # Two dozen kinds of error of four packages, about networks, files and formats.
         except Exception as error:
             remedy = (
-                "are these its files?" if where else "is this machine online? --source names files"
+                "check that these are its files"
+                if where
+                else "check the connection, or set local files by --source"
             )
             raise UserError(f"{at}: cannot be loaded ({first_line(error)}); {remedy}") from error
         missing = [name for name in source.columns.split() if name not in table.column_names]
@@ -81,7 +83,7 @@ def local_files(where: Path, split: str) -> tuple[str, list[str]]:
         UserError: There is no such place, or no file, or files of different kinds.
     """
     if not where.exists():
-        raise UserError(f"--source {where}: there is no such file or folder")
+        raise UserError(f"--source {where}: no such file or folder")
     found = sorted(where.iterdir()) if where.is_dir() else [where]
     files = [path for path in found if path.suffix in READERS]
     named = [path for path in files if re.search(rf"(?<![a-z]){split}(?![a-z])", path.stem)]
@@ -129,8 +131,8 @@ def divide(
     """
     if dev + test > len(items):
         raise UserError(
-            f"{dev} dev and {test} test items are wanted, and there are {len(items)} different"
-            " ones; lower --dev or --test"
+            f"{dev} dev and {test} test items requested, but only {len(items)} are distinct; "
+            "lower --dev or --test"
         )
     order = sorted(items, key=lambda item: place(item, seed))
     first = evenly(order) if even else order
@@ -163,21 +165,21 @@ def make(options: argparse.Namespace) -> None:
     name, source = options.set, SETS[options.set]
     path = options.to or ROOT / "data" / "eval" / f"{name}_seed{options.seed}.json"
     if path.exists() and not options.force:
-        raise UserError(f"{path} is there already; --force replaces it, --to names another")
+        raise UserError(f"{path} exists; replace it with --force, or set another by --to")
     rows = load(source, options.source)
     items, left = make_items(source, rows, options.seed)
     shown = left.most_common(5)
     for why, times in shown:
-        print(f"left out: {times} of {len(rows)} rows: {why}")
+        print(f"skipped: {times} of {len(rows)} rows: {why}")
     if others := left.total() - sum(times for _, times in shown):
-        print(f"left out: {others} for other reasons")
+        print(f"skipped: {others} for other reasons")
     sizes = (options.dev or source.dev, options.test or source.test)
     splits = divide(items, *sizes, options.seed, source.even)
     hub = {"hub": source.hub, "config": source.config, "revision": source.revision}
     origin = {"files": str(options.source)} if options.source else hub
     made = {**origin, "split": source.split, "seed": options.seed}
     write_json(path, {"dataset": name, "made_from": made, **splits})
-    print(f"{path}: {sizes[0]} dev and {sizes[1]} test of {len(items)} different items")
+    print(f"{path}: {sizes[0]} dev and {sizes[1]} test of {len(items)} distinct items")
     print(f"python -m swarm.search task={name} task.file={path}")
 
 
@@ -193,13 +195,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Make a task's dev and test items from a Hugging Face data set."
     )
-    parser.add_argument("set", choices=SETS, help="the data set, which is also the task's name")
-    parser.add_argument("--source", type=Path, help="files of the set instead of the hub's")
-    parser.add_argument("--seed", type=int, default=42, help="of what is drawn (default: 42)")
+    parser.add_argument("set", choices=SETS, help="the data set, also the name of the task")
+    parser.add_argument(
+        "--source", type=Path, help="local files of the data set, instead of the hub's"
+    )
+    parser.add_argument("--seed", type=int, default=42, help="random seed (default: 42)")
     parser.add_argument("--dev", type=count, help="dev items (default: as the original)")
     parser.add_argument("--test", type=count, help="test items (default: as the original)")
     parser.add_argument("--to", type=Path, help="default: data/eval/SET_seedSEED.json")
-    parser.add_argument("--force", action="store_true", help="replace the file if it is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
     try:
         make(parser.parse_args(arguments))
     except UserError as error:

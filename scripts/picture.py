@@ -32,7 +32,7 @@ def draw(folder: Path, picture: Path) -> None:
     """
     state = _state(folder)
     if state.get("metrics") is None:
-        raise UserError(f"{folder} holds no finished run; allowed: a folder of search/")
+        raise UserError(f"{folder} contains no finished run; allowed: a folder of search/")
     console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True)
     view, best = LiveView(SearchProgress(0), console), None
     for number, entry in enumerate(state["rounds"]):
@@ -55,7 +55,7 @@ def draw_live(folder: Path, picture: Path) -> None:
     """
     state = _state(folder)
     if len(state.get("rounds", [])) < 2:
-        raise UserError(f"{folder} has not two iterations; allowed: a folder of search/")
+        raise UserError(f"{folder} has fewer than two iterations; allowed: a folder of search/")
     config = json.loads((folder / "config.json").read_text())
     clock = Clock()
     progress = SearchProgress(config["optimizer"]["max_iterations"], clock)
@@ -88,7 +88,7 @@ class Clock:
 
 def _course(folder: Path) -> tuple[list[float], list[int]]:
     """Seconds and tokens of each iteration, by the log."""
-    line = r"^(\S+ \S+) INFO (?:search (?:begins|goes on)|iteration .*tokens (\d+)).*$"
+    line = r"^(\S+ \S+) INFO (?:search (?:begins|resumes)|iteration .*tokens (\d+)).*$"
     found = re.findall(line, (folder / "log.txt").read_text(), re.MULTILINE)
     times = [datetime.strptime(when, "%Y-%m-%d %H:%M:%S,%f").timestamp() for when, _ in found]
     seconds = [after - before for before, after in pairwise(times)]

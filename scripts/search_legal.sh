@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The legal domain, two tasks at once, searched as scripts/sweep.sh says:
+# The legal domain, two tasks at once; see scripts/sweep.sh:
 #   GPUS=0,1,2 TRIALS=10 bash scripts/search_legal.sh
-# It runs experiment=paper. The original's script of this name ran other flags (docs/pso.md); nearest to them is
+# It runs experiment=paper. The original's script of this name uses other flags (docs/pso.md); closest to them is
 #   bash scripts/search_legal.sh experiment=reference_code optimizer.particles=20 optimizer.restart_patience=0.67
 exec bash "$(dirname "$0")/sweep.sh" legal "hearsay citation_prediction_classification" "$@"

@@ -7,7 +7,7 @@
 #SBATCH --time=12:00:00
 #SBATCH --requeue
 # A search on all GPUs of a SLURM job: sbatch scripts/search_slurm.sh name=first task=nlgraph
-# Without name= a requeued job would begin anew; with it, it goes on. PYTHON=... names another python.
+# Without name= a requeued job would start again; with it, the search resumes. PYTHON=... sets another python.
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?start this with sbatch}"
 [[ " $* " == *" name="* ]] || { echo "error: name=... is missing" >&2; exit 2; }
@@ -26,6 +26,6 @@ if ((SLURM_JOB_NUM_NODES > 1)); then
         --address="$address" >ray_nodes.log 2>&1 &
 fi
 
-# All workers are asked for, so that the search waits for the nodes that are still joining.
+# All workers are requested, so that the search waits for nodes that are still joining.
 "$python" -m swarm.search executor=ray executor.address="$address" executor.gpus_per_worker=1 \
     executor.workers=$((SLURM_JOB_NUM_NODES * SLURM_GPUS_ON_NODE)) executor.wait_s=300 "$@"

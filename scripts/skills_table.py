@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rows", nargs="*", help="default: all")
     parser.add_argument("--dtype", default="auto", help="of the base: auto, float32, bfloat16")
-    parser.add_argument("--items", type=int, help="test items asked; default: all")
+    parser.add_argument("--items", type=int, help="number of test items; default: all")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)

@@ -2,8 +2,8 @@
 # A task searched TRIALS times (10) with hyper-parameters drawn as the original's scripts draw them,
 # and one table of all; the scripts search_*.sh name a task and the data files that it needs:
 #   GPUS=0,1,2 TRIALS=10 bash scripts/sweep.sh nlgraph nlgraph
-# The same command goes on where it stopped. Other settings as key=value arguments: what is set is
-# not drawn, name=NAME begins another sweep, tracker=none keeps the runs off WandB.
+# The same command resumes a stopped sweep. Other settings are key=value arguments: a key that is set is
+# not drawn, name=NAME starts another sweep, tracker=none disables WandB.
 set -euo pipefail
 [ $# -ge 2 ] || { echo 'error: bash scripts/sweep.sh TASK "FILE ..." [KEY=VALUE ...]' >&2; exit 2; }
 task=$1

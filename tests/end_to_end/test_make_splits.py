@@ -199,8 +199,8 @@ def test_duplicates_and_what_is_unusable_are_left_out_and_counted(tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "left out: 2 of 14 rows: a duplicate" in lines
-    assert sum("left out: 1 of 14" in line for line in lines) == 2
+    assert "skipped: 2 of 14 rows: a duplicate" in lines
+    assert sum("skipped: 1 of 14" in line for line in lines) == 2
     written = json.loads(target.read_text())
     ids = [item["id"] for split in ("dev", "test") for item in written[split]]
     assert sorted(ids) == sorted(f"uuid-{n}" for n in range(10))
@@ -215,7 +215,7 @@ def test_duplicates_and_what_is_unusable_are_left_out_and_counted(tmp_path: Path
         "--test",
         6,
     )
-    assert more.returncode == 1 and "there are 10 different" in more.stderr
+    assert more.returncode == 1 and "only 10 are distinct" in more.stderr
 
 
 def test_of_a_folder_the_files_of_the_split_are_read(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_subset_keeps_items_and_splits() -> None:
     [
         ("mmlu.json", "{}", "the name must be one of hellaswag, truthfulqa"),
         ("hellaswag.json", None, "python scripts/fetch_data.py hellaswag"),
-        ("hellaswag.json", "{}", "is not the file that scripts/fetch_data.py fetches"),
+        ("hellaswag.json", "{}", "is not the file fetched by scripts/fetch_data.py"),
     ],
 )
 def test_a_subset_of_another_file_is_refused(

@@ -270,7 +270,7 @@ def wrong_source(folder: Path, what: str) -> list[object]:
         ("broken", ["broken.parquet", "cannot be loaded"]),
         ("nothing", ["no file", ".parquet"]),
         ("nowhere", ["nowhere"]),
-        ("hub", ["cais/mmlu", "online", "--source"]),
+        ("hub", ["cais/mmlu", "connection", "--source"]),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

@@ -173,12 +173,12 @@ def kept(tmp_path: Path) -> str:
 def test_info(kept: str, capsys: pytest.CaptureFixture[str]) -> None:
     entry.main(["info", "--file", kept])
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{kept}: 5 answers (5.0 kB), ") and first.endswith(" on disk")
+    assert first.startswith(f"{kept}: 5 responses (5.0 kB), ") and first.endswith(" on disk")
     today = time.strftime("%Y-%m-%d")
     assert [" ".join(line.split()) for line in lines] == [
-        "gpt-old 1 answer (3.0 kB), 2020-01-01",
-        f"gpt-new 2 answers (2.0 kB), {today}",
-        "unknown 2 answers (11 bytes), of unknown age",
+        "gpt-old 1 response (3.0 kB), 2020-01-01",
+        f"gpt-new 2 responses (2.0 kB), {today}",
+        "unknown 2 responses (11 bytes), of unknown age",
     ]
 
 
@@ -204,7 +204,7 @@ def test_prune(
     entry.main(["prune", "--file", kept, *arguments])
     done = capsys.readouterr().out
     assert would.replace("would remove", "removed") == done
-    assert f"removed {5 - len(left)} answer" in done
+    assert f"removed {5 - len(left)} response" in done
     assert set(Cache(kept).get(everything)) == left
     assert ("2 of them are of unknown age" in done) == (arguments[0] == "--older-than")
 

@@ -161,7 +161,7 @@ def command(*arguments: str, url: str = "") -> subprocess.CompletedProcess[str]:
 def test_offline_is_one_line(tmp_path: Path) -> None:
     done = command("all", "--to", str(tmp_path / "eval"), url="http://127.0.0.1:9/eval")
     assert done.returncode == 1
-    assert done.stderr.count("\n") == 1 and "online" in done.stderr
+    assert done.stderr.count("\n") == 1 and "connection" in done.stderr
     assert not (tmp_path / "eval").exists()
 
 

@@ -241,7 +241,7 @@ def test_what_cannot_be_raced() -> None:
         highest = None  # type: ignore[assignment]
 
     Racing("z").check_raceable(Reward("gsm8k"), started())
-    with pytest.raises(UserError, match="highest"):
+    with pytest.raises(UserError, match="maximum"):
         Racing("exact").check_raceable(Reward("gsm8k"), started())
 
 

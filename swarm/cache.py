@@ -120,9 +120,9 @@ def prune_cache(cache: Cache, arguments: argparse.Namespace) -> None:
     which = _select_entries(cache, arguments)
     all_of_them = kept.count_entries(cache, kept.ALL_ENTRIES)
     found = (kept.count_entries if arguments.dry_run else kept.remove_entries)(cache, which)
-    left = (everything - gone for everything, gone in zip(all_of_them, found, strict=True))
+    remaining = (everything - gone for everything, gone in zip(all_of_them, found, strict=True))
     would = "would remove" if arguments.dry_run else "removed"
-    print(f"{cache.path}: {would} {_format_entries(*found)}; {_format_entries(*left)} stay")
+    print(f"{cache.path}: {would} {_format_entries(*found)}; {_format_entries(*remaining)} stay")
     undated, _ = kept.count_entries(cache, kept.UNDATED_ENTRIES)
     if arguments.older_than is not None and undated:
         print(

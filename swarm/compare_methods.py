@@ -115,10 +115,10 @@ def parse_comparison(arguments: Sequence[str]) -> MethodComparison:
     Raises:
         UserError: A value is not allowed; Hydra raises its own errors.
     """
-    own = [word for word in arguments if word.partition("=")[0] in COMPARISON_KEYS]
-    passed = [word for word in arguments if word not in own]
+    own_words = [word for word in arguments if word.partition("=")[0] in COMPARISON_KEYS]
+    passed = [word for word in arguments if word not in own_words]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        mine: Any = OmegaConf.to_container(compose("compare_methods", overrides=own))
+        mine: Any = OmegaConf.to_container(compose("compare_methods", overrides=own_words))
     for key in ("seeds", "budget"):
         if type(mine[key]) is not int or mine[key] < 1:
             raise UserError(f"{key}={mine[key]}: must be an integer, 1 or more")
@@ -127,8 +127,8 @@ def parse_comparison(arguments: Sequence[str]) -> MethodComparison:
         raise UserError(f"methods={names}: must be a list of optimizers, e.g. [pso,cmaes,random]")
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"methods: {twice[0]!r} is listed more than once")
-    whole = subprocess_runs.compose_search(passed, "methods")
-    folder = Path(whole.folder) / whole.name
+    search = subprocess_runs.compose_search(passed, "methods")
+    folder = Path(search.folder) / search.name
     if not set(names) - set(ENSEMBLE_OVERRIDES):
         raise UserError(
             f"methods={names}: ensembles need a search for the experts' dev answers; add one, "
@@ -141,14 +141,16 @@ def parse_comparison(arguments: Sequence[str]) -> MethodComparison:
         for name in names
     ]
     return MethodComparison(
-        folder, made, mine["budget"], bool(whole.dry_run), subprocess_runs.to_plain_config(whole)
+        folder, made, mine["budget"], bool(search.dry_run), subprocess_runs.to_plain_config(search)
     )
 
 
 def _evaluation_overrides(name: str, passed: Sequence[str]) -> tuple[str, ...]:
     """Return the command line of an ensemble's evaluation, without its folder and experts."""
-    own = [word for word in passed if re.split(r"[.=@]", word.lstrip("+~"))[0] in EVALUATION_KEYS]
-    return (*own, *ENSEMBLE_OVERRIDES[name])
+    shared_words = [
+        word for word in passed if re.split(r"[.=@]", word.lstrip("+~"))[0] in EVALUATION_KEYS
+    ]
+    return (*shared_words, *ENSEMBLE_OVERRIDES[name])
 
 
 def _build_searches(name: str, passed: list[str], folder: Path, mine: dict[str, Any]) -> list[Any]:
@@ -158,9 +160,9 @@ def _build_searches(name: str, passed: list[str], folder: Path, mine: dict[str, 
         raise UserError(
             f"methods: {name!r} must be an optimizer, then keys of a search as KEY=VALUE"
         )
-    whole = subprocess_runs.compose_search([*passed, f"optimizer={optimizer}", *more], "methods")
-    subprocess_runs.lift_limits(whole, (*passed, *more), mine["budget"])
-    config = subprocess_runs.to_plain_config(whole)
+    search = subprocess_runs.compose_search([*passed, f"optimizer={optimizer}", *more], "methods")
+    subprocess_runs.lift_limits(search, (*passed, *more), mine["budget"])
+    config = subprocess_runs.to_plain_config(search)
     config |= {"folder": str(folder), "shared": str(folder / "answers"), "test": True}
     slug = re.sub(r"[^a-zA-Z0-9_.-]+", "_", name)
     seeds = range(config["seed"], config["seed"] + mine["seeds"])
@@ -235,8 +237,8 @@ def run_comparison(one: MethodComparison) -> None:
         path = start.path if start else None
         tried = {method.name: _evaluate_ensemble(method, one, path) for method in together}
     failed = {name: wrong for name, wrong in tried.items() if wrong}
-    done = {name: one.folder / name for name in tried if name not in failed}
-    found = methods.summarize_methods(rows, done, start, one.budget) | {"failed": failed}
+    finished = {name: one.folder / name for name in tried if name not in failed}
+    found = methods.summarize_methods(rows, finished, start, one.budget) | {"failed": failed}
     methods.write_comparison(one.folder, found, rows)
     print(methods.format_comparison(found))
     for name, wrong in failed.items():
@@ -281,9 +283,9 @@ def _evaluate_ensemble(
     if (one.config.get("tracker") or {}).get("group", "") is None:
         words.append(f"tracker.group={one.folder.name}")
     command = [sys.executable, "-m", "swarm.evaluate", *words]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    last = (done.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")
-    return last if done.returncode else None
+    process = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    message = (process.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")
+    return message if process.returncode else None
 
 
 def _merged(one: MethodComparison) -> tuple[Path, str | None]:
@@ -302,9 +304,9 @@ def _merged(one: MethodComparison) -> tuple[Path, str | None]:
         *(str(pool / name) for name in one.experts),
     ]
     print(f"{target}: training", file=sys.stderr)
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    last = (done.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")
-    return target, last if done.returncode else None
+    process = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    message = (process.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")
+    return target, message if process.returncode else None
 
 
 def run_suite(arguments: Sequence[str]) -> None:
@@ -314,9 +316,9 @@ def run_suite(arguments: Sequence[str]) -> None:
         UserError: A value is not allowed, or a part failed; all other results are written.
     """
     # Hydra would take suite=small for an option of the group conf/suite/.
-    own = [word for word in arguments if word.partition("=")[0] in SUITE_KEYS[1:]]
+    own_words = [word for word in arguments if word.partition("=")[0] in SUITE_KEYS[1:]]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        mine: Any = OmegaConf.to_container(compose("compare_methods", overrides=own))
+        mine: Any = OmegaConf.to_container(compose("compare_methods", overrides=own_words))
     given = {key: word for word in arguments for key, _, word in [word.partition("=")]}
     parallel, hours, only = mine["parallel"], mine["hours"], mine["only"]
     if type(parallel) is not int or parallel < 1:
@@ -337,10 +339,10 @@ def run_suite(arguments: Sequence[str]) -> None:
         given.get("folder", "search"),
         words,
     )
-    some = suite.select_cells(one, only if isinstance(only, list) else [only])
-    todo = suite.find_missing(one, some)
-    told = f"suite {one.name}: {len(some) - len(todo)} of {len(some)} results exist"
-    print(told, file=sys.stderr, flush=True)
+    selected = suite.select_cells(one, only if isinstance(only, list) else [only])
+    todo = suite.find_missing(one, selected)
+    status = f"suite {one.name}: {len(selected) - len(todo)} of {len(selected)} results exist"
+    print(status, file=sys.stderr, flush=True)
     if given.get("dry_run") == "true":
         print("\n".join(f"{cell.task.name}/{cell.name}" for cell in todo))
         return

@@ -128,11 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     for name in names:
         try:
-            done = fetch(name, sums[name], options.to, options.url, options.timeout)
+            status = fetch(name, sums[name], options.to, options.url, options.timeout)
         except (FetchError, OSError) as error:
             print(" ".join(f"fetch_data: {error}".split()), file=sys.stderr)
             return 1
-        print(f"{name}: {done}", flush=True)
+        print(f"{name}: {status}", flush=True)
     return 0
 
 

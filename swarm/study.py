@@ -50,10 +50,10 @@ class Study:
     def run_variant(self, label: str, changes: Mapping[str, Any], number: int = 0) -> RunFolder:
         """Run the search with some keys changed, with one of the seeds."""
         seed = self.base["seed"] + number
-        place = {"folder": str(self.folder), "name": f"{label}_seed{seed}", "seed": seed}
+        identity = {"folder": str(self.folder), "name": f"{label}_seed{seed}", "seed": seed}
         return self._run_search(
             subprocess_runs.SearchProcess(
-                subprocess_runs.override_config(self.base, {**changes, **place})
+                subprocess_runs.override_config(self.base, {**changes, **identity})
             )
         )
 
@@ -119,13 +119,13 @@ def _load_overrides(path: Path) -> dict[str, Any]:
 
 def run_diversity(one: Study, given: argparse.Namespace) -> list[StudyRow]:
     """The search over some of the experts, each repeated to make a pool of the same size."""
-    whole = one.run_full_seeds()
-    experts = whole[0].experts
+    full = one.run_full_seeds()
+    experts = full[0].experts
     count = len(experts)
-    asked = given.distinct or sorted({1, max(1, count // 5), count // 2})
-    check_expert_counts("--distinct", asked, count, 1)
-    rows = [StudyRow(f"all {count}", whole)]
-    for distinct in asked:
+    counts = given.distinct or sorted({1, max(1, count // 5), count // 2})
+    check_expert_counts("--distinct", counts, count, 1)
+    rows = [StudyRow(f"all {count}", full)]
+    for distinct in counts:
         runs = []
         for number in range(one.seeds):
             draw = random.Random(f"{one.base['seed'] + number}/{distinct}")
@@ -136,9 +136,9 @@ def run_diversity(one: Study, given: argparse.Namespace) -> list[StudyRow]:
                 # With copies of one expert all differences of positions are 0 in weights: nothing
                 # can move.
                 changes["optimizer"] = {"max_iterations": 1}
-            changes |= _scale_overrides(one, whole[0])
+            changes |= _scale_overrides(one, full[0])
             runs.append(one.run_variant(f"distinct_{distinct}", changes, number))
-        rows.append(StudyRow(f"{distinct} distinct", runs, whole))
+        rows.append(StudyRow(f"{distinct} distinct", runs, full))
     return rows
 
 
@@ -158,10 +158,10 @@ def run_weak_to_strong(one: Study, given: argparse.Namespace) -> list[StudyRow]:
     full = one.run_full_seeds()
     start = full[0].utilities[0, : len(full[0].experts)]
     ranked = [full[0].experts[i] for i in (-start).argsort(kind="stable")]
-    asked = given.without or sorted({1, len(ranked) // 2})
-    check_expert_counts("--without", asked, len(ranked), 2)
+    counts = given.without or sorted({1, len(ranked) // 2})
+    check_expert_counts("--without", counts, len(ranked), 2)
     rows = [StudyRow(f"best expert, {ranked[0]}", full, start=True)]
-    for count in asked:
+    for count in counts:
         changes = {"pool": {"experts": sorted(ranked[count:])}} | _scale_overrides(one, full[0])
         runs = one.run_variant_seeds(f"without_{count}", changes)
         rows.append(StudyRow(f"without the best {count}", runs, full, against_start=True))

@@ -57,21 +57,21 @@ def parse_sweep(arguments: list[str]) -> Sweep:
     Raises:
         UserError: A value is not allowed; Hydra raises its own errors.
     """
-    own = [word for word in arguments if _override_key(word).split(".")[0] in SWEEP_KEYS]
-    passed = [word for word in arguments if word not in own]
-    whole = subprocess_runs.compose_search(passed, "sweep")
+    own_words = [word for word in arguments if _override_key(word).split(".")[0] in SWEEP_KEYS]
+    passed = [word for word in arguments if word not in own_words]
+    search = subprocess_runs.compose_search(passed, "sweep")
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        mine: Any = OmegaConf.to_container(compose("sweep", overrides=own), resolve=True)
-    for key, value, least in (("trials", mine["trials"], 1), ("seed", whole.seed, 0)):
+        mine: Any = OmegaConf.to_container(compose("sweep", overrides=own_words), resolve=True)
+    for key, value, least in (("trials", mine["trials"], 1), ("seed", search.seed, 0)):
         if type(value) is not int or value < least:
             raise UserError(f"{key}={value}: must be an integer, {least} or more")
     fixed = {_override_key(word) for word in passed}
     space = {
         key: v for key, v in _flatten_space(mine.get("space") or {}).items() if key not in fixed
     }
-    folder = Path(whole.folder) / whole.name
-    made = [_build_trial(whole, folder, space, number) for number in range(mine["trials"])]
-    return Sweep(folder, made, bool(whole.dry_run))
+    folder = Path(search.folder) / search.name
+    made = [_build_trial(search, folder, space, number) for number in range(mine["trials"])]
+    return Sweep(folder, made, bool(search.dry_run))
 
 
 def _override_key(word: str) -> str:
@@ -96,18 +96,18 @@ def _flatten_space(tree: Mapping[str, Any], path: str = "") -> dict[str, list[An
 
 
 def _build_trial(
-    whole: DictConfig, folder: Path, space: Mapping[str, list[Any]], number: int
+    search: DictConfig, folder: Path, space: Mapping[str, list[Any]], number: int
 ) -> Trial:
     """Build a trial, which depends only on the sweep's seed and its own number."""
 
     def key_random(key: str) -> random.Random:
         # One generator per key, so that adding or removing a key does not change the others'
         # values.
-        return random.Random(f"{whole.seed}/{number}/{key}")
+        return random.Random(f"{search.seed}/{number}/{key}")
 
     drawn = {key: key_random(key).choice(values) for key, values in space.items()}
     seed = key_random("seed").randrange(2**31)
-    mine = whole.copy()
+    mine = search.copy()
     changes = {**drawn, "folder": str(folder), "name": f"trial_{number:02d}", "seed": seed}
     for key, value in changes.items():
         try:
@@ -137,9 +137,11 @@ def run_sweep(sweep: Sweep) -> int:
     errors: dict[Path, str] = {}
     with subprocess_runs.lock_study_folder(sweep.folder) as lock:
         for trial in sweep.trials:
-            done = trial.load_metrics() is not None
-            print(_trial_title(sweep, trial) + (": already finished" if done else ""), flush=True)
-            if not done and (wrong := trial.run(lock)):
+            finished = trial.load_metrics() is not None
+            print(
+                _trial_title(sweep, trial) + (": already finished" if finished else ""), flush=True
+            )
+            if not finished and (wrong := trial.run(lock)):
                 errors[trial.path] = wrong
             trials.check_trials(sweep.trials)
             trials.write_summary(sweep.folder, trials.summarize_trials(sweep.trials, errors))

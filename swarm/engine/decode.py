@@ -32,14 +32,14 @@ class SamplingState:
         temperature: 0 is greedy.
         key: Key of the row's noise.
         top: See `Request.top_logprobs`.
-        told: For each generated token its log probability, and the most likely token ids with
+        logprobs: For each generated token its log probability, and the most likely token ids with
             theirs, in descending order; of the model's own distribution, at any temperature.
     """
 
     temperature: float
     key: bytes
     top: int
-    told: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
+    logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
 
 
 def build_sampling_state(request: Request, prompt: Sequence[int]) -> SamplingState | None:
@@ -61,45 +61,48 @@ def build_sampling_state(request: Request, prompt: Sequence[int]) -> SamplingSta
         raise UserError("stop: must not contain an empty string")
     if not heat and not top:
         return None
-    told = repr((request.seed or 0, request.sample, list(prompt)))
-    return SamplingState(heat, hashlib.blake2b(told.encode(), digest_size=16).digest(), top)
+    key_text = repr((request.seed or 0, request.sample, list(prompt)))
+    return SamplingState(heat, hashlib.blake2b(key_text.encode(), digest_size=16).digest(), top)
 
 
 def sample_tokens(logits: torch.Tensor, rows: "Sequence[DecodingRow]") -> torch.Tensor:
-    """Return the next token of each row, [R], from logits [R, vocabulary]; extends `told`.
+    """Return the next token of each row, [R], from logits [R, vocabulary]; appends their log
+    probabilities to the rows' sampling states.
 
     A draw is the argmax of the tempered logits plus Gumbel noise, which is a draw from their
     softmax (Gumbel 1954).
     """
     tokens = logits.argmax(dim=-1)
-    live = [(place, row.draw, len(row.new)) for place, row in enumerate(rows) if row.live]
-    if drawn := [(place, draw, new) for place, draw, new in live if draw and draw.temperature]:
-        places = torch.tensor([place for place, _, _ in drawn], device=logits.device)
+    live = [(row_index, row.draw, len(row.new)) for row_index, row in enumerate(rows) if row.live]
+    if drawn := [
+        (row_index, draw, new) for row_index, draw, new in live if draw and draw.temperature
+    ]:
+        row_indices = torch.tensor([row_index for row_index, _, _ in drawn], device=logits.device)
         heat = logits.new_tensor([max(draw.temperature, MIN_TEMPERATURE) for _, draw, _ in drawn])
         noise = gumbel_noise([random_key(draw.key, new) for _, draw, new in drawn], logits)
-        tokens[places] = logits[places].div_(heat[:, None]).add_(noise).argmax(dim=-1)
-    if told := [(place, draw) for place, draw, _ in live if draw and draw.top]:
-        _record_logprobs(logits, tokens, told)
+        tokens[row_indices] = logits[row_indices].div_(heat[:, None]).add_(noise).argmax(dim=-1)
+    if with_logprobs := [(row_index, draw) for row_index, draw, _ in live if draw and draw.top]:
+        _record_logprobs(logits, tokens, with_logprobs)
     return tokens
 
 
 def _record_logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, told: Sequence[tuple[int, SamplingState]]
+    logits: torch.Tensor, tokens: torch.Tensor, rows: Sequence[tuple[int, SamplingState]]
 ) -> None:
     """Record the log probabilities of the rows at these indices."""
-    places = torch.tensor([place for place, _ in told], device=logits.device)
-    logprobs = logits[places].log_softmax(dim=-1)
-    chosen = logprobs.gather(1, tokens[places, None])[:, 0].tolist()
-    most = min(max(0, *(draw.top for _, draw in told)), logits.shape[1])
-    values, ids = (found.tolist() for found in logprobs.topk(most, dim=-1))
-    for row, (_, draw) in enumerate(told):
+    indices = torch.tensor([index for index, _ in rows], device=logits.device)
+    logprobs = logits[indices].log_softmax(dim=-1)
+    chosen = logprobs.gather(1, tokens[indices, None])[:, 0].tolist()
+    width = min(max(0, *(draw.top for _, draw in rows)), logits.shape[1])
+    values, ids = (found.tolist() for found in logprobs.topk(width, dim=-1))
+    for row, (_, draw) in enumerate(rows):
         top = list(zip(ids[row], values[row], strict=True))[: max(0, draw.top)]
-        draw.told.append((chosen[row], top))
+        draw.logprobs.append((chosen[row], top))
 
 
-def random_key(key: bytes, place: int) -> tuple[int, int]:
+def random_key(key: bytes, position: int) -> tuple[int, int]:
     """Return two 32-bit numbers that seed the noise of the token at an index."""
-    digest = hashlib.blake2b(place.to_bytes(8, "big"), key=key, digest_size=8).digest()
+    digest = hashlib.blake2b(position.to_bytes(8, "big"), key=key, digest_size=8).digest()
     return tuple(int.from_bytes(half, "big", signed=True) for half in (digest[:4], digest[4:]))  # type: ignore[return-value]
 
 
@@ -185,9 +188,9 @@ class DecodingBatch:
 def shared_prefix_length(prompts: Sequence[list[int]]) -> int:
     """Return the number of leading tokens that all prompts share, leaving each at least one."""
     first, last = min(prompts), max(prompts)
-    most = min(len(prompt) for prompt in prompts) - 1
+    limit = min(len(prompt) for prompt in prompts) - 1
     same = 0
-    while same < most and first[same] == last[same]:
+    while same < limit and first[same] == last[same]:
         same += 1
     return same
 
@@ -208,9 +211,9 @@ def prefill_batch(
     longest = max(len(prompt) for prompt in prompts) - skip
     padded = [[pad] * (longest - len(p) + skip) + list(p[skip:]) for p in prompts]
     real = [[0] * (longest - len(p) + skip) + [1] * (len(p) - skip) for p in prompts]
-    ids, own = torch.tensor(padded, device=device), torch.tensor(real, device=device)
-    positions = (own.cumsum(1) - 1).clamp(min=0) + skip
-    mask = torch.cat([own.new_ones(rows, skip), own], dim=1)
+    ids, real_tokens = torch.tensor(padded, device=device), torch.tensor(real, device=device)
+    positions = (real_tokens.cumsum(1) - 1).clamp(min=0) + skip
+    mask = torch.cat([real_tokens.new_ones(rows, skip), real_tokens], dim=1)
     out = model(
         input_ids=ids,
         attention_mask=mask,
@@ -252,13 +255,13 @@ def rows_to_keep(live: Sequence[bool], particles: int) -> list[int] | None:
     """
     size = len(live) // particles
     blocks = [range(p * size, (p + 1) * size) for p in range(particles)]
-    most = max(sum(live[row] for row in block) for block in blocks)
-    if most > COMPACT_BELOW * size:
+    width = max(sum(live[row] for row in block) for block in blocks)
+    if width > COMPACT_BELOW * size:
         return None
     kept: list[int] = []
     for block in blocks:
         order = sorted(block, key=lambda row: (not live[row], row))
-        kept += sorted(order[:most])
+        kept += sorted(order[:width])
     return kept
 
 
@@ -283,8 +286,8 @@ def generate_rows(
         # argmax treats NaN as the highest, so one number per row detects all nonfinite logits.
         if not (fine := batch.logits.gather(1, highest[:, None]).isfinite()).all():
             (spoiled,) = (~fine[:, 0]).nonzero()[0].tolist()
-            place = next(i for i, row in enumerate(rows) if row is current[spoiled])
-            raise NotFinite(place // (len(rows) // particles), "activations")
+            at = next(i for i, row in enumerate(rows) if row is current[spoiled])
+            raise NotFinite(at // (len(rows) // particles), "activations")
         tokens = highest if greedy else sample_tokens(batch.logits, current)
         for row, token in zip(current, tokens.tolist(), strict=True):
             row.add_token(token, ends)
@@ -321,8 +324,8 @@ class ScoreAccumulator:
         """Add the logits [R, w, vocabulary] of w positions and each one's target; -1 is none."""
         wanted = torch.tensor(targets, device=logits.device)
         # One position at a time: a float32 copy of all logits could take gigabytes.
-        for place in range(wanted.shape[1]):
-            row, target = logits[:, place].float(), wanted[:, place]
+        for column in range(wanted.shape[1]):
+            row, target = logits[:, column].float(), wanted[:, column]
             known = target >= 0
             picked = row.gather(1, target.clamp(min=0)[:, None])[:, 0]
             self._logprobs.append(torch.where(known, picked - row.logsumexp(-1), 0.0))
@@ -383,13 +386,13 @@ def _score_after_prompt(
     for start in range(0, last, width):
         end = min(start + width, last)
         ids = torch.tensor(_slice_columns(tokens, start, end, pad), device=mask.device)
-        real = [[int(place < len(row)) for place in range(start, end)] for row in tokens]
+        real = [[int(offset < len(row)) for offset in range(start, end)] for row in tokens]
         mask = torch.cat([mask, torch.tensor(real, device=mask.device)], dim=1)
-        places = position + torch.arange(start + 1, end + 1, device=mask.device)
+        columns = position + torch.arange(start + 1, end + 1, device=mask.device)
         out = model(
             input_ids=ids,
             attention_mask=mask,
-            position_ids=places,
+            position_ids=columns,
             past_key_values=cache,
             use_cache=True,
         )
@@ -418,10 +421,10 @@ def _score_full_sequences(
             for p in range(particles)
         ]
         rows = [row for block in blocks for row in block]
-        whole = [[*prompts[row], *tokens[row][:-1]] for row in rows]
-        length = max(map(len, whole))
-        ids = [[pad] * (length - len(one)) + one for one in whole]
-        real = [[0] * (length - len(one)) + [1] * len(one) for one in whole]
+        sequences = [[*prompts[row], *tokens[row][:-1]] for row in rows]
+        length = max(map(len, sequences))
+        ids = [[pad] * (length - len(one)) + one for one in sequences]
+        real = [[0] * (length - len(one)) + [1] * len(one) for one in sequences]
         mask = torch.tensor(real, device=model.device)
         out = model(
             input_ids=torch.tensor(ids, device=model.device),

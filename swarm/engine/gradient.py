@@ -75,19 +75,19 @@ class ExampleBatch:
         self.width = max(len(choice) for one in examples for choice in one.choices)
         self.sizes = [len(one.choices) for one in examples]
         self.lengths: list[int] = []
-        places: list[tuple[int, int, int, int]] = []
+        targets: list[tuple[int, int, int, int]] = []
         for one in examples:
             for choice in one.choices:
                 row = rows.setdefault((*one.prompt, *choice[:-1]), len(rows))
                 first = self.width - len(choice)
-                places += [
+                targets += [
                     (row, first + i, token, len(self.lengths)) for i, token in enumerate(choice)
                 ]
                 self.lengths.append(len(choice))
         longest = max(map(len, rows))
         self.ids = [[pad] * (longest - len(row)) + [*row] for row in rows]
         self.real = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
-        self.row, self.place, self.token, self.choice = zip(*places, strict=True)
+        self.row, self.place, self.token, self.choice = zip(*targets, strict=True)
 
     def compute_loss(self, model: Any) -> torch.Tensor:
         """Return the sum of the examples' weighted losses, float32."""
@@ -100,27 +100,27 @@ class ExampleBatch:
             use_cache=False,
             logits_to_keep=self.width,
         )
-        row, place, token, choice = (
+        row, position, token, choice = (
             torch.tensor(index, device=device)
             for index in (self.row, self.place, self.token, self.choice)
         )
         # Drop positions that predict no answer before the float32 copy over the vocabulary.
-        pairs, where = torch.unique(row * self.width + place, return_inverse=True)
+        pairs, where = torch.unique(row * self.width + position, return_inverse=True)
         logits = out.logits.flatten(0, 1)[pairs].float()
-        whole = logits - logits.logsumexp(-1, keepdim=True)
-        logprobs = whole[where, token]
+        normalized = logits - logits.logsumexp(-1, keepdim=True)
+        logprobs = normalized[where, token]
         sums = logprobs.new_zeros(len(self.lengths)).index_add(0, choice, logprobs)
-        return self._weighted_loss(sums, whole, where)
+        return self._weighted_loss(sums, normalized, where)
 
     def _weighted_loss(
-        self, sums: torch.Tensor, logprobs: torch.Tensor, places: torch.Tensor
+        self, sums: torch.Tensor, logprobs: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
         """Return the loss.
 
         Args:
             sums: Log probabilities [C] of all choices.
             logprobs: [P, V], of all tokens at the positions that predict answers.
-            places: Rows of `logprobs` for the answers' tokens, choice by choice.
+            targets: Rows of `logprobs` for the answers' tokens, choice by choice.
         """
         total, first = sums.new_zeros(()), 0
         for example, size in zip(self.examples, self.sizes, strict=True):
@@ -129,7 +129,7 @@ class ExampleBatch:
                 mine = mine / mine.new_tensor(example.units)
             if example.unlabelled:
                 # A single choice of an unlabelled example is one token.
-                alone = logprobs[places[sum(self.lengths[:first])]]
+                alone = logprobs[targets[sum(self.lengths[:first])]]
                 shares = alone if size == 1 else mine.log_softmax(0)
                 loss = -(shares.exp() * shares).sum()
             elif size == 1:
@@ -191,8 +191,8 @@ def batch_examples(
     waiting = sorted(examples, key=lambda one: -one.length)
     while waiting:
         rows = [len({tuple(choice[:-1]) for choice in one.choices}) for one in waiting]
-        most = budget // waiting[0].length
-        size = max(1, int(np.searchsorted(np.cumsum(rows), most, side="right")))
+        limit = budget // waiting[0].length
+        size = max(1, int(np.searchsorted(np.cumsum(rows), limit, side="right")))
         yield ExampleBatch(waiting[:size], pad)
         waiting = waiting[size:]
 

@@ -140,7 +140,7 @@ class HFEngine:
             raise UserError(f"engine.checkpointing={checkpointing}: must be true or false")
         self.max_tokens, self.checkpointing = max_tokens, checkpointing
         self._tokens = TokenCache()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     context = math.inf
     """See `swarm.engine.base.Engine`."""
@@ -241,8 +241,8 @@ class HFEngine:
                 self.checkpointing = True
                 torch.cuda.empty_cache()
                 continue
-            if not np.isfinite(found.slope).all() and OVERFLOW not in self._said:
-                self._said.add(OVERFLOW)
+            if not np.isfinite(found.slope).all() and OVERFLOW not in self._logged:
+                self._logged.add(OVERFLOW)
                 log.warning(OVERFLOW)
             return found
 
@@ -321,13 +321,13 @@ class HFEngine:
 
     def _choose_plan(self, requests: Sequence[Sequence[Request]]) -> str:
         """Return the plan for these requests; stacking needs the same shape for all particles."""
-        shapes = {tuple(bool(request.choices) for request in asked) for asked in requests}
+        shapes = {tuple(bool(request.choices) for request in row) for row in requests}
         plan = self.plan
         if plan == "auto":
-            rows = max(len(asked) for asked in requests)
+            rows = max(len(row) for row in requests)
             plan, why = choose_plan(len(requests), rows, self._facts)
-            if why not in self._said:
-                self._said.add(why)
+            if why not in self._logged:
+                self._logged.add(why)
                 log.info("plan %s: %s", plan, why)
         return "swap" if plan == "stacked" and len(shapes) > 1 else plan
 
@@ -362,11 +362,11 @@ class HFEngine:
             size = max(1, self._budget // (cost[waiting[0]] * len(requests)))
             chosen = waiting[:size]
             try:
-                done = self._generate_batch([[asked[i] for i in chosen] for asked in requests])
+                generated = self._generate_batch([[mine[i] for i in chosen] for mine in requests])
             except torch.OutOfMemoryError:
                 self._reduce_batch(len(chosen) * len(requests), cost[waiting[0]])
                 continue
-            for row, completions in zip(answers, done, strict=True):
+            for row, completions in zip(answers, generated, strict=True):
                 for i, completion in zip(chosen, completions, strict=True):
                     row[i] = completion
             waiting = waiting[size:]
@@ -385,13 +385,13 @@ class HFEngine:
 
     def _generate_batch(self, requests: Sequence[Sequence[Request]]) -> list[list[Completion]]:
         """Run one batch, either scored or generated."""
-        flat = [request for asked in requests for request in asked]
+        flat = [request for row in requests for request in row]
         if flat[0].choices:
-            done = self._score_choices(flat, len(requests))
+            completions = self._score_choices(flat, len(requests))
         else:
-            done = self._generate_texts(flat, len(requests))
+            completions = self._generate_texts(flat, len(requests))
         size = len(requests[0])
-        return [done[p * size : (p + 1) * size] for p in range(len(requests))]
+        return [completions[p * size : (p + 1) * size] for p in range(len(requests))]
 
     def _generate_texts(self, flat: Sequence[Request], particles: int) -> list[Completion]:
         from swarm.engine.decode import generate_rows
@@ -417,17 +417,17 @@ class HFEngine:
         positions = self._budget // LOGITS_DIVISOR
         pad = self._tokenizer.pad_token_id
         rows = score_choices(self._model, prompts, choices, particles, pad, positions)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if any(math.isnan(one.logprob) for one in row):
-                raise NotFinite(place // (len(rows) // particles), "activations")
-        done = []
+                raise NotFinite(index // (len(rows) // particles), "activations")
+        completions = []
         for prompt, tokens, row in zip(prompts, choices, rows, strict=True):
             logprobs, greedy = zip(*row, strict=True)
             counts = tuple(map(len, tokens))
-            done.append(
+            completions.append(
                 Completion("", logprobs, len(prompt), count_choice_tokens(tokens), greedy, counts)
             )
-        return done
+        return completions
 
     def clip_to_context(self, request: Request) -> Request:
         """Return the request with no more new tokens than the model has positions for.
@@ -539,5 +539,5 @@ class HFModel:
         Raises:
             UserError: A request is too long for the model, or has a value that is not allowed.
         """
-        asked = [self._engine.clip_to_context(request) for request in requests]
-        return self._engine.generate(np.zeros((1, 0)), [asked])[0] if asked else []
+        clipped = [self._engine.clip_to_context(request) for request in requests]
+        return self._engine.generate(np.zeros((1, 0)), [clipped])[0] if clipped else []

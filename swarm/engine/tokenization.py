@@ -50,8 +50,8 @@ def apply_chat_template(tokenizer: Any, turns: Sequence[Message], **how: Any) ->
         )
     for tried in (turns, merge_system_turn(turns)):
         try:
-            asked = [turn._asdict() for turn in tried]
-            return tokenizer.apply_chat_template(asked, add_generation_prompt=True, **how)
+            messages = [turn._asdict() for turn in tried]
+            return tokenizer.apply_chat_template(messages, add_generation_prompt=True, **how)
         except TemplateError as error:
             reason = error
     raise UserError(f"{tokenizer.name_or_path}: its chat template rejects the messages: {reason}")
@@ -59,11 +59,11 @@ def apply_chat_template(tokenizer: Any, turns: Sequence[Message], **how: Any) ->
 
 def merge_system_turn(turns: Sequence[Message]) -> list[Message]:
     """Return the turns without a system turn; its text is prepended to the first user turn."""
-    said = [turn.content for turn in turns if turn.role == "system"]
+    system = [turn.content for turn in turns if turn.role == "system"]
     rest = [turn for turn in turns if turn.role != "system"]
     first = rest.pop(0).content if rest and rest[0].role == "user" else None
-    whole = [text for text in (*said, first) if text is not None]
-    return [Message("user", "\n\n".join(whole)), *rest] if whole else rest
+    parts = [text for text in (*system, first) if text is not None]
+    return [Message("user", "\n\n".join(parts)), *rest] if parts else rest
 
 
 def encode_choice(tokenizer: Any, prompt: Any, choice: str) -> list[int]:
@@ -72,9 +72,9 @@ def encode_choice(tokenizer: Any, prompt: Any, choice: str) -> list[int]:
     If the two would share a token ("1" and "2" as "12"), those of the choice alone.
     """
     if isinstance(prompt, str) and prompt:
-        start, whole = encode_prompt(tokenizer, prompt), list(tokenizer(prompt + choice).input_ids)
-        if whole[: len(start)] == start:
-            return whole[len(start) :]
+        start, full = encode_prompt(tokenizer, prompt), list(tokenizer(prompt + choice).input_ids)
+        if full[: len(start)] == start:
+            return full[len(start) :]
     return list(tokenizer(choice, add_special_tokens=False).input_ids)
 
 
@@ -148,17 +148,17 @@ def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:
 
 def build_completion(tokenizer: Any, request: Request, row: "DecodingRow") -> Completion:
     """Return the completion of a finished row."""
-    whole = decode_text(tokenizer, row.new)
-    text = cut_at_stop(whole, request.stop)
-    stopped = len(text) < len(whole) or len(row.new) < row.limit
+    decoded = decode_text(tokenizer, row.new)
+    text = cut_at_stop(decoded, request.stop)
+    stopped = len(text) < len(decoded) or len(row.new) < row.limit
     tokens: list[Token] = []
     length = 0
-    for place, (logprob, top) in enumerate(row.draw.told[: len(row.new)] if row.draw else ()):
-        if len(text) < len(whole) and length >= len(text):
+    for index, (logprob, top) in enumerate(row.draw.logprobs[: len(row.new)] if row.draw else ()):
+        if len(text) < len(decoded) and length >= len(text):
             break
-        before = row.new[max(0, place - 1) : place]
+        before = row.new[max(0, index - 1) : index]
         likeliest = tuple((_token_text(tokenizer, before, token), value) for token, value in top)
-        tokens.append(Token(_token_text(tokenizer, before, row.new[place]), logprob, likeliest))
+        tokens.append(Token(_token_text(tokenizer, before, row.new[index]), logprob, likeliest))
         length += len(tokens[-1].text)
     return Completion(
         text,
@@ -176,11 +176,11 @@ def _token_text(tokenizer: Any, before: Sequence[int], token: int) -> str:
     A special token is its name, an incomplete character U+FFFD.
     """
     # Some tokenizers write a word's leading space only if a token precedes it.
-    start, whole = (
+    start, full = (
         tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         for ids in ([*before], [*before, token])
     )
-    return str(whole[len(start) :])
+    return str(full[len(start) :])
 
 
 class TokenCache:
@@ -193,8 +193,8 @@ class TokenCache:
         most: Tokens that may be cached before another text is prepared.
     """
 
-    def __init__(self, most: int = 4_000_000) -> None:
-        self.most = most
+    def __init__(self, limit: int = 4_000_000) -> None:
+        self.limit = limit
         self.held = 0
         self._found: dict[object, list[int]] = {}
 
@@ -203,7 +203,7 @@ class TokenCache:
         # Several threads may use one model: another may clear the cache at any time, so `found` is
         # a local.
         if (found := self._found.get(text)) is None:
-            if self.held > self.most:
+            if self.held > self.limit:
                 self._found.clear()
                 self.held = 0
             found = self._found[text] = prepare()

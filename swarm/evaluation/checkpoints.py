@@ -84,7 +84,7 @@ class CheckpointCandidate:
             scores = run_tasks_lockstep(task, engine, stand.positions, items, meter)
             found |= dict(zip(stand.places, scores, strict=True))
             del engine
-        return [found[place] for place in range(len(self.names))]
+        return [found[index] for index in range(len(self.names))]
 
     def fingerprint(self) -> str:
         """Return the fingerprint of all weights."""
@@ -141,10 +141,10 @@ class SavedEnsembleCandidate(VotingCandidate):
             )
         path = as_path(file)
         content, members = read_ensemble(path)
-        home = path.parent
-        run = RunFolder(home / content.get("run", "."))
+        folder = path.parent
+        run = RunFolder(folder / content.get("run", "."))
         self.scale = run.scale
-        folders = [str(home / one["folder"]) for one in members]
+        folders = [str(folder / one["folder"]) for one in members]
         weights = [float(one["utility"]) for one in members]
         names = [str(one["folder"]) for one in members]
         saved = CheckpointCandidate(base or base_of_run(run), folders, names)

@@ -154,8 +154,8 @@ class Evaluation:
             raise UserError(
                 f"out={self.out}: {path} is not an evaluation; choose another folder"
             ) from None
-        now = json.loads(json.dumps(identity))
-        if differ := [key for key in now if before.get(key) != now[key]]:
+        current = json.loads(json.dumps(identity))
+        if differ := [key for key in current if before.get(key) != current[key]]:
             raise UserError(
                 f"out={self.out}: it contains another evaluation ({', '.join(differ)} differ); "
                 "choose "
@@ -237,10 +237,10 @@ def _format_domains(voice: Mapping[str, Any]) -> list[str]:
     for name, one in domains.items():
         low, high = one["interval"]
         line = f"  {shorten_text(name)}: {one['utility']:.3f} [{low:.3f}, {high:.3f}], "
-        told = f"{line}n = {one['items']}"
+        line_text = f"{line}n = {one['items']}"
         if "commonest" in one:
-            told += f"; answers: {format_most_common_answer(one, bool(warned & {name, None}))}"
-        lines.append(told)
+            line_text += f"; answers: {format_most_common_answer(one, bool(warned & {name, None}))}"
+        lines.append(line_text)
     return lines
 
 

@@ -75,9 +75,9 @@ class TokenEnsembleCandidate:
         if not requests:
             return []
         weights = self.compute_weights(requests)
-        said = self.engine.generate_weighted(weights, requests)
+        completions = self.engine.generate_weighted(weights, requests)
         found = []
-        for row, one in zip(weights, said, strict=True):
+        for row, one in zip(weights, completions, strict=True):
             heard = int(np.count_nonzero(row))
             found.append(
                 replace(

@@ -102,46 +102,51 @@ class MoACandidate:
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """See `Candidate.score_items`."""
         self._spent = [CandidateUsage() for _ in self.names]
-        heard: list[tuple[Request, Transcript]] = []
-        scores = [run_task(task, items, lambda asked: self._run_mixture(asked, heard, meter))]
+        transcripts: list[tuple[Request, Transcript]] = []
+        scores = [
+            run_task(task, items, lambda requests: self._run_mixture(requests, transcripts, meter))
+        ]
         voters: list[list[Score]] = []
         votes = self._can_vote(task)
-        place = 0  # index of a slot's first sample in the first layer
+        index = 0  # index of a slot's first sample in the first layer
         for slot, spent in zip(self.mixture.proposers, self._spent[1:], strict=False):
             samples = []
             for sample in range(slot.count if votes else 1):
                 took = CandidateUsage()
-                known = self._first_layer(heard, place + sample)
+                known = self._first_layer(transcripts, index + sample)
                 samples.append(run_task(task, items, _SingleProposer(slot, known, took, meter)))
                 for mine in [spent] * (not sample) + [self._spent[-1]] * votes:
                     mine.add_usage(took)
             scores.append(samples[0])
             voters += samples
-            place += slot.count
+            index += slot.count
         if votes:
             scores.append(majority_vote(task, items, voters, [1.0] * len(voters)))
         return scores
 
     def _first_layer(
-        self, heard: Sequence[tuple[Request, Transcript]], place: int
+        self, transcripts: Sequence[tuple[Request, Transcript]], index: int
     ) -> KnownCompletions:
         """Return the answers of the first layer's proposer at an index; empty without proposers."""
         if self.mixture.layers == 1:
             return {}
         return {
-            question_key(asked): stages.layers[0][place].completion or Completion("")
-            for asked, stages in heard
+            question_key(request): stages.layers[0][index].completion or Completion("")
+            for request, stages in transcripts
         }
 
     def _run_mixture(
-        self, asked: Sequence[Request], heard: list[tuple[Request, Transcript]], meter: JobUsage
+        self,
+        requests: Sequence[Request],
+        transcripts: list[tuple[Request, Transcript]],
+        meter: JobUsage,
     ) -> list[Completion]:
-        """Return the mixture's answers; the transcripts are appended to `heard`."""
+        """Return the mixture's answers; the transcripts are appended to `transcripts`."""
         came = []
-        for request, one in zip(asked, self.mixture.run(asked), strict=True):
+        for request, one in zip(requests, self.mixture.run(requests), strict=True):
             if isinstance(one, UserError):
                 raise one
-            heard.append((request, one))
+            transcripts.append((request, one))
             meter.add_completions([answer.completion or Completion("") for answer in one.answers])
             self._spent[0].add(one.final, len(one.answers))
             came.append(one.final)
@@ -169,11 +174,11 @@ class _SingleProposer:
         self.known, self.spent, self.meter = known, spent, meter
         self.logged: set[str] = set()
 
-    def __call__(self, asked: list[Request]) -> list[Completion]:
-        new = [request for request in asked if question_key(request) not in self.known]
+    def __call__(self, requests: list[Request]) -> list[Completion]:
+        new = [request for request in requests if question_key(request) not in self.known]
         came = iter(generate_each(self.model, new))
         answers = []
-        for request in asked:
+        for request in requests:
             answer = self.known.get(question_key(request))
             if answer is None:
                 answer = self._completion_or_empty(next(came))

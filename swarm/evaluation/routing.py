@@ -42,7 +42,7 @@ class TfidfSimilarity:
         counts = [_count_words(text) for text in texts]
         having = Counter(word for count in counts for word in count)
         rare = {word: np.log(len(texts) / n) for word, n in having.items() if n < len(texts)}
-        self._places = {word: place for place, word in enumerate(rare)}
+        self._columns = {word: index for index, word in enumerate(rare)}
         self._rarity = np.array([*rare.values()], dtype=np.float32)
         self._vectors = self._embed_counts(counts)
 
@@ -55,11 +55,11 @@ class TfidfSimilarity:
 
     def _embed_counts(self, counts: Sequence[Counter[str]]) -> np.ndarray:
         """Return unit vectors, or zero if no word is known."""
-        vectors = np.zeros((len(counts), len(self._places)), dtype=np.float32)
+        vectors = np.zeros((len(counts), len(self._columns)), dtype=np.float32)
         for row, count in enumerate(counts):
             for word, n in count.items():
-                if word in self._places:
-                    vectors[row, self._places[word]] = n
+                if word in self._columns:
+                    vectors[row, self._columns[word]] = n
         vectors *= self._rarity
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         scaled: np.ndarray = vectors / np.where(lengths == 0, 1, lengths)

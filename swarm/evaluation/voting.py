@@ -78,10 +78,10 @@ class VotingCandidate:
         if self.weights is None and self.rule == "weighted":
             dev = self._score_members(task, task.items("dev"), meter)
             self.weights = [task.utility(scores) for scores in dev]
-        said = self._score_members(task, items, meter)
+        votes = self._score_members(task, items, meter)
         return [
             majority_vote(
-                task, items, said, self.weights or [1.0] * len(said), VOTING_RULES[self.rule]
+                task, items, votes, self.weights or [1.0] * len(votes), VOTING_RULES[self.rule]
             )
         ]
 

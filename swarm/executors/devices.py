@@ -15,21 +15,25 @@ def check_devices(gpus: list[int] | None) -> list[int]:
     """
     if gpus is not None and not isinstance(gpus, list):
         raise UserError(f"gpus={gpus}: must be device numbers such as 0,1,2, or [] for the CPU", 2)
-    asked = list(gpus or [])
-    if any(not isinstance(g, int) or isinstance(g, bool) or g < 0 for g in asked):
-        raise UserError(f"gpus={asked}: must be device numbers such as 0,1,2, or [] for the CPU", 2)
-    if len(set(asked)) < len(asked):
-        raise UserError(f"gpus={asked}: each device may be listed once", 2)
-    if not asked:
-        return asked
+    devices = list(gpus or [])
+    if any(not isinstance(g, int) or isinstance(g, bool) or g < 0 for g in devices):
+        raise UserError(
+            f"gpus={devices}: must be device numbers such as 0,1,2, or [] for the CPU", 2
+        )
+    if len(set(devices)) < len(devices):
+        raise UserError(f"gpus={devices}: each device may be listed once", 2)
+    if not devices:
+        return devices
     import torch
 
     count = torch.cuda.device_count()
-    missing = [g for g in asked if g >= count]
+    missing = [g for g in devices if g >= count]
     if missing:
         there = f"0 to {count - 1}" if count else "none on this machine"
-        raise UserError(f"gpus={asked}: no CUDA device {missing[0]}; allowed: {there}, or gpus=[]")
-    return asked
+        raise UserError(
+            f"gpus={devices}: no CUDA device {missing[0]}; allowed: {there}, or gpus=[]"
+        )
+    return devices
 
 
 def group_gpus(gpus: list[int], engine: Engine) -> list[list[int]]:

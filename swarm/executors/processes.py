@@ -103,7 +103,7 @@ class ProcessExecutor:
                 "GPU; use executor.workers=null"
             )
         self._count = len(self._gpus) or workers or 1
-        self._seats: list[WorkerSlot] = []
+        self._workers: list[WorkerSlot] = []
         share = max(1, (os.cpu_count() or 1) // self._count)
         self._threads = threads or (None if self._gpus else share)
         self._worker: Worker | None = None
@@ -112,7 +112,7 @@ class ProcessExecutor:
         """See `swarm.executors.Executor`; the processes start with the first job."""
         self.close()
         groups = group_gpus(self._gpus, worker.engine) or [[] for _ in range(self._count)]
-        self._seats = [WorkerSlot(group) for group in groups]
+        self._workers = [WorkerSlot(group) for group in groups]
         self._worker = worker
 
     def map(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
@@ -120,66 +120,68 @@ class ProcessExecutor:
         waiting = deque(jobs)
         deaths: Counter[int] = Counter()
         try:
-            while waiting or any(seat.job for seat in self._seats):
-                for seat in self._seats:
-                    if waiting and seat.job is None:
-                        self._assign_job(seat, waiting.popleft())
+            while waiting or any(worker.job for worker in self._workers):
+                for worker in self._workers:
+                    if waiting and worker.job is None:
+                        self._assign_job(worker, waiting.popleft())
                 yield from self._collect_results(waiting, deaths)
         finally:
             # Busy workers compute results that nothing will read.
-            for seat in self._seats:
-                if seat.job is not None:
-                    self._stop_worker(seat)
+            for worker in self._workers:
+                if worker.job is not None:
+                    self._stop_worker(worker)
 
-    def _assign_job(self, seat: WorkerSlot, job: Job) -> None:
-        if seat.process is None:
+    def _assign_job(self, worker: WorkerSlot, job: Job) -> None:
+        if worker.process is None:
             # Spawned: a forked process cannot use CUDA once its parent has initialized it.
             context = multiprocessing.get_context("spawn")
-            seat.pipe, theirs = context.Pipe()
+            worker.pipe, theirs = context.Pipe()
             assert self._worker is not None, "the executor is not open"
-            arguments = (theirs, self._worker, seat.gpus, self._threads)
+            arguments = (theirs, self._worker, worker.gpus, self._threads)
             # A daemonic process may not start processes.
             daemon = not is_model_sharded(self._worker)
-            seat.process = context.Process(target=run_worker_process, args=arguments, daemon=daemon)
-            seat.process.start()
+            worker.process = context.Process(
+                target=run_worker_process, args=arguments, daemon=daemon
+            )
+            worker.process.start()
             # With no other copy of its end open, the pipe signals EOF when the worker dies.
             theirs.close()
-        seat.job = job
+        worker.job = job
         try:
-            seat.pipe.send(job)
+            worker.pipe.send(job)
         except (BrokenPipeError, ConnectionResetError):
-            log.warning("the worker on %s died before job %d", seat.device, job.number)
+            log.warning("the worker on %s died before job %d", worker.device, job.number)
 
     def _collect_results(self, waiting: deque[Job], deaths: Counter[int]) -> Iterator[JobResult]:
         """Wait until a worker answers or dies, and yield its results."""
-        busy = {seat.pipe: seat for seat in self._seats if seat.job is not None}
+        busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
         for pipe in wait(list(busy)):
-            seat = busy[pipe]
-            job = seat.job
+            worker = busy[pipe]
+            job = worker.job
             assert job is not None
             try:
-                answer = seat.pipe.recv()
+                answer = worker.pipe.recv()
             except (EOFError, ConnectionResetError):
                 deaths[job.number] += 1
-                self._discard_worker(seat, job, deaths[job.number])
+                self._discard_worker(worker, job, deaths[job.number])
                 waiting.appendleft(job)
                 continue
-            seat.job = None
+            worker.job = None
             if isinstance(answer, str):
                 first, _, rest = answer.partition("\n")
                 if rest:
-                    log.error("job %d failed on %s:\n%s", job.number, seat.device, rest)
+                    log.error("job %d failed on %s:\n%s", job.number, worker.device, rest)
                 raise UserError(first)
             yield answer
 
-    def _discard_worker(self, seat: WorkerSlot, job: Job, deaths: int) -> None:
+    def _discard_worker(self, worker: WorkerSlot, job: Job, deaths: int) -> None:
         """Discard a dead worker; its slot gets another with the next job."""
-        seat.process.join(timeout=5)
-        code = seat.process.exitcode
-        self._stop_worker(seat)
+        worker.process.join(timeout=5)
+        code = worker.process.exitcode
+        self._stop_worker(worker)
         log.warning(
             "the worker on %s died (exit code %s); job %d is reassigned",
-            seat.device,
+            worker.device,
             code,
             job.number,
         )
@@ -190,20 +192,20 @@ class ProcessExecutor:
                 "engine.max_tokens"
             )
 
-    def _stop_worker(self, seat: WorkerSlot) -> None:
-        if seat.process is not None:
-            if not seat.process.daemon:
-                if seat.job is None:  # idle: let it end the processes that share its model
-                    seat.pipe.close()
-                    seat.process.join(timeout=10)
+    def _stop_worker(self, worker: WorkerSlot) -> None:
+        if worker.process is not None:
+            if not worker.process.daemon:
+                if worker.job is None:  # idle: let it end the processes that share its model
+                    worker.pipe.close()
+                    worker.process.join(timeout=10)
                 with suppress(ProcessLookupError):
-                    os.killpg(seat.process.pid, signal.SIGKILL)
-            seat.process.kill()
-            seat.process.join()
-            seat.pipe.close()
-        seat.process = seat.pipe = seat.job = None
+                    os.killpg(worker.process.pid, signal.SIGKILL)
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+        worker.process = worker.pipe = worker.job = None
 
     def close(self) -> None:
         """Stop all workers."""
-        for seat in self._seats:
-            self._stop_worker(seat)
+        for worker in self._workers:
+            self._stop_worker(worker)

@@ -107,7 +107,7 @@ def check_reachable(address: str) -> None:
     Raises:
         UserError: There is none, or the address is invalid.
     """
-    asked = address
+    given = address
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or latest_address()
         if address in ("", "auto", "local"):
@@ -120,22 +120,22 @@ def check_reachable(address: str) -> None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as line:
             line.sendall(HTTP2_PREFACE)
-            heard = line.recv(9)
+            response = line.recv(9)
         # A TLS server does not answer the plain preface, so only Ray itself can check it.
-        if heard[3:4] != b"\x04" and os.environ.get("RAY_USE_TLS", "0") == "0":
+        if response[3:4] != b"\x04" and os.environ.get("RAY_USE_TLS", "0") == "0":
             raise OSError("another service uses that port")
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"executor.address={asked}: no Ray cluster responds at {address} ({error}); start "
+            f"executor.address={given}: no Ray cluster responds at {address} ({error}); start "
             "one with `ray start --head`, or use executor.address=null for this machine alone"
         ) from None
 
 
 def latest_address() -> str:
     """Return the address of the cluster last started on this machine, from Ray's file, or ""."""
-    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     try:
-        return (Path(place) / "ray" / "ray_current_cluster").read_text().strip()
+        return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()
     except OSError:
         return ""
 
@@ -235,11 +235,11 @@ class RayWorker:
         home: The driver's folder, to which the configuration's paths are relative.
     """
 
-    def __init__(self, device: str, threads: int, home: str) -> None:
+    def __init__(self, device: str, threads: int, folder: str) -> None:
         self._device, self._threads = device, threads
         self._worker: Worker | None = None
-        if os.path.isdir(home):
-            os.chdir(home)
+        if os.path.isdir(folder):
+            os.chdir(folder)
 
     def ready(self) -> int:
         """Return the process id, once there is a process."""
@@ -357,8 +357,8 @@ class RayExecutor:
         self._threads = threads or max(1, int(cpus_per_worker))
         self._experts = experts
         self._ours = False
-        self._head, self._looked, self._silent = "", 0.0, 0
-        self._seats: list[RayWorkerSlot] = []
+        self._head, self._checked_at, self._silent = "", 0.0, 0
+        self._workers: list[RayWorkerSlot] = []
         self._stored: list[Any] = []
 
     def open(self, worker: Worker) -> None:
@@ -368,7 +368,7 @@ class RayExecutor:
         slots = self._count and self._count * self._cpu_share
         self._ours = connect_cluster(self._address, self._gpus, slots, packed_size(packed))
         self._ray = import_ray()
-        self._head, self._looked, self._silent = find_head(), time.monotonic(), 0
+        self._head, self._checked_at, self._silent = find_head(), time.monotonic(), 0
         share, count = self._plan_workers(worker)
         # Holding the references prevents their eviction: a restarted actor needs the objects again.
         self._stored = [self._ray.put(one) for one in (worker, packed) if one]
@@ -381,8 +381,8 @@ class RayExecutor:
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
-        self._asked = f"{count} workers of {share:g} GPU and {self._cpu_share:g} CPU each"
-        self._seats = [RayWorkerSlot(number) for number in range(count)]
+        self._requested = f"{count} workers of {share:g} GPU and {self._cpu_share:g} CPU each"
+        self._workers = [RayWorkerSlot(number) for number in range(count)]
         self._start_workers()
 
     def _plan_workers(self, worker: Worker) -> tuple[float, int]:
@@ -397,21 +397,21 @@ class RayExecutor:
                 f"use executor.gpus_per_worker=null, which then is {group}"
             )
         if share:
-            room = sum(int(found / share + 1e-9) for found in devices)
+            capacity = sum(int(found / share + 1e-9) for found in devices)
         else:
-            room = sum(node.get("CPU", 0) >= self._cpu_share for node in nodes)
+            capacity = sum(node.get("CPU", 0) >= self._cpu_share for node in nodes)
         # At least one, so that `_start_workers` reports that nothing can be scheduled.
-        return share, self._count or max(1, room)
+        return share, self._count or max(1, capacity)
 
     def _start_workers(self) -> None:
         """Start an actor in every empty slot and wait until all of them are ready."""
-        fresh = [seat for seat in self._seats if seat.actor is None]
-        for seat in fresh:
-            seat.actor = self._kind.remote(*self._arguments)
-            seat.ref = seat.actor.ready.remote()
+        fresh = [worker for worker in self._workers if worker.actor is None]
+        for worker in fresh:
+            worker.actor = self._kind.remote(*self._arguments)
+            worker.ref = worker.actor.ready.remote()
         if not fresh:
             return
-        refs = [seat.ref for seat in fresh]
+        refs = [worker.ref for worker in fresh]
         _, missing = self._ray.wait(refs, num_returns=len(refs), timeout=self._wait_s)
         if missing:
             self._raise_wait_timeout(len(missing))
@@ -419,7 +419,7 @@ class RayExecutor:
     def _raise_wait_timeout(self, missing: int) -> None:
         raise UserError(
             f"executor=ray: {missing} workers could not be scheduled within {self._wait_s:g} s "
-            f"(executor.wait_s): requested {self._asked}; {describe_resources()}; "
+            f"(executor.wait_s): requested {self._requested}; {describe_resources()}; "
             "lower executor.workers, executor.gpus_per_worker or executor.cpus_per_worker"
         )
 
@@ -430,40 +430,40 @@ class RayExecutor:
         try:
             if waiting:
                 self._start_workers()
-            while waiting or any(seat.job for seat in self._seats):
-                for seat in self._seats:
-                    if waiting and seat.ref is None:
-                        seat.job = waiting.popleft()
-                        seat.ref = seat.actor.run.remote(seat.job, self._stored)
+            while waiting or any(worker.job for worker in self._workers):
+                for worker in self._workers:
+                    if waiting and worker.ref is None:
+                        worker.job = waiting.popleft()
+                        worker.ref = worker.actor.run.remote(worker.job, self._stored)
                 yield from self._collect_results(waiting, deaths)
         finally:
             # Busy workers compute results that nothing will read.
-            for seat in self._seats:
-                if seat.job is not None:
-                    self._stop_worker(seat)
+            for worker in self._workers:
+                if worker.job is not None:
+                    self._stop_worker(worker)
 
     def _collect_results(self, waiting: deque[Job], deaths: Counter[int]) -> Iterator[JobResult]:
         """Wait until one actor answers, is ready or dies, and yield its results."""
-        owing = {seat.ref: seat for seat in self._seats if seat.ref is not None}
-        busy = any(seat.job for seat in self._seats)
+        owing = {worker.ref: worker for worker in self._workers if worker.ref is not None}
+        busy = any(worker.job for worker in self._workers)
         until = time.monotonic() + self._wait_s
-        done: list[Any] = []
-        while not done:
+        finished: list[Any] = []
+        while not finished:
             self._look_for_head()
-            left = LOOK_S if busy else min(LOOK_S, max(0.0, until - time.monotonic()))
-            done, _ = self._ray.wait(list(owing), num_returns=1, timeout=left)
-            if not done and not busy and time.monotonic() >= until:
+            wait_s = LOOK_S if busy else min(LOOK_S, max(0.0, until - time.monotonic()))
+            finished, _ = self._ray.wait(list(owing), num_returns=1, timeout=wait_s)
+            if not finished and not busy and time.monotonic() >= until:
                 self._raise_wait_timeout(len(owing))
-        seat = owing[done[0]]
-        job, seat.job, seat.ref = seat.job, None, None
+        worker = owing[finished[0]]
+        job, worker.job, worker.ref = worker.job, None, None
         try:
-            answer = self._ray.get(done[0])
+            answer = self._ray.get(finished[0])
         except self._ray.exceptions.RayTaskError as error:
             words = " ".join(str(error.cause).split())
-            log.error("worker %d failed:\n%s", seat.number, error)
+            log.error("worker %d failed:\n%s", worker.number, error)
             raise UserError(f"executor=ray: a worker failed: {words}") from None
         except self._ray.exceptions.RayError as error:
-            self._await_restart(seat, job, deaths, error)
+            self._await_restart(worker, job, deaths, error)
             if job is not None:
                 waiting.appendleft(job)
             return
@@ -472,7 +472,7 @@ class RayExecutor:
         if isinstance(answer, str):
             first, _, rest = answer.partition("\n")
             if rest:
-                log.error("job %d failed on worker %d:\n%s", job.number, seat.number, rest)
+                log.error("job %d failed on worker %d:\n%s", job.number, worker.number, rest)
             raise UserError(first)
         yield answer
 
@@ -482,13 +482,13 @@ class RayExecutor:
         Raises:
             UserError: It has not responded `MOST_SILENT` times in a row.
         """
-        if not self._head or time.monotonic() - self._looked < LOOK_S:
+        if not self._head or time.monotonic() - self._checked_at < LOOK_S:
             return
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         self._silent = 0 if is_open(self._head) else self._silent + 1
         if self._silent >= MOST_SILENT:
             # The cluster cannot be reached any more, not even to shut it down.
-            self._seats, self._stored = [], []
+            self._workers, self._stored = [], []
             raise UserError(
                 f"executor=ray: Ray's process gcs_server, at {self._head}, does not respond: "
                 "it was stopped, or the network failed, and the cluster is lost. Restart the "
@@ -503,21 +503,21 @@ class RayExecutor:
                     "Ray's process raylet, which runs the workers of this machine, was killed "
                     "(by a user, or by the system for lack of memory)"
                 )
-        said = " ".join(str(error).split())
-        if "owner has died" in said or "node has died" in said:
-            return f"Ray lost the machine of the last worker: {said[-200:]}"
+        message = " ".join(str(error).split())
+        if "owner has died" in message or "node has died" in message:
+            return f"Ray lost the machine of the last worker: {message[-200:]}"
         return (
             "the last worker died and may not be restarted "
             f"(executor.max_restarts={self._max_restarts})"
         )
 
     def _await_restart(
-        self, seat: RayWorkerSlot, job: Job | None, deaths: Counter[int], error: Exception
+        self, worker: RayWorkerSlot, job: Job | None, deaths: Counter[int], error: Exception
     ) -> None:
         """Await the actor's restart, if Ray allows one; the job is given to another worker."""
-        log.info("worker %d: %s", seat.number, " ".join(str(error).split()))
+        log.info("worker %d: %s", worker.number, " ".join(str(error).split()))
         if job is not None:
-            log.warning("worker %d died; job %d is reassigned", seat.number, job.number)
+            log.warning("worker %d died; job %d is reassigned", worker.number, job.number)
         if job is not None:
             deaths[job.number] += 1
             if deaths[job.number] >= MAX_DEATHS:
@@ -527,27 +527,27 @@ class RayExecutor:
                     "engine.max_tokens; log.txt has the details"
                 )
         elif isinstance(error, self._ray.exceptions.ActorDiedError):
-            self._seats.remove(seat)
-            log.warning("worker %d is not restarted; %d left", seat.number, len(self._seats))
-            if not self._seats:
+            self._workers.remove(worker)
+            log.warning("worker %d is not restarted; %d left", worker.number, len(self._workers))
+            if not self._workers:
                 why = self._why_none_is_left(error)
                 raise UserError(
                     f"executor=ray: {why}; log.txt has the details; rerun the same command to "
                     "resume"
                 )
             return
-        seat.ref = seat.actor.ready.remote()
+        worker.ref = worker.actor.ready.remote()
 
-    def _stop_worker(self, seat: RayWorkerSlot) -> None:
-        if seat.actor is not None and self._ray.is_initialized():
-            self._ray.kill(seat.actor)
-        seat.actor = seat.ref = seat.job = None
+    def _stop_worker(self, worker: RayWorkerSlot) -> None:
+        if worker.actor is not None and self._ray.is_initialized():
+            self._ray.kill(worker.actor)
+        worker.actor = worker.ref = worker.job = None
 
     def close(self) -> None:
         """See `swarm.executors.Executor`; also ends a cluster that was started here."""
-        for seat in self._seats:
-            self._stop_worker(seat)
-        self._seats, self._stored = [], []
+        for worker in self._workers:
+            self._stop_worker(worker)
+        self._workers, self._stored = [], []
         if self._ours:
             self._ours = False
             self._ray.shutdown()
@@ -562,7 +562,7 @@ def _check_int(key: str, value: Any, least: int, none: bool = False) -> None:
         raise UserError(f"executor.{key}={value}: must be {allowed}an integer, {least} or more")
 
 
-def _check_number(key: str, value: Any, most: float = float("inf")) -> None:
-    """Raise UserError unless `value` is a number from 0 to `most`."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-        raise UserError(f"executor.{key}={value}: must be a number from 0 to {most:g}")
+def _check_number(key: str, value: Any, maximum: float = float("inf")) -> None:
+    """Raise UserError unless `value` is a number from 0 to `maximum`."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= maximum:
+        raise UserError(f"executor.{key}={value}: must be a number from 0 to {maximum:g}")

@@ -210,7 +210,7 @@ def run_tasks_lockstep(
         One list of scores per position, in the order of the items.
     """
     plays = [task.run(items) for _ in positions]
-    asked: dict[int, list[Request]] = {}
+    requests: dict[int, list[Request]] = {}
     scores: dict[int, list[Score]] = {}
     answers: dict[int, list[Completion] | None] = dict.fromkeys(range(len(plays)))
     while answers:
@@ -218,16 +218,18 @@ def run_tasks_lockstep(
             meter.position = number
             try:
                 # A generator's first `send` has to be None.
-                asked[number] = plays[number].send(answer)  # type: ignore[arg-type]
+                requests[number] = plays[number].send(answer)  # type: ignore[arg-type]
             except StopIteration as end:
                 scores[number] = end.value
-                asked.pop(number, None)
-        live = sorted(asked)
+                requests.pop(number, None)
+        live = sorted(requests)
         try:
-            done = engine.generate(positions[live], [asked[i] for i in live]) if live else []
+            generated = (
+                engine.generate(positions[live], [requests[i] for i in live]) if live else []
+            )
         except NotFinite as error:
             raise NotFinite(live[error.position], error.what) from None
-        answers = dict(zip(live, done, strict=True))
-        for completions in done:
+        answers = dict(zip(live, generated, strict=True))
+        for completions in generated:
             meter.add_completions(completions)
     return [scores[number] for number in range(len(plays))]

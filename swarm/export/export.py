@@ -208,14 +208,14 @@ class Export:
         write_folder_atomic(
             self.to, write_files, note, "model" if self.merged else "adapter", is_export
         )
-        told = [f"wrote {self.to}: {format_size(self.to)}", self._serve_command(str(self.to))]
+        lines = [f"wrote {self.to}: {format_size(self.to)}", self._serve_command(str(self.to))]
         if self.source.unfinished_note:
-            told.insert(1, self.source.unfinished_note)
+            lines.insert(1, self.source.unfinished_note)
         if self.repository:
-            told.insert(
+            lines.insert(
                 1, "uploaded to the hub: " + push_folder(self.to, self.repository, self.private)
             )
-        return told
+        return lines
 
     def _file_writer(self) -> Callable[[Path], None]:
         """Return a function that writes the files into a folder."""
@@ -261,15 +261,15 @@ class Export:
             return f"vllm serve {name}"
         # vLLM accepts only certain values of --max-lora-rank.
         rank = max(shape[2] for shape in read_adapter(self.source.folder).shapes.values())
-        most = next((size for size in VLLM_RANKS if size >= rank), None)
-        if most is None:
+        max_rank = next((size for size in VLLM_RANKS if size >= rank), None)
+        if max_rank is None:
             return (
                 f"(vLLM serves adapters up to rank {VLLM_RANKS[-1]}, not {rank}: export it merged)"
             )
         label = Path(name).name
         return (
-            f"vllm serve {self.source.base_name or 'BASE'} --enable-lora --max-lora-rank {most} "
-            f"--lora-modules {label}={name}"
+            f"vllm serve {self.source.base_name or 'BASE'} --enable-lora "
+            f"--max-lora-rank {max_rank} --lora-modules {label}={name}"
         )
 
 

@@ -80,8 +80,8 @@ def _nearest_option(group: str, part: Mapping[str, Any]) -> str:
 
 def _compose_flat(entry: str, words: Sequence[str]) -> dict[str, Any]:
     """Return the configuration of a command line, with dotted keys."""
-    whole = compose(entry, overrides=["name=''", *words])
-    return _flatten(OmegaConf.to_container(whole, resolve=True))  # type: ignore[arg-type]
+    config = compose(entry, overrides=["name=''", *words])
+    return _flatten(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
 
 
 def _flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -211,17 +211,19 @@ def collect_input_licences(source: ExportSource) -> dict[str, str]:
     if "coefficients" not in note:
         return {"model" if source.is_full_model else "adapter": find_licence(source.folder)}
     names = note["experts"]
-    own = names[: source.state.get("own", len(names))]
+    own_names = names[: source.state.get("own", len(names))]
     used = [
-        name for place, name in enumerate(names) if any(note["coefficients"][place :: len(names)])
+        name for index, name in enumerate(names) if any(note["coefficients"][index :: len(names)])
     ]
     merged = (
-        own if any(DERIVED_ROW_NAME.fullmatch(name) for name in used if name not in own) else []
+        own_names
+        if any(DERIVED_ROW_NAME.fullmatch(name) for name in used if name not in own_names)
+        else []
     )
-    found = {name: _expert_licence(source, name) for name in own if name in (*used, *merged)}
+    found = {name: _expert_licence(source, name) for name in own_names if name in (*used, *merged)}
     for name in used:
-        if name not in own and name.startswith("elite_"):
-            for part, text in _elite_licences(source, own, name).items():
+        if name not in own_names and name.startswith("elite_"):
+            for part, text in _elite_licences(source, own_names, name).items():
                 found[part if found.get(part, text) == text else f"{part}, in {name}"] = text
     return found
 
@@ -231,10 +233,12 @@ def _expert_licence(source: ExportSource, name: str) -> str:
     return find_licence(folder, folder and folder.parent)
 
 
-def _elite_licences(source: ExportSource, own: list[str], name: str) -> dict[str, str]:
+def _elite_licences(source: ExportSource, own_names: list[str], name: str) -> dict[str, str]:
     pool = source.config.get("pool", {})
     try:
-        elites = EliteExperts(pool.get("elites"), pool.get("elite_count", 3)).load_adapters(own)
+        elites = EliteExperts(pool.get("elites"), pool.get("elite_count", 3)).load_adapters(
+            own_names
+        )
         particle = next(one.folder.parent for one in elites if one.name == name)
         number = int(particle.name.removeprefix("particle_"))
         return collect_input_licences(read_source(str(particle.parent), number))
@@ -411,19 +415,19 @@ class ModelCard:
 
     def _unmeasured_notes(self) -> list[str]:
         """Return notes on unmeasured rounding, with the command that measures it."""
-        told, dtype = [], []
+        notes, dtype = [], []
         if self.source.truncated_rank:
-            told.append(
+            notes.append(
                 "This is for the position that was searched. The saved adapter, rounded to "
                 f"rank {self.source.truncated_rank}, was not measured."
             )
         rounded = self.merged and self.dtype not in (None, "float32")
         if rounded and self.source.in_float32:
-            told.append(
+            notes.append(
                 f"Numbers are for the float32 adapter; rounding to {self.dtype} can change answers."
             )
             dtype = [f"model.dtype={self.dtype}"]
-        if not told:
+        if not notes:
             return []
         made = (
             shlex.split(build_command(self.source.kind, self.source.config))
@@ -435,7 +439,7 @@ class ModelCard:
         words = [word for word in words if not (dtype and word.startswith("model.dtype="))]
         words += [*dtype, "candidate=adapter", f"candidate.folder={folder}"]
         return [
-            f"{' '.join(told)} The content of this folder is measured by",
+            f"{' '.join(notes)} The content of this folder is measured by",
             f"```sh\n{shlex.join(['python', '-m', 'swarm.evaluate', *words])}\n```",
         ]
 
@@ -464,9 +468,9 @@ class ModelCard:
 def _describe_point(point: Mapping[str, Any]) -> list[str]:
     """Describe a point of a front, with one row per objective."""
     found = [f"Point {point['point']} of the front of a search with several objectives."]
-    told = point.get("test_parts", {})
+    parts = point.get("test_parts", {})
     rows = [
-        [name, f"{value:.3f}", _format_measurement(told[name]) if told else "not tested"]
+        [name, f"{value:.3f}", _format_measurement(parts[name]) if parts else "not tested"]
         for name, value in point["dev"].items()
     ]
     header = ("objective", "dev, where it was chosen", "test")
@@ -488,14 +492,14 @@ def describe_metrics(metrics: dict[str, Any]) -> list[str]:
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
         "so biased upwards; test was not used by the search."
     ]
-    told = [conclude_test(metrics)] if "test_gain" in metrics else ["It was not tested."]
+    sentences = [conclude_test(metrics)] if "test_gain" in metrics else ["It was not tested."]
     if "test_gain" in metrics and not (
         metrics["test_gain"] > 0 and metrics["test_gain_p_value"] < 0.05
     ):
-        told.append("Thus it was not shown to be better than the best initial expert.")
+        sentences.append("Thus it was not shown to be better than the best initial expert.")
     # For a truncated adapter the card has a more detailed note.
     rest = {key: value for key, value in metrics.items() if key != "reconstruction_error"}
-    return [*found, " ".join(told), *list_caveats(rest)]
+    return [*found, " ".join(sentences), *list_caveats(rest)]
 
 
 def _separate_paragraphs(found: Sequence[str]) -> list[str]:

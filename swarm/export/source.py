@@ -75,8 +75,8 @@ class ExportSource:
         rounds = self.state.get("rounds")
         if self.kind != "search" or not rounds or self.state.get("finished"):
             return None
-        done = len(rounds) - 1
-        words = f"the search had not ended ({done} iteration{'s' * (done != 1)} done)"
+        iterations = len(rounds) - 1
+        words = f"the search had not ended ({iterations} iteration{'s' * (iterations != 1)} done)"
         if self.signal:
             words += (
                 f"; it maximizes its signal ({self.signal}), and the best is chosen by the "
@@ -177,8 +177,10 @@ def read_source(given: str, particle: int | None = None, point: int | None = Non
         verify_run_file(path / "config.json")
         found = _read_json(path / "config.json") if (path / "config.json").is_file() else {}
         config = read_config(found)
-        place = "global_best" if particle is None else f"particle_{particle}/personal_best"
-        folder = path / place if point is None else _save_front_point(path, state, config, point)
+        subfolder = "global_best" if particle is None else f"particle_{particle}/personal_best"
+        folder = (
+            path / subfolder if point is None else _save_front_point(path, state, config, point)
+        )
         _check_progress(given, state.get("rounds"), folder, particle)
         verify_run_file(folder)
     elif kind == "finetune":
@@ -208,9 +210,9 @@ def _save_front_point(
         raise UserError(
             f"point={point}: {path} has no front, as its task is not a mixture; omit point"
         )
-    most = len(front.front_indices) - 1
-    if type(point) is not int or not 0 <= point <= most:
-        raise UserError(f"point={point}: the front has 0 to {most}; {path}/front.json lists them")
+    last = len(front.front_indices) - 1
+    if type(point) is not int or not 0 <= point <= last:
+        raise UserError(f"point={point}: the front has 0 to {last}; {path}/front.json lists them")
     number, particle = front.front_indices[point]
     entry, folder = front.rounds[number], path / "front" / f"point_{point}"
     position = entry["positions"][particle]
@@ -237,8 +239,8 @@ def _check_progress(given: str, rounds: Any, folder: Path, particle: int | None)
     """Check that the search has completed an iteration, and has this particle."""
     if rounds == [] and not folder.is_dir():
         raise UserError(f"{given}: no iteration has finished yet; wait for the first")
-    if rounds and particle is not None and particle >= (most := len(rounds[0]["positions"])):
-        raise UserError(f"particle={particle}: the search has 0 to {most - 1}")
+    if rounds and particle is not None and particle >= (count := len(rounds[0]["positions"])):
+        raise UserError(f"particle={particle}: the search has 0 to {count - 1}")
 
 
 def _is_model(folder: Path) -> bool:

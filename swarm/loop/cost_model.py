@@ -258,8 +258,8 @@ def estimate_memory(model: ModelShape, search: SearchWorkload) -> dict[str, int]
 def count_rows_that_fit(model: ModelShape, search: SearchWorkload, device: DeviceSpec) -> int:
     """Return the rows whose cache fits beside weights, experts and particles; 0 if those do not."""
     parts = estimate_memory(model, search)
-    left = USABLE_MEMORY * device.memory - parts["weights"] - parts["basis"] - parts["particles"]
-    return max(0, int(left / (search.tokens_per_row * model.kv_cache_width * search.item_bytes)))
+    free = USABLE_MEMORY * device.memory - parts["weights"] - parts["basis"] - parts["particles"]
+    return max(0, int(free / (search.tokens_per_row * model.kv_cache_width * search.item_bytes)))
 
 
 def count_devices_needed(model: ModelShape, search: SearchWorkload, device: DeviceSpec) -> int:
@@ -294,11 +294,11 @@ def estimate_job_seconds(
     together, each = search.batch_shape(positions, items)
     turns, full = ceil(positions / together), items // each
     batches = [each] * full + ([items % each] if items % each else [])
-    done = [estimate_batch_seconds(model, search, device, together, rows) for rows in batches]
+    seconds = [estimate_batch_seconds(model, search, device, together, rows) for rows in batches]
     mixing = search.experts * search.adapter * 4
     mixing += 2 * search.adapted * search.item_bytes if search.plan == "merged" else 0
-    reading = sum(prefill for prefill, _ in done) + mixing / device.bandwidth
-    return turns * reading, turns * sum(decode for _, decode in done)
+    reading = sum(prefill for prefill, _ in seconds) + mixing / device.bandwidth
+    return turns * reading, turns * sum(decode for _, decode in seconds)
 
 
 def list_job_sizes(search: SearchWorkload, positions: int, items: int) -> list[tuple[int, int]]:
@@ -433,18 +433,18 @@ def measure_cpu(inputs: int, outputs: int, size: int, workers: int = 1) -> Devic
     # Many CPUs are slow in 16 bits; the full row count would take minutes on those.
     count = 1024 if size == 4 else 32
     rows, weight = torch.randn(count, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
-    many = torch.zeros(1 << 24)
-    copy = torch.empty_like(many)
+    buffer = torch.zeros(1 << 24)
+    copy = torch.empty_like(buffer)
     with torch.inference_mode():
         matmuls = _calls_per_second(lambda: torch.nn.functional.linear(rows, weight))
-        copies = _calls_per_second(lambda: copy.copy_(many))
+        copies = _calls_per_second(lambda: copy.copy_(buffer))
     flops = 2 * count * inputs * outputs * matmuls
     name = f"CPU, {torch.get_num_threads()} threads"
     return DeviceSpec(
         name,
         flops / workers,
         # A copy reads and writes 4 bytes per element.
-        8 * len(many) * copies / workers,
+        8 * len(buffer) * copies / workers,
         available_memory_bytes() // workers,
         CPU_SHARE,
         CPU_LAUNCH_SECONDS,

@@ -50,7 +50,7 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
         tokenizer = run.engine.check(here, run.pool)
         if run.fit_items_to_context(tokenizer):
             items = run.check_inputs()
-    prompts, own = (
+    prompts, metric_prompts = (
         count_prompt_tokens(run.task, tokenizer),
         count_prompt_tokens(metric_task(run.task), tokenizer),
     )
@@ -62,7 +62,7 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
         **_describe_gradients(run, items),
         **({"optimizer": "; ".join(run.notes)} if run.notes else {}),
     }
-    lines |= _describe_costs(run, run.pool, config, folder, prompts, own, items)
+    lines |= _describe_costs(run, run.pool, config, folder, prompts, metric_prompts, items)
     head = "dry run: nothing is started or written; costs are computed, not measured"
     return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())])
 
@@ -76,8 +76,8 @@ def _describe_resume(run: Run, config: Mapping[str, Any], base: Any) -> str:
     if not run.record.load_state(identity):
         return "new"
     ended = run.record.state["finished"]
-    done = f"{len(run.record.iterations)} evaluated rounds"
-    return f"ended after {done} ({ended})" if ended else f"resumes after {done}"
+    progress = f"{len(run.record.iterations)} evaluated rounds"
+    return f"ended after {progress} ({ended})" if ended else f"resumes after {progress}"
 
 
 def _describe_pool(pool: Pool) -> dict[str, str]:
@@ -186,7 +186,7 @@ def _describe_costs(
     config: Mapping[str, Any],
     folder: Path | None,
     prompts: PromptStats,
-    own: PromptStats,
+    metric_prompts: PromptStats,
     items: int,
 ) -> dict[str, str]:
     """Estimate memory, time and traffic, if the base model's shape is known."""
@@ -203,7 +203,8 @@ def _describe_costs(
     search = _build_workload(run, pool, config, prompts, items, bool(gpus), size)
     search, why = resolve_plan(run, search, model, device, bool(gpus))
     own_way = replace(
-        _build_workload(run, pool, config, own, items, bool(gpus), size), plan=search.plan
+        _build_workload(run, pool, config, metric_prompts, items, bool(gpus), size),
+        plan=search.plan,
     )
     nodes = " (this machine's; the cluster's nodes are not asked)" if _is_remote(config) else ""
     return {
@@ -298,9 +299,9 @@ def format_costs(
 ) -> dict[str, str]:
     """Format memory, jobs, time and traffic as text."""
     parts = cost.estimate_memory(model, search)
-    total, room = sum(parts.values()), device.memory * cost.USABLE_MEMORY
-    fits = "" if total <= room else "; DOES NOT FIT: the engine halves its batches"
-    if parts["weights"] + parts["basis"] + parts["particles"] > room:
+    total, usable = sum(parts.values()), device.memory * cost.USABLE_MEMORY
+    fits = "" if total <= usable else "; DOES NOT FIT: the engine halves its batches"
+    if parts["weights"] + parts["basis"] + parts["particles"] > usable:
         fits = (
             f"; DOES NOT FIT: {cost.count_devices_needed(model, search, device)} devices would do"
         )
@@ -334,10 +335,10 @@ def _describe_finalist_scoring(
     """Describe the cost of choosing by the task's own metric; empty if the search uses it."""
     if metric_task(run.task) is run.task:
         return {}
-    most = search.experts + min(FINALIST_COUNT, search.particles)
+    positions = search.experts + min(FINALIST_COUNT, search.particles)
     one = cost.estimate_total_seconds(model, search, device, workers, 1, search.items)
-    words = f"at most {most} positions on dev by the task's metric, one after the other"
-    return {"choice": f"{words}: {format_duration(most * one)}"}
+    words = f"at most {positions} positions on dev by the task's metric, one after the other"
+    return {"choice": f"{words}: {format_duration(positions * one)}"}
 
 
 def _describe_test(
@@ -346,7 +347,7 @@ def _describe_test(
     """Estimate the duration of the test split, assuming its items cost as much as those of dev."""
     if not run.test:
         return "no test"
-    most, test, dev = (
+    positions, test, dev = (
         _max_tested_positions(run),
         len(run.task.items("test")),
         len(run.task.items("dev")),
@@ -354,7 +355,7 @@ def _describe_test(
     one = cost.estimate_total_seconds(
         model, search, device, workers, 1, -(-test * search.items // dev)
     )
-    return f"at most {most} positions, one after the other: {format_duration(most * one)}"
+    return f"at most {positions} positions, one after the other: {format_duration(positions * one)}"
 
 
 def format_amount(number: float, unit: str = "") -> str:

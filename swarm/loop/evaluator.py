@@ -120,14 +120,14 @@ class Evaluator:
     def compute_gradients(
         self,
         wanted: Sequence["LossRequest"],
-        places: Sequence[int],
+        indices: Sequence[int],
         watch: JobCallback | None = None,
         iteration: int = 0,
     ) -> list["Gradient"]:
         """Compute the mean loss of each request over its dev items and, if requested, its gradient.
 
         Args:
-            places: Dev indices of the items that the requests number from 0.
+            indices: Dev indices of the items that the requests number from 0.
             iteration: The upcoming iteration, for messages.
 
         Raises:
@@ -142,7 +142,7 @@ class Evaluator:
             whose = "the position" if one.particle is None else f"particle {one.particle}"
             names = (f"{whose} in the descent of iteration {iteration}",)
             for start in range(0, len(one.items), size):
-                items = tuple(places[i] for i in one.items[start : start + size])
+                items = tuple(indices[i] for i in one.items[start : start + size])
                 jobs.append(Job(len(jobs), (position,), split, items, names))
                 owner.append(number)
         results = {}
@@ -209,16 +209,16 @@ def split_dev_holdout(
     if not share:
         return list(range(len(items))), []
     parts: dict[str, list[int]] = {}
-    for place, item in enumerate(items):
-        parts.setdefault(str(item.get("part", "")), []).append(place)
+    for index, item in enumerate(items):
+        parts.setdefault(str(item.get("part", "")), []).append(index)
     kept: list[int] = []
-    for number, places in enumerate(parts.values()):
-        if len(places) < 2:
+    for number, indices in enumerate(parts.values()):
+        if len(indices) < 2:
             raise UserError(f"confirm={share}: needs 2 or more dev items in each part of the task")
         draw = np.random.Generator(np.random.Philox(key=[seed, number]))
-        count = min(len(places) - 1, max(1, round(share * len(places))))
-        kept += [places[i] for i in draw.permutation(len(places))[:count]]
-    return [place for place in range(len(items)) if place not in kept], sorted(kept)
+        count = min(len(indices) - 1, max(1, round(share * len(indices))))
+        kept += [indices[i] for i in draw.permutation(len(indices))[:count]]
+    return [index for index in range(len(items)) if index not in kept], sorted(kept)
 
 
 def rows_to_evaluate(
@@ -260,7 +260,7 @@ def calibrate_scale(
         return None
     scale = task.calibrate([s for i in range(experts) for s in scores[i].values()])
     for mine in scores.values():
-        mine.update({place: task.apply_scale(score) for place, score in mine.items()})
+        mine.update({index: task.apply_scale(score) for index, score in mine.items()})
     return dict(scale)
 
 
@@ -393,12 +393,12 @@ class Budget:
             known: Positions evaluated before; they are free.
             spent: Prompt-equivalents of this iteration that are not in the record yet.
         """
-        room = (self._remaining_prompts(record) - spent) // self._items
+        affordable = (self._remaining_prompts(record) - spent) // self._items
         new: set[str] = set()
         found = []
         for i in wanted:
             if positions[i] not in known:
-                if len(new | {position_key(positions[i])}) > room:
+                if len(new | {position_key(positions[i])}) > affordable:
                     continue
                 new.add(position_key(positions[i]))
             found.append(i)

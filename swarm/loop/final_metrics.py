@@ -70,11 +70,11 @@ class FinalEvaluation:
         the smallest violation) come first. With `by_kept`, the best position is the finalist that
         is best on the held-out items. The choice is stored in the record's state.
         """
-        own, front = self.record.state["own"], self.pareto_front
+        expert_count, front = self.record.state["own"], self.pareto_front
         bound = front is not None and bool(front.constraints)
         choosing = bound or self.by_kept or self.metric_task is not self.task
         if choosing and "chosen" not in self.record.state:
-            experts = [(0, i) for i in range(own)]
+            experts = [(0, i) for i in range(expert_count)]
             finalists = self.record.personal_bests(FINALIST_COUNT)
             if bound and front is not None:
                 finalists += [
@@ -84,13 +84,13 @@ class FinalEvaluation:
                 before = max(experts, key=self._rank_key)
                 after = self._race_finalists([*finalists, *self._best_static_merge(finalists)])
             elif front is not None and self.metric_task is self.task:
-                before, after = front.best_index(own), front.best_index()
+                before, after = front.best_index(expert_count), front.best_index()
             else:
                 found = [*experts, *finalists]
-                before, after = (max(places, key=self._rank_key) for places in (experts, found))
+                before, after = (max(indices, key=self._rank_key) for indices in (experts, found))
             self.record.state["chosen"] = {"starting": list(before), "ending": list(after)}
             self.record.save_state()
-        return self.record.best_index(rows=own), self.record.best_index()
+        return self.record.best_index(rows=expert_count), self.record.best_index()
 
     def _best_static_merge(self, finalists: Sequence[ParticleIndex]) -> list[ParticleIndex]:
         """Return the best static merge of the first iteration, if it is not a finalist."""
@@ -99,8 +99,8 @@ class FinalEvaluation:
         recipes = [
             (0, i) for i in range(experts, count) if self.record.utility_at((0, i)) is not None
         ]
-        best = sorted(recipes, key=lambda place: -(self.record.utility_at(place) or 0.0))[:1]
-        return [place for place in best if place not in finalists]
+        best = sorted(recipes, key=lambda index: -(self.record.utility_at(index) or 0.0))[:1]
+        return [index for index in best if index not in finalists]
 
     def _race_finalists(self, finalists: Sequence[ParticleIndex]) -> ParticleIndex:
         """Return the best finalist on the held-out items, by successive halving.
@@ -110,35 +110,35 @@ class FinalEvaluation:
         items. Ties are broken by the result of the search.
         """
         live = sorted(finalists, key=self._rank_key, reverse=True)
-        scores: dict[ParticleIndex, list[Score]] = {place: [] for place in live}
-        order = sorted(self.kept, key=lambda place: short_digest(["kept", place]))
+        scores: dict[ParticleIndex, list[Score]] = {index: [] for index in live}
+        order = sorted(self.kept, key=lambda index: short_digest(["kept", index]))
         third = len(order) if hasattr(self.task, "subtask_utilities") else -(-len(order) // 3)
         for start in range(0, len(order), third):
-            for place in live:
-                position, items = self.record.position_at(place), order[start : start + third]
-                scores[place] += self._load_or_score("confirm", position, "judged", items)
-            live.sort(key=lambda place: -self.metric_task.utility(scores[place]))
+            for index in live:
+                position, items = self.record.position_at(index), order[start : start + third]
+                scores[index] += self._load_or_score("confirm", position, "judged", items)
+            live.sort(key=lambda index: -self.metric_task.utility(scores[index]))
             live = live[: -(-len(live) // 2)]
         return live[0]
 
-    def _rank_key(self, place: ParticleIndex) -> tuple[float, float, float]:
-        signal = self.record.utility_at(place)
+    def _rank_key(self, index: ParticleIndex) -> tuple[float, float, float]:
+        signal = self.record.utility_at(index)
         below = sum(
-            max(0.0, bound - value) for bound, value in self.constraint_values(place).values()
+            max(0.0, bound - value) for bound, value in self.constraint_values(index).values()
         )
-        return -below, self.search_utility(place), float("-inf") if signal is None else signal
+        return -below, self.search_utility(index), float("-inf") if signal is None else signal
 
     @property
     def pareto_front(self) -> ParetoFront | None:
         """The Pareto front by the objectives of the search; `None` for a task without parts."""
         return ParetoFront.from_state(self.record.state)
 
-    def constraint_values(self, place: ParticleIndex) -> dict[str, tuple[float, float]]:
+    def constraint_values(self, index: ParticleIndex) -> dict[str, tuple[float, float]]:
         """Return each constrained part's bound and its value on the searched part of dev."""
         front = self.pareto_front
         if front is None or not front.constraint_bounds:
             return {}
-        values = self.metric_task.subtask_utilities(self.dev_scores(place))  # type: ignore[attr-defined]
+        values = self.metric_task.subtask_utilities(self.dev_scores(index))  # type: ignore[attr-defined]
         bounds = dict(front.constraint_bounds)
         if front.base_index is not None and self.metric_task is not self.task:
             # Another signal allows only `base` bounds: compute the base by the task's own metric.
@@ -146,72 +146,72 @@ class FinalEvaluation:
             bounds = {name: base[name] for name in bounds}
         return {name: (bound, values[name]) for name, bound in bounds.items()}
 
-    def search_utility(self, place: ParticleIndex) -> float:
+    def search_utility(self, index: ParticleIndex) -> float:
         """Return the utility on the searched part of dev."""
-        return self.metric_task.utility(self.dev_scores(place))
+        return self.metric_task.utility(self.dev_scores(index))
 
-    def best_finalists(self, most: int) -> list[ParticleIndex]:
+    def best_finalists(self, limit: int) -> list[ParticleIndex]:
         """Return the best personal bests, best first, at most one per particle."""
         if self.metric_task is self.task:
-            return self.record.personal_bests(most)
-        places = self.record.personal_bests(FINALIST_COUNT)
-        return sorted(places, key=self._rank_key, reverse=True)[:most]
+            return self.record.personal_bests(limit)
+        indices = self.record.personal_bests(FINALIST_COUNT)
+        return sorted(indices, key=self._rank_key, reverse=True)[:limit]
 
-    def dev_scores(self, place: ParticleIndex) -> list[Score]:
+    def dev_scores(self, index: ParticleIndex) -> list[Score]:
         """Return the scores of a particle on the searched part of dev."""
-        if place not in self._dev:
-            self._dev[place] = self._load_dev_scores(place)
-        return self._dev[place]
+        if index not in self._dev:
+            self._dev[index] = self._load_dev_scores(index)
+        return self._dev[index]
 
-    def _load_dev_scores(self, place: ParticleIndex) -> list[Score]:
+    def _load_dev_scores(self, index: ParticleIndex) -> list[Score]:
         if self.metric_task is self.task:
-            return records_to_scores(self.record.load_iteration_answers(*place))
-        scores = records_to_scores(self.record.load_iteration_answers(*place))
+            return records_to_scores(self.record.load_iteration_answers(*index))
+        scores = records_to_scores(self.record.load_iteration_answers(*index))
         if all("correct" in score.measures for score in scores):
             return [Score(s.measures["correct"], s.answer, s.text, s.part) for s in scores]
         return self._load_or_score(
-            "judged", self.record.position_at(place), "judged", self.searched
+            "judged", self.record.position_at(index), "judged", self.searched
         )
 
-    def holdout_scores(self, place: ParticleIndex) -> list[Score]:
+    def holdout_scores(self, index: ParticleIndex) -> list[Score]:
         """Return the scores on the part of dev that the search did not see."""
-        return self._load_or_score("confirm", self.record.position_at(place), "judged", self.kept)
+        return self._load_or_score("confirm", self.record.position_at(index), "judged", self.kept)
 
-    def repeat_dev_scores(self, place: ParticleIndex) -> list[Score]:
+    def repeat_dev_scores(self, index: ParticleIndex) -> list[Score]:
         """Score the searched part of dev once more, in other batches."""
-        position = self.record.position_at(place)
+        position = self.record.position_at(index)
         return self._load_or_score("again", position, "judged", self.searched, self.ask_again)
 
-    def test_scores(self, place: ParticleIndex) -> list[Score]:
+    def test_scores(self, index: ParticleIndex) -> list[Score]:
         """Return the scores on the test split."""
-        return self.score_position_on_test(self.record.position_at(place))
+        return self.score_position_on_test(self.record.position_at(index))
 
     def score_position_on_dev(self, position: Sequence[float]) -> list[Score]:
         """Score a position, possibly new to the search, on the searched part of dev."""
         return self._load_or_score("judged", position, "judged", self.searched)
 
     def score_position_on_test(
-        self, position: Sequence[float], places: Sequence[int] | None = None
+        self, position: Sequence[float], indices: Sequence[int] | None = None
     ) -> list[Score]:
         """Score a position on the test split, or on some indices of it."""
         every = range(len(self.task.items("test")))
-        return self._load_or_score("test", position, "test", every if places is None else places)
+        return self._load_or_score("test", position, "test", every if indices is None else indices)
 
     def _load_or_score(
         self,
         kind: str,
         position: Sequence[float],
         split: str,
-        places: Sequence[int],
+        indices: Sequence[int],
         ask: ScoreFn | None = None,
     ) -> list[Score]:
         """Return one position's scores, from the record if they are stored there."""
-        items = [self.task.items(data_split(split))[place] for place in places]
+        items = [self.task.items(data_split(split))[index] for index in indices]
         name = short_digest([dict(item) for item in items])
         rows = self.record.load_answers(kind, position, name)
         if rows is None:
             self.begin(kind, len(items))
-            rows = scores_to_records(items, (ask or self.ask)([position], split, places)[0])
+            rows = scores_to_records(items, (ask or self.ask)([position], split, indices)[0])
             self.record.save_answers(kind, position, name, rows)
         return records_to_scores(rows)
 
@@ -276,9 +276,9 @@ def final_metrics(
     if task is not ending.task:
         metrics["signal"] = ending.task.signal  # type: ignore[attr-defined]
         metrics["ending_best_signal"] = record.utility_at(after)
-    dev = [ending.task.items("dev")[place] for place in ending.searched]
-    for name, place in (("starting", before), ("ending", after)):
-        metrics |= _prefixed_summary(f"{name}_best_validation", task, ending.dev_scores(place), dev)
+    dev = [ending.task.items("dev")[index] for index in ending.searched]
+    for name, index in (("starting", before), ("ending", after)):
+        metrics |= _prefixed_summary(f"{name}_best_validation", task, ending.dev_scores(index), dev)
     if ending.kept:
         metrics["confirm"] = _holdout_metrics(ending, before, after)
     if noise_floor:
@@ -359,7 +359,7 @@ def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) 
             for experts, which are chosen on dev, "dev" (likewise).
     """
     task, state = ending.metric_task, ending.record.state
-    own, rows, groups = state["own"], len(state["experts"]), len(state["groups"])
+    own_count, rows, groups = state["own"], len(state["experts"]), len(state["groups"])
     found: dict[str, Any] = {"name": name, "label": BASELINE_LABELS[name]}
     items = task.items("test")
     if name == "experts":
@@ -371,8 +371,8 @@ def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) 
         scores = ending.score_position_on_test(position)
     else:
         # Extra rows that are not the user's experts, such as noise, are not part of a soup.
-        share = 0.0 if name == "base" else 1 / own
-        position = [share * (row < own) for row in range(rows)] * groups
+        share = 0.0 if name == "base" else 1 / own_count
+        position = [share * (row < own_count) for row in range(rows)] * groups
         dev, scores = [], ending.score_position_on_test(position)
     if dev:
         found["dev"] = utility_summary(task, dev)
@@ -393,10 +393,10 @@ def _best_merge_or_expert(ending: FinalEvaluation) -> tuple[str, list[float], li
         Its label, its position and its scores there.
     """
     state = ending.record.state
-    own, names, groups = state["own"], state["experts"], len(state["groups"])
-    known = np.array([ending.search_utility((0, i)) for i in range(own)])
-    static = static_start_positions(len(names), groups, among=own)
-    learnt = utility_start_positions(known, len(names), groups, among=own)
+    own_count, names, groups = state["own"], state["experts"], len(state["groups"])
+    known = np.array([ending.search_utility((0, i)) for i in range(own_count)])
+    static = static_start_positions(len(names), groups, among=own_count)
+    learnt = utility_start_positions(known, len(names), groups, among=own_count)
     candidates = dict(zip(static[0] + learnt[0], np.vstack([static[1], learnt[1]]), strict=True))
     scores = {
         label: ending.score_position_on_dev(position.tolist())
@@ -414,20 +414,20 @@ def _best_expert_by_domain(
 ) -> tuple[list[Score], list[Score], dict[str, str]]:
     """Return dev and test scores with each domain scored by its best expert, and their names."""
     task, state = ending.metric_task, ending.record.state
-    dev = [ending.task.items("dev")[place] for place in ending.searched]
+    dev = [ending.task.items("dev")[index] for index in ending.searched]
     answers = [ending.dev_scores((0, i)) for i in range(state["own"])]
     best = {
-        domain: max(range(len(answers)), key=lambda i: sum(answers[i][p].value for p in places))
-        for domain, places in group_items_by_domain(dev).items()
+        domain: max(range(len(answers)), key=lambda i: sum(answers[i][p].value for p in indices))
+        for domain, indices in group_items_by_domain(dev).items()
     }
     overall = max(range(len(answers)), key=lambda i: task.utility(answers[i]))
     test: dict[int, Score] = {}
-    for domain, places in group_items_by_domain(task.items("test")).items():
+    for domain, indices in group_items_by_domain(task.items("test")).items():
         position = ending.record.position_at((0, best.get(domain, overall)))
-        test |= dict(zip(places, ending.score_position_on_test(position, places), strict=True))
+        test |= dict(zip(indices, ending.score_position_on_test(position, indices), strict=True))
     mine = [answers[best[item_domain(item)]][i] for i, item in enumerate(dev)]
     named = {domain: state["experts"][i] for domain, i in best.items()}
-    return mine, [test[place] for place in sorted(test)], named
+    return mine, [test[index] for index in sorted(test)], named
 
 
 def _constraint_metrics(
@@ -452,19 +452,19 @@ def _constraint_metrics(
     return found
 
 
-def _front_metrics(ending: FinalEvaluation, most: int) -> list[dict[str, Any]]:
+def _front_metrics(ending: FinalEvaluation, limit: int) -> list[dict[str, Any]]:
     """Return points of the front on dev and test, part by part, by the task's own metric."""
     front, task = ending.pareto_front, ending.metric_task
     if front is None:
         return []
     tasks: dict[str, Task] = task.tasks  # type: ignore[attr-defined]
     found = []
-    for number in front.evenly_spaced_points(most):
-        place = front.front_indices[number]
-        one: dict[str, Any] = {"place": list(place)}
+    for number in front.evenly_spaced_points(limit):
+        index = front.front_indices[number]
+        one: dict[str, Any] = {"place": list(index)}
         for split, scores in (
-            ("dev", ending.dev_scores(place)),
-            ("test", ending.test_scores(place)),
+            ("dev", ending.dev_scores(index)),
+            ("test", ending.test_scores(index)),
         ):
             one[f"{split}_parts"] = {
                 name: utility_summary(part, _subtask_scores(ending, name, scores))
@@ -481,14 +481,14 @@ def _subtask_scores(ending: FinalEvaluation, name: str, scores: Sequence[Score])
     return found
 
 
-def _ensemble_metrics(ending: FinalEvaluation, most: int, test: bool) -> dict[str, Any]:
+def _ensemble_metrics(ending: FinalEvaluation, limit: int, test: bool) -> dict[str, Any]:
     """Score the vote of the top k; k is the best on dev, where all answers are known."""
-    task, members = ending.metric_task, ending.best_finalists(most)
+    task, members = ending.metric_task, ending.best_finalists(limit)
     if len(members) < 2:
         return {}
-    weights = [ending.search_utility(place) for place in members]
-    dev = [ending.task.items("dev")[place] for place in ending.searched]
-    answers = [ending.dev_scores(place) for place in members]
+    weights = [ending.search_utility(member) for member in members]
+    dev = [ending.task.items("dev")[index] for index in ending.searched]
+    answers = [ending.dev_scores(member) for member in members]
     by_size = [
         task.utility(majority_vote(task, dev, answers[:k], weights[:k]))
         for k in range(1, len(members) + 1)
@@ -498,12 +498,12 @@ def _ensemble_metrics(ending: FinalEvaluation, most: int, test: bool) -> dict[st
         "ensemble_size": size,
         "ensemble_dev_by_size": by_size,
         "ensemble_members": [
-            {"iteration": place[0], "particle": place[1], "utility": weight}
-            for place, weight in zip(members[:size], weights, strict=False)
+            {"iteration": member[0], "particle": member[1], "utility": weight}
+            for member, weight in zip(members[:size], weights, strict=False)
         ],
     }
     if test:
-        voters = [ending.test_scores(place) for place in members[:size]]
+        voters = [ending.test_scores(member) for member in members[:size]]
         voted = majority_vote(task, task.items("test"), voters, weights[:size])
         metrics["ending_top-k_ensemble_test_accuracy"] = task.utility(voted)
         metrics |= _prefixed_summary("ending_top-k_ensemble_test", task, voted, task.items("test"))

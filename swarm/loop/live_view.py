@@ -32,7 +32,7 @@ class SearchProgress:
     """Progress numbers of a running search.
 
     Args:
-        most: Maximum number of iterations.
+        max_iterations: Maximum number of iterations.
         clock: Returns the time in seconds.
 
     Attributes:
@@ -47,8 +47,8 @@ class SearchProgress:
         writing: Description of the current write; empty if none.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.most, self._clock = most, clock
+    def __init__(self, max_iterations: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.max_iterations, self._clock = max_iterations, clock
         self.what = "starting"
         self.iteration = 0
         self.done = self.total = 0
@@ -132,12 +132,12 @@ class SearchProgress:
         if not self._seconds:
             if here is None:
                 return None
-            return here + (self.most - self.iteration) * (self._elapsed_seconds() + here)
+            return here + (self.max_iterations - self.iteration) * (self._elapsed_seconds() + here)
         recent: Sequence[float] = self._seconds[-RECENT_ITERATIONS:]
         # The first iteration includes the start of the workers.
         mean = sum(recent[1:] or recent) / len(recent[1:] or recent)
         over = len(self.utilities[0]) > self.iteration if self.utilities else False
-        rest = max(0, self.most - self.iteration) * mean
+        rest = max(0, self.max_iterations - self.iteration) * mean
         return (
             rest
             if over
@@ -146,15 +146,15 @@ class SearchProgress:
 
     def to_status(self) -> dict[str, Any]:
         """Return the status that `swarm.runs.lock.RunLock.update_status` writes to the folder."""
-        left = self.seconds_left()
+        seconds = self.seconds_left()
         return {
             "what": self.what,
             "iteration": self.iteration,
-            "most": self.most,
+            "most": self.max_iterations,
             "done": self.done,
             "total": self.total,
             "prompts_per_second": round(self.prompts_per_second, 2),
-            "seconds_left": None if left is None else round(left),
+            "seconds_left": None if seconds is None else round(seconds),
             "best": self.best,
         }
 
@@ -250,8 +250,8 @@ def _saved_pieces(progress: SearchProgress) -> list[Text | str]:
 
 def format_time_left(progress: SearchProgress) -> list[str]:
     """Return the time left as a piece; empty if unknown."""
-    left = progress.seconds_left()
-    return [f"at most {format_duration(max(left, 1))} left"] if left else []
+    seconds = progress.seconds_left()
+    return [f"at most {format_duration(max(seconds, 1))} left"] if seconds else []
 
 
 def render_particles(
@@ -263,8 +263,8 @@ def render_particles(
     count = len(progress.utilities)
     numbers = [format_utility(utility) for utility in progress.latest_utilities]
     fixed = len(str(count - 1)) + 1 + max(len(text) for text in numbers) + 1
-    most = min(MAX_SPARKLINE, len(progress.utilities[0]), max(0, width - fixed - 1))
-    for length in range(most, -1, -1):
+    limit = min(MAX_SPARKLINE, len(progress.utilities[0]), max(0, width - fixed - 1))
+    for length in range(limit, -1, -1):
         wide = fixed + (length + 1 if length else 0)
         columns = max(1, (width + len(PIECE_GAP)) // (wide + len(PIECE_GAP)))
         if -(-count // columns) <= height:

@@ -89,10 +89,10 @@ class TokenCounter:
         if not choices:
             return known + max(1, new)
         # Byte length bounds the number of tokens from above, and is cheaper than encoding.
-        most = max(len(choice.encode("utf-8", "replace")) for choice in choices) + 1
-        if known + most > context:
-            most = max(len(encode_choice(self.tokenizer, prompt, choice)) for choice in choices)
-        return known + max(1, most)
+        longest = max(len(choice.encode("utf-8", "replace")) for choice in choices) + 1
+        if known + longest > context:
+            longest = max(len(encode_choice(self.tokenizer, prompt, choice)) for choice in choices)
+        return known + max(1, longest)
 
 
 def fit_to_context(
@@ -122,12 +122,12 @@ def fit_to_context(
         ]
         return [line for lines in found for line in lines]
     lengths = TokenCounter(tokenizer)
-    told = []
+    messages = []
     for split in ("dev", "test") if test else ("dev",):
-        told += _fit_split(task, split, lengths, context, key)
-    for line in told:
+        messages += _fit_split(task, split, lengths, context, key)
+    for line in messages:
         log.warning(line)
-    return told
+    return messages
 
 
 def _fit_split(
@@ -140,13 +140,13 @@ def _fit_split(
         if split == "dev":
             raise
         return []  # the error is raised where the test split is used
-    asked = [_item_requests(task, item, split) for item in items]
-    lengths.count_prompts(prompt for mine in asked for prompt, _, _ in mine)
-    needs = [max(lengths.tokens_needed(*one, context) for one in mine) for mine in asked]
-    told = _handle_long_items(task, split, needs, context, lengths, "the model's", key)
+    requests = [_item_requests(task, item, split) for item in items]
+    lengths.count_prompts(prompt for mine in requests for prompt, _, _ in mine)
+    needs = [max(lengths.tokens_needed(*one, context) for one in mine) for mine in requests]
+    messages = _handle_long_items(task, split, needs, context, lengths, "the model's", key)
     # A judge's prompt is never truncated: it contains the item and the full answer.
     needs, context = _judge_token_needs(task, task.items(split))
-    return told + _handle_long_items(task, split, needs, context, lengths, "the judge's", key)
+    return messages + _handle_long_items(task, split, needs, context, lengths, "the judge's", key)
 
 
 def _handle_long_items(
@@ -160,10 +160,10 @@ def _handle_long_items(
 ) -> list[str]:
     """Refuse, drop or truncate the items of a split that exceed the context."""
     items = task.items(split)
-    long = [place for place, tokens in enumerate(needs) if tokens > context]
+    long = [index for index, tokens in enumerate(needs) if tokens > context]
     if not long:
         return []
-    worst = max(long, key=lambda place: needs[place])
+    worst = max(long, key=lambda index: needs[index])
     policy = getattr(task, "too_long", "refuse")
     about = f"{task.name}: {len(long)} of {len(items)} {split} items do not fit into {who} "
     about += f"{context:.0f} tokens; the longest, item {items[worst]['id']!r}, "
@@ -174,10 +174,10 @@ def _handle_long_items(
         raise UserError(f"{about}; shorten them, or set {key}.too_long=drop or truncate")
     kept = list(items)
     if policy == "truncate":
-        for place in long:
-            kept[place] = _truncate_item(task, items[place], split, lengths, context, about, key)
+        for index in long:
+            kept[index] = _truncate_item(task, items[index], split, lengths, context, about, key)
     else:
-        kept = [item for place, item in enumerate(items) if place not in set(long)]
+        kept = [item for index, item in enumerate(items) if index not in set(long)]
     if not kept:
         raise UserError(f"{about}; no item would remain after dropping them")
     task.replace_items(split, kept)
@@ -231,8 +231,8 @@ def _truncate_item(
     """Truncate the beginnings of an item's longest texts, as little as needed."""
 
     def tokens_needed(changed: Item) -> int:
-        asked = _item_requests(task, changed, split)
-        return max(lengths.tokens_needed(*one, context) for one in asked)
+        requests = _item_requests(task, changed, split)
+        return max(lengths.tokens_needed(*one, context) for one in requests)
 
     texts = [
         name
@@ -288,18 +288,18 @@ def collect_requests(task: Task, rounds: int = MAX_ROUNDS) -> tuple[list[Request
     return asked[0], [request for requests in asked[1:] for request in requests]
 
 
-def _iterate_rounds(task: Task, items: Sequence[Item], most: int) -> Iterator[list[Request]]:
+def _iterate_rounds(task: Task, items: Sequence[Item], max_rounds: int) -> Iterator[list[Request]]:
     """Yield the requests of each round of `Task.run`, given empty answers."""
     play = task.run(items)
     answers: list[Completion] | None = None
-    for _ in range(1 if isinstance(task, RequiresSetup) else most):
+    for _ in range(1 if isinstance(task, RequiresSetup) else max_rounds):
         try:
             # The first value sent to a generator must be None.
-            asked = play.send(answers)  # type: ignore[arg-type]
+            requests = play.send(answers)  # type: ignore[arg-type]
         except StopIteration:
             break
-        yield asked
-        answers = [_empty_completion(len(request.choices)) for request in asked]
+        yield requests
+        answers = [_empty_completion(len(request.choices)) for request in requests]
     play.close()
 
 

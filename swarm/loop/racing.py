@@ -138,13 +138,13 @@ class Racing:
             return []
         found: list[Incumbent | None] = []
         for i in range(len(record.iterations[0]["positions"])):
-            place = record.best_index(i)
-            utility = record.utility_at(place)
-            if utility is not None and place not in self._values:
-                values = tuple(float(row["value"]) for row in record.load_iteration_answers(*place))
+            index = record.best_index(i)
+            utility = record.utility_at(index)
+            if utility is not None and index not in self._values:
+                values = tuple(float(row["value"]) for row in record.load_iteration_answers(*index))
                 self._check_mean_utility(values, utility)
-                self._values[place] = values
-            found.append(None if utility is None else Incumbent(utility, self._values[place]))
+                self._values[index] = values
+            found.append(None if utility is None else Incumbent(utility, self._values[index]))
         return found
 
     def race_particles(
@@ -167,20 +167,20 @@ class Racing:
         order = self.item_order(marks, items, seed, iteration) if racing else list(range(items))
         chunk = self.chunk if racing else items
         found: dict[int, dict[int, Score]] = {i: {} for i in positions}
-        live, asked = list(positions), 0
+        live, evaluated = list(positions), 0
         for start in range(0, items, chunk):
             if racing:
                 live = [i for i in live if not self._should_stop(found[i], marks[i], items)]
-            places = order[start : start + chunk]
+            indices = order[start : start + chunk]
             rows = [positions[i] for i in live]
-            asked += _count_distinct(rows) * len(places)
-            for i, scores in zip(live, ask(rows, items=places) if rows else [], strict=True):
-                found[i].update(zip(places, scores, strict=True))
+            evaluated += _count_distinct(rows) * len(indices)
+            for i, scores in zip(live, ask(rows, items=indices) if rows else [], strict=True):
+                found[i].update(zip(indices, scores, strict=True))
         return RaceResult(
             {i: dict(sorted(scores.items())) for i, scores in found.items()},
             tuple(i for i, scores in found.items() if len(scores) < items),
-            asked,
-            _count_distinct(list(positions.values())) * items - asked,
+            evaluated,
+            _count_distinct(list(positions.values())) * items - evaluated,
         )
 
     def item_order(
@@ -189,9 +189,9 @@ class Racing:
         """Return the order in which every particle of an iteration is scored on the items."""
         if self.rule == "z":
             draw = counter_rng(seed, iteration, 0, ITEM_ORDER_STREAM)
-            return [int(place) for place in draw.permutation(items)]
+            return [int(index) for index in draw.permutation(items)]
         known = np.array([mark.values for mark in marks if mark is not None])
-        return [int(place) for place in np.argsort(known.mean(axis=0), kind="stable")]
+        return [int(index) for index in np.argsort(known.mean(axis=0), kind="stable")]
 
     def _check_mean_utility(self, values: Sequence[float], utility: float) -> None:
         """Raise if the first answers contradict the task's declared utility or highest value."""
@@ -208,7 +208,7 @@ class Racing:
         if self.rule == "exact":
             return cannot_beat(values, items, self._highest, mark.utility)
         looks = max(1, (items - 1) // self.chunk)
-        gains = [s.value - mark.values[place] for place, s in scores.items()]
+        gains = [s.value - mark.values[index] for index, s in scores.items()]
         return is_significantly_worse(gains, items, self.level / looks)
 
 
@@ -237,10 +237,10 @@ def is_significantly_worse(gains: Sequence[float], items: int, level: float) -> 
         items: Total number of items.
         level: Significance level.
     """
-    asked = len(gains)
-    if asked < 2:
+    count = len(gains)
+    if count < 2:
         return False
-    variance = float(np.var(gains, ddof=1)) / asked * (1 - asked / items)
+    variance = float(np.var(gains, ddof=1)) / count * (1 - count / items)
     return fmean(gains) < NormalDist().inv_cdf(level) * math.sqrt(variance)
 
 

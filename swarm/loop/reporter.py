@@ -26,9 +26,11 @@ class RunReporter:
         show: Whether to show progress on the terminal.
     """
 
-    def __init__(self, record: RunRecord, tracker: Tracker, most: int, show: bool = True) -> None:
+    def __init__(
+        self, record: RunRecord, tracker: Tracker, max_iterations: int, show: bool = True
+    ) -> None:
         self.record, self.followed = record, SearchTracker(tracker, record.folder)
-        self.progress = SearchProgress(most)
+        self.progress = SearchProgress(max_iterations)
         self.view = LiveView(self.progress, None if show else Console(quiet=True))
         self._hold: RunLock | None = None
 
@@ -71,8 +73,8 @@ class RunReporter:
             facts: `task`, `dev` (number of searched items), `kept` (number of held-out items),
                 `base` (substitute of the base model, if any), `notes` (further lines).
         """
-        done = len(self.record.iterations)
-        how = f"resumes after {done} evaluated rounds" if resumed and done else "begins"
+        finished = len(self.record.iterations)
+        how = f"resumes after {finished} evaluated rounds" if resumed and finished else "begins"
         kept = f", {facts['kept']} more held out to confirm" if facts["kept"] else ""
         line = (
             f"search {how}: task {facts['task']} ({facts['dev']} dev items{kept}), "
@@ -95,7 +97,7 @@ class RunReporter:
         entry, best = self.record.iterations[-1], self.record.utility_at(self.record.best_index())
         speed = self.progress.prompts_per_second
         self.followed.log_iteration(number, entry, seconds=seconds, prompts_per_second=speed)
-        asked, saved = entry["prompts_asked"], entry["prompts_saved"]
+        evaluated, saved = entry["prompts_asked"], entry["prompts_saved"]
         self.on_write()
         self.progress.end_iteration(entry)
         self.view.print_iteration()
@@ -105,7 +107,7 @@ class RunReporter:
             number,
             best,
             entry["utilities"],
-            asked,
+            evaluated,
             saved,
             self.progress.tokens,
         )

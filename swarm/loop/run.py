@@ -380,7 +380,7 @@ class Run:
             utilities[i] = self.task.utility(scores)
         objectives = compute_objectives(self.task, raced.complete_scores(), len(positions))
         tell_optimizer(self.optimizer, utilities, raced.stopped, objectives)
-        dev = [self.task.items("dev")[place] for place in self._searched]
+        dev = [self.task.items("dev")[index] for index in self._searched]
         rows = {
             i: scores_to_records([dev[p] for p in s], [*s.values()])
             for i, s in raced.scores.items()
@@ -443,7 +443,7 @@ class Run:
     def _score_dev(
         self, positions: Sequence[Sequence[float]], *, items: Sequence[int]
     ) -> list[list[Score]]:
-        return self._score_positions(positions, "dev", [self._searched[place] for place in items])
+        return self._score_positions(positions, "dev", [self._searched[index] for index in items])
 
     def _score_positions(
         self, positions: Sequence[Sequence[float]], split: str, items: Sequence[int]
@@ -452,18 +452,18 @@ class Run:
 
     def _finalize(self) -> dict[str, Any]:
         items = digest_items(self.task, "test") if self.test else None
-        asked: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "ensemble": self.ensemble,
             "test_items": items,
             "noise_floor": self.noise_floor,
         }
         # Only multi-objective searches test a front; the key is absent elsewhere, as in older runs.
         front = self.front if isinstance(self.optimizer, MultiObjectiveOptimizer) else 0
-        asked |= {"front": front} if front else {}
+        settings |= {"front": front} if front else {}
         baselines = self.applicable_baselines() if self.test else []
-        asked |= {"baselines": baselines} if baselines else {}
+        settings |= {"baselines": baselines} if baselines else {}
         metrics: dict[str, Any] | None = self.record.state["metrics"]
-        if metrics is None or metrics["asked"] != asked:
+        if metrics is None or metrics["asked"] != settings:
             ending = FinalEvaluation(
                 self.record,
                 self.task,
@@ -480,7 +480,7 @@ class Run:
                 ending, self.test, self.ensemble, self.noise_floor, front, baselines
             )
             metrics |= {
-                "asked": asked,
+                "asked": settings,
                 **self.record.count_prompts(),
                 **reconstruction_error(self.record.folder),
             }

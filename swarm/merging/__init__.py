@@ -85,9 +85,9 @@ def merge_factors(
     draw = torch.Generator().manual_seed(seed)
     inputs, outputs = factors[0][0].shape[1], factors[0][1].shape[0]
     if space == "factor":
-        most = max(len(a) for a, _ in factors)
-        down = _merge_matrices(recipe, [a for a, _ in factors], (most, inputs), density, draw)
-        up = _merge_matrices(recipe, [b for _, b in factors], (outputs, most), density, draw)
+        max_rank = max(len(a) for a, _ in factors)
+        down = _merge_matrices(recipe, [a for a, _ in factors], (max_rank, inputs), density, draw)
+        up = _merge_matrices(recipe, [b for _, b in factors], (outputs, max_rank), density, draw)
         pair = down, up
     elif recipe in LINEAR_MERGES:
         pair = _exact_sum(LINEAR_MERGES[recipe](low_rank.gram_matrix(factors)), factors, rank)

@@ -70,11 +70,11 @@ def truncate_rank(a: "Tensor", b: "Tensor", rank: int) -> tuple[FactorPair, floa
     """
     import torch
 
-    left, up = torch.linalg.qr(b)
+    q, up = torch.linalg.qr(b)
     right, down = torch.linalg.qr(a.T)
     u, values, v = torch.linalg.svd(up @ down.T)
     share = values[:rank].sqrt()
-    pair = share[:, None] * (v[:rank] @ right.T), left @ u[:, :rank] * share
+    pair = share[:, None] * (v[:rank] @ right.T), q @ u[:, :rank] * share
     return pair, float(values[rank:].norm())
 
 
@@ -123,18 +123,18 @@ def compress_modules(
         The pairs, padded to the highest of their ranks; that rank; and the relative errors:
             "overall", of all modules as one matrix, and "worst", of the "worst_module".
     """
-    done = {name: compress_update(pair, rank) for name, pair in exact}
-    highest = max(1, *(len(one.pair[0]) for one in done.values()))
-    relative = {name: one.error / one.norm for name, one in done.items() if one.norm}
-    total = sum(one.norm**2 for one in done.values())
-    missed = sum(one.error**2 for one in done.values())
+    compressed = {name: compress_update(pair, rank) for name, pair in exact}
+    highest = max(1, *(len(one.pair[0]) for one in compressed.values()))
+    relative = {name: one.error / one.norm for name, one in compressed.items() if one.norm}
+    total = sum(one.norm**2 for one in compressed.values())
+    missed = sum(one.error**2 for one in compressed.values())
     worst = max(relative, key=lambda name: relative[name]) if any(relative.values()) else None
     errors = {
         "overall": (missed / total) ** 0.5 if total else 0.0,
         "worst": relative[worst] if worst else 0.0,
         "worst_module": worst,
     }
-    return {name: pad_rank(one.pair, highest) for name, one in done.items()}, highest, errors
+    return {name: pad_rank(one.pair, highest) for name, one in compressed.items()}, highest, errors
 
 
 OVERSAMPLING, POWER_ITERATIONS = 8, 4
@@ -180,7 +180,7 @@ def factorize_matrix(matrix: "Tensor", rank: int, draw: "Generator") -> "FactorP
     # Orthogonalize in both directions: powers of the matrix lose small singular directions to
     # rounding.
     for _ in range(POWER_ITERATIONS):
-        back = torch.linalg.qr(matrix.T @ basis).Q
-        basis = torch.linalg.qr(matrix @ back).Q
+        rows = torch.linalg.qr(matrix.T @ basis).Q
+        basis = torch.linalg.qr(matrix @ rows).Q
     pair = (basis.T @ matrix).double(), basis.double()
     return truncate_rank(*pair, rank)[0]

@@ -130,8 +130,8 @@ class AdaMerging(BaseOptimizer):
         """Return the items of the next step."""
         found: list[int] = []
         first = int(self.count[0]) * self.batch
-        for place in range(first, first + self.batch):
-            epoch, offset = divmod(place, items)
+        for index in range(first, first + self.batch):
+            epoch, offset = divmod(index, items)
             order = random_streams.counter_rng(self.seed, epoch, 0, MINIBATCH_STREAM).permutation(
                 items
             )

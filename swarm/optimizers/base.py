@@ -281,11 +281,11 @@ class BaseOptimizer:
         if self.told:
             self.iteration, self.told = self.iteration + 1, False
             rows = self._propose_positions()
-            places = self._proposal_rows(len(rows))
+            rows_used = self._proposal_rows(len(rows))
             positions = self.positions.copy()
-            positions[places] = rows
+            positions[rows_used] = rows
             self.positions = freeze_array(positions)
-            self.evaluate = np.isin(np.arange(len(positions)), places)
+            self.evaluate = np.isin(np.arange(len(positions)), rows_used)
         return self.positions
 
     def tell(self, utilities: np.ndarray) -> None:

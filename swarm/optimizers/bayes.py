@@ -132,9 +132,9 @@ class BayesianSearch(WarmStartOptimizer):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = optuna.create_study(sampler=self._build_sampler(), direction="maximize")
         for point, utility in zip(points.tolist(), utilities.tolist(), strict=True):
-            told = dict(zip(box, point, strict=True))
+            fixed = dict(zip(box, point, strict=True))
             study.add_trial(
-                optuna.trial.create_trial(params=told, distributions=box, value=utility)
+                optuna.trial.create_trial(params=fixed, distributions=box, value=utility)
             )
         return study
 

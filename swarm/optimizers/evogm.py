@@ -257,8 +257,8 @@ class GeneratorPair:
         forth_w, by_worse = self.forth.backward(winners_again, cycle * each * error_w)
         back_w, _ = self.back.backward(worse, by_worse)
         forth = [one + two for one, two in zip(forth_l, forth_w, strict=True)]
-        back = [one + two for one, two in zip(back_l, back_w, strict=True)]
-        return float(loss), forth + back
+        gradients = [one + two for one, two in zip(back_l, back_w, strict=True)]
+        return float(loss), forth + gradients
 
     def _adam_step(self, gradients: Sequence[np.ndarray]) -> None:
         """Take an Adam step (Kingma and Ba 2015, arXiv 1412.6980), overwriting the gradients."""

@@ -120,9 +120,9 @@ class Genome(BaseOptimizer):
         """Return the members' indices, the best first."""
         return np.argsort(-rank_fitness(self.utilities), kind="stable")
 
-    def _elite_count(self, many: int) -> int:
-        """Return the size of the elite among `many`; at least one, and never all members."""
-        return min(max(1, round(self.elite * many)), len(self.members) - 1)
+    def _elite_count(self, size: int) -> int:
+        """Return the size of the elite among `size`; at least one, and never all members."""
+        return min(max(1, round(self.elite * size)), len(self.members) - 1)
 
     def _succession_positions(self) -> np.ndarray:
         """Return the new positions of all members but the elite, [M, G x K]."""
@@ -196,13 +196,13 @@ class Genome(BaseOptimizer):
 
     def _update_extremes(self, utilities: np.ndarray) -> None:
         if np.isfinite(utilities).any():
-            places = [np.nanargmax(utilities), np.nanargmin(utilities)]
-            now, sign = utilities[places], np.array([1, -1])
-            new = ~(sign * now <= sign * self.extreme_utilities)
+            indices = [np.nanargmax(utilities), np.nanargmin(utilities)]
+            current, sign = utilities[indices], np.array([1, -1])
+            new = ~(sign * current <= sign * self.extreme_utilities)
             self.extremes = freeze_array(
-                np.where(new[:, None], self.positions[places], self.extremes)
+                np.where(new[:, None], self.positions[indices], self.extremes)
             )
-            self.extreme_utilities = freeze_array(np.where(new, now, self.extreme_utilities))
+            self.extreme_utilities = freeze_array(np.where(new, current, self.extreme_utilities))
 
 
 def rank_fitness(utilities: np.ndarray) -> np.ndarray:

@@ -175,9 +175,9 @@ class Descent:
     def _adam_step(self, particle: int, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Take one Adam step of a position [G * K]; the rate grows in the first steps."""
         by_group = slope.reshape(self.groups, -1)
-        whole = np.concatenate([by_group.sum(axis=0), slope])
-        self.first[particle] += (1 - BETA_1) * (whole - self.first[particle])
-        self.second[particle] += (1 - BETA_2) * (whole**2 - self.second[particle])
+        gradient = np.concatenate([by_group.sum(axis=0), slope])
+        self.first[particle] += (1 - BETA_1) * (gradient - self.first[particle])
+        self.second[particle] += (1 - BETA_2) * (gradient**2 - self.second[particle])
         self.count[particle] += 1
         count = int(self.count[particle])
         first = self.first[particle] / (1 - BETA_1**count)
@@ -206,12 +206,12 @@ class Descent:
         """Return the items of a particle's next step, from a permutation redrawn every epoch."""
         learnt = self._split_holdout(particle, items)[0]
         found = []
-        for place in range(
+        for index in range(
             self.batch * self.count[particle], self.batch * (self.count[particle] + 1)
         ):
-            epoch = int(place // len(learnt))
+            epoch = int(index // len(learnt))
             order = random_streams.counter_rng(
                 self.seed, epoch, particle, MINIBATCH_STREAM
             ).permutation(len(learnt))
-            found.append(int(learnt[order[place % len(learnt)]]))
+            found.append(int(learnt[order[index % len(learnt)]]))
         return tuple(found)

@@ -219,10 +219,10 @@ class HierarchicalOptimizer:
         self.evaluate = np.array(state["evaluate"], bool)
 
     def _build_levels(self, groups: int) -> list[GroupLevel]:
-        whole, shares = sum(self.shares), np.cumsum(self.shares).tolist()
+        total, shares = sum(self.shares), np.cumsum(self.shares).tolist()
         found: list[GroupLevel] = []
-        for place, name in enumerate(map(str, self.groups)):
-            if place + 1 == len(self.groups):
+        for level, name in enumerate(map(str, self.groups)):
+            if level + 1 == len(self.groups):
                 parents = list(range(groups))
             elif self._parents is not None:
                 parents = self._parents(name)
@@ -232,15 +232,15 @@ class HierarchicalOptimizer:
                 continue
             if found and found[-1].groups >= 1 + max(parents):
                 found.pop()
-            found.append(GroupLevel(name, parents, shares[place] / whole))
+            found.append(GroupLevel(name, parents, shares[level] / total))
         return found
 
     def _check_particles(self) -> None:
         given = self.particles or getattr(self.optimizer, "particles", None)
-        most = self.experts + (len(self.levels) > 1)
-        if self.experts >= 2 and given is not None and given < most:
+        minimum = self.experts + (len(self.levels) > 1)
+        if self.experts >= 2 and given is not None and given < minimum:
             raise UserError(f"""optimizer.particles={given} is fewer than the pool's {self.experts}
-                experts and the best of the stage before; allowed: {most} or more""")
+                experts and the best of the stage before; allowed: {minimum} or more""")
 
     def _build_inner(self, stage: int) -> Optimizer:
         """Return the started inner optimizer of a stage."""

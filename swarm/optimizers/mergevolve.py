@@ -118,8 +118,8 @@ class MergeEvolve(BaseOptimizer):
 
     def _gradient_step(self, utilities: np.ndarray) -> np.ndarray:
         """Return theta after a step along the estimated natural gradient, [G x K]."""
-        asked = np.flatnonzero(self.evaluate)[1:]  # the first row is theta itself
-        found = asked[np.isfinite(utilities[asked])]
+        evaluated = np.flatnonzero(self.evaluate)[1:]  # the first row is theta itself
+        found = evaluated[np.isfinite(utilities[evaluated])]
         if not len(found):
             return self.theta
         noise = (self.positions[found] - self.theta) / self.sigma

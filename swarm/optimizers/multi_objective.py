@@ -150,15 +150,15 @@ class ParetoSearch(BaseOptimizer):
         Raises:
             ValueError: As `BaseOptimizer.tell`, or not one row of objectives per utility.
         """
-        told = np.asarray(utilities, float)[:, None] if objectives is None else objectives
-        if self.names and objectives is None and not np.isfinite(told).any():
-            told = told.repeat(len(self.names), axis=1)
-        if len(told) != len(self.evaluate) or (self.names and told.shape[1] != len(self.names)):
+        values = np.asarray(utilities, float)[:, None] if objectives is None else objectives
+        if self.names and objectives is None and not np.isfinite(values).any():
+            values = values.repeat(len(self.names), axis=1)
+        if len(values) != len(self.evaluate) or (self.names and values.shape[1] != len(self.names)):
             raise ValueError(
                 f"tell needs {len(self.evaluate)} utilities once per ask, with objectives of "
-                f"the parts {self.names}, not {np.shape(told)}"
+                f"the parts {self.names}, not {np.shape(values)}"
             )
-        self._told = np.asarray(told, float)
+        self._objective_values = np.asarray(values, float)
         super().tell(utilities)
 
     def state_dict(self) -> dict[str, Any]:
@@ -199,9 +199,11 @@ class ParetoSearch(BaseOptimizer):
         return self._sample_mixtures(len(self.positions)) if found is None else found.get("X")
 
     def _update_state(self, utilities: np.ndarray) -> None:
-        measured = np.isfinite(utilities) & np.isfinite(self._told).all(axis=1)
-        rows, told = self.positions[measured], self._told[measured]
-        self.values = freeze_array(np.vstack([self.values, told]) if len(self.rows) else told)
+        measured = np.isfinite(utilities) & np.isfinite(self._objective_values).all(axis=1)
+        rows, objectives = self.positions[measured], self._objective_values[measured]
+        self.values = freeze_array(
+            np.vstack([self.values, objectives]) if len(self.rows) else objectives
+        )
         self.rows = freeze_array(np.vstack([self.rows, rows]))
         born = np.full(len(rows), float(self.iteration))
         self.generations = freeze_array(np.append(self.generations, born))
@@ -281,14 +283,14 @@ class ParetoSearch(BaseOptimizer):
         if self._algorithm is None:
             self._algorithm = self._build_algorithm(losses.shape[1], violations.shape[1])
         problem = self._algorithm.problem
-        told = Population.new("X", rows)
-        Evaluator().eval(StaticProblem(problem, F=losses, G=violations), told)
+        offspring = Population.new("X", rows)
+        Evaluator().eval(StaticProblem(problem, F=losses, G=violations), offspring)
         # Survival draws random numbers, too; they must depend on the generation, not on earlier
         # calls.
         self._algorithm.random_state = random_streams.counter_rng(
             self.seed, born, 0, SURVIVAL_STREAM
         )
-        self._algorithm.tell(infills=told)
+        self._algorithm.tell(infills=offspring)
 
     def _build_algorithm(self, objectives: int, constraints: int) -> "Algorithm":
         """Return a new algorithm over the box of coefficients."""

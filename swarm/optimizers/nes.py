@@ -117,11 +117,11 @@ class NaturalEvolution(WarmStartOptimizer):
 
     def _update_distribution(self, utilities: np.ndarray) -> None:
         pairs = utilities[: 2 * self._pair_count].reshape(-1, 2)
-        whole = np.isfinite(pairs).all(axis=1)
-        if not whole.any():
+        complete = np.isfinite(pairs).all(axis=1)
+        if not complete.any():
             return
-        shaped = shape_by_rank(pairs[whole].ravel()).reshape(-1, 2)
-        noise = self._draw_noise()[whole]
+        shaped = shape_by_rank(pairs[complete].ravel()).reshape(-1, 2)
+        noise = self._draw_noise()[complete]
         direction = (shaped[:, 0] - shaped[:, 1]) @ noise
         if self.update == "adam":
             self.mean = freeze_array(self.mean + self._learning_rate() * self._adam_step(direction))
@@ -165,7 +165,7 @@ def shape_by_rank(utilities: np.ndarray) -> np.ndarray:
     count = len(utilities)
     weights = np.maximum(0.0, np.log(count / 2 + 1) - np.log(np.arange(1, count + 1)))
     weights = weights / weights.sum() - 1 / count
-    _, place, sizes = np.unique(-utilities, return_inverse=True, return_counts=True)
+    _, ranks, sizes = np.unique(-utilities, return_inverse=True, return_counts=True)
     ends = np.cumsum(sizes)
     sums = np.add.reduceat(weights, ends - sizes)
-    return np.asarray((sums / sizes)[place])
+    return np.asarray((sums / sizes)[ranks])

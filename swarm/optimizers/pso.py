@@ -253,9 +253,9 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Compute the displacements of the particles that move next; see `SupportsGradients`."""
         if self.descent is None or not self.told:
             return
-        if self.iteration == 0 and (most := self.most_active) is not None:
+        if self.iteration == 0 and (limit := self.most_active) is not None:
             losses = yield from self.descent.evaluate_losses(self.positions, items)
-            self.moving = np.isin(np.arange(len(losses)), np.argsort(losses, kind="stable")[:most])
+            self.moving = np.isin(np.arange(len(losses)), np.argsort(losses, kind="stable")[:limit])
         particles = [int(i) for i in np.flatnonzero(self._moving_particles(self.iteration + 1))]
         start = self._apply_restarts(self._stray_particles())[0][particles]
         self._displacements = np.zeros_like(self.positions)
@@ -358,8 +358,8 @@ class ParticleSwarm(ParticleSwarmOptions):
             return None
         if self._offer.positions is None:
             return MAX_ACTIVE
-        left = self._offer.positions - len(self.positions)
-        return max(1, min(MAX_ACTIVE, left // ACTIVE_POSITIONS))
+        remaining = self._offer.positions - len(self.positions)
+        return max(1, min(MAX_ACTIVE, remaining // ACTIVE_POSITIONS))
 
     def _moving_particles(self, iteration: int) -> np.ndarray:
         """Return [N] bool: the particles that move in an iteration."""
@@ -407,9 +407,9 @@ class ParticleSwarm(ParticleSwarmOptions):
 
     def _apply_restarts(self, strays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return positions and velocities with the strays [N] at rest at their personal bests."""
-        back = strays[:, None]
-        x = np.where(back, self.personal_positions, self.positions)
-        return x, np.where(back, 0.0, self.velocities)
+        mask = strays[:, None]
+        x = np.where(mask, self.personal_positions, self.positions)
+        return x, np.where(mask, 0.0, self.velocities)
 
     def _stray_particles(self) -> np.ndarray:
         """Return [N] bool: particles that return to their personal best before they move."""
@@ -558,8 +558,8 @@ class AsynchronousSwarm(ParticleSwarm):
     def _moving_particles(self, iteration: int) -> np.ndarray:
         count = len(self.evaluate)
         step = min(self.batch, count)
-        places = (step * (iteration - 1) + np.arange(step)) % count
-        return np.isin(np.arange(count), places) & self.moving
+        indices = (step * (iteration - 1) + np.arange(step)) % count
+        return np.isin(np.arange(count), indices) & self.moving
 
     def _moving_share(self) -> float:
         return min(1.0, self.batch / len(self.evaluate))

@@ -74,9 +74,9 @@ class PSOMerging(BaseOptimizer):
     def _propose_positions(self) -> np.ndarray:
         x, best = self.positions, self._best_positions()
         r = self._iteration_rng().random((2, len(x), self.groups)).repeat(self.experts, axis=2)
-        own = np.where(np.isnan(self.own_utilities)[:, None], x, self.own_positions)
+        personal = np.where(np.isnan(self.own_utilities)[:, None], x, self.own_positions)
         velocities = self.inertia * self.velocities
-        velocities += self.cognitive * r[0] * (own - x) + self.social * r[1] * (best - x)
+        velocities += self.cognitive * r[0] * (personal - x) + self.social * r[1] * (best - x)
         self.velocities = freeze_array(velocities)
         return (x + velocities)[self._proposal_rows(len(x))]
 

@@ -63,7 +63,7 @@ def sample_pair(count: int, draw: np.random.Generator) -> tuple[int, int]:
     return first, sample_other(first, count, draw)
 
 
-def sample_other(own: int, count: int, draw: np.random.Generator) -> int:
-    """Return a number below `count` other than `own`, each equally likely."""
+def sample_other(index: int, count: int, draw: np.random.Generator) -> int:
+    """Return a number below `count` other than `index`, each equally likely."""
     other = int(draw.integers(count - 1))
-    return other + (other >= own)
+    return other + (other >= index)

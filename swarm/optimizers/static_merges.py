@@ -120,9 +120,9 @@ def check_scales(name: str, scales: Any) -> None:
         check_number(name, scale, POSITIVE, "each; [] for none")
 
 
-def _membership_vector(places: Sequence[int] | range | np.ndarray, experts: int) -> np.ndarray:
+def _membership_vector(members: Sequence[int] | range | np.ndarray, experts: int) -> np.ndarray:
     ones = np.zeros(experts)
-    ones[list(places)] = 1.0
+    ones[list(members)] = 1.0
     return ones
 
 

@@ -105,9 +105,9 @@ class Adapter:
 
     def identity_bytes(self) -> bytes:
         """Return bytes that identify the expert: name, scaling, and the SHA-256 of its weights."""
-        told = [self.name, self.alphas, self.is_rslora]
+        facts = [self.name, self.alphas, self.is_rslora]
         weights = hash_file_cached(self.folder / WEIGHTS_FILE)
-        return json.dumps(told, sort_keys=True).encode() + bytes.fromhex(weights)
+        return json.dumps(facts, sort_keys=True).encode() + bytes.fromhex(weights)
 
     @property
     def is_rslora(self) -> bool:

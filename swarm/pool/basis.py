@@ -107,8 +107,10 @@ class Basis:
             return *self.stack_experts(module), torch.arange(start, start + len(self.rows))
         ranks = [row.shapes[module][2] if module in row.shapes else 0 for row in self.rows]
         a, b = self._combine_group(module, [1.0] * len(self.rows))
-        places = torch.arange(start, start + len(self.rows)).repeat_interleave(torch.tensor(ranks))
-        return a.float(), b.float(), places
+        row_indices = torch.arange(start, start + len(self.rows)).repeat_interleave(
+            torch.tensor(ranks)
+        )
+        return a.float(), b.float(), row_indices
 
     def _combine_group(
         self, module: str, part: Sequence[float], folded: bool = True

@@ -224,23 +224,24 @@ def _check_incomplete_experts(folder: Path) -> None:
     by their config, they would silently be left out of the search.
     """
     try:
-        places = sorted(one for one in folder.iterdir() if not one.name.startswith("."))
+        subfolders = sorted(one for one in folder.iterdir() if not one.name.startswith("."))
     except OSError as error:
         raise UserError(f"pool.folder: {folder} cannot be read: {error.strerror}") from None
-    for place in places:
-        config = place / CONFIG_FILE
+    for subfolder in subfolders:
+        config = subfolder / CONFIG_FILE
         wrong = ""
         if any(
-            one.is_symlink() and not one.exists() for one in (place, config, place / WEIGHTS_FILE)
+            one.is_symlink() and not one.exists()
+            for one in (subfolder, config, subfolder / WEIGHTS_FILE)
         ):
             wrong = "is or contains a symbolic link that is broken or refers to itself"
-        elif place.is_dir() and not config.is_file():
+        elif subfolder.is_dir() and not config.is_file():
             halves = [WEIGHTS_FILE, "adapter_model.bin", f"{WEIGHTS_FILE}.index.json"]
-            if held := [name for name in halves if (place / name).exists()]:
+            if held := [name for name in halves if (subfolder / name).exists()]:
                 wrong = f"contains {held[0]} and no {CONFIG_FILE}: the download is incomplete"
         if wrong:
             raise UserError(
-                f"pool.folder: {place} {wrong}; fix or remove it, or list the others in "
+                f"pool.folder: {subfolder} {wrong}; fix or remove it, or list the others in "
                 "pool.experts"
             )
 

@@ -52,11 +52,11 @@ def divide_modules(modules: Sequence[str], kind: int | str) -> tuple[list[str], 
     if kind in (1, AUTO):
         return [ALL_MODULES], dict.fromkeys(modules, 0)
     ordered, group = _DIVIDERS[str(kind)](modules)
-    own = {module: group(module) for module in modules}
-    names = [name for name in ordered if name in own.values()]
+    group_names = {module: group(module) for module in modules}
+    names = [name for name in ordered if name in group_names.values()]
     numbers = {name: number for number, name in enumerate(names)}
-    places = {module: numbers[name] for module, name in own.items()}
-    return (names if len(names) > 1 else [ALL_MODULES]), places
+    group_indices = {module: numbers[name] for module, name in group_names.items()}
+    return (names if len(names) > 1 else [ALL_MODULES]), group_indices
 
 
 def find_parent_groups(modules: Sequence[str], coarse: int | str, fine: int | str) -> list[int]:

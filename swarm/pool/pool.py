@@ -322,13 +322,13 @@ class Pool:
 
     def parts(self) -> dict[str, list[Path]]:
         """Return the files of the open pool, by sub-folder as in `with_folder`."""
-        places = [one.name for one in self._files[: self._experts]]
-        places += [
-            "/".join((ELITES_FOLDER, *one.folder.parts[-2:])) for one in self._files[len(places) :]
+        names = [one.name for one in self._files[: self._experts]]
+        names += [
+            "/".join((ELITES_FOLDER, *one.folder.parts[-2:])) for one in self._files[len(names) :]
         ]
         return {
-            place: [one.folder / name for name in ADAPTER_FILES if (one.folder / name).is_file()]
-            for place, one in zip(places, self._files, strict=True)
+            label: [one.folder / name for name in ADAPTER_FILES if (one.folder / name).is_file()]
+            for label, one in zip(names, self._files, strict=True)
         }
 
     def with_folder(self, folder: Path) -> "Pool":

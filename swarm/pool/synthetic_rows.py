@@ -98,8 +98,8 @@ def _is_single_expert(facts: dict[str, Any], experts: Sequence[str]) -> bool:
     names, values = facts["experts"], facts["coefficients"]
     used = {names[i % len(names)] for i, value in enumerate(values) if value}
     ones = [value for value in values if value]
-    whole = ones == [1.0] * (len(values) // max(1, len(names)))
-    return whole and len(used) == 1 and used <= set(experts)
+    single = ones == [1.0] * (len(values) // max(1, len(names)))
+    return single and len(used) == 1 and used <= set(experts)
 
 
 FactorShape = tuple[int, int, int]

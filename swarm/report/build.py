@@ -41,13 +41,13 @@ def build_report(folder: str | Path) -> Report:
     """
     run = RunFolder(folder)
     models = TestComparison(run)
-    kind, verdict, told = sections.summarize_verdict(models)
+    kind, verdict, text = sections.summarize_verdict(models)
     return Report(
         run.name,
         _describe_run(run),
         kind,
         verdict,
-        told,
+        text,
         sections.headline_figures(models),
         [made for section in SECTIONS if (made := section(models)) is not None],
     )
@@ -55,15 +55,15 @@ def build_report(folder: str | Path) -> Report:
 
 def _describe_run(run: RunFolder) -> str:
     task = run.identity.get("task.name")
-    said = [f"task {task}"] if task else []
-    said += [f"{len(run.experts)} experts", f"{run.particles} particles"]
-    done = pluralize(len(run.rounds) - 1, "iteration")
-    said.append(done)
-    if run.finished != f"{done} done":
-        said.append(run.finished or "still running")
+    parts = [f"task {task}"] if task else []
+    parts += [f"{len(run.experts)} experts", f"{run.particles} particles"]
+    iterations = pluralize(len(run.rounds) - 1, "iteration")
+    parts.append(iterations)
+    if run.finished != f"{iterations} done":
+        parts.append(run.finished or "still running")
     if "seed" in run.identity:
-        said.append(f"seed {format_count(run.identity['seed'])}")
-    return ", ".join(said)
+        parts.append(f"seed {format_count(run.identity['seed'])}")
+    return ", ".join(parts)
 
 
 def write_report(folder: str | Path) -> list[Path]:
@@ -75,16 +75,16 @@ def write_report(folder: str | Path) -> list[Path]:
     Raises:
         UserError: As in `build_report`, or the folder cannot be written.
     """
-    found, home = build_report(folder), Path(folder)
+    found, target = build_report(folder), Path(folder)
     charts = list(_iterate_charts([block for one in found.sections for block in one.blocks]))
     pictures = (
-        [home / "report" / f"{chart.key}.png" for chart in charts] if png.is_available() else []
+        [target / "report" / f"{chart.key}.png" for chart in charts] if png.is_available() else []
     )
     for chart, path in zip(charts, pictures, strict=bool(pictures)):
         png.write_png(chart, path)
     texts = {
-        home / "report.html": render_page(found),
-        home / "report.md": render_markdown(found, {path.stem for path in pictures}),
+        target / "report.html": render_page(found),
+        target / "report.md": render_markdown(found, {path.stem for path in pictures}),
     }
     for path, text in texts.items():
         write_atomic(path, text.encode("utf-8", "replace"))

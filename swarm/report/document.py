@@ -298,11 +298,11 @@ def _render_header_cell(name: str, sortable: bool) -> str:
 
 def _render_row(row: Sequence[str | Sparkline], right: Sequence[bool]) -> str:
     first, *rest = row
-    told = f'<th scope="row">{_render_cell(first)}</th>'
+    cells = f'<th scope="row">{_render_cell(first)}</th>'
     for cell, numeric in zip(rest, right[1:], strict=True):
         kind = " class=n" if numeric else " class=long" if _is_long(cell) else ""
-        told += f"<td{kind}{_sort_attribute(cell)}>{_render_cell(cell)}</td>"
-    return told
+        cells += f"<td{kind}{_sort_attribute(cell)}>{_render_cell(cell)}</td>"
+    return cells
 
 
 def _is_long(cell: str | Sparkline) -> bool:
@@ -326,16 +326,16 @@ def _render_sparkline(values: Sequence[float]) -> str:
     low, high = min(known), max(known)
     wide, tall = 84 / max(1, len(values) - 1), 14 / ((high - low) or 1.0)
     pen, line = "M", ""
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if not math.isfinite(value):
             pen = "M"
             continue
         y = 17 - (value - low) * tall if high > low else 10.0
-        line += f"{pen}{3 + place * wide:.1f} {y:.1f}"
+        line += f"{pen}{3 + index * wide:.1f} {y:.1f}"
         pen = "L"
     first, last = format_number(known[0]), format_number(known[-1])
-    told = f"from {first} to {last}, highest {format_number(high)}"
+    description = f"from {first} to {last}, highest {format_number(high)}"
     return (
-        f'<svg class="spark" viewBox="0 0 90 20" role="img" aria-label="{told}">'
+        f'<svg class="spark" viewBox="0 0 90 20" role="img" aria-label="{description}">'
         f'<path class="line" d="{line}"/></svg>'
     )

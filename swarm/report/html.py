@@ -59,10 +59,10 @@ def render_choice(one: ChartChoice) -> str:
 def _render_legend(chart: Chart) -> str:
     """Render the legend; all faint series share one entry."""
     entries = []
-    for place, one in enumerate(chart.series):
+    for index, one in enumerate(chart.series):
         if one.weight != "faint":
             entries.append(
-                _legend_entry(series_classes(chart, place), legend_key(chart, place), one.name)
+                _legend_entry(series_classes(chart, index), legend_key(chart, index), one.name)
             )
     faint = [one for one in chart.series if one.weight == "faint" and len(one.x)]
     if faint:
@@ -97,9 +97,11 @@ def _chart_data(chart: Chart) -> str:
             entry["labels"] = list(one.labels)
         series.append(entry)
     content = {"x": chart.x_name, "y": chart.y_name, "rows": bool(chart.rows), "series": series}
-    told = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    content_json = json.dumps(content, separators=(",", ":"), allow_nan=False)
     # Escape "<", as "</script>" in a label would end the element.
-    return f'<script type="application/json">{told.replace("<", chr(92) + "u003c")}</script>'
+    return (
+        f'<script type="application/json">{content_json.replace("<", chr(92) + "u003c")}</script>'
+    )
 
 
 def _round_numbers(values: Numbers) -> list[float | int | None]:
@@ -119,8 +121,8 @@ def numbers_table(chart: Chart) -> TableBlock:
     if not aligned or any(one.kind == "points" for one in series):
         return TableBlock(title, *_long_rows(chart, series))
     rows = [
-        [f"{x:g}", *(format_number(one.y[place]) for one in series)]
-        for place, x in enumerate(series[0].x)
+        [f"{x:g}", *(format_number(one.y[index]) for one in series)]
+        for index, x in enumerate(series[0].x)
     ]
     return TableBlock(title, [chart.x_name, *(one.name for one in series)], rows)
 
@@ -130,9 +132,9 @@ def _long_rows(chart: Chart, series: Sequence[Series]) -> tuple[list[str], list[
         rows = [[one.name, label] for one in series for label in one.labels]
         return ["model", "split, utility and interval"], rows
     rows = [
-        [one.name, one.labels[place] if len(one.labels) else "", format_number(x), format_number(y)]
+        [one.name, one.labels[index] if len(one.labels) else "", format_number(x), format_number(y)]
         for one in series
-        for place, (x, y) in enumerate(zip(one.x, one.y, strict=True))
+        for index, (x, y) in enumerate(zip(one.x, one.y, strict=True))
     ]
     return ["", "point", chart.x_name, chart.y_name], rows
 
@@ -211,11 +213,11 @@ def _render_section(one: ReportSection) -> str:
 
 def _render_blocks(blocks: Sequence[ReportBlock]) -> str:
     """Render the blocks in order; adjacent charts share a row where there is space."""
-    told = ""
+    html = ""
     for charts, some in groupby(blocks, lambda block: isinstance(block, Chart)):
         drawn = "".join(map(_render_block, some))
-        told += f'<div class="charts">{drawn}</div>' if charts else drawn
-    return told
+        html += f'<div class="charts">{drawn}</div>' if charts else drawn
+    return html
 
 
 def _render_block(block: ReportBlock) -> str:
@@ -230,20 +232,22 @@ def _render_block(block: ReportBlock) -> str:
             return render_choice(block)
         case ChangedItems():
             flips = "".join(_render_changed_item(one, block.names) for one in block.flips)
-            told = f'<div class="flips">{flips}</div>' if flips else "<p>None.</p>"
-            return f"<h3>{escape_text(block.title)}</h3>{told}"
+            html = f'<div class="flips">{flips}</div>' if flips else "<p>None.</p>"
+            return f"<h3>{escape_text(block.title)}</h3>{html}"
 
 
 def _render_changed_item(one: ChangedItem, names: tuple[str, str]) -> str:
     """Render an item: a summary of both answers that expands to the question and both texts."""
     lines = one.question.split("\n")
     first = lines[0] if len(lines[0]) <= 140 else f"{lines[0][:139]}…"
-    whole = f"<h4>Question</h4>{_render_quote(one.question)}" if one.question != first else ""
+    question = ""
+    if one.question != first:
+        question = f"<div><h4>Question</h4>{_render_quote(one.question)}</div>"
     rated = not set(one.values) <= {0.0, 1.0}
-    said = "".join(
-        f"{', ' * bool(place)}{escape_text(name)} "
+    answers = "".join(
+        f"{', ' * bool(index)}{escape_text(name)} "
         f"<b>{escape_text(answer)}</b>{_value_suffix(value, rated)}"
-        for place, (name, (answer, _), value) in enumerate(
+        for index, (name, (answer, _), value) in enumerate(
             zip(names, (one.before, one.after), one.values, strict=True)
         )
     )
@@ -255,8 +259,8 @@ def _render_changed_item(one: ChangedItem, names: tuple[str, str]) -> str:
     return (
         f'<details class="flip"><summary><span class="id">{escape_text(one.item)}</span>'
         f'<span class="question" dir="auto">{escape_text(first)}</span>'
-        f'<span class="said">{said}{gold}</span></summary>'
-        f'<div class="texts">{f"<div>{whole}</div>" * bool(whole)}{texts}</div></details>'
+        f'<span class="said">{answers}{gold}</span></summary>'
+        f'<div class="texts">{question}{texts}</div></details>'
     )
 
 

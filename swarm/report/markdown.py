@@ -46,8 +46,8 @@ def escape_markdown(words: str) -> str:
 def _render_section(section: ReportSection, pictures: Collection[str]) -> list[str]:
     lines = [f"## {section.title}", "", escape_markdown(section.how)]
     for block in (*section.blocks, *(one for some in section.folded.values() for one in some)):
-        if told := _render_block(block, pictures):
-            lines += ["", *told]
+        if text := _render_block(block, pictures):
+            lines += ["", *text]
     return lines
 
 
@@ -110,6 +110,6 @@ def _render_changed_items(block: ChangedItems) -> list[str]:
     return lines
 
 
-def _shorten_text(words: str, most: int = 160) -> str:
+def _shorten_text(words: str, limit: int = 160) -> str:
     words = " ".join(words.split())
-    return words if len(words) <= most else f"{words[: most - 1]}…"
+    return words if len(words) <= limit else f"{words[: limit - 1]}…"

@@ -62,7 +62,7 @@ def objective_chart(run: RunFolder, found: ParetoFront, x: str, y: str) -> Chart
         base = found.measured_indices.index(found.base_index)
         series.append(Series("base model on dev", across[[base]], up[[base]], "points"))
     series.append(Series("all others", across, up, "points", "faint"))
-    told = "; ".join(
+    description = "; ".join(
         f"point {n}: {format_number(across[place])}, {format_number(up[place])}"
         for n, place in enumerate(front)
     )
@@ -73,7 +73,7 @@ def objective_chart(run: RunFolder, found: ParetoFront, x: str, y: str) -> Chart
         x,
         y,
         series,
-        f"On dev, {x} and {y}: {told}",
+        f"On dev, {x} and {y}: {description}",
         marks,
     )
 
@@ -108,14 +108,14 @@ def _front_points(run: RunFolder, found: ParetoFront) -> list[dict[str, Any]]:
 
 def _hypervolume_chart(found: ParetoFront) -> Chart:
     volumes = found.hypervolume_history
-    told = f"From {volumes[0]:.4g} to {volumes[-1]:.4g}"
+    description = f"From {volumes[0]:.4g} to {volumes[-1]:.4g}"
     return Chart(
         "hypervolume",
         "Hypervolume of the front",
         "iteration",
         "hypervolume on dev",
         [Series("hypervolume", np.arange(len(volumes)), volumes, "steps", "strong")],
-        told,
+        description,
         whole=True,
     )
 

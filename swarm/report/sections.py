@@ -84,18 +84,20 @@ def summarize_verdict(models: TestComparison) -> tuple[str, str, str]:
         bias = "where the maximum of many is biased upwards"
         return "open", "Not tested", f"On the {end.items} dev items, {bias}, {rise}."
     items = format_count(found["ending_best_single_test_items"])
-    told = " ".join(
+    sentence = " ".join(
         [conclude_test(found), *compare_with_baselines(found), *one_answer_warnings(found)]
     )
     if end.utility > start.utility and _is_zero_width(found["test_gain_interval"]):
-        told = f"No item differs: both have equal scores on each of the {items} test items."
+        sentence = f"No item differs: both have equal scores on each of the {items} test items."
     better = found["test_gain"] > 0
     if found["test_gain_p_value"] >= 0.05 or end.utility <= start.utility:
         loss = found["test_gain"] < 0 and found["test_gain_p_value"] >= 0.05
-        return "unclear", "No gain shown" + ": a loss that may be chance" * loss, told
+        return "unclear", "No gain shown" + ": a loss that may be chance" * loss, sentence
     if better and (short := _constants_warning(found)):
-        return "unclear", short, told
-    return ("better", "Better on test", told) if better else ("worse", "Worse on test", told)
+        return "unclear", short, sentence
+    return (
+        ("better", "Better on test", sentence) if better else ("worse", "Worse on test", sentence)
+    )
 
 
 def _constants_warning(metrics: dict[str, Any]) -> str:
@@ -143,8 +145,8 @@ def start_end_section(models: TestComparison) -> ReportSection:
     blocks += _domain_tables(models)
     if by_size := models.metrics.get("ensemble_dev_by_size"):
         size = models.metrics["ensemble_size"]
-        told = ", ".join(f"{n}: {format_number(value)}" for n, value in enumerate(by_size, 1))
-        blocks.append(TextBlock([f"Vote on dev by number of voters: {told}; {size} was chosen."]))
+        votes = ", ".join(f"{n}: {format_number(value)}" for n, value in enumerate(by_size, 1))
+        blocks.append(TextBlock([f"Vote on dev by number of voters: {votes}; {size} was chosen."]))
     return ReportSection(
         "ends",
         "Start and end",
@@ -176,13 +178,13 @@ def _result_table(models: TestComparison) -> TableBlock:
     for split in shown:
         items = next(one[split].items for _, one in lines if one[split])  # type: ignore[union-attr]
         header.append(f"{SPLIT_NAMES[split]}, n = {format_count(items)}")
-    told = [split for split in shown if split != "confirm"]
-    header += [f"unread on {split}" for split in told]
+    splits = [split for split in shown if split != "confirm"]
+    header += [f"unread on {split}" for split in splits]
     rows: list[list[str | Sparkline]] = []
     for name, one in lines:
         row: list[str | Sparkline] = [name]
         row += [format_interval(m.utility, m.ends) if (m := one[split]) else "–" for split in shown]
-        row += [format_percent(m.unparsed) if (m := one[split]) else "–" for split in told]
+        row += [format_percent(m.unparsed) if (m := one[split]) else "–" for split in splits]
         rows.append(row)
     return TableBlock(
         "Utilities with 95 % intervals, and the rate of unparsed answers",
@@ -196,13 +198,13 @@ def _result_chart(models: TestComparison) -> Chart:
     lines = list(_result_lines(models))
     splits = [split for split in SPLIT_NAMES if any(one[split] for _, one in lines)]
     series = []
-    for place, (name, one) in enumerate(lines):
+    for index, (name, one) in enumerate(lines):
         known = [(n, m) for n, split in enumerate(splits) if (m := one[split])]
         series.append(
             Series(
                 name,
                 [m.utility for _, m in known],
-                [n + 0.2 * (place - (len(lines) - 1) / 2) for n, _ in known],
+                [n + 0.2 * (index - (len(lines) - 1) / 2) for n, _ in known],
                 "points",
                 labels=[
                     f"{SPLIT_NAMES[splits[n]]}, {format_interval(m.utility, m.ends)}"
@@ -211,14 +213,14 @@ def _result_chart(models: TestComparison) -> Chart:
                 spans=[m.ends or (m.utility, m.utility) for _, m in known],
             )
         )
-    told = "; ".join(f"{one.name}: {', '.join(one.labels)}" for one in series)
+    description = "; ".join(f"{one.name}: {', '.join(one.labels)}" for one in series)
     return Chart(
         "ends",
         "Utilities and their 95 % intervals",
         "utility",
         "",
         series,
-        told,
+        description,
         rows=[SPLIT_NAMES[split] for split in splits],
     )
 
@@ -336,27 +338,29 @@ def _fourfold_table(models: TestComparison, split: str, before: Any, after: Any)
 
 def _describe_method(models: TestComparison) -> list[str]:
     found, answers = models.metrics, models.paired_answers()
-    told = []
+    sentences = []
     if answers and answers[0] == "test":
-        told.append(f"The paired test on test is {name_test(*answers[1:])}.")
-    told.append(
+        sentences.append(f"The paired test on test is {name_test(*answers[1:])}.")
+    sentences.append(
         "Intervals of right-or-wrong answers are Wilson's, those of other utilities are "
         "bootstrapped over items, and that of a difference inverts its test; they cover the "
         "sampling of items, not the seed: another seed is another search."
     )
     evaluated = int((~np.isnan(models.run.utilities)).sum())
-    told.append(f"The best found is the highest of {format_count(evaluated)} evaluations on dev.")
+    sentences.append(
+        f"The best found is the highest of {format_count(evaluated)} evaluations on dev."
+    )
     if "confirm" not in found:
-        told.append(
+        sentences.append(
             "No part of dev was held out from the search (e.g. confirm=0.3), so only test "
             "checks the dev score of the best found."
         )
     if "signal" in found:
-        told.append(
+        sentences.append(
             f"The search maximized the signal {found['signal']}; the numbers above are by the "
             "task's metric, which also chose among the bests."
         )
-    return told
+    return sentences
 
 
 LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \w+ (.*)")
@@ -398,23 +402,23 @@ def read_starts(run: RunFolder) -> list[RunStart]:
         return []
     found: list[RunStart] = []
     for line in text.split("\n"):
-        if told := LOG_LINE.match(line):
-            _add_log_line(found, datetime.fromisoformat(told[1]), told[2])
+        if parsed := LOG_LINE.match(line):
+            _add_log_line(found, datetime.fromisoformat(parsed[1]), parsed[2])
     # After the metrics, a start without new metrics only displayed the finished search.
     over = next((n for n, one in enumerate(found) if one.measured), len(found))
     return [one for n, one in enumerate(found) if n <= over or one.measured]
 
 
-def _add_log_line(found: list[RunStart], now: datetime, words: str) -> None:
+def _add_log_line(found: list[RunStart], time: datetime, words: str) -> None:
     """Add a log line to the start it belongs to."""
     versions, begins = VERSIONS_LINE.match(words), SEARCH_START_LINE.match(words)
     # Older logs have no line of versions; there `search begins` is the first line of a start.
     if versions or (begins and (not found or found[-1].searching)):
-        found.append(RunStart(now, now, versions[1] if versions else ""))
+        found.append(RunStart(time, time, versions[1] if versions else ""))
     if not found:
         return
     last = found[-1]
-    last.ended = now
+    last.ended = time
     last.searching |= bool(begins)
     last.measured |= bool(METRICS_LINE.match(words))
     if tokens := TOKENS_LINE.match(words):
@@ -434,14 +438,14 @@ def cost_section(models: TestComparison) -> ReportSection:
     """Build the section on prompts, time and tokens, and on the savings by racing and caching."""
     run = models.run
     spent = measure_economy(run)
-    asked = int(spent["prompts"][-1])
-    rows = [["on dev, by the search", format_count(asked)], *_final_rows(run)]
+    evaluated = int(spent["prompts"][-1])
+    rows = [["on dev, by the search", format_count(evaluated)], *_final_rows(run)]
     blocks: list[Any] = [
         _economy_chart(run, spent),
         TableBlock("Prompts evaluated", ["prompts", "how many"], rows),
-        TableBlock("Prompts saved", ["prompts", "how many"], _saved_rows(run, spent, asked)),
+        TableBlock("Prompts saved", ["prompts", "how many"], _saved_rows(run, spent, evaluated)),
     ]
-    if timed := _time_rows(run, asked):
+    if timed := _time_rows(run, evaluated):
         blocks.append(TableBlock("Time and tokens", ["what", "how much"], timed))
     if taken := run.metrics.get("spent"):
         blocks.append(
@@ -496,18 +500,18 @@ def _final_rows(run: RunFolder) -> list[list[str]]:
     verify_run_file(run.path / "answers")
     for kind, name in FINAL_STAGES.items():
         paths = list((run.path / "answers").glob(f"{kind}_*.json.gz"))
-        if asked := sum(len(run.load_packed(path)) for path in paths):
-            rows.append([name, format_count(asked)])
+        if evaluated := sum(len(run.load_packed(path)) for path in paths):
+            rows.append([name, format_count(evaluated)])
     return rows
 
 
-def _saved_rows(run: RunFolder, spent: dict[str, Any], asked: int) -> list[list[str]]:
+def _saved_rows(run: RunFolder, spent: dict[str, Any], evaluated: int) -> list[list[str]]:
     """Return rows of prompts saved on dev, by cause."""
     scored = sum(n or 0 for entry in run.rounds for n in entry.get("items_scored", ()))
     shared = sum(entry.get("prompts_shared", 0) for entry in run.rounds)
     rows = [
         ["racing: stopped, as it could no longer win", spent["raced"]],
-        ["cache: position evaluated before", max(0, scored - asked)],
+        ["cache: position evaluated before", max(0, scored - evaluated)],
         ["dropping: moved without an evaluation", spent["dropped"]],
     ]
     if spent["beyond_budget"]:
@@ -517,7 +521,7 @@ def _saved_rows(run: RunFolder, spent: dict[str, Any], asked: int) -> list[list[
     return [[name, format_count(saved)] for name, saved in rows]
 
 
-def _time_rows(run: RunFolder, asked: int) -> list[list[str]]:
+def _time_rows(run: RunFolder, evaluated: int) -> list[list[str]]:
     """Return rows on time and tokens from the log; empty without a log."""
     seconds, times, tokens = read_log(run)
     if not times:
@@ -527,7 +531,10 @@ def _time_rows(run: RunFolder, asked: int) -> list[list[str]]:
         rows.append(["number of starts", str(times)])
     if seconds > 0:
         rows.append(
-            ["prompts on dev per second, everything included", format_number(asked / seconds, 1)]
+            [
+                "prompts on dev per second, everything included",
+                format_number(evaluated / seconds, 1),
+            ]
         )
     if tokens:
         rows.append(["tokens read and generated on dev", format_count(tokens)])
@@ -548,8 +555,10 @@ MAX_EXPERTS_NAMED = 12
 def configuration_section(models: TestComparison) -> ReportSection:
     """Build the section of settings, and of the digests that identify the search."""
     run = models.run
-    own, made = run.experts[: run.own], run.experts[run.own :]
-    blocks: list[ReportBlock] = [TextBlock([f"{len(own)} experts: {', '.join(own)}."])]
+    own_experts, made = run.experts[: run.own], run.experts[run.own :]
+    blocks: list[ReportBlock] = [
+        TextBlock([f"{len(own_experts)} experts: {', '.join(own_experts)}."])
+    ]
     if made:
         rows_made = f"{pluralize(len(made), 'more row')}, added by the pool: {', '.join(made)}."
         blocks.append(TextBlock([rows_made]))
@@ -567,7 +576,7 @@ def configuration_section(models: TestComparison) -> ReportSection:
         )
     names = ("seed", "base weights", "pool weights", "task items")
     rows = [[name, str(run.identity[name])] for name in names if name in run.identity]
-    rows += [["versions", told] for told in _list_versions(run)]
+    rows += [["versions", version] for version in _list_versions(run)]
     blocks.append(
         TableBlock("What it ran on", ["what", "configuration (weights and items as digests)"], rows)
     )

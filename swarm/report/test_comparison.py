@@ -144,12 +144,12 @@ class TestComparison:
 
     def paired_answers(self) -> tuple[str, Rows, Rows] | None:
         """Return the split and both models' answers to its items: test if evaluated, else dev."""
-        before, after = (self.run.load_test_answers(place) for place in self.places.values())
+        before, after = (self.run.load_test_answers(index) for index in self.places.values())
         if before and after:
             return "test", before, after
-        if any(np.isnan(self.run.utilities[place]) for place in self.places.values()):
+        if any(np.isnan(self.run.utilities[index]) for index in self.places.values()):
             return None
-        before, after = (self.run.load_answers(place) for place in self.places.values())
+        before, after = (self.run.load_answers(index) for index in self.places.values())
         return "dev", before, after
 
 
@@ -222,16 +222,16 @@ def _describe_changes(
     split: str, items: int, won: int, lost: int, cut: bool, missing: str
 ) -> list[str]:
     chosen = ", on which the best found was chosen" if split == "dev" else ""
-    told = [
+    sentences = [
         f"Of {items} {split} items{chosen}, the best found won {won} and lost {lost}; "
         f"{items - won - lost} have equal scores."
     ]
     if cut:
-        told.append(
+        sentences.append(
             f"Of these {won + lost} items {MAX_ITEMS_SHOWN} are shown, won and lost in "
             "proportion, the largest differences first; the run folder has all."
         )
-    return [*told, missing] if missing else told
+    return [*sentences, missing] if missing else sentences
 
 
 def build_changed_item(
@@ -271,16 +271,18 @@ def _gold_text(item: Mapping[str, Any]) -> str:
     return _shorten_text(str(item["answer"]), 200) if item.get("answer") is not None else ""
 
 
-def _shorten_text(words: str, most: int = MAX_TEXT_LENGTH) -> str:
+def _shorten_text(words: str, limit: int = MAX_TEXT_LENGTH) -> str:
     return (
-        words if len(words) <= most else f"{words[:most]} … ({len(words) - most:,} more characters)"
+        words
+        if len(words) <= limit
+        else f"{words[:limit]} … ({len(words) - limit:,} more characters)"
     )
 
 
 def load_questions(models: TestComparison, split: str) -> tuple[dict[str, Any], str]:
     """Return the items by id from the task's data files, or an explanation why they are missing."""
     run = models.run
-    asked = run.metrics.get("asked", {}).get("test_items")
+    item_ids = run.metrics.get("asked", {}).get("test_items")
     try:
         found = list(iterate_data_items(run.config["task"], split))
     except (UserError, KeyError, TypeError) as error:
@@ -289,7 +291,7 @@ def load_questions(models: TestComparison, split: str) -> tuple[dict[str, Any], 
             MISSING_QUESTIONS
             + (str(error) if isinstance(error, UserError) else "no data file is named"),
         )
-    if short_digest(found) != (asked if split == "test" else run.identity.get("task items")):
+    if short_digest(found) != (item_ids if split == "test" else run.identity.get("task items")):
         return {}, f"{MISSING_QUESTIONS}the data file has changed since the run"
     return {str(item["id"]): item for item in found}, ""
 

@@ -105,9 +105,9 @@ def describe_constant_answers(found: Mapping[str, Any]) -> str:
     different = set(answers.values())
     if len(different) == 1:
         return quote_answer(different.pop())
-    told = [f"{shorten_text(domain)}: {quote_answer(one)}" for domain, one in answers.items()]
-    more = len(told) - MAX_LISTED
-    return ", ".join(told[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+    parts = [f"{shorten_text(domain)}: {quote_answer(one)}" for domain, one in answers.items()]
+    more = len(parts) - MAX_LISTED
+    return ", ".join(parts[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def compare_with_constants(metrics: Mapping[str, Any], name: str = MODEL_LABELS[1]) -> list[str]:
@@ -172,20 +172,20 @@ def format_one_answer_warnings(
     Args:
         found: Result of `swarm.tasks.metrics.find_one_answer_domains`.
     """
-    told = []
+    warnings = []
     for one in found[:MAX_LISTED]:
         where = (
             "all domains" if one["domain"] is None else f"the domain {shorten_text(one['domain'])}"
         )
-        told.append(
+        warnings.append(
             f"Warning: in {where} of {split}, {name} gives one answer: "
             f"{quote_answer(one['answer'])} is "
             f"{100 * one['share']:.3g} % of the {one['answers']} parsed answers, and correct "
             f"for {100 * one['right']:.3g} % of the items."
         )
     if more := len(found) - MAX_LISTED:
-        told += [f"Warning: the same holds for {more} more domains of {split}."] * (more > 0)
-    return told
+        warnings += [f"Warning: the same holds for {more} more domains of {split}."] * (more > 0)
+    return warnings
 
 
 def domain_table(
@@ -218,9 +218,9 @@ def domain_table(
             for one in (start[domain], mine)
         ]
         if constant:
-            own = constant["domains"][domain]
-            answer = "" if others else f" ({quote_answer(own['commonest'])})"
-            row.append(f"{own['utility']:.3f}{answer}")
+            by_domain = constant["domains"][domain]
+            answer = "" if others else f" ({quote_answer(by_domain['commonest'])})"
+            row.append(f"{by_domain['utility']:.3f}{answer}")
         rows.append([*row, format_most_common_answer(mine, bool(warned & {domain, None}))])
     return header, rows
 
@@ -231,14 +231,14 @@ def format_most_common_answer(found: Mapping[str, Any], warned: bool) -> str:
     Args:
         found: An entry of `swarm.tasks.metrics.summarize_domains`.
     """
-    told = []
+    parts = []
     if found.get("commonest") is not None:
-        told.append(
+        parts.append(
             f"{quote_answer(found['commonest'])}: {100 * found['share']:.0f} %" + " (!)" * warned
         )
     if found.get("unparsed_rate"):
-        told.append(f"{100 * found['unparsed_rate']:.0f} % not read")
-    return ", ".join(told) or "–"
+        parts.append(f"{100 * found['unparsed_rate']:.0f} % not read")
+    return ", ".join(parts) or "–"
 
 
 def _format_utility(found: Mapping[str, Any]) -> str:
@@ -246,10 +246,10 @@ def _format_utility(found: Mapping[str, Any]) -> str:
     return f"{found['utility']:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def shorten_text(text: str, most: int = 40) -> str:
+def shorten_text(text: str, limit: int = 40) -> str:
     """Return a name or an answer as one short line of printable characters."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return words if len(words) <= most else f"{words[: most - 1]}…"
+    return words if len(words) <= limit else f"{words[: limit - 1]}…"
 
 
 def quote_answer(answer: str) -> str:

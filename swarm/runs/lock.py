@@ -42,7 +42,7 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         self._path = folder / STATUS_FILE
         self._descriptor = _acquire_lock(folder)
-        self._said: dict[str, Any] = {"what": "begins"}
+        self._status: dict[str, Any] = {"what": "begins"}
         self._began = _current_time()
         self._changed, self._over = False, threading.Event()
         try:
@@ -60,7 +60,7 @@ class RunLock:
             facts: `what` (description), `iteration`, `most`, `done` and `total` (items of the
                 current evaluation), `prompts_per_second`, `seconds_left`, `best`.
         """
-        self._said, self._changed = dict(facts), True
+        self._status, self._changed = dict(facts), True
 
     def close(self) -> None:
         """Remove the status file and release the lock."""
@@ -83,7 +83,7 @@ class RunLock:
     def _write_status(self) -> None:
         who = {"pid": os.getpid(), "host": socket.gethostname()}
         write_json(
-            self._path, {**who, "began": self._began, "updated": _current_time(), **self._said}
+            self._path, {**who, "began": self._began, "updated": _current_time(), **self._status}
         )
 
 

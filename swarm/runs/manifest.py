@@ -98,62 +98,62 @@ class Manifest:
         write_atomic(self.folder / MANIFEST_FILE, text)
         self._above = above
 
-    def append(self, place: str) -> None:
+    def append(self, path: str) -> None:
         """Compute the checksum of a new file and append it to the file of checksums."""
-        new, above, self._above = place not in self.sums, self._above, None
-        self.add_checksums(place)
+        new, above, self._above = path not in self.sums, self._above, None
+        self.add_checksums(path)
         if above is None or not new:
             self.save()
             return
-        append(self.folder / MANIFEST_FILE, _with_seal(above, f"{self.sums[place]}  {place}\n"))
+        append(self.folder / MANIFEST_FILE, _with_seal(above, f"{self.sums[path]}  {path}\n"))
         self._above = above
 
-    def paths_under(self, place: str) -> list[str]:
-        """Return the paths with a checksum that are `place` or below it."""
-        return [path for path in self.sums if path == place or path.startswith(f"{place}/")]
+    def paths_under(self, prefix: str) -> list[str]:
+        """Return the paths with a checksum that are `prefix` or below it."""
+        return [path for path in self.sums if path == prefix or path.startswith(f"{prefix}/")]
 
-    def paths_under_any(self, places: Iterable[str]) -> set[str]:
+    def paths_under_any(self, prefixes: Iterable[str]) -> set[str]:
         """Return the paths as `paths_under`, for any of the places."""
-        wanted = set(places)
+        wanted = set(prefixes)
         return {path for path in self.sums if path in wanted or not wanted.isdisjoint(_above(path))}
 
-    def add_checksums(self, place: str) -> None:
+    def add_checksums(self, prefix: str) -> None:
         """Compute the checksum of a file, or of all files in a folder, if it exists."""
-        whole = self.folder / place
-        files = sorted(whole.iterdir()) if whole.is_dir() else [whole]
+        full_path = self.folder / prefix
+        files = sorted(full_path.iterdir()) if full_path.is_dir() else [full_path]
         for file in files:
             if file.is_file():
                 self.sums[file.relative_to(self.folder).as_posix()] = hash_file(file)
 
-    def remove_paths(self, *places: str) -> bool:
+    def remove_paths(self, *prefixes: str) -> bool:
         """Remove files; return True if any of them had a checksum."""
-        known = self.paths_under_any(places)
+        known = self.paths_under_any(prefixes)
         for path in known:
             del self.sums[path]
         return bool(known)
 
     @contextmanager
-    def updating_checksums(self, *places: str) -> Iterator[None]:
+    def updating_checksums(self, *prefixes: str) -> Iterator[None]:
         """Replace files or folders inside the context; the manifest is saved before and after.
 
         Nested contexts are saved with the outer one. After an exception the files have no
         checksums.
         """
-        if self.remove_paths(*places):
+        if self.remove_paths(*prefixes):
             self.save()
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
-        for place in places:
-            self.add_checksums(place)
+        for prefix in prefixes:
+            self.add_checksums(prefix)
         if not self._depth:
             self.save()
 
-    def find_damaged(self, place: str = "") -> list[str]:
+    def find_damaged(self, prefix: str = "") -> list[str]:
         """Return the files, all or those of a place, that are missing or have changed."""
-        paths = self.paths_under(place) if place else self.sums
+        paths = self.paths_under(prefix) if prefix else self.sums
         return sorted(path for path in paths if not self._is_intact(path))
 
     def _is_intact(self, path: str) -> bool:
@@ -174,13 +174,13 @@ def verify_run_file(file: Path) -> None:
     Raises:
         UserError: It has changed, or the run has lost its checksums.
     """
-    whole = file.absolute()
-    for run in (whole.parent, whole.parent.parent):
+    full_path = file.absolute()
+    for run in (full_path.parent, full_path.parent.parent):
         if (run / STATE_FILE).is_file() or (run / MANIFEST_FILE).is_file():
-            place = whole.relative_to(run).as_posix()
-            if wrong := _load_manifest(run).find_damaged(place):
+            relative = full_path.relative_to(run).as_posix()
+            if wrong := _load_manifest(run).find_damaged(relative):
                 # A running search may have replaced the file in between: read the manifest again.
-                wrong = _load_manifest(run).find_damaged(place)
+                wrong = _load_manifest(run).find_damaged(relative)
             if wrong:
                 raise UserError(f"{run / wrong[0]} is damaged or missing; {REPAIR_HINT}")
             return
@@ -226,8 +226,8 @@ def read_sealed_state(path: Path) -> dict[str, Any] | None:
         return None if "versions" in state or not _has_rounds(state) else state
     tail = b"," + CHECKSUM_LINE % str(seal).encode()
     text = data.removesuffix(tail) + b"\n}"
-    whole = data.endswith(tail) and re.fullmatch(r"[0-9a-f]{64}", str(seal))
-    return state if whole and _hash_bytes(text) == seal else None
+    complete = data.endswith(tail) and re.fullmatch(r"[0-9a-f]{64}", str(seal))
+    return state if complete and _hash_bytes(text) == seal else None
 
 
 def _has_rounds(state: dict[str, Any]) -> bool:
@@ -267,7 +267,7 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
     Returns:
         The state, `None` as for `read_sealed_state`, and a description of the damage, or "".
     """
-    done, unread = -1, ""
+    last_iteration, unread = -1, ""
     while True:
         # Journal first: lines that a search meanwhile moves into its state are then in both, not in
         # neither.
@@ -291,9 +291,9 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
         # search has written both in between, retry to read more iterations.
         if damage or not (folder / answers_place(len(rounds) + 1)).exists():
             return state, damage
-        if len(rounds) == done:
-            return state, f"no entry for iteration {done}, which has answers"
-        done = len(rounds)
+        if len(rounds) == last_iteration:
+            return state, f"no entry for iteration {last_iteration}, which has answers"
+        last_iteration = len(rounds)
 
 
 def state_stamp(folder: Path) -> tuple[int, int] | None:
@@ -323,15 +323,15 @@ def journal_line(iteration: int, entry: dict[str, Any], change: dict[str, Any]) 
     return text[:-1] + LINE_SEAL % _hash_bytes(text).encode() + b"\n"
 
 
-def _entries(journal: bytes, done: int) -> tuple[list[dict[str, Any]], str]:
-    """Return the journal entries after `done` iterations, and the first bad line or ""."""
+def _entries(journal: bytes, last_iteration: int) -> tuple[list[dict[str, Any]], str]:
+    """Return the entries after `last_iteration` iterations, and the first bad line or ""."""
     found: list[dict[str, Any]] = []
     *lines, last = journal.split(b"\n")
     for number, line in enumerate(lines, 1):
         entry = _entry(line)
-        if entry is None or entry["iteration"] > done + len(found):
+        if entry is None or entry["iteration"] > last_iteration + len(found):
             return found, f"line {number}"
-        if entry["iteration"] == done + len(found):
+        if entry["iteration"] == last_iteration + len(found):
             found.append(entry)
     start = encode_json({"iteration": 0}).partition(b"0")[0]
     if last[: len(start)] != start[: len(last)]:  # not the beginning of a line that a kill cut off

@@ -152,8 +152,8 @@ class ParetoFront:
         optimizer = state.get("optimizer") or {}
         aims = optimizer.get("objectives") or list(items)
         constraints = optimizer.get("constraints") or {}
-        own = state.get("own") or len(state["experts"])
-        return cls(list(items), list(items.values()), aims, constraints, own, state["rounds"])
+        own_count = state.get("own") or len(state["experts"])
+        return cls(list(items), list(items.values()), aims, constraints, own_count, state["rounds"])
 
     @cached_property
     def measured_indices(self) -> list[ParticleIndex]:
@@ -182,8 +182,8 @@ class ParetoFront:
         """Index of the base model's (position zero) first measurement; `None` if there is none."""
         positions = (self.rounds[number]["positions"][i] for number, i in self.measured_indices)
         zeros = (
-            place
-            for place, row in zip(self.measured_indices, positions, strict=True)
+            index
+            for index, row in zip(self.measured_indices, positions, strict=True)
             if not any(row)
         )
         return next(zeros, None)
@@ -215,12 +215,12 @@ class ParetoFront:
     def front_indices(self) -> list[ParticleIndex]:
         """The indices of the front's points, in order of their numbers."""
         found: dict[tuple[float, ...], int] = {}
-        for place in np.flatnonzero(
+        for index in np.flatnonzero(
             find_non_dominated(self.aim_values, self.constraint_violations)
         ).tolist():
-            found.setdefault(tuple(self.aim_values[place]), place)
-        order = sorted(found.values(), key=lambda place: (-self.aim_values[place, 0], place))
-        return [self.measured_indices[place] for place in order]
+            found.setdefault(tuple(self.aim_values[index]), index)
+        order = sorted(found.values(), key=lambda index: (-self.aim_values[index, 0], index))
+        return [self.measured_indices[index] for index in order]
 
     @cached_property
     def reference_point(self) -> np.ndarray:
@@ -259,16 +259,16 @@ class ParetoFront:
         ]
         return min(known, key=lambda one: one[:2])[2]
 
-    def evenly_spaced_points(self, most: int) -> list[int]:
-        """Return at most `most` point numbers: both ends of the front and evenly between them."""
+    def evenly_spaced_points(self, limit: int) -> list[int]:
+        """Return at most `limit` point numbers: both ends of the front and evenly between them."""
         count = len(self.front_indices)
-        if count <= most:
+        if count <= limit:
             return list(range(count))
-        return sorted({round(n) for n in np.linspace(0, count - 1, most).tolist()})
+        return sorted({round(n) for n in np.linspace(0, count - 1, limit).tolist()})
 
-    def dev_utilities(self, place: ParticleIndex) -> dict[str, float]:
+    def dev_utilities(self, index: ParticleIndex) -> dict[str, float]:
         """Return each part's utility on dev at a measured index."""
-        return dict(zip(self.names, self.rounds[place[0]]["objectives"][place[1]], strict=True))
+        return dict(zip(self.names, self.rounds[index[0]]["objectives"][index[1]], strict=True))
 
     def to_dict(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content of front.json.
@@ -279,19 +279,19 @@ class ParetoFront:
         metrics = state.get("metrics") or {}
         tested = {tuple(one["place"]): one for one in metrics.get("front", [])}
         points = []
-        for number, place in enumerate(self.front_indices):
-            entry = self.rounds[place[0]]
-            position = entry["positions"][place[1]]
+        for number, index in enumerate(self.front_indices):
+            entry = self.rounds[index[0]]
+            position = entry["positions"][index[1]]
             point = {
                 "point": number,
-                "iteration": place[0],
-                "particle": place[1],
-                "utility": entry["utilities"][place[1]],
-                "dev": self.dev_utilities(place),
+                "iteration": index[0],
+                "particle": index[1],
+                "utility": entry["utilities"][index[1]],
+                "dev": self.dev_utilities(index),
                 "words": describe_position(state["experts"], position, state["groups"]),
                 "coefficients": position,
             }
-            measured = {key: one for key, one in tested.get(place, {}).items() if key != "place"}
+            measured = {key: one for key, one in tested.get(index, {}).items() if key != "place"}
             points.append(point | measured)
         return {
             "objectives": list(self.aims),

@@ -219,15 +219,15 @@ class RunRecord:
             return
         self._inspected = rounds, dict(self.manifest.sums)
         self._damaged = [
-            place
-            for place in self.manifest.find_damaged()
-            if place in rounds or not _is_iteration_file(place)  # else evaluated again
+            path
+            for path in self.manifest.find_damaged()
+            if path in rounds or not _is_iteration_file(path)  # else evaluated again
         ]
         lost = [
-            place
-            for place in rounds
-            if place in self._damaged
-            or (place not in self.manifest.sums and not self._is_readable(place))
+            path
+            for path in rounds
+            if path in self._damaged
+            or (path not in self.manifest.sums and not self._is_readable(path))
         ]
         if lost:
             more = f" and {len(lost) - 1} more are" if len(lost) > 1 else " is"
@@ -236,10 +236,10 @@ class RunRecord:
                 "stored nowhere else; restore it from a backup, or choose another name="
             )
 
-    def _is_readable(self, place: str) -> bool:
+    def _is_readable(self, path: str) -> bool:
         """Return whether a file of answers is intact by gzip's own checksum."""
         try:
-            read_gzip_json(self.folder / place)
+            read_gzip_json(self.folder / path)
         except (OSError, ValueError, EOFError, zlib.error):
             return False
         return True
@@ -264,30 +264,30 @@ class RunRecord:
             log.warning(
                 "%s: damaged or missing, now rebuilt: %s", self.folder, ", ".join(self._damaged)
             )
-        places = {_rebuild_unit(path) for path in self._damaged}
-        for path in self.manifest.paths_under_any(places):
+        units = {_rebuild_unit(path) for path in self._damaged}
+        for path in self.manifest.paths_under_any(units):
             remove(self.folder / path)
-        self.manifest.remove_paths(*places)
-        asked_again = any(place.startswith("answers/") for place in places)
+        self.manifest.remove_paths(*units)
+        reevaluated = any(unit.startswith("answers/") for unit in units)
         rounds = {answers_place(number) for number in range(len(self.iterations))}
         # A kill leaves at most one file of answers without a checksum.
         for file in (self.folder / "answers").glob("*.json.gz"):
-            place = file.relative_to(self.folder).as_posix()
-            if _is_iteration_file(place) and place not in rounds:
-                self.manifest.remove_paths(place)
+            path = file.relative_to(self.folder).as_posix()
+            if _is_iteration_file(path) and path not in rounds:
+                self.manifest.remove_paths(path)
                 remove(file)
-            elif place not in self.manifest.sums and self._is_readable(place):
-                self.manifest.add_checksums(place)
-            elif place not in self.manifest.sums:
-                asked_again = True
+            elif path not in self.manifest.sums and self._is_readable(path):
+                self.manifest.add_checksums(path)
+            elif path not in self.manifest.sums:
+                reevaluated = True
                 remove(file)
-        if asked_again:
+        if reevaluated:
             self.state["metrics"] = None
         self.manifest.save()
 
-    def updating_checksums(self, *places: str) -> AbstractContextManager[None]:
+    def updating_checksums(self, *prefixes: str) -> AbstractContextManager[None]:
         """See `swarm.runs.manifest.Manifest.updating_checksums`."""
-        return self.manifest.updating_checksums(*places)
+        return self.manifest.updating_checksums(*prefixes)
 
     def _check_identity(self, identity: Mapping[str, Any]) -> None:
         # States of earlier versions may contain secrets; remove them.
@@ -470,25 +470,25 @@ class RunRecord:
         summary = self._summed()
         return summary.best() if particle is None else summary.best([particle])
 
-    def personal_bests(self, most: int) -> list[ParticleIndex]:
-        """Return the personal bests of the `most` best particles, the best first."""
-        places = [self.best_index(i) for i in range(len(self.iterations[0]["positions"]))]
-        measured = [place for place in places if self.utility_at(place) is not None]
+    def personal_bests(self, limit: int) -> list[ParticleIndex]:
+        """Return the personal bests of the `limit` best particles, the best first."""
+        indices = [self.best_index(i) for i in range(len(self.iterations[0]["positions"]))]
+        measured = [index for index in indices if self.utility_at(index) is not None]
         # Ties are resolved to the first one found, as in `best_index`.
-        return sorted(measured, key=lambda place: (-(self.utility_at(place) or 0.0), place))[:most]
+        return sorted(measured, key=lambda index: (-(self.utility_at(index) or 0.0), index))[:limit]
 
-    def utility_at(self, place: ParticleIndex) -> float | None:
+    def utility_at(self, index: ParticleIndex) -> float | None:
         """Return the utility at (iteration, particle)."""
-        value: float | None = self.iterations[place[0]]["utilities"][place[1]]
+        value: float | None = self.iterations[index[0]]["utilities"][index[1]]
         return value
 
     def lowest_utility(self) -> float | None:
         """Return the lowest utility so far."""
         return self._summed().lowest
 
-    def position_at(self, place: ParticleIndex) -> list[float]:
+    def position_at(self, index: ParticleIndex) -> list[float]:
         """Return the coefficients at (iteration, particle)."""
-        found: list[float] = self.iterations[place[0]]["positions"][place[1]]
+        found: list[float] = self.iterations[index[0]]["positions"][index[1]]
         return found
 
     def write_outputs(self, pool: Any) -> None:
@@ -505,31 +505,31 @@ class RunRecord:
         ]
         with self.updating_checksums(SCRATCHPAD_FILE, *(name for name, _ in stale)):
             write_json(self.folder / SCRATCHPAD_FILE, build_scratchpad(self.iterations))
-            for name, place in stale:
-                self._save_best(place, self.folder / name, note if "/" in name else save)
+            for name, index in stale:
+                self._save_best(index, self.folder / name, note if "/" in name else save)
 
     def _list_saved_bests(self) -> list[tuple[str, ParticleIndex]]:
         """Return the folders of the saved bests, the global one first, with their indices."""
         highest = sorted(self._summed().highest.items())
-        own = [(f"particle_{i}/personal_best", at) for i, (_, at) in highest]
-        return [("global_best", self.best_index()), *own] if own else []
+        personal = [(f"particle_{i}/personal_best", at) for i, (_, at) in highest]
+        return [("global_best", self.best_index()), *personal] if personal else []
 
     def _summed(self) -> "Summary":
         self._summary = self._summary.of(self.iterations)
         return self._summary
 
-    def _is_saved(self, name: str, place: ParticleIndex) -> bool:
+    def _is_saved(self, name: str, index: ParticleIndex) -> bool:
         """Return whether a best is saved with checksums, which a start has verified."""
         known = bool(self.manifest.paths_under(name))
-        return known and _is_saved_position(self.folder / name, self.position_at(place))
+        return known and _is_saved_position(self.folder / name, self.position_at(index))
 
-    def _save_best(self, place: ParticleIndex, folder: Path, save: SaveFn) -> None:
-        position, utility = self.position_at(place), self.utility_at(place)
-        facts = {"iteration": place[0], "particle": place[1], "validation_utility": utility}
+    def _save_best(self, index: ParticleIndex, folder: Path, save: SaveFn) -> None:
+        position, utility = self.position_at(index), self.utility_at(index)
+        facts = {"iteration": index[0], "particle": index[1], "validation_utility": utility}
         # Remove old answers first: a kill must not leave those of an earlier best beside this one.
         (folder / "answers_dev.jsonl").unlink(missing_ok=True)
         save(position, folder, facts)
-        rows = b"".join(encode_json(row) + b"\n" for row in self.load_iteration_answers(*place))
+        rows = b"".join(encode_json(row) + b"\n" for row in self.load_iteration_answers(*index))
         write_atomic(folder / "answers_dev.jsonl", rows)
 
 
@@ -582,9 +582,9 @@ class Summary:
         return min(known, key=lambda one: (-one[0], one[1]))[1]
 
 
-def _is_iteration_file(place: str) -> bool:
+def _is_iteration_file(path: str) -> bool:
     """Return whether a path is that of an iteration's answers."""
-    return place.startswith("answers/iteration_")
+    return path.startswith("answers/iteration_")
 
 
 def _rebuild_unit(path: str) -> str:

@@ -111,9 +111,9 @@ class RunFolder:
         found: np.ndarray = self.positions.reshape(shape).mean(axis=2)
         return found
 
-    def position_label(self, place: PositionIndex) -> str | None:
+    def position_label(self, index: PositionIndex) -> str | None:
         """Return the optimizer's name for a position, such as "uniform soup", or `None`."""
-        return position_label(self.optimizer, self.positions[place].tolist())
+        return position_label(self.optimizer, self.positions[index].tolist())
 
     @property
     def particles(self) -> int:
@@ -143,13 +143,13 @@ class RunFolder:
         found: np.ndarray = np.maximum.accumulate(highest)
         return np.where(np.isinf(found), np.nan, found)
 
-    def load_answers(self, place: PositionIndex) -> list[dict[str, Any]]:
+    def load_answers(self, index: PositionIndex) -> list[dict[str, Any]]:
         """Return a particle's answers to the dev items it was scored on in an iteration."""
-        path = self.path / "answers" / f"iteration_{place[0]:04d}.json.gz"
+        path = self.path / "answers" / f"iteration_{index[0]:04d}.json.gz"
         try:
-            found: list[dict[str, Any]] = self.load_packed(path)[str(place[1])]
+            found: list[dict[str, Any]] = self.load_packed(path)[str(index[1])]
         except (KeyError, TypeError):
-            raise UserError(f"{path} has no answers of particle {place[1]}") from None
+            raise UserError(f"{path} has no answers of particle {index[1]}") from None
         return found
 
     def load_packed(self, path: Path) -> Any:
@@ -166,14 +166,14 @@ class RunFolder:
         except (OSError, ValueError, EOFError, zlib.error):
             raise UserError(f"{path} is damaged or missing; {REPAIR_HINT}") from None
 
-    def load_answer_values(self, place: PositionIndex) -> np.ndarray:
+    def load_answer_values(self, index: PositionIndex) -> np.ndarray:
         """Return the values of a particle's answers, [items]."""
-        return np.array([row["value"] for row in self.load_answers(place)], dtype=float)
+        return np.array([row["value"] for row in self.load_answers(index)], dtype=float)
 
-    def load_test_answers(self, place: PositionIndex) -> list[dict[str, Any]] | None:
+    def load_test_answers(self, index: PositionIndex) -> list[dict[str, Any]] | None:
         """Return a position's answers to the test items; `None` if it was not scored on test."""
         items = self.metrics.get("asked", {}).get("test_items")
-        position = " ".join(float(c).hex() for c in self.positions[place])
+        position = " ".join(float(c).hex() for c in self.positions[index])
         name = hashlib.sha256(f"{items} {position}".encode()).hexdigest()[:16]
         path = self.path / "answers" / f"test_{name}.json.gz"
         if items:

@@ -60,21 +60,21 @@ def compare_rows(rows: Sequence[StudyRow]) -> list[dict[str, Any]]:
 
 
 def _summarize_row(row: StudyRow, task: Task) -> dict[str, Any]:
-    own = [_test_scores(run, row.start) for run in row.runs]
+    own_scores = [_test_scores(run, row.start) for run in row.runs]
     side = "starting" if row.start else "ending"
     dev, warned = f"{side}_best_validation_utility", f"{side}_best_single_test_one_answer"
     found: dict[str, Any] = {
         "name": row.name,
         "folders": [str(run.path) for run in row.runs],
         "dev": [run.metrics[dev] for run in row.runs],
-        "test": [task.utility(scores) for scores in own],
-        "items": len(own[0]),
+        "test": [task.utility(scores) for scores in own_scores],
+        "items": len(own_scores[0]),
         "one_answer": sum(bool(run.metrics.get(warned)) for run in row.runs),
         "difference": None,
     }
     if row.others:
         other = [_test_scores(run, row.against_start) for run in row.others]
-        found["difference"] = mean_gain_over_seeds(task, own, other)._asdict()
+        found["difference"] = mean_gain_over_seeds(task, own_scores, other)._asdict()
     return found
 
 
@@ -99,8 +99,8 @@ def compare_runs(first: RunFolder, other: RunFolder) -> tuple[PairedTest, int]:
         UserError: No item is shared, or a run's data file no longer contains the items it answered.
     """
     task = metric_task(instantiate(first.config["task"], _convert_="all"))
-    asked = [run.metrics.get("asked", {}).get("test_items") for run in (first, other)]
-    if asked[0] == asked[1]:
+    item_ids = [run.metrics.get("asked", {}).get("test_items") for run in (first, other)]
+    if item_ids[0] == item_ids[1]:
         mine, theirs = (
             {str(n): s for n, s in enumerate(_test_scores(run, False))} for run in (first, other)
         )
@@ -127,22 +127,22 @@ def _scores_by_item(run: RunFolder) -> dict[str, Score]:
 
 
 def mean_gain_over_seeds(
-    task: Task, own: Sequence[Sequence[Score]], other: Sequence[Sequence[Score]]
+    task: Task, first: Sequence[Sequence[Score]], other: Sequence[Sequence[Score]]
 ) -> PairedTest:
     """Test the difference of two searches' mean utilities over seeds, paired on the same items.
 
     Args:
         own, other: Each seed's scores of the same items. Items are resampled jointly for all seeds.
     """
-    if all(is_mean_utility(task, scores) for scores in (*own, *other)):
-        return paired_gain(task, average_scores(own), average_scores(other))
+    if all(is_mean_utility(task, scores) for scores in (*first, *other)):
+        return paired_gain(task, average_scores(first), average_scores(other))
 
-    def mean_utility(runs: Sequence[Sequence[Score]], places: Sequence[int]) -> float:
-        return fmean(task.utility([scores[place] for place in places]) for scores in runs)
+    def mean_utility(runs: Sequence[Sequence[Score]], indices: Sequence[int]) -> float:
+        return fmean(task.utility([scores[index] for index in indices]) for scores in runs)
 
-    parts = [score.part for score in own[0]]
+    parts = [score.part for score in first[0]]
     return utility_test(
-        lambda places: mean_utility(own, places) - mean_utility(other, places), parts
+        lambda indices: mean_utility(first, indices) - mean_utility(other, indices), parts
     )
 
 
@@ -171,17 +171,17 @@ def rows_to_markdown(found: Sequence[dict[str, Any]]) -> str:
         for one in found
     ]
     seeds = max(len(one["test"]) for one in found)
-    told = format_table(("", "dev", "test", "difference on test", "p"), rows)
-    told += [
+    lines = format_table(("", "dev", "test", "difference on test", "p"), rows)
+    lines += [
         "",
         f"{found[0]['items']} test items; seeds: {seeds}. Differences are paired; in brackets",
         "their 95 % interval over items.",
     ]
     if seeds > 1:
-        told.append("After dev and test: the lowest and the highest seed.")
+        lines.append("After dev and test: the lowest and the highest seed.")
     if any(one.get("one_answer") for one in found):
-        told.append(ONE_ANSWER_NOTE)
-    return "\n".join(told)
+        lines.append(ONE_ANSWER_NOTE)
+    return "\n".join(lines)
 
 
 def mark_one_answer(name: str, row: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ def format_comparison(found: dict[str, Any]) -> str:
     first = (expert, f"{start['dev']:.3f}", f"{start['test']:.3f}", *[""] * 5)
     rows: list[Sequence[str]] = [first, *constant, *map(_method_cells, found["methods"])]
     seeds, failed = len(found["seeds"]), found.get("failed", {})
-    told = [
+    lines = [
         "",
         f"Budget: {found['budget']} positions; seeds: {seeds}; {found['items']} test items. Means "
         "over seeds; in parentheses the lowest and highest seed, in brackets 95 % intervals.",
@@ -53,7 +53,7 @@ def format_comparison(found: dict[str, Any]) -> str:
         "Best found, by the first seed:",
         *(f"- {row['method']}: {row['found'][0]}" for row in found["methods"]),
     ]
-    return "\n".join([*format_table(head, rows), *format_domain_table(found), *told])
+    return "\n".join([*format_table(head, rows), *format_domain_table(found), *lines])
 
 
 def _constant_rows(found: dict[str, Any]) -> list[Sequence[str]]:
@@ -144,15 +144,15 @@ def _describe_signals(found: dict[str, Any]) -> list[str]:
     if not named:
         return []
     climbed = "; ".join(f"{name} (signal: {signal})" for name, signal in named.items())
-    told = [f"Not in the plot, as their signal has another unit: {climbed}."]
+    lines = [f"Not in the plot, as their signal has another unit: {climbed}."]
     if any("both" in signal for signal in named.values()):
-        told.append("With signal=both a dev item is charged as one prompt and takes two requests.")
+        lines.append("With signal=both a dev item is charged as one prompt and takes two requests.")
     if any("logprob" in signal for signal in named.values()):
-        told.append(
+        lines.append(
             "With signal=logprob the best are scored by the task's metric at the end; this is "
             "not charged."
         )
-    return told
+    return lines
 
 
 SECONDS_FILE = "seconds.json"
@@ -237,7 +237,7 @@ def summarize_methods(
 
 
 def _method_row(name: str, runs: Sequence[RunFolder], task: Task) -> dict[str, Any]:
-    own = [_test_scores(run, run.find_best()) for run in runs]
+    own_scores = [_test_scores(run, run.find_best()) for run in runs]
     other = [_test_scores(run, run.best_expert()) for run in runs]
     prompts = [sum(entry["prompts_asked"] for entry in run.rounds) for run in runs]
     shared = [sum(entry.get("prompts_shared", 0) for entry in run.rounds) for run in runs]
@@ -251,7 +251,7 @@ def _method_row(name: str, runs: Sequence[RunFolder], task: Task) -> dict[str, A
         ],
         "found": [_describe_best(run) for run in runs],
         "dev": [run.metrics["ending_best_validation_utility"] for run in runs],
-        **_test_statistics(task, own, other),
+        **_test_statistics(task, own_scores, other),
         **_summarize_domains([_domain_metrics(run, "ending") for run in runs]),
         "prompts": prompts,
         "prompts_shared": shared,
@@ -278,16 +278,16 @@ def _summarize_domains(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _test_statistics(
-    task: Task, own: Sequence[Sequence[Score]], other: Sequence[Sequence[Score]]
+    task: Task, first: Sequence[Sequence[Score]], other: Sequence[Sequence[Score]]
 ) -> dict[str, Any]:
     """Return a method's test utilities, their interval and the gain on the best initial expert."""
     interval: Sequence[float | None] = (None, None)
-    if all(is_mean_utility(task, scores) for scores in own):
-        interval = interval_over_seeds(np.array([[s.value for s in scores] for scores in own]))
+    if all(is_mean_utility(task, scores) for scores in first):
+        interval = interval_over_seeds(np.array([[s.value for s in scores] for scores in first]))
     return {
-        "test": [task.utility(scores) for scores in own],
+        "test": [task.utility(scores) for scores in first],
         "test_interval": list(interval),
-        "gain": mean_gain_over_seeds(task, own, other)._asdict(),
+        "gain": mean_gain_over_seeds(task, first, other)._asdict(),
     }
 
 
@@ -308,10 +308,10 @@ def _ensemble_row(
     result = json.loads((folder / "result.json").read_text())
     rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
     count, read = experts
-    asked = 0
+    requests = 0
     if read is None and name in ("weighted_vote", "route"):
-        asked = count * len(task.items("dev"))
-    each = (result["prompts"] - asked) / len(rows)
+        requests = count * len(task.items("dev"))
+    each = (result["prompts"] - requests) / len(rows)
     return {
         "method": name,
         "folders": [str(folder)],
@@ -325,7 +325,7 @@ def _ensemble_row(
         "dev": [],
         **_test_statistics(task, [records_to_scores(rows)], [before]),
         **_summarize_domains([result["voices"][0]]),
-        "prompts": [0 if name in ("pack", "data_merge") else asked or count * (read or 0)],
+        "prompts": [0 if name in ("pack", "data_merge") else requests or count * (read or 0)],
         "prompts_shared": [0],
         "seconds": [result["seconds"]],
         "finished": ["asked once"],
@@ -339,8 +339,8 @@ def _describe_best(run: RunFolder) -> str:
     return f"{label}: {words}" if label else words
 
 
-def _test_scores(run: RunFolder, place: PositionIndex) -> list[Score]:
-    rows = run.load_test_answers(place)
+def _test_scores(run: RunFolder, index: PositionIndex) -> list[Score]:
+    rows = run.load_test_answers(index)
     if rows is None:
         raise UserError(f"{run.path}: it was not tested; resume the search with test=true")
     return records_to_scores(rows)
@@ -372,7 +372,7 @@ def plot_methods(rows: MethodRuns) -> str:
         series.append(
             Series(name, x[x >= begun].tolist(), np.mean(at, 0)[x >= begun].tolist(), "steps")
         )
-    told = "The best dev utility so far of each method, the mean over its seeds."
+    caption = "The best dev utility so far of each method, the mean over its seeds."
     return render_standalone(
         Chart(
             "methods",
@@ -380,7 +380,7 @@ def plot_methods(rows: MethodRuns) -> str:
             "dev prompts charged",
             "best dev utility",
             series,
-            told,
+            caption,
         )
     )
 

@@ -83,8 +83,8 @@ class SearchProcess:
         wanted = self.expected_identity().items()
         if not found or any(state["identity"].get(key) != value for key, value in wanted):
             return None
-        asked = found["asked"]["ensemble"], found["asked"]["test_items"] is not None
-        return found if asked == (self.config["ensemble"], self.config["test"]) else None
+        settings = found["asked"]["ensemble"], found["asked"]["test_items"] is not None
+        return found if settings == (self.config["ensemble"], self.config["test"]) else None
 
     def run(self, *locks: int, stdout: int | None = None) -> str | None:
         """Run or resume the search in a process that ends with this one.
@@ -145,17 +145,17 @@ def spawn_process(
     )
 
 
-def lift_limits(whole: DictConfig, words: Sequence[str], budget: int) -> None:
+def lift_limits(config: DictConfig, words: Sequence[str], budget: int) -> None:
     """Raise all limits of a search except its budget, in place.
 
     Args:
         words: Command-line words; limits that they set are not changed.
         budget: In positions; no search has more iterations than that.
     """
-    said = {word.partition("=")[0].strip(" +") for word in words}
+    given = {word.partition("=")[0].strip(" +") for word in words}
     for key in LIFTED_LIMITS:
-        if key in whole.optimizer and f"optimizer.{key}" not in said:
-            whole.optimizer[key] = budget
+        if key in config.optimizer and f"optimizer.{key}" not in given:
+            config.optimizer[key] = budget
 
 
 def _wait_for_process(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
@@ -273,16 +273,16 @@ def compose_search(words: list[str], kind: str) -> DictConfig:
     """
     words = ["name=''", *map(normalize_gpu_list, words)]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        whole = compose("search", overrides=words, return_hydra_config=True)
-    name = str(whole.name) or f"{whole.hydra.runtime.choices.task}_{kind}"
+        config = compose("search", overrides=words, return_hydra_config=True)
+    name = str(config.name) or f"{config.hydra.runtime.choices.task}_{kind}"
     if name in (".", "..") or "/" in name:
-        raise UserError(f"name={name!r}: must be the name of a folder below {whole.folder}/")
-    whole = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
-    OmegaConf.set_struct(whole, True)
-    whole.name = name
-    return whole
+        raise UserError(f"name={name!r}: must be the name of a folder below {config.folder}/")
+    config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    OmegaConf.set_struct(config, True)
+    config.name = name
+    return config
 
 
-def to_plain_config(whole: DictConfig) -> dict[str, Any]:
+def to_plain_config(config: DictConfig) -> dict[str, Any]:
     """Return a configuration as plain values, references resolved."""
-    return plain_config(whole)
+    return plain_config(config)

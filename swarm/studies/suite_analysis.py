@@ -59,7 +59,7 @@ def load_results(suite: Suite) -> dict[ResultBlock, RecordsByMethod]:
                 records.setdefault(cell.method.name, {})[seed] = record
     for block, records in found.items():
         _check_digests(suite, block, records)
-    order = {one.name: place for place, one in enumerate(suite.methods)}
+    order = {one.name: index for index, one in enumerate(suite.methods)}
     return {
         block: dict(sorted(records.items(), key=lambda pair: order[pair[0]]))
         for block, records in found.items()
@@ -196,17 +196,17 @@ def _method_row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str
 
 
 def _paired_difference(
-    own: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]
+    scores: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Any] | None:
     """Compute the paired difference on the shared seeds; `None` without any.
 
     The p value is that of the exact sign-flip test over items, each item's difference being the
     mean over seeds. The interval is a bootstrap over seeds and items.
     """
-    seeds = sorted(own.keys() & other.keys())
+    seeds = sorted(scores.keys() & other.keys())
     if not seeds:
         return None
-    gains = item_values(own, seeds) - item_values(other, seeds)
+    gains = item_values(scores, seeds) - item_values(other, seeds)
     low, high = interval_over_seeds(gains)
     return {
         "difference": float(gains.mean()),
@@ -307,9 +307,9 @@ def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
         weights = generator.multinomial(count, np.full(count, 1 / count), NUM_RESAMPLES).T / count
         means = ((grid.reshape(-1, n) @ items).reshape(len(records), count, -1) * weights).sum(1)
         placed, drawn = _rank_columns(grid.mean(axis=(1, 2))[:, None]), _rank_columns(means)
-        for place, name in enumerate(records):
-            ranks.setdefault(name, []).append(float(placed[place, 0]))
-            draws.setdefault(name, []).append(drawn[place])
+        for index, name in enumerate(records):
+            ranks.setdefault(name, []).append(float(placed[index, 0]))
+            draws.setdefault(name, []).append(drawn[index])
     found = {}
     for name, mine in ranks.items():
         low, high = np.quantile(np.mean(draws[name], axis=0), (0.025, 0.975))
@@ -462,7 +462,7 @@ def _format_block(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[st
     for row in block["methods"]:
         low, high = row["interval"]
         pairs = {f"vs {name}, p": pair for name, pair in row["against"].items() if pair}
-        told = {
+        labels = {
             name: f"{_format_signed(p['difference'])} [{_format_signed(p['low'])}, "
             f"{_format_signed(p['high'])}], "
             f"{p['p_holm']:.2g}"
@@ -475,7 +475,7 @@ def _format_block(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[st
             "prompt-equivalents": f"{row['prompt_equivalents']:.0f}",
             "CPU seconds": f"{row['cpu_seconds']:.0f}",
         }
-        add_row(row["method"], **told)
+        add_row(row["method"], **labels)
     first = [f"- {row['method']}: {row['found']}" for row in block["methods"] if row["found"]]
     told_of = f"{block['test_items']} test items. Best found, by the first seed:"
     return [*format_table(("method", *numbers), rows), "", told_of, "", *first]
@@ -511,14 +511,14 @@ def _build_ranks_chart(found: Mapping[str, Any]) -> Chart:
                 spans=[(ranked[name]["low"], ranked[name]["high"]) for name in mine],
             )
         )
-    told = "The mean rank of each method over the tasks of the suite, with 95 % intervals."
+    caption = "The mean rank of each method over the tasks of the suite, with 95 % intervals."
     return Chart(
         found["suite"],
         "Mean rank over tasks, 1 is the best",
         "mean rank",
         "",
         series,
-        told,
+        caption,
         rows=names,
     )
 
@@ -539,14 +539,14 @@ def _build_dev_chart(suite: Suite, found: Mapping[str, Any]) -> Chart:
             if points:
                 series.append(Series(name, [x for x, _ in points], [y for _, y in points]))
     tasks = ", ".join(task.name for task in suite.tasks)
-    told = "The test utility of each method against the number of dev items that it saw."
+    caption = "The test utility of each method against the number of dev items that it saw."
     return Chart(
         found["suite"],
         f"Test against dev items: {tasks}",
         "dev items",
         "test",
         series,
-        told,
+        caption,
         log=True,
     )
 

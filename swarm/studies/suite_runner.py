@@ -156,11 +156,11 @@ class CellPlanner:
         if self.keep:
             return
         every = list_cells(self.suite)
-        done = [cell for cell in every if result_path(self.suite, cell).is_file()]
-        read = {self.shared_answers_folder(cell) for cell in set(every) - set(done)}
-        unread = {self.shared_answers_folder(cell) for cell in done} - read
-        starts = {self._start_folder(cell) for cell in done}
-        for folder in {self.run_folder(cell) for cell in done} | starts | unread:
+        finished = [cell for cell in every if result_path(self.suite, cell).is_file()]
+        read = {self.shared_answers_folder(cell) for cell in set(every) - set(finished)}
+        unread = {self.shared_answers_folder(cell) for cell in finished} - read
+        starts = {self._start_folder(cell) for cell in finished}
+        for folder in {self.run_folder(cell) for cell in finished} | starts | unread:
             if folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -199,10 +199,10 @@ class CellPlanner:
     def _build_search(
         self, cell: SuiteCell, words: Sequence[str], folder: Path, budget: int
     ) -> subprocess_runs.SearchProcess:
-        whole = subprocess_runs.compose_search([*words, f"seed={cell.seed or 0}"], "suite")
+        search = subprocess_runs.compose_search([*words, f"seed={cell.seed or 0}"], "suite")
         if cell.method.limits == "lifted":
-            subprocess_runs.lift_limits(whole, words, max(1, budget // cell.dev))
-        config = subprocess_runs.to_plain_config(whole) | {
+            subprocess_runs.lift_limits(search, words, max(1, budget // cell.dev))
+        config = subprocess_runs.to_plain_config(search) | {
             "folder": str(folder.parent),
             "name": folder.name,
             "budget": budget,
@@ -231,7 +231,7 @@ class CellPlanner:
         forward = _sum_rounds(run, "prompts_asked") + _sum_rounds(run, "losses_asked")
         gradients = _sum_rounds(run, "gradients_asked")
         label = run.position_label(best)
-        told = describe_position(run.experts, position.tolist(), run.groups)
+        description = describe_position(run.experts, position.tolist(), run.groups)
         return {
             "start": {
                 "expert": run.experts[run.best_expert()[1]],
@@ -240,7 +240,7 @@ class CellPlanner:
             },
             "dev": run.metrics["ending_best_validation_utility"],
             **self._record_test(run, best, task),
-            "found": f"{label}: {told}" if label else told,
+            "found": f"{label}: {description}" if label else description,
             "experts": run.experts,
             "groups": run.groups,
             "coefficients": [round(float(c), 4) for c in position],
@@ -253,8 +253,8 @@ class CellPlanner:
             "base_digest": run.identity["base weights"],
         }
 
-    def _record_test(self, run: RunFolder, place: tuple[int, int], task: Any) -> dict[str, Any]:
-        rows = run.load_test_answers(place)
+    def _record_test(self, run: RunFolder, index: tuple[int, int], task: Any) -> dict[str, Any]:
+        rows = run.load_test_answers(index)
         if rows is None:
             raise UserError(f"{run.path}: it was not tested; a suite needs test=true")
         return build_test_record(task, rows)
@@ -528,13 +528,13 @@ class SuiteRunner:
 
         Failed cells are recorded in `failed`, by name, and do not stop the others.
         """
-        left, count = list(todo), len(todo)
+        remaining, count = list(todo), len(todo)
         self.workshop.remove_finished()
         try:
-            while (left and not self._is_time_up()) or self._live:
-                while left and len(self._live) < self.parallel and not self._is_time_up():
-                    cell = left.pop(0)
-                    where = f"{cell.task.name}/{cell.name} ({count - len(left)} of {count})"
+            while (remaining and not self._is_time_up()) or self._live:
+                while remaining and len(self._live) < self.parallel and not self._is_time_up():
+                    cell = remaining.pop(0)
+                    where = f"{cell.task.name}/{cell.name} ({count - len(remaining)} of {count})"
                     self.say(f"{where}: begins")
                     self._advance_cell(cell, self.workshop.run_cell(cell), None)
                 if self._is_time_up():
@@ -546,7 +546,7 @@ class SuiteRunner:
                 time.sleep(0.05)
         finally:
             self._interrupt_all()
-        return not left and not self._stopped
+        return not remaining and not self._stopped
 
     def _is_time_up(self) -> bool:
         return self.until is not None and time.monotonic() >= self.until

@@ -175,15 +175,15 @@ def _describe_conclusions(summary: Mapping[str, Any]) -> list[str]:
         warnings.append("(!): more than 90 % of the answers to a domain are one value.")
     domains = best.get("domains") or {}
     if 2 <= len(domains) <= MAX_DOMAINS:
-        told = ", ".join(
+        by_domain = ", ".join(
             f"{shorten_text(name)} {one['utility']:.3f}" for name, one in domains.items()
         )
-        warnings.insert(0, f"Its test value by domain: {told}.")
+        warnings.insert(0, f"Its test value by domain: {by_domain}.")
     if constant := best.get("constant_answers"):
         utility = constant["by_domain"]["test"]["utility"]
         answers = describe_constant_answers(constant)
-        said = f"The best constant answer ({answers}) has {utility:.3f} on test."
-        warnings.insert(0, said)
+        sentence = f"The best constant answer ({answers}) has {utility:.3f} on test."
+        warnings.insert(0, sentence)
     return [
         *lines,
         f"- Its test value, not used for selection: {_format_test(best)}, "

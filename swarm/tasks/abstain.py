@@ -56,10 +56,10 @@ class Abstain(MultipleChoice):
         """Request an answer to every item in two rounds."""
         first = yield [self.build_request(item) for item in items]
         pairs = list(zip(items, first, strict=True))
-        second = yield [self.build_reflection(item, said) for item, said in pairs]
+        second = yield [self.build_reflection(item, completion) for item, completion in pairs]
         return [
-            self.score_reply(item, said, reply)
-            for (item, said), reply in zip(pairs, second, strict=True)
+            self.score_reply(item, completion, reply)
+            for (item, completion), reply in zip(pairs, second, strict=True)
         ]
 
     def grade(self, item: Item, answer: str | None) -> float:
@@ -74,16 +74,16 @@ class Abstain(MultipleChoice):
 
     def build_request(self, item: Item) -> Request:
         """Return the first round's request for one item."""
-        asked = super().build_request(item)
+        request = super().build_request(item)
         # The original continues writing after the letter, and shows the complete text.
-        return replace(asked, decided=None) if self.parser == "original" else asked
+        return replace(request, decided=None) if self.parser == "original" else request
 
-    def build_reflection(self, item: Item, said: Completion) -> Request:
+    def build_reflection(self, item: Item, completion: Completion) -> Request:
         """Return the second round's request, about the model's own answer."""
-        letter = self.read_answer(item, said)
+        letter = self.read_answer(item, completion)
         if letter is None or (self.parser == "original" and self.scoring == "generate"):
             # The original strips the generated text.
-            proposed = said.text.strip() if self.parser == "original" else said.text
+            proposed = completion.text.strip() if self.parser == "original" else completion.text
         else:
             proposed = f"{letter}: {item['choices'][letter]}"
         text = build_choice_prompt(item, self.instruction) + REFLECTION_PROMPT.format(proposed)
@@ -94,13 +94,13 @@ class Abstain(MultipleChoice):
         stop = contains_false if self.parser == "original" else decided
         return Request(prompt, self.max_new_tokens, decided=stop)
 
-    def score_reply(self, item: Item, said: Completion, reply: Completion) -> Score:
+    def score_reply(self, item: Item, completion: Completion, reply: Completion) -> Score:
         """Score an answer together with the model's verdict on it."""
-        letter = self.read_answer(item, said)
+        letter = self.read_answer(item, completion)
         abstains = self.is_abstention(reply)
         answer = ABSTENTION if abstains else letter
         measures = {"abstained": float(abstains), "right": float(letter == item["answer"])}
-        text = f"{said.text}\n{reply.text}" if reply.text else said.text
+        text = f"{completion.text}\n{reply.text}" if reply.text else completion.text
         return Score(self.grade(item, answer), answer, text, measures=measures)
 
     def is_abstention(self, reply: Completion) -> bool:
@@ -123,8 +123,8 @@ def verdict(text: str) -> bool | None:
     found = _verdict(text)
     if found is None:
         return None
-    said = bool(found["yes"] or found["true"] or found["right"])
-    return said != bool(found["negated"])
+    answer = bool(found["yes"] or found["true"] or found["right"])
+    return answer != bool(found["negated"])
 
 
 def decided(text: str) -> bool:

@@ -127,18 +127,18 @@ class DataFile:
         """Return the split's items, all of them valid and with different ids."""
         items: list[Item] = []
         wrong: list[tuple[object, str]] = []
-        for place, value in content.entries[split]:
-            own = value.get("id", place) if isinstance(value, Mapping) else place
-            if (what := self._entry_error(value, own)) is not None:
-                wrong.append((own, what))
+        for index, value in content.entries[split]:
+            item_id = value.get("id", index) if isinstance(value, Mapping) else index
+            if (what := self._entry_error(value, item_id)) is not None:
+                wrong.append((item_id, what))
                 continue
-            own = place if self.ids == "position" else own
-            items.append({**content.common, **value, "id": own})
+            item_id = index if self.ids == "position" else item_id
+            items.append({**content.common, **value, "id": item_id})
         if wrong:
-            told = dataset_formats.format_faults(split, wrong, len(content.entries[split]))
-            raise UserError(f"{path}: {told}.")
+            message = dataset_formats.format_faults(split, wrong, len(content.entries[split]))
+            raise UserError(f"{path}: {message}.")
         times = Counter(str(item["id"]) for item in items)
-        if repeated := [f'"{own}"' for own, number in times.items() if number > 1]:
+        if repeated := [f'"{item_id}"' for item_id, number in times.items() if number > 1]:
             raise UserError(
                 f"{path}: {len(repeated)} ids occur more than once in {split}:"
                 f" {dataset_formats.format_ids(repeated)}; make ids unique, or set "
@@ -146,10 +146,10 @@ class DataFile:
             )
         return items
 
-    def _entry_error(self, value: object, own: object) -> str | None:
+    def _entry_error(self, value: object, item_id: object) -> str | None:
         if not isinstance(value, Mapping):
             return "it is not an object"
-        if isinstance(own, bool) or not isinstance(own, (int, str)):
+        if isinstance(item_id, bool) or not isinstance(item_id, (int, str)):
             return "its id is neither a number nor a string"
         domain = value.get("domain")
         if domain is not None and (isinstance(domain, bool) or not isinstance(domain, str | int)):
@@ -173,13 +173,13 @@ class DataFile:
         self._warn_shared_items(path, kept, dev)
         if not self.dedupe:
             return items
-        left = split_overlap.exclude_items(items, kept[other], self.fields)
-        if not left:
+        remaining = split_overlap.exclude_items(items, kept[other], self.fields)
+        if not remaining:
             raise UserError(
                 f"{path}: all items of {split} are in {other}, too; set task.dedupe=false to "
                 "keep them in both."
             )
-        return left
+        return remaining
 
     def _warn_shared_items(
         self, path: Path, kept: Mapping[str, set[split_overlap.ItemIdentity]], items: Sequence[Item]
@@ -234,12 +234,12 @@ def balance_domains(items: Sequence[Item]) -> list[Item]:
     """
     sizes = Counter(str(item.get("domain")) for item in items)
     seen: Counter[str] = Counter()
-    places = []
+    order = []
     for position, item in enumerate(items):
         domain = str(item.get("domain"))
-        places.append(((seen[domain] + 0.5) / sizes[domain], position))
+        order.append(((seen[domain] + 0.5) / sizes[domain], position))
         seen[domain] += 1
-    return [items[position] for _, position in sorted(places)]
+    return [items[position] for _, position in sorted(order)]
 
 
 def text_field_error(item: Item, field: str) -> str | None:

@@ -31,16 +31,16 @@ def format_faults(split: str, faults: Sequence[tuple[object, str]], count: int) 
         count: Number of items of the split.
     """
     if len(faults) == 1:
-        ((own, what),) = faults
-        return f"{split} item {own!r}: {what}"
+        ((item_id, what),) = faults
+        return f"{split} item {item_id!r}: {what}"
     return f"{len(faults)} of {count} {split} items are wrong: {by_kind(faults)}"
 
 
 def by_kind(faults: Sequence[tuple[object, str]]) -> str:
     """Group faults, (id, error), by kind: "its answer is empty (2: 3, 7); ..."."""
     kinds: dict[str, list[object]] = {}
-    for own, what in faults:
-        kinds.setdefault(what.partition(": ")[0], []).append(own)
+    for item_id, what in faults:
+        kinds.setdefault(what.partition(": ")[0], []).append(item_id)
     return "; ".join(f"{kind} ({len(ids)}: {format_ids(ids)})" for kind, ids in kinds.items())
 
 
@@ -146,7 +146,7 @@ def _list_entries(path: Path, split: str, values: object) -> list[DataEntry]:
         return []
     if not isinstance(values, list):
         raise UserError(f'{path}: "{split}" is not a list of at least one item.')
-    return [DataEntry(place, value) for place, value in enumerate(values)]
+    return [DataEntry(index, value) for index, value in enumerate(values)]
 
 
 def _read_single_split(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
@@ -192,12 +192,12 @@ def _read_jsonl(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
 
 def _number_entries(path: Path, values: Sequence[Any]) -> list[DataEntry]:
     wrong = [
-        (place, "it is not an object")
-        for place, value in enumerate(values)
+        (index, "it is not an object")
+        for index, value in enumerate(values)
         if not isinstance(value, Mapping)
     ]
     _refuse(path, "item", wrong, len(values))
-    return [DataEntry(place, value) for place, value in enumerate(values)]
+    return [DataEntry(index, value) for index, value in enumerate(values)]
 
 
 def _refuse(path: Path, unit: str, wrong: Sequence[tuple[int, str]], count: int) -> None:
@@ -208,8 +208,8 @@ def _refuse(path: Path, unit: str, wrong: Sequence[tuple[int, str]], count: int)
         count: Number of lines or items in total.
     """
     if len(wrong) == 1:
-        ((place, what),) = wrong
-        raise UserError(f"{path} {unit} {place}: {what}.")
+        ((index, what),) = wrong
+        raise UserError(f"{path} {unit} {index}: {what}.")
     if wrong:
         kinds = by_kind(wrong)
         raise UserError(f"{path}: {len(wrong)} of {count} {unit}s are wrong: {kinds}.")
@@ -238,10 +238,10 @@ def _divide_entries(
         }
     where = "line" if path.suffix == ".jsonl" else "item"
     wrong = []
-    for place, value in entries:
+    for index, value in entries:
         if value.get("split") not in SPLITS:
-            said = repr(value["split"]) if "split" in value else "missing"
+            split_value = repr(value["split"]) if "split" in value else "missing"
             rule = "if one item has a split, all need one: dev or test"
-            wrong.append((place, f'its "split" is {said}; {rule}'))
+            wrong.append((index, f'its "split" is {split_value}; {rule}'))
     _refuse(path, where, wrong, len(entries))
     return {split: [e for e in entries if e.value["split"] == split] for split in SPLITS}

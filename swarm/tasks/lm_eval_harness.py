@@ -108,7 +108,7 @@ def split_documents(task: Any, split: str, seed: int) -> Sequence[Any]:
     Random(seed).shuffle(order)
     half = (len(order) + 1) // 2
     mine = order[:half] if split == "dev" else order[half:]
-    return [docs[place] for place in sorted(mine)]
+    return [docs[index] for index in sorted(mine)]
 
 
 def _as_sequence(docs: Any) -> Sequence[Any]:
@@ -140,8 +140,8 @@ def build_items(task: Any, docs: Sequence[Any], count: int, apart: bool) -> list
     if apart and sampler is not None:
         task.sampler = others
     items: list[Item] = []
-    for place in range(count):
-        others.doc = doc = docs[place]
+    for index in range(count):
+        others.doc = doc = docs[index]
         context = task.fewshot_context(
             doc,
             num_fewshot=task.config.num_fewshot,
@@ -155,7 +155,7 @@ def build_items(task: Any, docs: Sequence[Any], count: int, apart: bool) -> list
         shown = (context if isinstance(context, str) else "\n".join(context)).rstrip()
         items.append(
             {
-                "id": f"{name}:{place}",
+                "id": f"{name}:{index}",
                 "task": name,
                 "doc": doc,
                 "context": context,
@@ -250,16 +250,16 @@ def group_requests(instances: Sequence[Any]) -> list[InstanceRequests]:
     return [_build_requests(list(group)) for _, group in grouped]
 
 
-def set_responses(asked: InstanceRequests, completions: Iterator[Completion]) -> None:
+def set_responses(group: InstanceRequests, completions: Iterator[Completion]) -> None:
     """Set the instances' responses, as lm-eval's models do."""
-    said = [next(completions) for _ in asked.requests]
-    if asked.kind == "loglikelihood":
-        responses: list[Any] = _loglikelihoods(asked, said[0])
-    elif asked.kind == "loglikelihood_rolling":
-        responses = [sum(choice_logprob(one, "task=lm_eval") for one in said)]
+    answers = [next(completions) for _ in group.requests]
+    if group.kind == "loglikelihood":
+        responses: list[Any] = _loglikelihoods(group, answers[0])
+    elif group.kind == "loglikelihood_rolling":
+        responses = [sum(choice_logprob(one, "task=lm_eval") for one in answers)]
     else:
-        responses = [cut_at_stops(said[0].text, _stop_strings(asked.instances[0]))]
-    for instance, response in zip(asked.instances, responses, strict=True):
+        responses = [cut_at_stops(answers[0].text, _stop_strings(group.instances[0]))]
+    for instance, response in zip(group.instances, responses, strict=True):
         # Greedy decoding returns the same text for every repeat.
         instance.resps = [response] * (instance.repeats or 1)
 
@@ -303,8 +303,12 @@ def _generation_request(context: str, instance: Any) -> Request:
             f"task=lm_eval: {instance.task_name} samples (do_sample), but a search needs "
             "greedy answers; set do_sample: false in your own yaml."
         )
-    most = next((settings[key] for key in LENGTH_KEYS if settings.get(key)), DEFAULT_NEW_TOKENS)
-    return Request(context, int(most), decided=partial(contains_stop, _stop_strings(instance)))
+    max_tokens = next(
+        (settings[key] for key in LENGTH_KEYS if settings.get(key)), DEFAULT_NEW_TOKENS
+    )
+    return Request(
+        context, int(max_tokens), decided=partial(contains_stop, _stop_strings(instance))
+    )
 
 
 def _stop_strings(instance: Any) -> tuple[str, ...]:
@@ -312,14 +316,16 @@ def _stop_strings(instance: Any) -> tuple[str, ...]:
     return (stops,) if isinstance(stops, str) else tuple(stops)
 
 
-def _loglikelihoods(asked: InstanceRequests, said: Completion) -> list[tuple[float, bool]]:
-    count = len(asked.requests[0].choices)
-    if len(said.logprobs) != count:
+def _loglikelihoods(
+    instances: InstanceRequests, completion: Completion
+) -> list[tuple[float, bool]]:
+    count = len(instances.requests[0].choices)
+    if len(completion.logprobs) != count:
         raise UserError(
             "task=lm_eval: this task needs a model that returns log probabilities; this one "
             "does not."
         )
-    return list(zip(said.logprobs, said.greedy or (False,) * count, strict=True))
+    return list(zip(completion.logprobs, completion.greedy or (False,) * count, strict=True))
 
 
 WORST_VALUES = {
@@ -449,8 +455,8 @@ class LMEvalTask:
             return {}
         folder = find_path(self.include_path)
         files = sorted(one for one in folder.rglob("*") if one.suffix in (".py", ".yaml", ".yml"))
-        told = [(one.relative_to(folder).as_posix(), hash_file_cached(one)) for one in files]
-        return {"include_path files": short_digest(told)}
+        digests = [(one.relative_to(folder).as_posix(), hash_file_cached(one)) for one in files]
+        return {"include_path files": short_digest(digests)}
 
     def open(self, device: str) -> None:
         """Load the tasks, whose data are already on disk, without progress bars."""
@@ -474,9 +480,9 @@ class LMEvalTask:
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Send all requests of the documents in one round."""
         made = [build_instances(self.load_tasks()[item["task"]], item) for item in items]
-        asked = [part for instances in made for part in group_requests(instances)]
-        rest = iter((yield [request for part in asked for request in part.requests]))
-        for part in asked:
+        groups = [part for instances in made for part in group_requests(instances)]
+        rest = iter((yield [request for part in groups for request in part.requests]))
+        for part in groups:
             set_responses(part, rest)
         return [self.score_responses(item, mine) for item, mine in zip(items, made, strict=True)]
 
@@ -520,8 +526,8 @@ class LMEvalTask:
         return self._tasks
 
     def _prepare_task(self, task: Any) -> None:
-        own = task.get_config("num_fewshot")
-        wanted = own if self.num_fewshot is None or own == 0 else self.num_fewshot
+        configured = task.get_config("num_fewshot")
+        wanted = configured if self.num_fewshot is None or configured == 0 else self.num_fewshot
         task.set_config(key="num_fewshot", value=wanted or 0)
         if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
             raise UserError(
@@ -551,16 +557,16 @@ class LMEvalTask:
     def _build_items(self, split: str) -> tuple[Item, ...]:
         """Return a split's items; a group's are ordered so that a limit is proportional."""
         docs = {n: split_documents(t, split, self.seed) for n, t in self.load_tasks().items()}
-        places = [{"domain": name, "at": at} for name in docs for at in range(len(docs[name]))]
-        chosen = balance_domains(places)[: self.limits[split]]
+        documents = [{"domain": name, "at": at} for name in docs for at in range(len(docs[name]))]
+        chosen = balance_domains(documents)[: self.limits[split]]
         if not chosen:
             raise UserError(f"task.tasks={self.task}: its {split} split is empty.")
-        counts = Counter(str(place["domain"]) for place in chosen)
+        counts = Counter(str(document["domain"]) for document in chosen)
         made = {
             name: build_items(self.load_tasks()[name], docs[name], count, split == "dev")
             for name, count in counts.items()
         }
-        return tuple(made[place["domain"]][place["at"]] for place in chosen)
+        return tuple(made[document["domain"]][document["at"]] for document in chosen)
 
 
 def _is_higher_better(task: Any, metric: str) -> bool:

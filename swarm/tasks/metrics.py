@@ -42,7 +42,7 @@ def utility_with_interval(task: Task, scores: Sequence[Score]) -> MeanInterval:
     if is_mean_utility(task, scores):
         return mean_interval(values, signed=getattr(task, "lowest", 0.0) < 0)
     return utility_interval(
-        lambda places: task.utility([scores[i] for i in places]), [s.part for s in scores]
+        lambda indices: task.utility([scores[i] for i in indices]), [s.part for s in scores]
     )
 
 
@@ -96,8 +96,8 @@ def summarize_domains(
             (of the answers, 0 to 1).
     """
     found = {}
-    for domain, places in group_items_by_domain(items).items():
-        mine = [scores[place] for place in places]
+    for domain, indices in group_items_by_domain(items).items():
+        mine = [scores[index] for index in indices]
         leaf, inner = _unwrap_subtask(task, mine)
         interval = utility_with_interval(leaf, inner)
         found[domain] = {
@@ -126,22 +126,24 @@ def find_one_answer_domains(
     if not getattr(task, "votes", True):
         return []
 
-    def find_warnings(domain: str | None, places: Sequence[int]) -> list[dict[str, Any]]:
-        told = _most_common_answer([scores[place] for place in places])
-        if told["answers"] < MIN_ANSWERS or told["share"] <= ONE_ANSWER_SHARE:
+    def find_warnings(domain: str | None, indices: Sequence[int]) -> list[dict[str, Any]]:
+        common = _most_common_answer([scores[index] for index in indices])
+        if common["answers"] < MIN_ANSWERS or common["share"] <= ONE_ANSWER_SHARE:
             return []
-        answer = told["commonest"]
-        right = fmean(task.grade(items[place], answer) > 0 for place in places)
+        answer = common["commonest"]
+        right = fmean(task.grade(items[index], answer) > 0 for index in indices)
         if right > ONE_ANSWER_SHARE:
             return []
-        counts = {"share": told["share"], "answers": told["answers"], "right": right}
+        counts = {"share": common["share"], "answers": common["answers"], "right": right}
         return [{"domain": domain, "answer": answer, **counts}]
 
     domains = group_items_by_domain(items)
     answered = {item_domain(i) for i, s in zip(items, scores, strict=True) if s.answer}
     if len(answered) > 1 and (found := find_warnings(None, range(len(items)))):
         return found
-    return [one for domain, places in domains.items() for one in find_warnings(domain, places)]
+    return [
+        one for domain, positions in domains.items() for one in find_warnings(domain, positions)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +178,9 @@ class ConstantAnswers:
         for split, items in splits.items():
             for kind, each in (("overall", False), ("by_domain", True)):
                 scores = self.score_items(task, items, each)
-                told = utility_summary(task, scores, items if each else ())
+                summary = utility_summary(task, scores, items if each else ())
                 kept = ("utility", "interval", "items", "domains")
-                found[kind][split] = {key: told[key] for key in kept if key in told}
+                found[kind][split] = {key: summary[key] for key in kept if key in summary}
         return found
 
 
@@ -201,8 +203,8 @@ def best_constant_answers(task: Task, dev: Sequence[Item]) -> ConstantAnswers | 
         candidates, key=lambda one: task.utility([_grade_answer(task, i, one) for i in dev])
     )
     domains = {}
-    for domain, places in group_items_by_domain(dev).items():
-        mine = [dev[place] for place in places]
+    for domain, indices in group_items_by_domain(dev).items():
+        mine = [dev[index] for index in indices]
         domains[domain] = max(
             _constant_candidates(task, mine) or [overall],
             key=lambda one: fmean(task.grade(item, one) for item in mine),
@@ -262,8 +264,8 @@ def _grade_answer(task: Task, item: Item, answer: str) -> Score:
 def group_items_by_domain(items: Sequence[Item]) -> dict[str, list[int]]:
     """Return the indices of each domain's items."""
     found: dict[str, list[int]] = {}
-    for place, item in enumerate(items):
-        found.setdefault(item_domain(item), []).append(place)
+    for index, item in enumerate(items):
+        found.setdefault(item_domain(item), []).append(index)
     return found
 
 
@@ -289,8 +291,8 @@ def paired_gain(task: Task, after: Sequence[Score], before: Sequence[Score]) -> 
     if is_mean_utility(task, after):
         return paired_test([s.value for s in after], [s.value for s in before])
     return utility_test(
-        lambda places: (
-            task.utility([after[i] for i in places]) - task.utility([before[i] for i in places])
+        lambda indices: (
+            task.utility([after[i] for i in indices]) - task.utility([before[i] for i in indices])
         ),
         [s.part for s in after],
     )
@@ -320,6 +322,6 @@ def majority_vote(
     for i, item in enumerate(items):
         answers = [scores[i].answer for scores in voices]
         answer = choose(answers, weights)
-        said = " | ".join("-" if one is None else one for one in answers)
-        polled.append(Score(task.grade(item, answer), answer, said, voices[0][i].part))
+        joined = " | ".join("-" if one is None else one for one in answers)
+        polled.append(Score(task.grade(item, answer), answer, joined, voices[0][i].part))
     return polled

@@ -160,20 +160,20 @@ class Mixture:
         A part with fewer rounds than another ends earlier. The scores are in the order of the
         items.
         """
-        places: dict[str, list[int]] = {}
-        for place, item in enumerate(items):
-            places.setdefault(_subtask_name(item), []).append(place)
+        indices: dict[str, list[int]] = {}
+        for index, item in enumerate(items):
+            indices.setdefault(_subtask_name(item), []).append(index)
         plays = {
-            part: self.tasks[part].run([items[place]["item"] for place in mine])
-            for part, mine in places.items()
+            part: self.tasks[part].run([items[index]["item"] for index in mine])
+            for part, mine in indices.items()
         }
         ended = yield from _run_lockstep(plays)
         found: dict[int, Score] = {}
         for part, scores in ended.items():
-            for place, score in zip(places[part], scores, strict=True):
+            for index, score in zip(indices[part], scores, strict=True):
                 path = f"{part}/{score.part}" if score.part else part
-                found[place] = replace(score, part=path)
-        return [found[place] for place in range(len(items))]
+                found[index] = replace(score, part=path)
+        return [found[index] for index in range(len(items))]
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `swarm.tasks.base.HasGoldAnswers`.
@@ -299,19 +299,19 @@ def _run_lockstep(
     ended: dict[str, list[Score]] = {}
     answers: dict[str, list[Completion] | None] = dict.fromkeys(plays)
     while answers:
-        asked: dict[str, list[Request]] = {}
+        pending: dict[str, list[Request]] = {}
         for part, answer in answers.items():
             try:
                 # A generator's first `send` has to be None.
-                asked[part] = plays[part].send(answer)  # type: ignore[arg-type]
+                pending[part] = plays[part].send(answer)  # type: ignore[arg-type]
             except StopIteration as end:
                 ended[part] = end.value
-        together = [request for requests in asked.values() for request in requests]
-        said = (yield together) if together else []
-        if len(said) != len(together):
-            raise ValueError(f"{len(said)} completions of {len(together)} requests")
-        rest = iter(said)
-        answers = {part: [next(rest) for _ in requests] for part, requests in asked.items()}
+        together = [request for requests in pending.values() for request in requests]
+        completions = (yield together) if together else []
+        if len(completions) != len(together):
+            raise ValueError(f"{len(completions)} completions of {len(together)} requests")
+        rest = iter(completions)
+        answers = {part: [next(rest) for _ in requests] for part, requests in pending.items()}
     return ended
 
 

@@ -151,9 +151,9 @@ def stated(text: str) -> str | None:
     result = next(filter(None, (_equated(shown, one) for one in reversed(numbers))), None)
     if result is None:
         return normalize_number(quantities[-1].group())
-    found, place = result
+    found, position = result
     for one in reversed(quantities):
-        if one.start() > place and CONCLUDES.search(_sentence(shown, one)):
+        if one.start() > position and CONCLUDES.search(_sentence(shown, one)):
             return normalize_number(one.group())
     return normalize_number(found)
 
@@ -165,10 +165,10 @@ def _equated(text: str, number: re.Match[str]) -> tuple[str, int] | None:
         return None
     if not OPERATOR.match(text, number.end()):
         return number.group(), number.start()
-    left = list(NUMBER.finditer(text, 0, before.start()))
-    if not left or text[left[-1].end() : before.start()].strip():
+    before_numbers = list(NUMBER.finditer(text, 0, before.start()))
+    if not before_numbers or text[before_numbers[-1].end() : before.start()].strip():
         return None
-    return left[-1].group(), _terms_end(text, number)
+    return before_numbers[-1].group(), _terms_end(text, number)
 
 
 def _names(text: str, number: re.Match[str]) -> bool:

@@ -96,7 +96,8 @@ class Perplexity:
         """Score every window, in one round."""
         completions = yield [Request(item["prompt"], 0, (item["answer"],)) for item in items]
         return [
-            self.score_completion(item, said) for item, said in zip(items, completions, strict=True)
+            self.score_completion(item, completion)
+            for item, completion in zip(items, completions, strict=True)
         ]
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
@@ -198,26 +199,26 @@ def _parse_line(path: Path, number: int, line: str) -> str:
     return text
 
 
-def split_windows(text: str, most: int) -> list[tuple[int, str]]:
-    """Split a text into nonempty pieces of at most `most` characters, each with its start index.
+def split_windows(text: str, limit: int) -> list[tuple[int, str]]:
+    """Split a text into nonempty pieces of at most `limit` characters, each with its start index.
 
     A piece ends before white space in its second half, with which the next one begins; without
-    white space there, it ends at `most` characters.
+    white space there, it ends at `limit` characters.
     """
     found, start = [], 0
     while start < len(text):
-        end = start + most
+        end = start + limit
         if end < len(text):
-            places = range(end, start + most // 2, -1)
-            end = next((p for p in places if text[p].isspace() and not text[p - 1].isspace()), end)
+            offsets = range(end, start + limit // 2, -1)
+            end = next((p for p in offsets if text[p].isspace() and not text[p - 1].isspace()), end)
         found.append((start, text[start:end]))
         start = end
-    return [(place, part) for place, part in found if part.strip()]
+    return [(offset, part) for offset, part in found if part.strip()]
 
 
-def preceding_context(text: str, start: int, most: int) -> str:
-    """Return at most `most` characters before an index, starting at the beginning of a word."""
-    first = max(0, start - most)
+def preceding_context(text: str, start: int, limit: int) -> str:
+    """Return at most `limit` characters before an index, starting at the beginning of a word."""
+    first = max(0, start - limit)
     shown = text[first:start]
     if first == 0 or not shown or shown[0].isspace() or text[first - 1].isspace():
         return shown

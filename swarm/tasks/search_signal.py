@@ -79,10 +79,10 @@ class SearchSignalTask(ABC):
         Raises:
             UserError: The signal needs log probabilities, and the model returns none.
         """
-        asked = [] if self.signal == "logprob" else [self.build_request(item) for item in items]
+        requests = [] if self.signal == "logprob" else [self.build_request(item) for item in items]
         golds = [] if self.signal == "accuracy" else [self.gold_request(item) for item in items]
-        said = yield [*asked, *golds]
-        answered, forced = said[: len(asked)], said[len(asked) :]
+        completions = yield [*requests, *golds]
+        answered, forced = completions[: len(requests)], completions[len(requests) :]
         likely = [self._logprob_per_token(completion) for completion in forced]
         if self.signal == "logprob":
             return [_logprob_score(logprob) for logprob in likely]

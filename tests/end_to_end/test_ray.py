@@ -169,14 +169,14 @@ def test_a_worker_that_may_not_be_restarted_is_done_without(
     executor = RayExecutor(address=cluster.address, workers=2, max_restarts=0)
     executor.open(test_executors.recipe(tiny_llama, tiny_pool, task))
     try:
-        pids = [ray.get(seat.actor.ready.remote()) for seat in executor._seats]
+        pids = [ray.get(worker.actor.ready.remote()) for worker in executor._workers]
         os.kill(pids[0], signal.SIGKILL)
         assert {r.number: r for r in executor.map(test_executors.jobs())} == expected
         end = time.monotonic() + 60
-        while len(executor._seats) > 1 and time.monotonic() < end:
+        while len(executor._workers) > 1 and time.monotonic() < end:
             # The other may have done all before word of the death came.
             assert list(executor.map(test_executors.jobs()))
-        assert len(executor._seats) == 1
+        assert len(executor._workers) == 1
         os.kill(pids[1], signal.SIGKILL)
         with pytest.raises(UserError, match=r"executor\.max_restarts=0"):
             list(executor.map(test_executors.jobs()))

@@ -190,7 +190,7 @@ def test_a_killed_worker_costs_nothing_but_time(
 
     def kill() -> None:
         time.sleep(0.02)
-        os.kill(executor._seats[0].process.pid, signal.SIGKILL)
+        os.kill(executor._workers[0].process.pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()

@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_named_and_nothing_stays(engine: VLLMEngine, pool: 
     rows = vllm_engines.positions(1, pool)
     with pytest.raises(UserError, match="max_position_embeddings"):
         engine.generate(rows, [[Request("no", 5), Request("one " * 600, 5)]])
-    assert not engine._asker._engine.has_unfinished_requests()  # type: ignore[union-attr]
+    assert not engine._scheduler._engine.has_unfinished_requests()  # type: ignore[union-attr]
     assert engine.generate(rows, [[Request("no", 5)]])[0][0].new_tokens
     assert not [
         *SHARED_MEMORY.glob(f"{FOLDER_PREFIX}{os.getpid()}-*"),

@@ -115,13 +115,13 @@ def write_shards(
 def _pack_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
     """Divide the names, in order, into shards."""
     shards: list[list[str]] = [[]]
-    room = limit
+    free = limit
     for name, size in sizes.items():
-        if shards[-1] and size > room:
+        if shards[-1] and size > free:
             shards.append([])
-            room = limit
+            free = limit
         shards[-1].append(name)
-        room -= size
+        free -= size
     return shards
 
 

@@ -169,13 +169,13 @@ class FullModelPool:
                 contains anything else.
         """
         folder, vector = Path(folder), self._validate_vector(coefficients)
-        home = Path(self.base.resolve())
-        inputs = [home, *(model.folder for model in self.checkpoints)]
+        source = Path(self.base.resolve())
+        inputs = [source, *(model.folder for model in self.checkpoints)]
         if any(folder.resolve() == one.resolve() for one in inputs):
             raise UserError(f"{folder}: a model of the pool, which is not overwritten")
 
         def write_files(fresh: Path) -> None:
-            _copy_text_files(home, fresh, self.base.trust_remote_code)
+            _copy_text_files(source, fresh, self.base.trust_remote_code)
             kinds = {name: self._saved_dtype(name) for name in self.tensors}
             _set_dtype(fresh / "config.json", kinds.values())
             self._write_tensors(fresh, vector, kinds)
@@ -246,10 +246,10 @@ def _check_rows(name: str, part: "Tensor", model: Checkpoint, first: Checkpoint,
         )
 
 
-def _copy_text_files(home: Path, folder: Path, code: bool) -> None:
+def _copy_text_files(source: Path, folder: Path, code: bool) -> None:
     """Copy configuration, tokenizer and related files; no weights and no index."""
     kinds = [kind for kind in SAFE_FILES if kind != "*.safetensors"] + ["*.py"] * code
-    for file in sorted({file for kind in kinds for file in home.glob(kind)}):
+    for file in sorted({file for kind in kinds for file in source.glob(kind)}):
         if not file.name.endswith(".index.json") and file.name != NOTE_FILE:
             shutil.copyfile(file, folder / file.name)
 

@@ -66,7 +66,7 @@ class TokenEnsembleEngine(HFEngine):
         import torch
 
         cost = [self._count_row_tokens(request) for request in requests]
-        done: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         order = sorted(range(len(requests)), key=lambda i: (-cost[i], i))
         for scored in (False, True):
             waiting = [i for i in order if bool(requests[i].choices) == scored]
@@ -78,9 +78,9 @@ class TokenEnsembleEngine(HFEngine):
                 except torch.OutOfMemoryError:
                     self._reduce_batch(len(chosen), cost[waiting[0]])
                     continue
-                done |= {i: row[0] for i, row in zip(chosen, rows, strict=True)}
+                completions |= {i: row[0] for i, row in zip(chosen, rows, strict=True)}
                 waiting = waiting[len(chosen) :]
-        return [done[i] for i in range(len(requests))]
+        return [completions[i] for i in range(len(requests))]
 
     def log_perplexities(self, prompts: Sequence[Any]) -> tuple[np.ndarray, int]:
         """Return each model's log perplexity of each prompt, [R, K], and the tokens read.
@@ -90,13 +90,18 @@ class TokenEnsembleEngine(HFEngine):
         """
         texts = [prompt_to_text(self._tokenizer, prompt) for prompt in prompts]
         different = list(dict.fromkeys(texts))
-        asked = [[Request("", 0, (text,)) for text in different]] * self._count
-        rows = self.generate(np.eye(self._count), asked)
+        requests = [[Request("", 0, (text,)) for text in different]] * self._count
+        rows = self.generate(np.eye(self._count), requests)
         found = {
-            text: [-said.logprobs[0] / max(1, said.choice_tokens[0]) for said in column]
+            text: [
+                -completion.logprobs[0] / max(1, completion.choice_tokens[0])
+                for completion in column
+            ]
             for text, column in zip(different, zip(*rows, strict=True), strict=True)
         }
-        tokens = sum(said.prompt_tokens + said.new_tokens for row in rows for said in row)
+        tokens = sum(
+            completion.prompt_tokens + completion.new_tokens for row in rows for completion in row
+        )
         return np.array([found[text] for text in texts]), tokens
 
 

@@ -28,24 +28,24 @@ class EnsembleCache:
 
     Attributes:
         caches: Each model's own cache; `None` if it has read nothing.
-        places: For each model the index in its cache of each row of the batch; -1 for a row whose
+        indices: For each model the index in its cache of each row of the batch; -1 for a row whose
             particle does not use the model.
         sizes: Number of rows of each model's own cache.
     """
 
     def __init__(self, models: int, rows: int) -> None:
         self.caches: list[Any] = [None] * models
-        self.places: list[list[int]] = [[-1] * rows for _ in range(models)]
+        self.indices: list[list[int]] = [[-1] * rows for _ in range(models)]
         self.sizes = [0] * models
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row `repeats` times."""
-        self.places = [[place for place in row for _ in range(repeats)] for row in self.places]
+        self.indices = [[index for index in row for _ in range(repeats)] for row in self.indices]
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Select these rows of the batch; the models' own caches are reduced at the next call."""
         chosen = indices.tolist()
-        self.places = [[row[i] for i in chosen] for row in self.places]
+        self.indices = [[row[i] for i in chosen] for row in self.indices]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens; their number is negative, as in transformers."""
@@ -114,7 +114,7 @@ class EnsembleModel:
             )
             cache.caches[number] = out.past_key_values
             logits.append(out.logits[..., : self._width].float())
-        return EnsembleOutput(self._mix_logits(logits, cache.places), cache)
+        return EnsembleOutput(self._mix_logits(logits, cache.indices), cache)
 
     def _models_of_particle(self, particle: int) -> list[int]:
         """Return the models with a nonzero weight in a particle; the first if there is none."""
@@ -131,7 +131,7 @@ class EnsembleModel:
         """
         size = len(fresh) // len(self._weights)
         needed = [number in self._models_of_particle(p) for p in range(len(self._weights))]
-        before, after = cache.places[number], [-1] * len(fresh)
+        before, after = cache.indices[number], [-1] * len(fresh)
         chosen: list[int] = []
         known: dict[tuple[int, ...], int] = {}
         for row, tokens in enumerate(fresh):
@@ -145,24 +145,24 @@ class EnsembleModel:
         parents = [before[row] for row in chosen]
         if cache.caches[number] is not None and parents != list(range(cache.sizes[number])):
             cache.caches[number].batch_select_indices(torch.tensor(parents, device=self.device))
-        cache.places[number], cache.sizes[number] = after, len(chosen)
+        cache.indices[number], cache.sizes[number] = after, len(chosen)
         return chosen
 
     def _mix_logits(
-        self, logits: Sequence[torch.Tensor], places: Sequence[list[int]]
+        self, logits: Sequence[torch.Tensor], row_indices: Sequence[list[int]]
     ) -> torch.Tensor:
         """Return each particle's logits, [R, w, vocabulary], mixed from the models' logits."""
-        size = len(places[0]) // len(self._weights)
+        size = len(row_indices[0]) // len(self._weights)
         shares: dict[int, torch.Tensor] = {}
         mixed = []
         for particle, weights in enumerate(self._weights):
             uses = self._models_of_particle(particle)
-            own = [places[k][particle * size : (particle + 1) * size] for k in uses]
+            members = [row_indices[k][particle * size : (particle + 1) * size] for k in uses]
             if len(uses) == 1 and weights[uses[0]] > 0:
-                mixed.append(logits[uses[0]][own[0]])
+                mixed.append(logits[uses[0]][members[0]])
                 continue
             total = torch.zeros(())
-            for k, rows in zip(uses, own, strict=True):
+            for k, rows in zip(uses, members, strict=True):
                 if k not in shares:
                     shares[k] = logits[k].softmax(-1)
                 total = weights[k] * shares[k][rows] + total

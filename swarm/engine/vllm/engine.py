@@ -94,7 +94,7 @@ class VLLMEngine:
         self.options = dict(options or {})
         self._llm: Any = None
         self._way: Any = None
-        self._asker: VLLMScheduler | None = None
+        self._scheduler: VLLMScheduler | None = None
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`; vLLM's own checks run only when it starts."""
@@ -129,7 +129,7 @@ class VLLMEngine:
             **self.settings,
         )
         try:
-            self._asker = VLLMScheduler(self._llm, base.load_tokenizer(folder), folder)
+            self._scheduler = VLLMScheduler(self._llm, base.load_tokenizer(folder), folder)
             with wrap_start_errors():
                 basis = HostBasis(mixed)
                 self._way = SYNC_CLASSES[self.way](self._llm, basis, self.max_loras)
@@ -147,12 +147,12 @@ class VLLMEngine:
         Raises:
             UserError: A request does not fit into the model's context.
         """
-        assert self._asker is not None, "the engine is not open"
+        assert self._scheduler is not None, "the engine is not open"
         answers: list[list[Completion]] = []
         for first in range(0, len(positions), self.max_loras):
             chosen = slice(first, first + self.max_loras)
             named = self._way.update_positions(positions[chosen])
-            answers += self._asker.generate(named, requests[chosen])
+            answers += self._scheduler.generate(named, requests[chosen])
             self._way.verify_loaded()
         return answers
 
@@ -160,7 +160,7 @@ class VLLMEngine:
         """Shut vLLM down and release its memory; it may be opened again."""
         if self._llm is not None:
             stop_vllm(self._llm)
-        self._llm = self._way = self._asker = None
+        self._llm = self._way = self._scheduler = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the engine as its settings."""

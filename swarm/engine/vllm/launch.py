@@ -132,13 +132,13 @@ def check_options(options: Any) -> None:
             "{max_num_seqs:512}"
         )
     for name in sorted(set(options) & set(RESERVED_OPTIONS)):
-        own = name in (
+        is_setting = name in (
             "max_loras",
             "tensor_parallel_size",
             "gpu_memory_utilization",
             "max_model_len",
         )
-        instead = f"set engine.{name}" if own else "it is set by the engine"
+        instead = f"set engine.{name}" if is_setting else "it is set by the engine"
         raise UserError(f"engine.options: {name} is not allowed; {instead}")
 
 
@@ -269,8 +269,8 @@ def wrap_start_errors(more: str = "") -> Iterator[None]:
         # Strip pydantic's framing of a message, and a list of a hundred architectures.
         words = re.sub(r"^\d+ validation errors? for \w+ (Value error, )?", "", words)
         words = re.sub(r"( \[type=| Supported architectures:).*", "", words)
-        told = textwrap.shorten(words, 300, placeholder=" ...").rstrip(" .")
-        raise UserError(f"engine=vllm could not start: {told}{more}; {FALLBACK_HINT}") from None
+        message = textwrap.shorten(words, 300, placeholder=" ...").rstrip(" .")
+        raise UserError(f"engine=vllm could not start: {message}{more}; {FALLBACK_HINT}") from None
 
 
 def error_cause(error: BaseException) -> BaseException | None:

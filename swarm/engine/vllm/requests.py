@@ -50,13 +50,13 @@ class GenerateRequest:
 
     def handle_output(self, output: Any) -> bool:
         """Process the new tokens of vLLM's output; return whether that was the end."""
-        said = output.outputs[0]
-        for number, token in enumerate(said.token_ids):
+        completion = output.outputs[0]
+        for number, token in enumerate(completion.token_ids):
             if token in self.ends:
                 return True
             self.row.new.append(token)
             if (draw := self.row.draw) and draw.top:
-                draw.told.append(token_logprobs(said.logprobs[number], token, draw.top))
+                draw.logprobs.append(token_logprobs(completion.logprobs[number], token, draw.top))
             if self.decided and self.decided(self.row.new):
                 return True
         return bool(output.finished)
@@ -65,7 +65,7 @@ class GenerateRequest:
 def token_logprobs(
     found: Mapping[int, Any], token: int, top: int
 ) -> tuple[float, list[tuple[int, float]]]:
-    """Return a token's log probability and the most likely tokens; see `SamplingState.told`."""
+    """Return a token's log probability and the most likely tokens; see `SamplingState.logprobs`."""
     likeliest = sorted((one.rank, other, one.logprob) for other, one in found.items())
     return found[token].logprob, [(i, value) for rank, i, value in likeliest if rank <= top]
 
@@ -112,14 +112,14 @@ class ChoiceGroup:
 
     def handle_output(self, output: Any) -> bool:
         """Process vLLM's output, which is returned once."""
-        said = output.outputs[0]
+        completion = output.outputs[0]
         read = [output.prompt_logprobs[i][self.ids[i]] for i in range(self.prompt, len(self.ids))]
         before = sum(one.logprob for one in read)
         likeliest = all(one.rank == 1 for one in read)
         for number in self.numbers:
             last = self.scores.tokens[number][-1]
-            value = before + said.logprobs[0][last].logprob
-            self.scores.found[number] = (value, likeliest and said.token_ids[0] == last)
+            value = before + completion.logprobs[0][last].logprob
+            self.scores.found[number] = (value, likeliest and completion.token_ids[0] == last)
         return True
 
 
@@ -157,8 +157,10 @@ class VLLMScheduler:
         Raises:
             UserError: A request does not fit into the context, or has a value that is not allowed.
         """
-        asked = {(p, i): one for p, row in enumerate(requests) for i, one in enumerate(row)}
-        parts = [part for place, one in asked.items() for part in self._split_request(place, one)]
+        by_index = {(p, i): one for p, row in enumerate(requests) for i, one in enumerate(row)}
+        parts = [
+            part for index, one in by_index.items() for part in self._split_request(index, one)
+        ]
         # vLLM returns no top log probabilities while any request in the batch has
         # `logprob_token_ids`, so the two kinds run separately.
         telling = {id(part) for part in parts if part.params.logprobs}
@@ -167,18 +169,18 @@ class VLLMScheduler:
         found: dict[RequestIndex, GenerateRequest | ChoiceGroup] = {
             part.place: part for part in parts
         }
-        done: list[list[Completion]] = [[] for _ in requests]
-        for place, request in asked.items():
-            part = found[place]
+        completions: list[list[Completion]] = [[] for _ in requests]
+        for index, request in by_index.items():
+            part = found[index]
             if isinstance(part, GenerateRequest):
-                said = build_completion(self._tokenizer, request, part.row)
+                completion = build_completion(self._tokenizer, request, part.row)
             else:
-                said = part.scores.build_completion(part.prompt)
-            done[place[0]].append(said)
-        return done
+                completion = part.scores.build_completion(part.prompt)
+            completions[index[0]].append(completion)
+        return completions
 
     def _split_request(
-        self, place: RequestIndex, request: Request
+        self, index: RequestIndex, request: Request
     ) -> Iterator[GenerateRequest | ChoiceGroup]:
         """Yield the vLLM requests of one request, at least one."""
         prompt = self._prompt_ids(request.prompt)
@@ -186,7 +188,7 @@ class VLLMScheduler:
         longest = max(map(len, tokens), default=0)
         request = clip_new_tokens(self._context, request, len(prompt), longest, CONTEXT_LIMIT_NAMES)
         if not tokens:
-            yield self._build_generate_request(place, request, prompt)
+            yield self._build_generate_request(index, request, prompt)
             return
         scores = ChoiceRequest(tokens)
         longer = [i for i, choice in enumerate(tokens) if len(choice) > 1]
@@ -194,21 +196,21 @@ class VLLMScheduler:
         for first in range(0, len(single), MAX_LISTED_TOKENS):
             some = single[first : first + MAX_LISTED_TOKENS]
             params = _sampling_params(1, logprob_token_ids=sorted({tokens[i][0] for i in some}))
-            yield ChoiceGroup(place, params, prompt, some, scores, len(prompt))
+            yield ChoiceGroup(index, params, prompt, some, scores, len(prompt))
         for i in longer:
             *before, last = tokens[i]
             params = _sampling_params(1, logprob_token_ids=[last], prompt_logprobs=0)
-            yield ChoiceGroup(place, params, [*prompt, *before], [i], scores, len(prompt))
+            yield ChoiceGroup(index, params, [*prompt, *before], [i], scores, len(prompt))
         if not (single or longer):
-            yield ChoiceGroup(place, _sampling_params(1), prompt, [], scores, len(prompt))
+            yield ChoiceGroup(index, _sampling_params(1), prompt, [], scores, len(prompt))
 
     def _build_generate_request(
-        self, place: RequestIndex, request: Request, prompt: list[int]
+        self, index: RequestIndex, request: Request, prompt: list[int]
     ) -> GenerateRequest:
         from vllm.sampling_params import RequestOutputKind
 
-        draw, most = build_sampling_state(request, prompt), max(1, request.max_new_tokens)
-        row = DecodingRow(prompt, most, None, draw)
+        draw, max_tokens = build_sampling_state(request, prompt), max(1, request.max_new_tokens)
+        row = DecodingRow(prompt, max_tokens, None, draw)
         more: dict[str, Any] = {"stop_token_ids": sorted(self._ends)}
         if draw and draw.temperature:
             seed = int.from_bytes(draw.key[:8], "big") >> 1
@@ -218,12 +220,14 @@ class VLLMScheduler:
         if request.decided is None:
             if request.stop:
                 more |= {"stop": list(request.stop), "detokenize": True}
-            return GenerateRequest(place, _sampling_params(most, **more), row, self._ends, None)
+            return GenerateRequest(
+                index, _sampling_params(max_tokens, **more), row, self._ends, None
+            )
         # vLLM cannot call `decided`, so it streams the text as it grows.
         ended = stop_check(request)
-        params = _sampling_params(most, **more, output_kind=RequestOutputKind.DELTA)
+        params = _sampling_params(max_tokens, **more, output_kind=RequestOutputKind.DELTA)
         decided = lambda new: bool(ended and ended(decode_text(self._tokenizer, new)))  # noqa: E731
-        return GenerateRequest(place, params, row, self._ends, decided)
+        return GenerateRequest(index, params, row, self._ends, decided)
 
     def _run_requests(
         self, parts: Sequence[GenerateRequest | ChoiceGroup], named: Sequence[Any]
@@ -260,8 +264,8 @@ class VLLMScheduler:
         return self._tokens.get_ids(prompt, partial(encode_prompt, self._tokenizer, prompt))
 
 
-def _sampling_params(most: int, **more: Any) -> Any:
-    """Return vLLM's settings of a greedy answer of at most `most` tokens, with `more`."""
+def _sampling_params(limit: int, **more: Any) -> Any:
+    """Return vLLM's settings of a greedy answer of at most `limit` tokens, with `more`."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -271,7 +275,7 @@ def _sampling_params(most: int, **more: Any) -> Any:
         "output_kind": RequestOutputKind.FINAL_ONLY,
         **more,
     }
-    return SamplingParams(max_tokens=most, **settings)
+    return SamplingParams(max_tokens=limit, **settings)
 
 
 def read_end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:

@@ -48,26 +48,31 @@ def analyse_runs(folders: Sequence[str | Path]) -> dict[str, Any]:
 
 def as_text(found: dict[str, Any]) -> str:
     """Format the result of `analyse_runs` as Markdown, 80 columns wide."""
-    told: list[str] = []
+    sections: list[str] = []
     for one in found["runs"]:
         state = one["finished"] or "still running"
-        told += [f"# {one['run']}: {one['iterations']} iterations, {state}", ""]
-        told += ["## Correctness emergence", "", *emergence.format_emergence(one["emergence"]), ""]
-        told += ["## Trajectories", "", *trajectories.format_trajectory(one["trajectory"]), ""]
+        sections += [f"# {one['run']}: {one['iterations']} iterations, {state}", ""]
+        sections += [
+            "## Correctness emergence",
+            "",
+            *emergence.format_emergence(one["emergence"]),
+            "",
+        ]
+        sections += ["## Trajectories", "", *trajectories.format_trajectory(one["trajectory"]), ""]
     if len(found["runs"]) > 1:
-        told += [f"# All {len(found['runs'])} runs", ""]
-    told += [
+        sections += [f"# All {len(found['runs'])} runs", ""]
+    sections += [
         "## Rank of origin",
         "",
         *origins.format_origins([one["origin"] for one in found["runs"]]),
         "",
     ]
-    told += [
+    sections += [
         "## Economy",
         "",
         *prompt_efficiency.format_economy([one["economy"] for one in found["runs"]]),
     ]
-    return "\n".join(told)
+    return "\n".join(sections)
 
 
 def as_json(found: Any) -> str:

@@ -68,7 +68,7 @@ def progress_section(models: TestComparison) -> ReportSection:
         whole=True,
     )
     began = rank_of_origin(run) if np.isfinite(run.utilities[run.find_best()]) else None
-    told = TextBlock(
+    origin = TextBlock(
         [
             f"The best particle at the end, number {began['particle']}, started as "
             f"{began['began_as']} "
@@ -89,7 +89,7 @@ def progress_section(models: TestComparison) -> ReportSection:
         "Progress of the search",
         "The best so far never decreases; the second chart has the score of every particle in "
         f"each iteration. All of it is on dev, where the maximum of many is biased upwards.{other}",
-        [chart, _particle_chart(models), told],
+        [chart, _particle_chart(models), origin],
         {"Every particle": [_particle_table(run)]},
     )
 
@@ -205,11 +205,11 @@ def _group_table(run: RunFolder, best: np.ndarray, order: np.ndarray) -> TableBl
 def best_positions(run: RunFolder) -> np.ndarray:
     """Return the position of the best so far, [T, G * K]; the first start until one is measured."""
     known = np.where(np.isnan(run.utilities), -np.inf, run.utilities)
-    place, highest, found = (0, 0), -np.inf, []
+    index, highest, found = (0, 0), -np.inf, []
     for number_, utilities in enumerate(known):
         if utilities.max() > highest:
-            highest, place = utilities.max(), (number_, int(utilities.argmax()))
-        found.append(run.positions[place])
+            highest, index = utilities.max(), (number_, int(utilities.argmax()))
+        found.append(run.positions[index])
     return np.array(found)
 
 
@@ -232,7 +232,7 @@ def _coefficient_chart(
         for rank, k in enumerate(order)
     ]
     last = values[-1, order]
-    told = ", ".join(
+    description = ", ".join(
         f"{run.experts[k]} {format_signed(c, 2)}"
         for k, c in list(zip(order, last, strict=True))[:5]
     )
@@ -242,7 +242,7 @@ def _coefficient_chart(
         "iteration",
         "coefficient",
         series,
-        f"At the end {told}",
+        f"At the end {description}",
         [("", 0.0)],
         whole=True,
     )

@@ -26,21 +26,21 @@ def measure_emergence(run: RunFolder) -> dict[str, Any]:
     Returns:
         `applies` and, if it is false, `reason`; else the numbers that `format_emergence` prints.
     """
-    asked = np.flatnonzero(~np.isnan(run.utilities[0])).tolist()
-    start = np.stack([run.load_answer_values((0, i)) for i in asked])
-    end = np.stack([run.load_answer_values(run.find_best(i)) for i in asked])
+    evaluated = np.flatnonzero(~np.isnan(run.utilities[0])).tolist()
+    start = np.stack([run.load_answer_values((0, i)) for i in evaluated])
+    end = np.stack([run.load_answer_values(run.find_best(i)) for i in evaluated])
     if not np.isin([start, end], (0.0, 1.0)).all():
         reason = "the answers' values are not all 0 or 1, so items are not right or wrong"
         return {"applies": False, "reason": reason}
     found = compare_with_controls(
-        start.astype(bool), end.astype(bool), _start_row(asked, run.find_best()[1])
+        start.astype(bool), end.astype(bool), _start_row(evaluated, run.find_best()[1])
     )
     return {"applies": True, **found, "best_alone": compare_best_alone(run)}
 
 
-def _start_row(asked: list[int], particle: int) -> int:
+def _start_row(evaluated: list[int], particle: int) -> int:
     """Return the row of a particle among those evaluated at the start; 0 if it began later."""
-    return asked.index(particle) if particle in asked else 0
+    return evaluated.index(particle) if particle in evaluated else 0
 
 
 def compare_with_controls(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, Any]:
@@ -177,16 +177,16 @@ def format_emergence(found: dict[str, Any]) -> list[str]:
 
 
 def _format_best_alone(found: dict[str, Any]) -> list[str]:
-    told = []
+    lines = []
     for split in ("dev", "test"):
         if split in found:
             one = found[split]
             paired: PairedTest = one["paired"]
             chosen = ", on which it was chosen" if split == "dev" else ""
-            told.append(
+            lines.append(
                 f"- {split}{chosen}: {one['gained']} items won, {one['lost']} lost of "
                 f"{paired.n}, p = {paired.p:.3g}"
             )
     if "test" not in found:
-        told.append("- test: not evaluated")
-    return ["", f"What one model gains, against the best expert, {found['expert'][:24]}", *told]
+        lines.append("- test: not evaluated")
+    return ["", f"What one model gains, against the best expert, {found['expert'][:24]}", *lines]

@@ -25,7 +25,7 @@ def measure_economy(run: RunFolder) -> dict[str, Any]:
     skipped = sum(one is None for entry in scored for one in entry)
     beyond = sum(entry.get("beyond_budget", 0) for entry in run.rounds)
     best = run.best_so_far()
-    asked = [
+    evaluated = [
         entry.get("prompts_asked", _sum_known(s))
         for entry, s in zip(run.rounds, scored, strict=True)
     ]
@@ -34,7 +34,7 @@ def measure_economy(run: RunFolder) -> dict[str, Any]:
         "run": run.name,
         "task_items": run.identity.get("task items"),
         "items": items,
-        "prompts": np.cumsum(asked),
+        "prompts": np.cumsum(evaluated),
         "best": best,
         "iterations": len(run.rounds) - 1,
         "evaluations": sum(one is not None for entry in scored for one in entry),
@@ -42,7 +42,7 @@ def measure_economy(run: RunFolder) -> dict[str, Any]:
         "beyond_budget": beyond * items,
         "raced": sum(entry.get("prompts_saved", 0) for entry in run.rounds),
         "improvements": improvements,
-        "prompts_per_improvement": sum(asked[1:]) / improvements if improvements else None,
+        "prompts_per_improvement": sum(evaluated[1:]) / improvements if improvements else None,
     }
 
 
@@ -96,20 +96,20 @@ def format_economy(found: Sequence[dict[str, Any]]) -> list[str]:
         for one in found
     ]
     header = ["run", "prompts", "dropped", "raced", "better", "each", "dev"]
-    told = [
+    lines = [
         *format_table(header, rows),
         "",
         "Prompts evaluated on dev; prompts saved by dropping (drop-K, drop-N) and racing;",
         "improvements of the best, and prompts after the start per improvement.",
     ]
     if len(found) < 2:
-        return told
+        return lines
     if len({(one["task_items"], one["items"]) for one in found}) > 1:
-        return [*told, "", "The runs have different dev items: no comparison at equal prompts."]
+        return [*lines, "", "The runs have different dev items: no comparison at equal prompts."]
     equal = compare_at_equal_prompts(found)
     rows = [
         [one["run"][:22], *("-" if np.isnan(b) else f"{b:.3f}" for b in best)]
         for one, best in zip(found, equal["best"], strict=True)
     ]
     header = ["best dev after prompts", *(str(b) for b in equal["budgets"])]
-    return [*told, "", *format_table(header, rows)]
+    return [*lines, "", *format_table(header, rows)]

@@ -24,26 +24,26 @@ def rank_of_origin(run: RunFolder) -> dict[str, Any]:
         `started_best`: no particle was strictly better. `bottom_half`: the rank is worse than the
         middle one. Keys with `_blindly`: the share of all particles for which this holds.
     """
-    place = run.find_best()
-    own = place[1]
+    index = run.find_best()
+    particle = index[1]
     start = np.where(np.isnan(run.utilities[0]), -np.inf, run.utilities[0])
     better = (start > start[:, None]).sum(axis=1)
     equal = (start == start[:, None]).sum(axis=1)
     ranks = better + (equal + 1) / 2
     started_best, bottom_half = better == 0, ranks > (run.particles + 1) / 2
-    kind = run.experts[own] if own < len(run.experts) else "crossover child"
+    kind = run.experts[particle] if particle < len(run.experts) else "crossover child"
     return {
         "run": run.name,
-        "particle": own,
+        "particle": particle,
         "began_as": kind,
-        "start": float(run.utilities[0, own]),
-        "best": float(run.utilities[place]),
-        "rank": float(ranks[own]),
+        "start": float(run.utilities[0, particle]),
+        "best": float(run.utilities[index]),
+        "rank": float(ranks[particle]),
         "of": run.particles,
-        "equals": int(equal[own]) - 1,
-        "started_best": bool(started_best[own]),
+        "equals": int(equal[particle]) - 1,
+        "started_best": bool(started_best[particle]),
         "started_best_blindly": float(started_best.mean()),
-        "bottom_half": bool(bottom_half[own]),
+        "bottom_half": bool(bottom_half[particle]),
         "bottom_half_blindly": float(bottom_half.mean()),
     }
 

@@ -303,7 +303,7 @@ def test_fetching_offline(tmp_path: Path) -> None:
     assert done.returncode == 1 and "HF_HUB_OFFLINE is set" in done.stderr
     silent = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
     done = call("fetch.py", "--to", tmp_path, **silent)
-    assert done.returncode == 1 and "does not respond" in done.stderr
+    assert done.returncode == 1 and "does not answer" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -125,9 +125,9 @@ def test_dev_items_are_a_dimension(tmp_path: Path) -> None:
     ("changes", "error"),
     [
         ({"budgets": [0]}, "budgets=[0] must be a list of positive integers"),
-        ({"bugets": [1]}, "bugets is no key; allowed: budgets"),
+        ({"bugets": [1]}, "unknown key bugets; allowed: budgets"),
         ({"unit": "hours"}, "unit=hours must be positions or prompts"),
-        ({"references": ["d"]}, "references has 'd', which is no method"),
+        ({"references": ["d"]}, "references has 'd', which is not one of"),
         ({"tasks": {"one": {"words": []}}}, "tasks.one needs all of: words, dev"),
         ({"methods": {"a": {"kind": "dance"}}}, "methods.a: kind must be one of search, finetune"),
         ({"methods": {"a": {"skip": ["x"]}}}, "methods.a: 'x' is not allowed there"),
@@ -142,7 +142,9 @@ def test_a_wrong_suite_is_one_line(tmp_path: Path, changes: dict[str, Any], erro
 
 
 def test_only_names_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="only=three: is nothing of the suite; allowed: tasks one"):
+    with pytest.raises(
+        UserError, match="only=three: not a task or method of the suite; allowed: tasks one"
+    ):
         select_cells(made(tmp_path), ["three"])
     with pytest.raises(UserError, match="no such suite; allowed: dev_items, small"):
         read_suite("large")

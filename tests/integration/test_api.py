@@ -228,7 +228,7 @@ def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
         ({"budget": "many"}, "budget"),
         ({"seed": -1}, "seed=-1: must be an integer"),
         ({"dry_run": True}, "dry_run is only available on the command line"),
-        ({"budget": object()}, "budget=<object .*: must be a text, a number"),
+        ({"budget": object()}, "budget=<object .*: must be a string, a number"),
     ],
 )
 def test_mistakes_are_one_line(given: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_evaluations_of_functions_and_models() -> None:
     assert evaluate(Paid(), task).cost == 3.0
     with pytest.raises(UserError, match="not evaluated on the same items"):
         right.against(evaluate(lambda prompt: "-", task, "dev"))
-    with pytest.raises(UserError, match=r"test_limit=2: a task that is an object"):
+    with pytest.raises(UserError, match=r"test_limit=2: a task object"):
         evaluate(Paid(), task, test_limit=2)
     with pytest.raises(UserError, match="model=3: must be a model's name"):
         evaluate(3, task)  # type: ignore[arg-type]

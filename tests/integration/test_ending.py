@@ -125,7 +125,7 @@ def test_a_budget_ends_a_search_in_mid_iteration(
         ({"budget": 0}, "budget=0: must be null or a number of dev prompts"),
         ({"shared": 5}, "shared=5: must be null or the path"),
         ({"shared": "/proc/1/x"}, "shared=/proc/1/x: "),
-        ({"confirm": 1.0}, "confirm=1.0: must be a share of dev"),
+        ({"confirm": 1.0}, "confirm=1.0: must be a fraction of dev"),
         ({"noise_floor": 3}, "noise_floor=3: must be true or false"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_file_is_fetched_once(
     [
         ("absent", "HTTP 404"),
         ("wrong", "is not the pinned"),
-        ("truncated", "broke off after 100 of 2150 bytes"),
+        ("truncated", "incomplete download, 100 of 2150 bytes"),
         ("stalled", "timed out"),
     ],
 )

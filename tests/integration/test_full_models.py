@@ -538,7 +538,7 @@ def test_what_does_not_go_together_is_named(
             ModelEnsemble(models),
             "engine=full mixes the weights of complete models",
         ),
-        (FullWeightsEngine(), Pool(tiny_pool), "engine=full .* for adapters choose engine=hf"),
+        (FullWeightsEngine(), Pool(tiny_pool), "engine=full .* for adapters use engine=hf"),
     ):
         with pytest.raises(UserError, match=said):
             engine.check(base, pool.open())

@@ -165,7 +165,9 @@ def test_a_lost_document_weighs_no_more_than_the_worst(tmp_path: Path) -> None:
     scores = played(task, items, Saying(said))
     assert [score.value for score in scores] == [-0.25] * 3 + [-1.0]
     assert scores[3].answer is None and scores[0].measures["likelihood_diff"] == 9.0
-    with pytest.raises(UserError, match=r"metric=likelihood_diff.*known worst value: pct_ster"):
+    with pytest.raises(
+        UserError, match=r"metric=likelihood_diff.*known worst value; allowed for lower: pct_ster"
+    ):
         LMEvalTask("mine", "lower", folder, metric="likelihood_diff").items("dev")
     whole = tasks_folder(tmp_path / "mine", FORCED, "whole", kind="loglikelihood_rolling", text="")
     task = LMEvalTask("mine", "whole", whole)

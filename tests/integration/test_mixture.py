@@ -229,8 +229,8 @@ ONE = Patient("one", 1)
     [
         ({"tasks": {}}, "at least one"),
         ({"tasks": []}, "at least one"),
-        ({"tasks": None}, "task.tasks: None is neither"),
-        ({"tasks": "mmlu"}, "task.tasks: 'mmlu' is neither"),
+        ({"tasks": None}, "task.tasks: None must map"),
+        ({"tasks": "mmlu"}, "task.tasks: 'mmlu' must map"),
         ({"tasks": {"a": "mmlu"}}, "task.tasks.a: 'mmlu' is not a task"),
         ({"tasks": {"a/b": ONE}}, 'the name "a/b"'),
         ({"tasks": [ONE, ONE]}, 'the name "one" occurs more than once'),

@@ -215,7 +215,7 @@ def test_new_metrics_are_shown_where_they_are(tmp_path: Path) -> None:
     folder = run_folders.folder(tmp_path / "run", more=more)
     text = render_page(build_report(folder))
     for words in (
-        "kept part of dev, n = 12",
+        "held-out part of dev, n = 12",
         "0.250 [0.100, 0.500]",
         "vote of the top 2",
         "0.775 [0.600, 0.900]",
@@ -601,7 +601,8 @@ def test_a_folder_of_another_kind_is_named_as_what_it_is(
         "them",
         "first": "first contains no search; did you mean search/first?",
         "search/frist": "search/frist contains no search; did you mean search/first?",
-        "search/first/answers": "search/first/answers contains no search; did you mean search/first?",
+        "search/first/answers": "search/first/answers contains no search; did you mean "
+        "search/first?",
         "chess": "chess contains no search; allowed: a folder of search/ with a state.json",
     }.items():
         with pytest.raises(UserError) as caught:

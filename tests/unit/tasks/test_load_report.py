@@ -133,7 +133,11 @@ def test_a_byte_order_mark_and_odd_ends_of_lines_do_no_harm(tmp_path: Path) -> N
         ),
         ("m.json", '[{"a": 1}, 2, [], 3]', "m.json: 3 of 4 items are wrong: it is not an object ("),
         ("m.jsonl", "", 'm.jsonl: "dev" is not a list of at least one item'),
-        ("m.jsonl", '{"split": "dev"}\n{"a": 1}', 'line 2: its "split" is missing; where one'),
+        (
+            "m.jsonl",
+            '{"split": "dev"}\n{"a": 1}',
+            'line 2: its "split" is missing; if one item has',
+        ),
         ("m.jsonl", '{"split": "train"}', "line 1: its \"split\" is 'train'"),
         ("m.json", '[{"split": "dev"}, {"split": ["dev"]}]', "item 1: its \"split\" is ['dev']"),
         ("m.json", '[{"a": 1}, 2]', "m.json item 1: it is not an object"),

@@ -82,8 +82,8 @@ def run_command(words: Sequence[str]) -> None:
     else:
         names = [one.name for one in list_commands()]
         if first not in names:
-            near = get_close_matches(first, names, 1)
-            meant = f"did you mean {near[0]}? " if near else ""
+            matches = get_close_matches(first, names, 1)
+            meant = f"did you mean {matches[0]}? " if matches else ""
             raise UserError(f"{first}: no such command; {meant}allowed: {', '.join(names)}", 2)
         sys.argv = [f"swarm.{first}", *words[1:]]
         runpy.run_module(f"swarm.{first}", run_name="__main__", alter_sys=True)

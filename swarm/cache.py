@@ -141,8 +141,8 @@ def _select_entries(cache: Cache, arguments: argparse.Namespace) -> kept.CacheFi
     names = [part.label or UNKNOWN_MODEL for part in kept.stats_by_label(cache)]
     if arguments.model in names:
         return kept.filter_by_label(None if arguments.model == UNKNOWN_MODEL else arguments.model)
-    near = get_close_matches(arguments.model, names, 1)
-    meant = f"did you mean {near[0]}?" if near else "list the models with info"
+    matches = get_close_matches(arguments.model, names, 1)
+    meant = f"did you mean {matches[0]}?" if matches else "list the models with info"
     raise UserError(f"--model {arguments.model}: no responses in {cache.path}; {meant}")
 
 

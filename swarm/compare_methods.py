@@ -125,8 +125,8 @@ def parse_comparison(arguments: Sequence[str]) -> MethodComparison:
     names = mine["methods"]
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         raise UserError(f"methods={names}: must be a list of optimizers, e.g. [pso,cmaes,random]")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"methods: {twice[0]!r} is listed more than once")
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"methods: {duplicates[0]!r} is listed more than once")
     search = subprocess_runs.compose_search(passed, "methods")
     folder = Path(search.folder) / search.name
     if not set(names) - set(ENSEMBLE_OVERRIDES):
@@ -204,7 +204,7 @@ def _voting_experts(one: MethodComparison) -> tuple[str, ...]:
     if voting := [method.name for method in one.methods if "candidate=vote" in method.words]:
         methods.check_votes(voting[0], run.task)
     run.pool.open(run.model)
-    return tuple(run.pool.names[: run.pool.own])
+    return tuple(run.pool.names[: run.pool.expert_count])
 
 
 def run_comparison(one: MethodComparison) -> None:
@@ -236,13 +236,13 @@ def run_comparison(one: MethodComparison) -> None:
         together = [method for method in one.methods if method.words]
         path = start.path if start else None
         tried = {method.name: _evaluate_ensemble(method, one, path) for method in together}
-    failed = {name: wrong for name, wrong in tried.items() if wrong}
+    failed = {name: error for name, error in tried.items() if error}
     finished = {name: one.folder / name for name in tried if name not in failed}
     found = methods.summarize_methods(rows, finished, start, one.budget) | {"failed": failed}
     methods.write_comparison(one.folder, found, rows)
     print(methods.format_comparison(found))
-    for name, wrong in failed.items():
-        raise UserError(f"methods: {name}: {wrong}; the table was written without it")
+    for name, error in failed.items():
+        raise UserError(f"methods: {name}: {error}; the table was written without it")
 
 
 def _run_search(search: subprocess_runs.SearchProcess, lock: int) -> None:
@@ -252,12 +252,12 @@ def _run_search(search: subprocess_runs.SearchProcess, lock: int) -> None:
         UserError: It failed.
     """
     began = time.monotonic()
-    wrong = search.run(lock, stdout=subprocess.DEVNULL)
+    error = search.run(lock, stdout=subprocess.DEVNULL)
     if search.path.is_dir():
         file = search.path / methods.SECONDS_FILE
         write_json(file, methods.read_seconds(search.path) + time.monotonic() - began)
-    if wrong:
-        raise UserError(f"{search.path}: {wrong}; rerun the same command to resume")
+    if error:
+        raise UserError(f"{search.path}: {error}; rerun the same command to resume")
 
 
 def _evaluate_ensemble(
@@ -274,9 +274,9 @@ def _evaluate_ensemble(
     key = "candidate.members.names" if "candidate=vote" in method.words else "candidate.experts"
     words = [*method.words, "split=test", f"out={folder}", f"{key}=[{names}]"]
     if method.name == "data_merge":
-        adapter, wrong = _merged(one)
-        if wrong:
-            return wrong
+        adapter, error = _merged(one)
+        if error:
+            return error
         words[-1] = f"candidate.folder={adapter}"
     elif start and method.name != "pack":
         words.append(f"candidate.run={start}")
@@ -355,8 +355,8 @@ def run_suite(arguments: Sequence[str]) -> None:
     if not enough:
         print("time is up; rerun the same command to resume", file=sys.stderr)
     if failed:
-        name, wrong = next(iter(failed.items()))
-        raise UserError(f"suite={one.name}: {len(failed)} failed, the first is {name}: {wrong}")
+        name, error = next(iter(failed.items()))
+        raise UserError(f"suite={one.name}: {len(failed)} failed, the first is {name}: {error}")
 
 
 def main() -> None:

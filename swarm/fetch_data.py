@@ -123,8 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = list(sums) if "all" in options.names else options.names
     unknown = [name for name in names if name not in sums]
     if unknown or not names:
-        wrong = f"unknown file {unknown[0]}" if unknown else "no files given"
-        print(f"{wrong}; allowed: all, {', '.join(sums)}", file=sys.stderr)
+        message = f"unknown file {unknown[0]}" if unknown else "no files given"
+        print(f"{message}; allowed: all, {', '.join(sums)}", file=sys.stderr)
         return 2
     for name in names:
         try:

@@ -68,8 +68,8 @@ class Study:
     def _run_search(self, search: subprocess_runs.SearchProcess) -> RunFolder:
         known = search.load_metrics() is not None
         print(f"{search.path}: {'already finished' if known else 'searching'}", file=sys.stderr)
-        if not known and (wrong := search.run(*self.locks, stdout=subprocess.DEVNULL)):
-            raise UserError(f"{search.path}: {wrong}; rerun the same command to resume")
+        if not known and (error := search.run(*self.locks, stdout=subprocess.DEVNULL)):
+            raise UserError(f"{search.path}: {error}; rerun the same command to resume")
         return RunFolder(search.path)
 
 

@@ -141,8 +141,8 @@ def run_sweep(sweep: Sweep) -> int:
             print(
                 _trial_title(sweep, trial) + (": already finished" if finished else ""), flush=True
             )
-            if not finished and (wrong := trial.run(lock)):
-                errors[trial.path] = wrong
+            if not finished and (error := trial.run(lock)):
+                errors[trial.path] = error
             trials.check_trials(sweep.trials)
             trials.write_summary(sweep.folder, trials.summarize_trials(sweep.trials, errors))
     summary = trials.summarize_trials(sweep.trials, errors)

@@ -35,8 +35,8 @@ def to_overrides(keys: OverrideKeys) -> list[str]:
     """
     if not isinstance(keys, Mapping):
         given = [keys] if isinstance(keys, str) or not isinstance(keys, Sequence) else list(keys)
-        if strange := [one for one in given if not isinstance(one, str)]:
-            raise UserError(f"overrides={strange[0]!r:.60}: must be a dict of keys, or KEY=VALUE")
+        if unknown := [one for one in given if not isinstance(one, str)]:
+            raise UserError(f"overrides={unknown[0]!r:.60}: must be a dict of keys, or KEY=VALUE")
         return [normalize_gpu_list(one) for one in given]
     return [
         normalize_gpu_list(word)

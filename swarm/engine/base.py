@@ -28,7 +28,7 @@ class ExpertPool(Protocol):
     groups: Sequence[str]
 
     @property
-    def own(self) -> int:
+    def expert_count(self) -> int:
         """Number of leading names that are the user's models, as opposed to generated experts."""
         ...
 

@@ -124,8 +124,8 @@ def download_from_hub(path: str, code: bool = False) -> str:
         wanted = [*SAFE_FILES, *(["*.py"] if code else [])]
         return snapshot_download(path, allow_patterns=wanted, local_files_only=offline)
     except LocalEntryNotFoundError as error:
-        why = problem or first_line(error)
-        raise UserError(f"{path} is not in the hub's cache and {why}") from None
+        reason = problem or first_line(error)
+        raise UserError(f"{path} is not in the hub's cache and {reason}") from None
     except GatedRepoError:
         raise UserError(
             f"{path} is gated: accept its licence on its hub page, then run `hf auth login`"

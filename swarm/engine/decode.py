@@ -78,9 +78,13 @@ def sample_tokens(logits: torch.Tensor, rows: "Sequence[DecodingRow]") -> torch.
         (row_index, draw, new) for row_index, draw, new in live if draw and draw.temperature
     ]:
         row_indices = torch.tensor([row_index for row_index, _, _ in drawn], device=logits.device)
-        heat = logits.new_tensor([max(draw.temperature, MIN_TEMPERATURE) for _, draw, _ in drawn])
+        temperatures = logits.new_tensor(
+            [max(draw.temperature, MIN_TEMPERATURE) for _, draw, _ in drawn]
+        )
         noise = gumbel_noise([random_key(draw.key, new) for _, draw, new in drawn], logits)
-        tokens[row_indices] = logits[row_indices].div_(heat[:, None]).add_(noise).argmax(dim=-1)
+        tokens[row_indices] = (
+            logits[row_indices].div_(temperatures[:, None]).add_(noise).argmax(dim=-1)
+        )
     if with_logprobs := [(row_index, draw) for row_index, draw, _ in live if draw and draw.top]:
         _record_logprobs(logits, tokens, with_logprobs)
     return tokens

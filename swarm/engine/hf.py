@@ -325,10 +325,10 @@ class HFEngine:
         plan = self.plan
         if plan == "auto":
             rows = max(len(row) for row in requests)
-            plan, why = choose_plan(len(requests), rows, self._facts)
-            if why not in self._logged:
-                self._logged.add(why)
-                log.info("plan %s: %s", plan, why)
+            plan, reason = choose_plan(len(requests), rows, self._facts)
+            if reason not in self._logged:
+                self._logged.add(reason)
+                log.info("plan %s: %s", plan, reason)
         return "swap" if plan == "stacked" and len(shapes) > 1 else plan
 
     def _generate_group(self, requests: Sequence[Sequence[Request]]) -> list[list[Completion]]:

@@ -53,8 +53,8 @@ class CheckpointCandidate:
                 f"candidate.folder={folder}: give the folder of an adapter or a model, e.g. "
                 "candidate.folder=search/first/global_best"
             )
-        if twice := sorted({one for one in given if given.count(one) > 1}):
-            raise UserError(f"candidate: {twice[0]} is named more than once")
+        if duplicates := sorted({one for one in given if given.count(one) > 1}):
+            raise UserError(f"candidate: {duplicates[0]} is named more than once")
         self.base = base
         self.folders = [find_path(one) for one in given]
         last = [one.name for one in self.folders]

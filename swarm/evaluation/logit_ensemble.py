@@ -111,9 +111,9 @@ def open_expert_ensemble(
     """
     pool.open(base)
     names = list(pool.names if experts is None else experts)
-    if strange := [name for name in names if name not in pool.names]:
+    if unknown := [name for name in names if name not in pool.names]:
         have = ", ".join(pool.names)
-        raise UserError(f"candidate.experts: the pool has no {strange[0]!r}; it has: {have}")
+        raise UserError(f"candidate.experts: the pool has no {unknown[0]!r}; it has: {have}")
     if isinstance(pool, ModelEnsemble):
         chosen = [pool.models[pool.names.index(name)] for name in names]
         return ModelEnsemble(chosen, pool.base).open()

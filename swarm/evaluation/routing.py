@@ -103,9 +103,9 @@ def load_initial_answers(folder: str, names: Sequence[str], task: Task) -> Initi
         raise UserError(f"candidate.run={folder}: it has no expert {missing[0]}; it has: {have}")
     known = {item["id"]: item for item in metric_task(task).items("dev")}
     rows = [run.load_answers((0, run.experts.index(name))) for name in names]
-    if strange := [row["id"] for row in rows[0] if row["id"] not in known]:
+    if unknown := [row["id"] for row in rows[0] if row["id"] not in known]:
         raise UserError(
-            f"candidate.run={folder}: its dev item {strange[0]!r} is not an item of the task"
+            f"candidate.run={folder}: its dev item {unknown[0]!r} is not an item of the task"
         )
     scores = [records_to_scores(mine) for mine in rows]
     return InitialAnswers([known[row["id"]] for row in rows[0]], _rescore_by_task(run, scores))
@@ -234,11 +234,11 @@ def expected_values(
         values: [D, K], values of the experts' dev answers.
         neighbours: Number of dev prompts that count.
     """
-    near = np.where(others, similar, 0.0)
-    far = np.argsort(-near, axis=1, kind="stable")[:, neighbours:]
-    np.put_along_axis(near, far, 0.0, axis=1)
+    weights = np.where(others, similar, 0.0)
+    far = np.argsort(-weights, axis=1, kind="stable")[:, neighbours:]
+    np.put_along_axis(weights, far, 0.0, axis=1)
     means = (others @ values) / np.maximum(others.sum(axis=1, keepdims=True), 1)
-    found: np.ndarray = (near @ values + means) / (near.sum(axis=1, keepdims=True) + 1)
+    found: np.ndarray = (weights @ values + means) / (weights.sum(axis=1, keepdims=True) + 1)
     return found
 
 

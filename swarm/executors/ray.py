@@ -530,9 +530,9 @@ class RayExecutor:
             self._workers.remove(worker)
             log.warning("worker %d is not restarted; %d left", worker.number, len(self._workers))
             if not self._workers:
-                why = self._why_none_is_left(error)
+                reason = self._why_none_is_left(error)
                 raise UserError(
-                    f"executor=ray: {why}; log.txt has the details; rerun the same command to "
+                    f"executor=ray: {reason}; log.txt has the details; rerun the same command to "
                     "resume"
                 )
             return

@@ -36,7 +36,7 @@ from swarm.loop.evaluator import (
 )
 from swarm.loop.fingerprint import digest_items, identity_settings
 from swarm.loop.prompt_stats import fit_to_context
-from swarm.loop.run import check_place
+from swarm.loop.run import check_run_path
 from swarm.pool.adapter import read_note, write_folder_atomic
 from swarm.pool.pool import Pool
 from swarm.runs.describe import (
@@ -303,7 +303,7 @@ class FinetuneRun:
         folder: str = "search",
     ) -> None:
         name = str(name) if type(name) is int else name  # Hydra parses name=2 as a number
-        check_place(name, folder)
+        check_run_path(name, folder)
         if not isinstance(task, SearchSignalTask) or "logprob" not in task.signals:
             raise UserError(
                 "fine-tuning needs gold answers to learn from: a task of "

@@ -119,9 +119,12 @@ def _count_baseline_prompts(run: Run, items: int) -> int:
     test = len(run.task.items("test"))
     recipes = 0
     if "recipe" in run.baselines:
-        static = len(static_start_positions(run.pool.own)[0])
+        static = len(static_start_positions(run.pool.expert_count)[0])
         recipes = (
-            static + len(utility_start_positions(np.arange(run.pool.own), run.pool.own)[0])
+            static
+            + len(
+                utility_start_positions(np.arange(run.pool.expert_count), run.pool.expert_count)[0]
+            )
         ) * items
     return len(run.applicable_baselines()) * test + recipes
 
@@ -191,8 +194,8 @@ def _describe_costs(
 ) -> dict[str, str]:
     """Estimate memory, time and traffic, if the base model's shape is known."""
     if folder is None:
-        why = f"model {run.model.path} is not on this disk; a start downloads it"
-        return {"costs": f"unknown: {why}; benchmarks/plan.py computes them from a config.json"}
+        reason = f"model {run.model.path} is not on this disk; a start downloads it"
+        return {"costs": f"unknown: {reason}; benchmarks/plan.py computes them from a config.json"}
     try:
         model = read_model_shape(folder)
     except UserError as error:
@@ -201,7 +204,7 @@ def _describe_costs(
     size = {"float32": 4, "auto": 2 if gpus else 4}.get(run.model.dtype, 2)
     device = _measure_device(gpus, workers, model, size)
     search = _build_workload(run, pool, config, prompts, items, bool(gpus), size)
-    search, why = resolve_plan(run, search, model, device, bool(gpus))
+    search, reason = resolve_plan(run, search, model, device, bool(gpus))
     own_way = replace(
         _build_workload(run, pool, config, metric_prompts, items, bool(gpus), size),
         plan=search.plan,
@@ -213,7 +216,7 @@ def _describe_costs(
         f"{format_amount(model.linear_weights)} of them in linear layers",
         "device": f"{workers} x {device.name}: {format_amount(device.flops, 'FLOP/s')}, "
         f"{format_amount(device.bandwidth, 'B/s')} a worker{nodes}",
-        "plan": f"{search.plan}: {why}",
+        "plan": f"{search.plan}: {reason}",
         **format_costs(model, search, device, workers),
         **_describe_finalist_scoring(run, model, own_way, device, workers),
         "test": _describe_test(run, model, own_way, device, workers),
@@ -275,13 +278,13 @@ def resolve_plan(
 ) -> tuple[SearchWorkload, str]:
     """Return the workload with the plan that the engine would follow, and the reason."""
     engine = run.engine
-    plan, why = (
+    plan, reason = (
         getattr(engine, "plan", "auto"),
         getattr(engine, "why", "as engine.plan says"),
     )
     if plan == "auto":
-        plan, why = choose_auto_plan(search, model, device, gpu)
-    return replace(search, plan=plan), why
+        plan, reason = choose_auto_plan(search, model, device, gpu)
+    return replace(search, plan=plan), reason
 
 
 def choose_auto_plan(

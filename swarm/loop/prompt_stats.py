@@ -155,7 +155,7 @@ def _handle_long_items(
     needs: Sequence[int],
     context: float,
     lengths: TokenCounter,
-    who: str,
+    model: str,
     key: str,
 ) -> list[str]:
     """Refuse, drop or truncate the items of a split that exceed the context."""
@@ -165,10 +165,10 @@ def _handle_long_items(
         return []
     worst = max(long, key=lambda index: needs[index])
     policy = getattr(task, "too_long", "refuse")
-    about = f"{task.name}: {len(long)} of {len(items)} {split} items do not fit into {who} "
+    about = f"{task.name}: {len(long)} of {len(items)} {split} items do not fit into {model} "
     about += f"{context:.0f} tokens; the longest, item {items[worst]['id']!r}, "
     about += f"needs {needs[worst]:,} including its answer"
-    if who == "the judge's" and policy == "truncate":
+    if model == "the judge's" and policy == "truncate":
         raise UserError(f"{about}; prompts to a judge are not truncated: set {key}.too_long=drop")
     if policy == "refuse" or not hasattr(task, "replace_items"):
         raise UserError(f"{about}; shorten them, or set {key}.too_long=drop or truncate")

@@ -62,7 +62,7 @@ from swarm.tasks.metrics import group_items_by_domain
 from swarm.trackers import Tracker
 
 
-def check_place(name: object, folder: object) -> None:
+def check_run_path(name: object, folder: object) -> None:
     """Check the location of a run: `folder`/`name`.
 
     Raises:
@@ -95,7 +95,7 @@ def check_run_settings(
     Raises:
         UserError: A value is not allowed; the message names the allowed ones.
     """
-    check_place(name, folder)
+    check_run_path(name, folder)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise UserError(f"seed={seed!r}: must be an integer, 0 or more")
     for word, value in switches.items():
@@ -251,7 +251,7 @@ class Run:
         self.record.load_state(identity)  # a folder with another search is not even locked
         self.teller.acquire_lock()
         resumed = self.record.open_or_resume(
-            identity, self.pool.names, self.pool.groups, self.pool.own
+            identity, self.pool.names, self.pool.groups, self.pool.expert_count
         )
         flush_log_to(self.record.folder, held)
         if config:
@@ -374,7 +374,9 @@ class Run:
         )
         self._known.fill_known_scores(raced.scores, positions, wanted)
         if number == 0:
-            self.record.state["scale"] = calibrate_scale(self.task, raced.scores, self.pool.own)
+            self.record.state["scale"] = calibrate_scale(
+                self.task, raced.scores, self.pool.expert_count
+            )
         utilities = np.full(len(positions), np.nan)
         for i, scores in raced.complete_scores().items():
             utilities[i] = self.task.utility(scores)
@@ -594,8 +596,8 @@ def as_gradient_optimizer(optimizer: Optimizer, missing: str | None) -> Supports
 
 def optimizer_notes(optimizer: Optimizer, missing: str | None) -> list[str]:
     """Return the lines to print about the optimizer before a search."""
-    if why := getattr(optimizer, "why", None):
-        return [f"optimizer=auto chooses {why}"]
+    if reason := getattr(optimizer, "why", None):
+        return [f"optimizer=auto chooses {reason}"]
     if missing and getattr(optimizer, "needs_gradients", None) is False:
         return [f"the swarm moves without its gradient term: {missing}"]
     return []

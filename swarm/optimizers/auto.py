@@ -67,18 +67,18 @@ class AutoOptimizer:
         if self.particles is not None:
             common["particles"] = self.particles
         if self.offer.gradients:
-            why = f"gold answers have a gradient through the {dimensions} coefficients"
-            return GradientDescent(**common), f"gradient: {why}"
+            reason = f"gold answers have a gradient through the {dimensions} coefficients"
+            return GradientDescent(**common), f"gradient: {reason}"
         installed = all(map(find_spec, REQUIRED_PACKAGES["gp"]))
         few = dimensions <= SURROGATE_DIMENSIONS and positions <= SURROGATE_POSITIONS
         if self.surrogate and few and installed:
-            why = f"a black box with {dimensions} coefficients and few positions"
-            return BayesianSearch(**common, sum_to_one=False), f"bayes: {why}"
+            reason = f"a black box with {dimensions} coefficients and few positions"
+            return BayesianSearch(**common, sum_to_one=False), f"bayes: {reason}"
         if dimensions <= FULL_COVARIANCE_DIMENSIONS:
-            why = f"a black box with {dimensions} coefficients"
-            return CMAES(**common, sum_to_one=False), f"cmaes: {why}"
-        why = f"a black box with {dimensions} coefficients, too many for a covariance matrix"
-        return NaturalEvolution(**common), f"nes: {why}"
+            reason = f"a black box with {dimensions} coefficients"
+            return CMAES(**common, sum_to_one=False), f"cmaes: {reason}"
+        reason = f"a black box with {dimensions} coefficients, too many for a covariance matrix"
+        return NaturalEvolution(**common), f"nes: {reason}"
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """Choose and start the method; see `Optimizer.start`."""

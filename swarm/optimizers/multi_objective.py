@@ -120,8 +120,8 @@ class ParetoSearch(BaseOptimizer):
         allowed = ", ".join(names)
         options = {"objectives": self.objectives or (), "constraints": self._constraints}
         for key, given in options.items():
-            if strange := [name for name in given if name not in names]:
-                raise UserError(f"""optimizer.{key}: the task has no part {strange[0]!r}; it has:
+            if unknown := [name for name in given if name not in names]:
+                raise UserError(f"""optimizer.{key}: the task has no part {unknown[0]!r}; it has:
                     {allowed}""")
         self.names = list(names)
 

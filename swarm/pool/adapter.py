@@ -183,8 +183,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except RecursionError:
         raise adapter_error(folder, f"{CONFIG_FILE} cannot be read (nested too deeply)") from None
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise adapter_error(folder, f"{CONFIG_FILE} cannot be read ({why})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise adapter_error(folder, f"{CONFIG_FILE} cannot be read ({reason})") from None
     if not isinstance(config, dict):
         raise adapter_error(folder, f"{CONFIG_FILE} is not a JSON object")
     if config.get("peft_type") != "LORA":

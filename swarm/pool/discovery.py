@@ -190,8 +190,8 @@ def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
         return found
     for name in experts:
         if not (folder / name).is_dir():
-            near = get_close_matches(name, found, 1)
-            meant = f"did you mean {near[0]!r}? " if near else ""
+            matches = get_close_matches(name, found, 1)
+            meant = f"did you mean {matches[0]!r}? " if matches else ""
             raise UserError(
                 f"pool.experts: {folder} has no {name!r}; {meant}it contains: "
                 f"{_format_names(found)}"

@@ -148,7 +148,7 @@ class Pool:
             self._division = "per_module" if gradients else 1
 
     @property
-    def own(self) -> int:
+    def expert_count(self) -> int:
         """Number of first rows that are experts of the folder."""
         return self._experts
 
@@ -237,9 +237,9 @@ class Pool:
     def _to_vector(self, coefficients: Coefficients) -> list[float]:
         self._require_basis()
         if isinstance(coefficients, Mapping):
-            if strange := [name for name in coefficients if name not in self.names]:
+            if unknown := [name for name in coefficients if name not in self.names]:
                 raise UserError(
-                    f"{self.folder}: no expert {strange[0]!r}; it contains: "
+                    f"{self.folder}: no expert {unknown[0]!r}; it contains: "
                     + ", ".join(self.names)
                 )
             row = [coefficients.get(name, 0.0) for name in self.names]

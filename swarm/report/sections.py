@@ -163,8 +163,8 @@ def _result_lines(models: TestComparison) -> Iterator[tuple[str, dict[str, Split
         name = f"best constant answer{each} ({describe_constant_answers(constant)})"
         yield name, {split: models.constant_result(split) for split in SPLIT_NAMES}
     yield from models.baseline_results().items()
-    for who, name in models.model_labels.items():
-        yield name, {split: models.split_result(who, split) for split in SPLIT_NAMES}
+    for label, name in models.model_labels.items():
+        yield name, {split: models.split_result(label, split) for split in SPLIT_NAMES}
     vote = {split: models.vote_result(split) for split in SPLIT_NAMES}
     if any(vote.values()):
         size = len(models.metrics.get("ensemble_members", ())) or models.metrics["ensemble_size"]
@@ -555,7 +555,7 @@ MAX_EXPERTS_NAMED = 12
 def configuration_section(models: TestComparison) -> ReportSection:
     """Build the section of settings, and of the digests that identify the search."""
     run = models.run
-    own_experts, made = run.experts[: run.own], run.experts[run.own :]
+    own_experts, made = run.experts[: run.expert_count], run.experts[run.expert_count :]
     blocks: list[ReportBlock] = [
         TextBlock([f"{len(own_experts)} experts: {', '.join(own_experts)}."])
     ]

@@ -66,18 +66,18 @@ class TestComparison:
         """True if the two were compared on the test split."""
         return "test_gain" in self.metrics
 
-    def split_result(self, who: str, split: str) -> SplitResult | None:
+    def split_result(self, label: str, split: str) -> SplitResult | None:
         """Return the result of a model on "dev", "confirm" or "test"; `None` if not evaluated."""
-        if (who, split) not in self._measured:
-            self._measured[who, split] = self._read_split_result(who, split)
-        return self._measured[who, split]
+        if (label, split) not in self._measured:
+            self._measured[label, split] = self._read_split_result(label, split)
+        return self._measured[label, split]
 
-    def _read_split_result(self, who: str, split: str) -> SplitResult | None:
+    def _read_split_result(self, label: str, split: str) -> SplitResult | None:
         found = self.metrics
         if split == "confirm":
             one = found.get("confirm")
-            return one and SplitResult(one[who], one[f"{who}_interval"], one["items"], None, {})
-        name = f"{who}_best_{'validation' if split == 'dev' else 'single_test'}"
+            return one and SplitResult(one[label], one[f"{label}_interval"], one["items"], None, {})
+        name = f"{label}_best_{'validation' if split == 'dev' else 'single_test'}"
         utility = found.get(f"{name}_{'utility' if split == 'dev' else 'accuracy'}")
         if utility is not None:
             return SplitResult(
@@ -87,13 +87,13 @@ class TestComparison:
                 found.get(f"{name}_unparsed_rate"),
                 found.get(f"{name}_parts", {}),
             )
-        return self._dev_result(who) if split == "dev" else None
+        return self._dev_result(label) if split == "dev" else None
 
-    def _dev_result(self, who: str) -> SplitResult | None:
-        utility = float(self.run.utilities[self.places[who]])
+    def _dev_result(self, label: str) -> SplitResult | None:
+        utility = float(self.run.utilities[self.places[label]])
         if np.isnan(utility):
             return None
-        rows = self.run.load_answers(self.places[who])
+        rows = self.run.load_answers(self.places[label])
         unparsed = sum(row["answer"] is None for row in rows) / len(rows)
         found = mean_interval(
             answer_values(rows).tolist(), signed=bool((answer_values(rows) < 0).any())

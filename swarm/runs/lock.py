@@ -81,9 +81,10 @@ class RunLock:
                     self._write_status()
 
     def _write_status(self) -> None:
-        who = {"pid": os.getpid(), "host": socket.gethostname()}
+        process = {"pid": os.getpid(), "host": socket.gethostname()}
         write_json(
-            self._path, {**who, "began": self._began, "updated": _current_time(), **self._status}
+            self._path,
+            {**process, "began": self._began, "updated": _current_time(), **self._status},
         )
 
 

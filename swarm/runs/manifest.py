@@ -178,11 +178,11 @@ def verify_run_file(file: Path) -> None:
     for run in (full_path.parent, full_path.parent.parent):
         if (run / STATE_FILE).is_file() or (run / MANIFEST_FILE).is_file():
             relative = full_path.relative_to(run).as_posix()
-            if wrong := _load_manifest(run).find_damaged(relative):
+            if damaged := _load_manifest(run).find_damaged(relative):
                 # A running search may have replaced the file in between: read the manifest again.
-                wrong = _load_manifest(run).find_damaged(relative)
-            if wrong:
-                raise UserError(f"{run / wrong[0]} is damaged or missing; {REPAIR_HINT}")
+                damaged = _load_manifest(run).find_damaged(relative)
+            if damaged:
+                raise UserError(f"{run / damaged[0]} is damaged or missing; {REPAIR_HINT}")
             return
 
 
@@ -242,7 +242,7 @@ def _has_rounds(state: dict[str, Any]) -> bool:
     )
 
 
-def answers_place(iteration: int) -> str:
+def answers_path(iteration: int) -> str:
     """Return the path of an iteration's answers, relative to the run folder."""
     return f"answers/iteration_{iteration:04d}.json.gz"
 
@@ -289,7 +289,7 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
             apply_difference(state["optimizer"], entry["optimizer"])
         # The answers of an iteration are written after the previous iteration's line. If a running
         # search has written both in between, retry to read more iterations.
-        if damage or not (folder / answers_place(len(rounds) + 1)).exists():
+        if damage or not (folder / answers_path(len(rounds) + 1)).exists():
             return state, damage
         if len(rounds) == last_iteration:
             return state, f"no entry for iteration {last_iteration}, which has answers"

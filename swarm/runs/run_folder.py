@@ -34,7 +34,7 @@ from swarm.runs.manifest import (
     MANIFEST_FILE,
     STATE_FILE,
     Manifest,
-    answers_place,
+    answers_path,
     apply_difference,
     difference,
     encode_state,
@@ -213,7 +213,7 @@ class RunRecord:
         Raises:
             UserError: Answers of an iteration are damaged, which cannot be restored.
         """
-        rounds = [answers_place(number) for number in range(len(self.iterations))]
+        rounds = [answers_path(number) for number in range(len(self.iterations))]
         self.manifest.read()
         if self._inspected == (rounds, self.manifest.sums):
             return
@@ -269,7 +269,7 @@ class RunRecord:
             remove(self.folder / path)
         self.manifest.remove_paths(*units)
         reevaluated = any(unit.startswith("answers/") for unit in units)
-        rounds = {answers_place(number) for number in range(len(self.iterations))}
+        rounds = {answers_path(number) for number in range(len(self.iterations))}
         # A kill leaves at most one file of answers without a checksum.
         for file in (self.folder / "answers").glob("*.json.gz"):
             path = file.relative_to(self.folder).as_posix()
@@ -358,7 +358,7 @@ class RunRecord:
         }
         # Answers first: an iteration listed in the state always has its answers and their checksum.
         self._write_answers(number, answers)
-        self.manifest.append(answers_place(number))
+        self.manifest.append(answers_path(number))
         journaled = number > 0 and set(self.state) == self._saved
         if journaled:
             append(self.folder / JOURNAL, journal_line(number, entry, change))
@@ -378,7 +378,7 @@ class RunRecord:
         return found
 
     def _answers_file(self, number: int) -> Path:
-        return self.folder / answers_place(number)
+        return self.folder / answers_path(number)
 
     def _write_answers(
         self, number: int, answers: Mapping[int, Sequence[Mapping[str, Any]]]

@@ -32,7 +32,7 @@ class RunFolder:
     Attributes:
         path: The run folder.
         experts: The pool's K names.
-        own: Number of first rows that are experts, not rows made by the pool.
+        expert_count: Number of first rows that are experts, not rows made by the pool.
         groups: Names of the G groups of modules, each with its own coefficients.
         rounds: The state's entry of each iteration; 0 is the start.
         positions: [T, N, G * K] mixing coefficients.
@@ -56,7 +56,7 @@ class RunFolder:
         state = _load_state(self.path)
         verify_run_file(self.path / "config.json")
         self.experts: list[str] = state["experts"]
-        self.own: int = state.get("own", len(self.experts))
+        self.expert_count: int = state.get("own", len(self.experts))
         self.groups: list[str] = state.get("groups", ["all"])
         self.chosen: dict[str, list[int]] = state.get("chosen", {})
         self.rounds: list[dict[str, Any]] = state["rounds"]
@@ -134,7 +134,7 @@ class RunFolder:
         """Return the index of the first best expert in the start."""
         if self.chosen:
             return self.chosen["starting"][0], self.chosen["starting"][1]
-        start = self.utilities[0, : self.own]
+        start = self.utilities[0, : self.expert_count]
         return 0, int(np.where(np.isnan(start), -np.inf, start).argmax())
 
     def best_so_far(self) -> np.ndarray:
@@ -210,9 +210,9 @@ def _describe_folder(folder: Path) -> str:
     if (folder.parent / "state.json").is_file():
         return f"contains no search; did you mean {folder.parent}?"
     parents = (Path(RUNS_FOLDER), folder.parent)
-    near = {run.name: run for parent in parents for run in reversed(find_run_folders(parent))}
-    if close := get_close_matches(folder.name, near, 1):
-        return f"contains no search; did you mean {near[close[0]]}?"
+    known = {run.name: run for parent in parents for run in reversed(find_run_folders(parent))}
+    if close := get_close_matches(folder.name, known, 1):
+        return f"contains no search; did you mean {known[close[0]]}?"
     return f"contains no search; allowed: a folder of {RUNS_FOLDER}/ with a state.json"
 
 

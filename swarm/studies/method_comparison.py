@@ -48,7 +48,7 @@ def format_comparison(found: dict[str, Any]) -> str:
         *_describe_leaders(found),
         *_describe_starts(found),
         *_describe_signals(found),
-        *(f"Not in the table: {name} ({wrong})." for name, wrong in failed.items()),
+        *(f"Not in the table: {name} ({error})." for name, error in failed.items()),
         "",
         "Best found, by the first seed:",
         *(f"- {row['method']}: {row['found'][0]}" for row in found["methods"]),
@@ -184,7 +184,12 @@ def check_votes(name: str, task: Task) -> None:
 def find_start_run(runs: Sequence[RunFolder], experts: Sequence[str]) -> RunFolder | None:
     """Return the first run with these experts' dev answers graded by the task's own measure."""
     return next(
-        (r for r in runs if r.experts[: r.own] == list(experts) and _has_graded_answers(r)), None
+        (
+            r
+            for r in runs
+            if r.experts[: r.expert_count] == list(experts) and _has_graded_answers(r)
+        ),
+        None,
     )
 
 
@@ -220,7 +225,7 @@ def summarize_methods(
     found = [_method_row(name, mine, task) for name, mine in rows]
     for name, path in together.items():
         read = len(known.load_answers((0, 0))) if known else None
-        found.append(_ensemble_row(name, path, task, before, (first.own, read)))
+        found.append(_ensemble_row(name, path, task, before, (first.expert_count, read)))
     return {
         "budget": budget,
         "seeds": [int(run.config["seed"]) for run in rows[0][1]],

@@ -188,8 +188,10 @@ def _parse_entry(kind: type[Any], path: Path, group: str, name: str, given: Any)
     """Parse a task or a method from its entry."""
     fields: list[str] = [key for key in kind.__dataclass_fields__ if key != "name"]
     if not isinstance(given, Mapping) or (unknown := sorted(set(given) - set(fields))):
-        wrong = unknown[0] if isinstance(given, Mapping) else given
-        raise UserError(f"suite {path}: {group}.{name} has {wrong!r}; allowed: {', '.join(fields)}")
+        invalid = unknown[0] if isinstance(given, Mapping) else given
+        raise UserError(
+            f"suite {path}: {group}.{name} has {invalid!r}; allowed: {', '.join(fields)}"
+        )
     if not str(name).replace("_", "").isalnum():
         raise UserError(f"suite {path}: {group}.{name} must be letters, digits and underscores")
     try:
@@ -206,19 +208,21 @@ def _check_methods(
     references: Sequence[str],
 ) -> None:
     names = [one.name for one in methods] + [one.name for one in tasks]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"suite {path}: {twice[0]!r} names more than one task or method")
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"suite {path}: {duplicates[0]!r} names more than one task or method")
     for one in methods:
         if one.kind not in METHOD_KINDS or one.limits not in ("lifted", "own"):
             raise UserError(
                 f"suite {path}: methods.{one.name}: kind must be one of {', '.join(METHOD_KINDS)}, "
                 "limits lifted or own"
             )
-        if wrong := [
+        if invalid := [
             *(set(one.skip) - {task.name for task in tasks}),
             *(set(one.varies) - {"budget", "seed"}),
         ]:
-            raise UserError(f"suite {path}: methods.{one.name}: {wrong[0]!r} is not allowed there")
+            raise UserError(
+                f"suite {path}: methods.{one.name}: {invalid[0]!r} is not allowed there"
+            )
     if missing := [name for name in references if name not in {one.name for one in methods}]:
         raise UserError(
             f"suite {path}: references has {missing[0]!r}, which is not one of its methods"

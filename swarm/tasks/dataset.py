@@ -126,16 +126,16 @@ class DataFile:
     def _validate_items(self, path: Path, split: str, content: DataContent) -> list[Item]:
         """Return the split's items, all of them valid and with different ids."""
         items: list[Item] = []
-        wrong: list[tuple[object, str]] = []
+        errors: list[tuple[object, str]] = []
         for index, value in content.entries[split]:
             item_id = value.get("id", index) if isinstance(value, Mapping) else index
             if (what := self._entry_error(value, item_id)) is not None:
-                wrong.append((item_id, what))
+                errors.append((item_id, what))
                 continue
             item_id = index if self.ids == "position" else item_id
             items.append({**content.common, **value, "id": item_id})
-        if wrong:
-            message = dataset_formats.format_faults(split, wrong, len(content.entries[split]))
+        if errors:
+            message = dataset_formats.format_faults(split, errors, len(content.entries[split]))
             raise UserError(f"{path}: {message}.")
         times = Counter(str(item["id"]) for item in items)
         if repeated := [f'"{item_id}"' for item_id, number in times.items() if number > 1]:

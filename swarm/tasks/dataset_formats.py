@@ -173,46 +173,46 @@ def _read_json(path: Path, remedy: MissingFileHint) -> Any:
 
 def _read_jsonl(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
     # Not splitlines(): JSON texts may contain an unescaped U+2028 or another line separator.
-    entries, wrong = [], []
+    entries, errors = [], []
     for number, line in enumerate(_read_text(path, remedy).split("\n"), 1):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            wrong.append((number, f"it is not valid JSON: {error}"))
+            errors.append((number, f"it is not valid JSON: {error}"))
             continue
         if not isinstance(value, Mapping):
-            wrong.append((number, "it is not an object"))
+            errors.append((number, "it is not an object"))
             continue
         entries.append(DataEntry(number, value))
-    _refuse(path, "line", wrong, len(entries) + len(wrong))
+    _refuse(path, "line", errors, len(entries) + len(errors))
     return entries
 
 
 def _number_entries(path: Path, values: Sequence[Any]) -> list[DataEntry]:
-    wrong = [
+    errors = [
         (index, "it is not an object")
         for index, value in enumerate(values)
         if not isinstance(value, Mapping)
     ]
-    _refuse(path, "item", wrong, len(values))
+    _refuse(path, "item", errors, len(values))
     return [DataEntry(index, value) for index, value in enumerate(values)]
 
 
-def _refuse(path: Path, unit: str, wrong: Sequence[tuple[int, str]], count: int) -> None:
+def _refuse(path: Path, unit: str, errors: Sequence[tuple[int, str]], count: int) -> None:
     """Raise UserError if a file has invalid lines or items, counted and listed by kind.
 
     Args:
-        wrong: (place, error) of each; the kind is the text before ": ".
+        errors: (place, error) of each; the kind is the text before ": ".
         count: Number of lines or items in total.
     """
-    if len(wrong) == 1:
-        ((index, what),) = wrong
+    if len(errors) == 1:
+        ((index, what),) = errors
         raise UserError(f"{path} {unit} {index}: {what}.")
-    if wrong:
-        kinds = by_kind(wrong)
-        raise UserError(f"{path}: {len(wrong)} of {count} {unit}s are wrong: {kinds}.")
+    if errors:
+        kinds = by_kind(errors)
+        raise UserError(f"{path}: {len(errors)} of {count} {unit}s are wrong: {kinds}.")
 
 
 def _read_text(path: Path, remedy: MissingFileHint) -> str:
@@ -221,8 +221,8 @@ def _read_text(path: Path, remedy: MissingFileHint) -> str:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} is missing: {remedy(path)}.") from None
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} is not readable: {why}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} is not readable: {reason}.") from error
 
 
 def _divide_entries(
@@ -237,11 +237,11 @@ def _divide_entries(
             "test": [e for e, first in zip(entries, dev, strict=True) if not first],
         }
     where = "line" if path.suffix == ".jsonl" else "item"
-    wrong = []
+    errors = []
     for index, value in entries:
         if value.get("split") not in SPLITS:
             split_value = repr(value["split"]) if "split" in value else "missing"
             rule = "if one item has a split, all need one: dev or test"
-            wrong.append((index, f'its "split" is {split_value}; {rule}'))
-    _refuse(path, where, wrong, len(entries))
+            errors.append((index, f'its "split" is {split_value}; {rule}'))
+    _refuse(path, where, errors, len(entries))
     return {split: [e for e in entries if e.value["split"] == split] for split in SPLITS}

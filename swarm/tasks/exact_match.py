@@ -141,6 +141,6 @@ class ExactMatch(SearchSignalTask):
 
 def match_item_error(item: Item) -> str | None:
     """Return the error of an exact-match item, or `None`."""
-    if (wrong := text_field_error(item, "question")) is not None:
-        return wrong
+    if (error := text_field_error(item, "question")) is not None:
+        return error
     return gold_answer_error(item["answer"]) if "answer" in item else 'it has no "answer"'

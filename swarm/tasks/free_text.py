@@ -157,8 +157,8 @@ class FreeText:
 
     def _item_error(self, item: Item) -> str | None:
         for field in self.fields:
-            if (wrong := text_field_error(item, field)) is not None:
-                return wrong
+            if (error := text_field_error(item, field)) is not None:
+                return error
         return self.scorer.item_error(item)
 
 

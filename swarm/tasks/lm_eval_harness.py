@@ -67,8 +67,10 @@ def load_lm_eval_tasks(name: str, include_path: str | None) -> dict[str, Any]:
     if manager is None or name not in manager.all_tasks:
         manager = TaskManager(include_path=folder)
     if name not in manager.all_tasks:
-        near = ", ".join(get_close_matches(name, manager.all_tasks, 3)) or "none is similar"
-        raise UserError(f"task.tasks: lm-eval has no task {name} ({near}); see task.include_path.")
+        matches = ", ".join(get_close_matches(name, manager.all_tasks, 3)) or "none is similar"
+        raise UserError(
+            f"task.tasks: lm-eval has no task {name} ({matches}); see task.include_path."
+        )
     try:
         return dict(manager.load([name])["tasks"])
     except Exception as error:

@@ -195,8 +195,8 @@ def build_choice_prompt(item: Item, instruction: str | None) -> str:
 
 def choice_item_error(item: Item) -> str | None:
     """Return the error of a multiple-choice item, or `None`."""
-    if (wrong := text_field_error(item, "question")) is not None:
-        return wrong
+    if (error := text_field_error(item, "question")) is not None:
+        return error
     choices = item.get("choices")
     if not isinstance(choices, Mapping) or len(choices) < 2:
         return 'its "choices" are not an object with at least two entries'

@@ -19,7 +19,7 @@ from swarm.executors.inline import InlineExecutor
 from swarm.executors.processes import ProcessExecutor
 from swarm.executors.worker import Worker
 from swarm.loop.evaluator import Batching, Evaluator
-from swarm.loop.run import check_place, name_positions
+from swarm.loop.run import check_run_path, name_positions
 from swarm.models.base import Request
 from swarm.optimizers.base import LossRequest
 from swarm.optimizers.cma_es import CMAES
@@ -235,7 +235,7 @@ def test_a_place_that_cannot_be_written_or_shown_is_refused(
     name: str, folder: str, says: str
 ) -> None:
     with pytest.raises(UserError, match=says) as error:
-        check_place(name, folder)
+        check_run_path(name, folder)
     assert len(str(error.value)) < 300 and str(error.value).isprintable()
 
 

@@ -72,7 +72,7 @@ class FullModelPool:
         self.shard_gigabytes = shard_gigabytes
 
     @property
-    def own(self) -> int:
+    def expert_count(self) -> int:
         """See `swarm.engine.base.ExpertPool`."""
         return len(self.names)
 

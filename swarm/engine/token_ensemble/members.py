@@ -57,7 +57,7 @@ class ModelEnsemble:
         self._members: list[EnsembleMember] = []
 
     @property
-    def own(self) -> int:
+    def expert_count(self) -> int:
         """See `swarm.engine.base.ExpertPool`."""
         return len(self.names)
 
@@ -183,8 +183,8 @@ def parse_models(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
             f"pool.models={models}: give two or more folders or hub ids of models, "
             "e.g. pool.models='[models/mine,models/other]'"
         )
-    if twice := sorted({one for one in given if given.count(one) > 1}):
-        raise UserError(f"pool.models names {twice[0]} more than once")
+    if duplicates := sorted({one for one in given if given.count(one) > 1}):
+        raise UserError(f"pool.models names {duplicates[0]} more than once")
     last = [Path(one).name for one in given]
     return given, last if len(set(last)) == len(last) else given
 

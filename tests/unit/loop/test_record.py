@@ -140,7 +140,7 @@ def test_a_journal_is_cut_at_the_first_bad_line(tmp_path: Path, caplog: Any) -> 
         said = [one for one in caplog.records if one.levelno == logging.WARNING]
         assert len(said) == 1 and JOURNAL in said[0].getMessage(), name
         assert len(record.iterations) == left if left else 1 < len(record.iterations) < 9
-        assert not (folder / answers_place(len(record.iterations))).exists()
+        assert not (folder / answers_path(len(record.iterations))).exists()
         assert read_state(folder) == record.state, name
         add(record, 9)
         record.save_state()

@@ -156,7 +156,7 @@ def test_the_canary_sings(engine: VLLMEngine, pool: Pool) -> None:
     engine.generate(first, asked)
     old = engine._way.requests
     right = vllm_engines.logprobs(engine.generate(second, asked))
-    stale = vllm_engines.logprobs(engine._asker.generate(old, asked))  # type: ignore[union-attr]
+    stale = vllm_engines.logprobs(engine._scheduler.generate(old, asked))  # type: ignore[union-attr]
     assert np.abs(stale - right).max() > 1e-3
 
 
@@ -168,7 +168,7 @@ def test_slots_that_were_touched_are_noticed(family: tuple[Path, Path], pool: Po
         part = worker._swarm_parts[3]
         kept = part.slots.clone()
         part.slots[0].flatten()[:2] = part.slots[0].flatten()[:2].flip(0)  # as a sum sees it, equal
-        with pytest.raises(UserError, match="is not what was written there"):
+        with pytest.raises(UserError, match="differs from what was written"):
             engine.generate(vllm_engines.positions(1, pool), asked)
         part.slots.copy_(kept)
         engine.generate(vllm_engines.positions(1, pool), asked)
@@ -177,7 +177,7 @@ def test_slots_that_were_touched_are_noticed(family: tuple[Path, Path], pool: Po
             with pytest.raises(UserError, match="checksum"):
                 engine.generate(vllm_engines.positions(1, pool, 1), asked)
         worker.model_runner.lora_manager._adapter_manager.remove_adapter(1)
-        with pytest.raises(UserError, match="out of its slot"):
+        with pytest.raises(UserError, match="from its slot"):
             engine.generate(vllm_engines.positions(1, pool, 2), asked)
 
 

@@ -14,7 +14,7 @@ from swarm.runs.manifest import (
     JOURNAL,
     MANIFEST_FILE,
     Manifest,
-    answers_place,
+    answers_path,
     read_state,
     replay,
 )

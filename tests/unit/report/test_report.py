@@ -377,7 +377,7 @@ def test_questions_of_other_items_are_not_shown(tmp_path: Path) -> None:
     folder = run_folders.folder(tmp_path / "run")
     assert "config.json is missing" in str(run_folders.section(build_report(folder), "flips"))
     run_folders.data_file(folder, "Which", 40)
-    assert "what the data file has now is not what was asked" in render_page(build_report(folder))
+    assert "the data file has changed since the run" in render_page(build_report(folder))
     run_folders.data_file(folder, "What", 40)
     (folder / "data.json").unlink()
     shown = str(run_folders.section(build_report(folder), "flips"))
@@ -571,7 +571,7 @@ def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert entry.main([str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert told.startswith("error: ") and told.count("\n") == 1
-    with pytest.raises(UserError, match="no iteration is done yet"):
+    with pytest.raises(UserError, match="no iteration has finished yet"):
         folder = run_folders.folder(tmp_path / "run", iterations=0)
         state = json.loads((folder / "state.json").read_text())
         (folder / "state.json").write_bytes(encode_state({**state, "rounds": []}))

@@ -89,7 +89,7 @@ class ModelShape:
     def _target_shapes(self, targets: Sequence[str]) -> list[tuple[int, int]]:
         if unknown := sorted(set(targets) - set(self.layer_shapes)):
             raise UserError(
-                f"{unknown[0]} is no linear layer; allowed: {', '.join(self.layer_shapes)}"
+                f"{unknown[0]} is not a linear layer; allowed: {', '.join(self.layer_shapes)}"
             )
         return [self.layer_shapes[name] for name in targets]
 

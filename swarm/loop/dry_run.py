@@ -38,7 +38,8 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
     items = run.check_inputs()
     if not isinstance(run.pool, Pool):
         raise UserError(
-            "dry_run=true computes what adapters cost, not whole models; docs/token_swarms.md and "
+            "dry_run=true computes the cost of adapters, not of complete models; "
+            "docs/token_swarms.md and "
             "docs/full_models.md explain how to estimate those"
         )
     folder = run.model.on_disk()
@@ -96,7 +97,7 @@ def _describe_task(run: Run, items: int, prompts: PromptStats) -> dict[str, str]
     test = f", {len(run.task.items('test'))} test items" if run.test else ""
     limit = f"; the budget ends it after {run.budget.prompts}" if run.budget.prompts else ""
     after = [f"{items} dev items again, in other batches"] * run.noise_floor
-    after += [f"2 x {len(run.task.items('dev')) - items} kept dev items"] * bool(run.confirm)
+    after += [f"2 x {len(run.task.items('dev')) - items} held-out dev items"] * bool(run.confirm)
     if extra := _count_baseline_prompts(run, items):
         after.append(f"{extra} prompts for the baselines")
     return {
@@ -209,7 +210,7 @@ def _describe_costs(
         _build_workload(run, pool, config, metric_prompts, items, bool(gpus), size),
         plan=search.plan,
     )
-    nodes = " (this machine's; the cluster's nodes are not asked)" if _is_remote(config) else ""
+    nodes = " (this machine's; the cluster's nodes are not queried)" if _is_remote(config) else ""
     return {
         "model": f"{run.model.path}: {format_amount(model.parameter_count)} weights of {size} "
         "bytes, "
@@ -280,7 +281,7 @@ def resolve_plan(
     engine = run.engine
     plan, reason = (
         getattr(engine, "plan", "auto"),
-        getattr(engine, "why", "as engine.plan says"),
+        getattr(engine, "why", "set by engine.plan"),
     )
     if plan == "auto":
         plan, reason = choose_auto_plan(search, model, device, gpu)

@@ -509,7 +509,7 @@ def test_a_search_goes_on_after_random_kills(trio: list[Path], tmp_path: Path) -
 def test_a_dry_run_says_in_one_line_why_not(trio: list[Path], tmp_path: Path) -> None:
     result = searches.run([*command(tmp_path, trio), "dry_run=true"])
     assert result.returncode == 1, result.stderr
-    assert "dry_run=true computes what adapters cost" in result.stderr
+    assert "dry_run=true computes the cost of adapters" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and not (tmp_path / "search").exists()
 
 

@@ -239,7 +239,7 @@ def test_where_no_cluster_is_one_line_says_so(
     (stale / "ray_current_cluster").write_text("127.0.0.1:1")
     wrong = {
         "127.0.0.1:1": "refused",
-        f"127.0.0.1:{silent}": "something else",
+        f"127.0.0.1:{silent}": "another service",
         "nonsense": "null",
         "ray://127.0.0.1:1": "refused",
         "auto": "127.0.0.1:1",

@@ -293,7 +293,7 @@ def test_patterns_pick_by_the_end_of_the_name(mixed_pool: Path) -> None:
 
 
 def test_a_missing_pool_and_a_missing_expert(folder: Path) -> None:
-    refused(folder / "nowhere", "", "no folder")
+    refused(folder / "nowhere", "", "no such folder")
     said = refused(folder, "", "'cedar'", "amber, birch", experts=["amber", "cedar"])
     assert said.startswith("pool.experts")
 

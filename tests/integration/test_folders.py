@@ -82,11 +82,11 @@ def test_save_overwrites_nothing_but_saved_adapters(tiny_pool: Path, tmp_path: P
         pool.save([1, 0, 0, 0], tiny_pool / "amber")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    with pytest.raises(UserError, match="something else"):
+    with pytest.raises(UserError, match="something other"):
         pool.save([1, 0, 0, 0], tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="something else"):
+    with pytest.raises(UserError, match="something other"):
         pool.save([1, 0, 0, 0], tmp_path / "file")
 
 

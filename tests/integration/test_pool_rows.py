@@ -146,8 +146,8 @@ def test_elites_that_are_none(tiny_pool: Path, tmp_path: Path) -> None:
     broken = run_folder(pool, tmp_path / "broken", {0: (0.5, [0.5, 0.5, 0.0, 0.0])})
     (broken / "particle_0" / "personal_best" / "swarm.json").write_text("{}")
     for folder, word in (
-        (tmp_path / "nowhere", "is no run"),
-        (tiny_pool, "is no run"),
+        (tmp_path / "nowhere", "is not a run"),
+        (tiny_pool, "is not a run"),
         (experts, "are experts of this pool"),
         (broken, "swarm.json"),
     ):

@@ -9,6 +9,10 @@ bests, configuration), in the format of sha256sum. The line of a file is removed
 replaced, so that a kill leaves a file without a line and never a wrong line: a file that differs
 from its line, or is missing, was damaged. The answers of an iteration are appended, with a checksum
 of all lines above.
+
+An iteration is written in this order: its answers, its line of the journal, the checksum of its
+answers. A kill may thus leave answers without a line, but never a checksum without one: a checksum
+without a line shows that the end of the journal was lost.
 """
 
 import hashlib
@@ -30,6 +34,9 @@ STATE_FILE = "state.json"
 
 JOURNAL = "rounds.jsonl"
 """The iterations since state.json was written; absent if there are none."""
+
+SEALED_FILES = (MANIFEST_FILE, JOURNAL)
+"""Files that only versions write whose state has a checksum."""
 
 CHECKSUM_LINE = b'\n "checksum": "%s"\n}\n'
 
@@ -212,7 +219,7 @@ def encode_state(state: dict[str, Any]) -> bytes:
 def read_sealed_state(path: Path) -> dict[str, Any] | None:
     """Read a state file; return `None` if it is missing or damaged.
 
-    A state without `versions` was written by an earlier version, and has no checksum.
+    Only states of versions that wrote no checksums at all may lack one.
     """
     try:
         data = read_bytes(path)
@@ -223,7 +230,8 @@ def read_sealed_state(path: Path) -> dict[str, Any] | None:
         return None
     seal = state.pop("checksum", None)
     if seal is None:
-        return None if "versions" in state or not _has_rounds(state) else state
+        newer = "versions" in state or any((path.parent / name).exists() for name in SEALED_FILES)
+        return None if newer or not _has_rounds(state) else state
     tail = b"," + CHECKSUM_LINE % str(seal).encode()
     text = data.removesuffix(tail) + b"\n}"
     complete = data.endswith(tail) and re.fullmatch(r"[0-9a-f]{64}", str(seal))
@@ -269,8 +277,9 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
     """
     last_iteration, unread = -1, ""
     while True:
-        # Journal first: lines that a search meanwhile moves into its state are then in both, not in
-        # neither.
+        # In the reverse of the order of writing: what an earlier file refers to is in a later one,
+        # also while a search writes. A line moves from the journal to the state.
+        sums = Manifest(folder).read().sums
         try:
             journal = read_bytes(folder / JOURNAL)
         except FileNotFoundError:
@@ -279,7 +288,7 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
             journal, unread = b"", error.strerror or str(error)
         state = read_sealed_state(folder / STATE_FILE)
         rounds = (state or {}).get("rounds")
-        if state is None or not isinstance(rounds, list) or not rounds:
+        if state is None or not isinstance(rounds, list):
             return state, ""
         if unread:
             return state, unread
@@ -287,9 +296,10 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
         for entry in entries:
             rounds.append(entry["round"])
             apply_difference(state["optimizer"], entry["optimizer"])
-        # The answers of an iteration are written after the previous iteration's line. If a running
-        # search has written both in between, retry to read more iterations.
-        if damage or not (folder / answers_path(len(rounds) + 1)).exists():
+        # The answers of the iteration after the next are written after the next one's line; if a
+        # running search has written both since the journal was read, the second attempt finds it.
+        following = (folder / answers_path(len(rounds) + 1)).exists()
+        if damage or not (following or answers_path(len(rounds)) in sums):
             return state, damage
         if len(rounds) == last_iteration:
             return state, f"no entry for iteration {last_iteration}, which has answers"

@@ -159,6 +159,13 @@ class RunRecord:
         """
         goes_on = self.load_state(identity)
         self._remove_drafts()
+        if self._cut:
+            log.warning(
+                "%s is damaged or missing (%s): iterations from %d on are evaluated again",
+                self.folder / JOURNAL,
+                self._cut,
+                len(self.iterations),
+            )
         if goes_on:
             self._remove_damaged()
             return True
@@ -174,6 +181,8 @@ class RunRecord:
             "metrics": None,
         }
         self.save_state()
+        # Before the first iteration, so that a missing file is always damage.
+        self.manifest.save()
         return False
 
     def load_state(self, identity: Mapping[str, Any]) -> bool:
@@ -246,14 +255,8 @@ class RunRecord:
 
     def _remove_damaged(self) -> None:
         """Remove damaged files, so that they are written again, and log it."""
-        if self._cut:
-            log.warning(
-                "%s is damaged or missing (%s): iterations from %d on are evaluated again",
-                self.folder / JOURNAL,
-                self._cut,
-                len(self.iterations),
-            )
-        if self._cut or (self.folder / JOURNAL).exists():
+        # The state of a version without checksums gets one before checksums.txt is written.
+        if self._cut or (self.folder / JOURNAL).exists() or "versions" not in self.state:
             self.save_state()
         if self.manifest.lost:
             log.warning(
@@ -270,11 +273,12 @@ class RunRecord:
         self.manifest.remove_paths(*units)
         reevaluated = any(unit.startswith("answers/") for unit in units)
         rounds = {answers_path(number) for number in range(len(self.iterations))}
+        lost = [p for p in self.manifest.sums if _is_iteration_file(p) and p not in rounds]
+        self.manifest.remove_paths(*lost)
         # A kill leaves at most one file of answers without a checksum.
         for file in (self.folder / "answers").glob("*.json.gz"):
             path = file.relative_to(self.folder).as_posix()
             if _is_iteration_file(path) and path not in rounds:
-                self.manifest.remove_paths(path)
                 remove(file)
             elif path not in self.manifest.sums and self._is_readable(path):
                 self.manifest.add_checksums(path)
@@ -356,9 +360,9 @@ class RunRecord:
             "utilities": [None if np.isnan(u) else float(u) for u in utilities],
             **facts,
         }
-        # Answers first: an iteration listed in the state always has its answers and their checksum.
+        # Answers first, their checksum last: an iteration listed in the state always has its
+        # answers, and one with a checksum is always listed (see `swarm.runs.manifest`).
         self._write_answers(number, answers)
-        self.manifest.append(answers_path(number))
         journaled = number > 0 and set(self.state) == self._saved
         if journaled:
             append(self.folder / JOURNAL, journal_line(number, entry, change))
@@ -370,6 +374,7 @@ class RunRecord:
         # The journal cannot express new keys of the state: rewrite the snapshot then.
         if not journaled:
             self.save_state()
+        self.manifest.append(answers_path(number))
 
     @property
     def iterations(self) -> list[dict[str, Any]]:

@@ -332,6 +332,22 @@ def test_a_state_without_a_checksum_has_the_types_of_one(
     assert read_sealed_state(path) is None
 
 
+def test_a_state_beside_checksums_has_one_itself(lab: Lab) -> None:
+    """Edited without its checksum and versions, it does not pass for one of an older version."""
+    lab.damage("", deleted, 0)
+    state = json.loads(lab.whole["state.json"])
+    del state["checksum"], state["versions"]
+    state["rounds"][0]["utilities"][0] = 1.0
+    (lab.folder / "state.json").write_text(json.dumps(state))
+    error = lab.again()
+    assert error and "state.json is not the state of a search, or is damaged" in error
+    # A folder of such a version has no checksums; its state and files get them at once.
+    (lab.folder / MANIFEST_FILE).unlink()
+    assert lab.again() is None
+    assert "checksum" in json.loads((lab.folder / "state.json").read_text())
+    assert lab.again() is None
+
+
 def test_answers_that_are_removed_while_the_search_runs_are_named(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,15 +1,18 @@
 """What a run folder keeps of its rounds and bests, whenever it is killed."""
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from swarm._util.files import write_json
+from swarm._util.files import append, write_json
 from swarm.errors import UserError
+from swarm.runs import manifest as manifest_module
+from swarm.runs import run_folder
 from swarm.runs.manifest import (
     JOURNAL,
     MANIFEST_FILE,
@@ -149,20 +152,91 @@ def test_a_journal_is_cut_at_the_first_bad_line(tmp_path: Path, caplog: Any) -> 
         assert found.find_damaged() == [] and len(found.sums) == 9
 
 
-def test_a_line_that_a_kill_cut_off_is_no_damage(tmp_path: Path, caplog: Any) -> None:
+class Killed(BaseException):
+    """A kill at a write."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, moment: int, part: float) -> None:
+    """Kill before write number `moment` of a record, or within it if it appends to the journal."""
+    left = [moment]
+
+    def dying(write: Callable[..., None]) -> Callable[..., None]:
+        def wrapped(path: Path, *data: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                if path.name == JOURNAL and write is append:
+                    with path.open("ab") as file:
+                        file.write(data[0][: int(part * len(data[0]))])
+                raise Killed
+            write(path, *data)
+
+        return wrapped
+
+    for module in (run_folder, manifest_module):
+        for name in ("append", "write_atomic", "write_gzip_json", "remove"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, dying(getattr(module, name)))
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+def test_a_kill_at_any_write_is_no_damage(
+    part: float, tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed without a warning to the identical state, also if the journal has half of a line."""
+    whole = searched(tmp_path / "whole", 4)
+    sums = Manifest(tmp_path / "whole").read().sums
+    moments = set()
+    for moment in range(40):
+        folder = tmp_path / str(moment)
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            kill_at(patch, moment, part)
+            searched(folder, 4)
+            break
+        if not (folder / "state.json").exists():
+            continue
+        state, damage = replay(folder)
+        assert damage == "" and state
+        moments.add(len(state["rounds"]))
+        record = RunRecord(folder)
+        record.open_or_resume({"task": "x"}, ["amber", "birch"])
+        assert len(record.iterations) == len(state["rounds"])
+        add(record, 4)
+        assert record.state == whole.state and Manifest(folder).read().sums == sums
+        assert read_state(folder) == whole.state
+    assert moments == {0, 1, 2, 3, 4} and moment > 10 and not caplog.records
+
+
+def test_a_lost_end_of_the_journal_is_damage(tmp_path: Path, caplog: Any) -> None:
+    """Cut between two lines or within the last one, which a kill does not leave."""
     whole = searched(tmp_path / "whole", 9)
-    searched(tmp_path / "cut", 9)
-    data = (tmp_path / "cut" / JOURNAL).read_bytes()
+    data = (tmp_path / "whole" / JOURNAL).read_bytes()
     last = len(data.splitlines(keepends=True)[-1])
-    for length in (1, last // 2, last - 1):
-        (tmp_path / "cut" / JOURNAL).write_bytes(data[:-length])
-        state, damage = replay(tmp_path / "cut")
-        assert damage == "" and state and len(state["rounds"]) == 8
-    record = RunRecord(tmp_path / "cut")
+    for length in (1, last // 2, last - 1, last):
+        folder = tmp_path / str(length)
+        searched(folder, 9)
+        (folder / JOURNAL).write_bytes(data[:-length])
+        with pytest.raises(UserError, match=f"{JOURNAL} is damaged or missing"):
+            read_state(folder)
+        caplog.clear()
+        record = RunRecord(folder)
+        record.open_or_resume({"task": "x"}, ["amber", "birch"])
+        assert len(record.iterations) == 8
+        assert JOURNAL in caplog.text and "from 8 on are evaluated again" in caplog.text
+        assert read_state(folder) == record.state
+        add(record, 9)
+        record.save_state()
+        assert record.state == whole.state
+
+
+def test_a_state_older_than_its_answers_is_noticed(tmp_path: Path, caplog: Any) -> None:
+    """A copy of state.json from before the first iteration."""
+    record = RunRecord(tmp_path)
     record.open_or_resume({"task": "x"}, ["amber", "birch"])
-    add(record, 9)
-    record.save_state()
-    assert record.state == whole.state and not caplog.records
+    copy = (tmp_path / "state.json").read_bytes()
+    add(record, 1)
+    (tmp_path / "state.json").write_bytes(copy)
+    assert not RunRecord(tmp_path).open_or_resume({"task": "x"}, ["amber", "birch"])
+    assert "from 0 on are evaluated again" in caplog.text
 
 
 def test_lines_that_the_state_has_already_are_no_more(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
 """The protocol of candidates: one or several voters, each of which answers all items of a task."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from swarm.executors.worker import JobUsage
 from swarm.models.base import Completion, Request
 from swarm.tasks.base import Item, Score, Task
 
-__all__ = ["Candidate", "JobUsage", "run_task"]
+__all__ = ["Candidate", "HasModelContexts", "JobUsage", "run_task"]
 
 
 class Candidate(Protocol):
@@ -45,6 +45,18 @@ class Candidate(Protocol):
 
         The key `run` itself is not part of an evaluation's identity.
         """
+        ...
+
+
+@runtime_checkable
+class HasModelContexts(Protocol):
+    """A candidate of models with a known context, into which the task's prompts have to fit.
+
+    One that answers dev items whatever the split has an attribute `reads_dev` that is true.
+    """
+
+    def model_contexts(self) -> Sequence[tuple[Any, float]]:
+        """Return the tokenizer and the context in tokens of each model; valid after `check`."""
         ...
 
 

@@ -13,7 +13,6 @@ from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage
 from swarm.evaluation.voting import VotingCandidate
 from swarm.executors.worker import run_tasks_lockstep
-from swarm.loop.prompt_stats import fit_to_context
 from swarm.registry.model_groups import (
     ModelGroup,
     base_of_run,
@@ -67,8 +66,10 @@ class CheckpointCandidate:
         """See `Candidate.check`."""
         if not self._stands:
             self._stands = group_models(self.folders, self.base)
-        for stand in self._stands:
-            fit_to_context(task, stand.load_tokenizer(), stand.context_length())
+
+    def model_contexts(self) -> list[tuple[Any, float]]:
+        """See `HasModelContexts`."""
+        return [(stand.load_tokenizer(), stand.context_length()) for stand in self._stands]
 
     def open(self, device: str) -> None:
         """See `Candidate.open`; several models are loaded one at a time by `score_items`."""

@@ -73,6 +73,7 @@ class Evaluation:
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise UserError(f"out={out}: must be a folder")
         self.found: scoring.SplitScores | None = None
+        self.too_long: list[str] = []
         self.tracker = tracker or NullTracker()
         if self.out is None and not isinstance(self.tracker, NullTracker):
             raise UserError("out=null: a tracker stores its files in that folder; name one", 2)
@@ -91,7 +92,7 @@ class Evaluation:
         """
         device = scoring.choose_device(self.device)
         self.task.items(self.split)
-        scoring.check_candidate(self.candidate, self.task)
+        self.too_long = scoring.check_candidate(self.candidate, self.task, [self.split])
         identity = self._build_identity(config or {})
         known = self._load_known_result(identity)
         if self.out is None:
@@ -109,6 +110,7 @@ class Evaluation:
             "task": self.task.name,
             "split": self.split,
             "items": len(found.items),
+            **({"too_long": self.too_long} if self.too_long else {}),
             "voices": scoring.summarize_scores(self.task, found),
             "constant_answers": scoring.summarize_constants(self.task, self.split),
             "prompts": found.prompts,

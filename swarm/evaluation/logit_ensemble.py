@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
 from swarm.engine.token_ensemble.members import EnsembleMember, ModelEnsemble
 from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage, run_task
-from swarm.loop.prompt_stats import fit_to_context
 from swarm.models.base import Completion, Request
 from swarm.pool.adapter import read_adapter
 from swarm.tasks.base import Item, Score, Task
@@ -43,6 +43,7 @@ class TokenEnsembleCandidate:
         self.engine = TokenEnsembleEngine(max_tokens)
         self.members: list[str] = []
         self._meter = JobUsage()
+        self._tokenizer: Any = None
         self._opened = False
 
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
@@ -54,7 +55,11 @@ class TokenEnsembleCandidate:
         self.panel = open_expert_ensemble(self.pool, self.base, self.experts)
         self.members = self.panel.names
         self.panel.check()
-        fit_to_context(task, self.engine.check(self.base, self.panel), self.engine.context)
+        self._tokenizer = self.engine.check(self.base, self.panel)
+
+    def model_contexts(self) -> list[tuple[Any, float]]:
+        """See `HasModelContexts`."""
+        return [(self._tokenizer, self.engine.context)]
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""

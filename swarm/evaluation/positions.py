@@ -1,6 +1,7 @@
 """Positions of a pool as candidates: single experts, or a mixture by its coefficients."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,7 +10,6 @@ from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage
 from swarm.executors.worker import run_tasks_lockstep
-from swarm.loop.prompt_stats import fit_to_context
 from swarm.tasks.base import Item, Score, Task
 
 
@@ -26,6 +26,7 @@ class PositionsCandidate:
         self.base, self.pool, self.engine = base, pool, engine
         self.names: list[str] = []
         self._rows = np.zeros((0, 0))
+        self._tokenizer: Any = None
         self._opened = False
 
     def build_positions(self) -> dict[str, np.ndarray]:
@@ -42,7 +43,11 @@ class PositionsCandidate:
         rows = self.build_positions()
         self.names, self._rows = list(rows), np.stack(list(rows.values()))
         self.pool.check()
-        fit_to_context(task, self.engine.check(self.base, self.pool), self.engine.context)
+        self._tokenizer = self.engine.check(self.base, self.pool)
+
+    def model_contexts(self) -> list[tuple[Any, float]]:
+        """See `HasModelContexts`."""
+        return [(self._tokenizer, self.engine.context)]
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""

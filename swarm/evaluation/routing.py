@@ -187,6 +187,11 @@ class RoutingCandidate(TokenEnsembleCandidate):
         if self.run is not None:
             self.fit_dev_answers(task, load_initial_answers(self.run, self.members, task))
 
+    @property
+    def reads_dev(self) -> bool:
+        """Whether dev answers are not read from a run."""
+        return self._start is None
+
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """See `Candidate.score_items`."""
         if self._start is None:

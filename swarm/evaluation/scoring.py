@@ -7,7 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from swarm.engine.base_model import choose_device as choose_device  # re-exported
 from swarm.errors import UserError
-from swarm.evaluation.base import Candidate, JobUsage
+from swarm.evaluation.base import Candidate, HasModelContexts, JobUsage
+from swarm.loop.prompt_stats import fit_to_context
 from swarm.tasks.base import HasScoreScale, Item, RequiresSetup, Score, Task, metric_task
 from swarm.tasks.metrics import paired_gain, summarize_constant_answers, utility_summary
 from swarm.tasks.reward_model import RewardModelTask
@@ -66,10 +67,19 @@ def prepare_candidate(candidate: Candidate, task: Task, device: str = "cpu") -> 
     load_candidate(candidate, task, device)
 
 
-def check_candidate(candidate: Candidate, task: Task) -> None:
+def check_candidate(
+    candidate: Candidate, task: Task, splits: Sequence[str] = ("dev", "test")
+) -> list[str]:
     """Check that a candidate and a task are compatible, before anything is loaded.
 
     A task with a scale measured on experts takes that of the candidate's run, if there is one.
+
+    Args:
+        splits: The splits to be scored; only their items have to fit into the models' contexts, and
+            those of dev if the candidate answers them too.
+
+    Returns:
+        Lines on dropped or truncated items (`swarm.loop.prompt_stats.fit_to_context`).
 
     Raises:
         UserError: As `Candidate.check`, or the task lacks something.
@@ -77,10 +87,17 @@ def check_candidate(candidate: Candidate, task: Task) -> None:
     if isinstance(task, RequiresSetup):
         task.check()
     candidate.check(metric_task(task))
+    changed: list[str] = []
+    if isinstance(candidate, HasModelContexts):
+        reads_dev = getattr(candidate, "reads_dev", False) and "dev" not in splits
+        used = ("dev", *splits) if reads_dev else splits
+        for tokenizer, context in candidate.model_contexts():
+            changed += fit_to_context(metric_task(task), tokenizer, context, used)
     scale = getattr(candidate, "scale", None)
     if scale is not None and isinstance(task, HasScoreScale):
         task.restore_scale(scale)
     _check_scale(metric_task(task))
+    return changed
 
 
 def _check_scale(task: Task, alone: bool = True) -> None:

@@ -1,9 +1,10 @@
 """A vote on answers: each member answers alone, and the vote's winner counts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from swarm.errors import UserError
-from swarm.evaluation.base import Candidate, JobUsage
+from swarm.evaluation.base import Candidate, HasModelContexts, JobUsage
 from swarm.evaluation.routing import load_initial_answers
 from swarm.stats.tests import plurality_vote
 from swarm.tasks.base import Item, Score, Task
@@ -63,6 +64,18 @@ class VotingCandidate:
         if self.weights is None and self.run is not None:
             start = load_initial_answers(self.run, voices, task)
             self.weights = [task.utility(scores) for scores in start.scores]
+
+    @property
+    def reads_dev(self) -> bool:
+        """Whether weights, or a member, are based on answers to dev."""
+        if self.weights is None and self.rule == "weighted":
+            return True
+        return any(getattr(member, "reads_dev", False) for member in self.members)
+
+    def model_contexts(self) -> list[tuple[Any, float]]:
+        """See `HasModelContexts`."""
+        known = [member for member in self.members if isinstance(member, HasModelContexts)]
+        return [one for member in known for one in member.model_contexts()]
 
     def voter_names(self) -> list[str]:
         """Return the names of all voters."""

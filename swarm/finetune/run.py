@@ -350,7 +350,8 @@ class FinetuneRun:
             UserError: An input is invalid; nothing has been written then.
         """
         tokenizer = self.model.load_tokenizer(self.model.resolve())
-        fit_to_context(self.task, tokenizer, self.model.context_length(), self.test)
+        splits = ("dev", "test") if self.test else ("dev",)
+        fit_to_context(self.task, tokenizer, self.model.context_length(), splits)
         dev = self.task.items("dev")
         asked = {"test_items": digest_items(self.task, "test") if self.test else None}
         trained, held = split_dev_holdout(dev, self.holdout, self.seed)

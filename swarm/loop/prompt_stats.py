@@ -96,7 +96,11 @@ class TokenCounter:
 
 
 def fit_to_context(
-    task: Task, tokenizer: Any, context: float, test: bool = True, key: str = "task"
+    task: Task,
+    tokenizer: Any,
+    context: float,
+    splits: Sequence[str] = ("dev", "test"),
+    key: str = "task",
 ) -> list[str]:
     """Check that the tokenizer can render the task's prompts and that they fit into the context.
 
@@ -106,7 +110,7 @@ def fit_to_context(
 
     Args:
         context: Context length in tokens; infinity if unknown.
-        test: Whether the test split is used too.
+        splits: The splits that are used; the others may contain items of any length.
         key: The task's configuration key, for messages.
 
     Returns:
@@ -117,13 +121,13 @@ def fit_to_context(
     """
     if parts := getattr(task, "tasks", None):
         found = [
-            fit_to_context(part, tokenizer, context, test, f"{key}.tasks.{n}")
+            fit_to_context(part, tokenizer, context, splits, f"{key}.tasks.{n}")
             for n, part in parts.items()
         ]
         return [line for lines in found for line in lines]
     lengths = TokenCounter(tokenizer)
     messages = []
-    for split in ("dev", "test") if test else ("dev",):
+    for split in splits:
         messages += _fit_split(task, split, lengths, context, key)
     for line in messages:
         log.warning(line)

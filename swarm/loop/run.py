@@ -287,7 +287,8 @@ class Run:
         Raises:
             UserError: The prompts do not fit.
         """
-        self._changed = fit_to_context(self.task, tokenizer, self.engine.context, self.test)
+        splits = ("dev", "test") if self.test else ("dev",)
+        self._changed = fit_to_context(self.task, tokenizer, self.engine.context, splits)
         return bool(self._changed)
 
     def check_inputs(self) -> int:

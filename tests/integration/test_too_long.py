@@ -9,10 +9,14 @@ import pytest
 import searches
 
 from swarm.engine.base_model import BaseModel
-from swarm.engine.hf import HFModel
+from swarm.engine.hf import HFEngine, HFModel
 from swarm.engine.tokenization import encode_prompt
 from swarm.errors import UserError
+from swarm.evaluation.evaluation import Evaluation, format_result
+from swarm.evaluation.positions import SingleExpertsCandidate
+from swarm.evaluation.voting import VotingCandidate
 from swarm.loop.prompt_stats import fit_to_context
+from swarm.pool.pool import Pool
 from swarm.scorers.llm_judge import LLMJudge
 from swarm.scorers.rules import Regex
 from swarm.tasks.abstain import Abstain
@@ -167,6 +171,44 @@ def test_a_search_without_the_dropped_says_and_records_it(
     assert len(state["too_long"]) == 2 and len(searches.answers(folder, 0)["0"]) == 3
     assert "1 dropped" in (folder / "log.txt").read_text()
     assert state["metrics"]["asked"]["test_items"]
+
+
+@pytest.mark.parametrize("signal", ["accuracy", "logprob"])
+@pytest.mark.parametrize(("split", "item"), [("dev", 2), ("test", 11)])
+def test_an_evaluation_fits_the_split_asked_for(
+    signal: str, split: str, item: int, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """Counts, constants and warnings are of that split; long items of the other are no matter."""
+    base = BaseModel(str(tiny_llama))
+    candidate = SingleExpertsCandidate(base, Pool(tiny_pool), HFEngine("stacked"))
+
+    def evaluate(too_long: str, **more: Any) -> Evaluation:
+        task = ExactMatch("tiny", data(tmp_path), signal=signal, too_long=too_long, **more)
+        return Evaluation(task, candidate, split, "cpu", str(tmp_path / "out"))
+
+    with pytest.raises(UserError, match=f"1 of 4 {split} items .* item {item}, needs"):
+        evaluate("refuse").run()
+    asked = evaluate("drop")
+    result = asked.run()
+    (line,) = result["too_long"]
+    assert f"1 of 4 {split} items" in line and "1 dropped" in line
+    assert result["items"] == 3 and result["voices"][0]["items"] == 3
+    assert result["constant_answers"]["overall"][split]["items"] == 3
+    assert item not in [row["id"] for row in asked.answer_rows()]
+    assert evaluate("drop").run() == result
+    assert f"tiny, {split}, 3 items" in format_result(result)
+    # The other split alone is too long.
+    other = {"dev": "test", "test": "dev"}[split]
+    rows = json.loads((tmp_path / "items.json").read_text())
+    rows[split] = [row for row in rows[split] if row["id"] != item]
+    (tmp_path / "half.json").write_text(json.dumps(rows))
+    task = ExactMatch("tiny", str(tmp_path / "half.json"), signal=signal)
+    assert len(task.items(other)) == 4
+    assert "too_long" not in Evaluation(task, candidate, split, "cpu").run()
+    # A vote by utilities on dev reads dev too.
+    vote = VotingCandidate(candidate, "weighted")
+    with pytest.raises(UserError, match="1 of 4 dev items"):
+        Evaluation(ExactMatch("tiny", data(tmp_path)), vote, split, "cpu").run()
 
 
 def test_nine_hundred_items_cost_little(tiny_llama: Path, tmp_path: Path, words: Any) -> None:

@@ -17,7 +17,7 @@ from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.adapter_sync import FOLDER_PREFIX, SHARED_MEMORY, remove_stale_folders
 from swarm.engine.vllm.engine import VLLMEngine
-from swarm.errors import UserError
+from swarm.errors import NotFinite, UserError
 from swarm.models.base import Message, Request
 from swarm.pool.pool import Pool
 
@@ -179,6 +179,31 @@ def test_slots_that_were_touched_are_noticed(family: tuple[Path, Path], pool: Po
         worker.model_runner.lora_manager._adapter_manager.remove_adapter(1)
         with pytest.raises(UserError, match="from its slot"):
             engine.generate(vllm_engines.positions(1, pool, 2), asked)
+
+
+@pytest.mark.parametrize("way", vllms.WAYS)
+def test_what_is_not_finite_names_its_position(
+    way: str, family: tuple[Path, Path], pool: Pool
+) -> None:
+    """NaN and infinite logits, of generated tokens and of choices; then weights of the mixture."""
+    rows = vllms.positions(6, pool)  # in two batches
+    texts, choices = [Request(PROMPTS[0], 3)], vllms.scoring(PROMPTS[:2])
+    with vllms.opened(family[0], pool, way) as engine:
+        sound = engine.generate(rows, [texts + choices] * 6)
+        for asked in (texts, choices):
+            for place in (1, 5):
+                spoiled = rows.copy()
+                spoiled[place] *= 1e25  # finite weights, whose products are not
+                with pytest.raises(NotFinite) as error:
+                    engine.generate(spoiled, [asked] * 6)
+                assert (error.value.position, error.value.what) == (place, "activations")
+        assert engine.generate(rows, [texts + choices] * 6) == sound
+        for scale in (1e41, 1e60):
+            spoiled = rows.copy()
+            spoiled[2] *= scale
+            with pytest.raises(NotFinite) as error:
+                engine.generate(spoiled, [texts] * 6)
+            assert (error.value.position, error.value.what) == (2, "weights")
 
 
 def test_folders_that_were_dropped_are_noticed(family: tuple[Path, Path], pool: Pool) -> None:

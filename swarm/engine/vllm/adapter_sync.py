@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swarm.errors import UserError
+from swarm.errors import NotFinite, UserError
 from swarm.pool.adapter import CONFIG_FILE, WEIGHTS_FILE
 from swarm.pool.pool import Pool
 
@@ -50,6 +50,9 @@ class HostBasis:
 
         Args:
             dtype: Type of the file's weights, such as "bfloat16".
+
+        Raises:
+            NotFinite: A weight is not finite in this type.
         """
         import torch
         from safetensors.torch import save_file
@@ -60,6 +63,8 @@ class HostBasis:
             for side, weight in zip("AB", mix_factors(factors, coefficients), strict=True):
                 key = f"base_model.model.{module}.lora_{side}.weight"
                 tensors[key] = weight.to(getattr(torch, dtype)).contiguous()
+                if not tensors[key].isfinite().all():
+                    raise NotFinite(0, "weights")
         # B includes the scaling, so alpha equals the rank.
         config = {
             "peft_type": "LORA",
@@ -119,6 +124,7 @@ class AdapterSync:
             vLLM's name of each, a `LoRARequest`.
 
         Raises:
+            NotFinite: The weights at a position are not finite in the model's type.
             UserError: vLLM refuses them, or does not contain what was written.
         """
         if self._held is None or not np.array_equal(positions, self._held):
@@ -176,9 +182,12 @@ def check_sound(problem: str) -> None:
         UserError: There is a problem.
     """
     if problem:
-        raise UserError(
-            f"engine=vllm: {problem}; rerun the same command to resume with a new engine"
-        )
+        raise unsound_error(problem)
+
+
+def unsound_error(problem: str) -> UserError:
+    """Return the error for a state of vLLM that no answer may come from."""
+    return UserError(f"engine=vllm: {problem}; rerun the same command to resume with a new engine")
 
 
 @contextmanager
@@ -221,8 +230,11 @@ class FolderSync(AdapterSync):
         """See `AdapterSync.sync_positions`."""
         while self.requests:
             self.llm.llm_engine.remove_lora(self.requests.pop().lora_int_id)
-        for position in positions:
-            self.requests.append(self.load_adapter(position, next(self._numbers)))
+        for i, position in enumerate(positions):
+            try:
+                self.requests.append(self.load_adapter(position, next(self._numbers)))
+            except NotFinite as error:
+                raise NotFinite(i, error.what) from None
 
     def verify_loaded(self) -> None:
         """See `AdapterSync.verify_loaded`."""
@@ -256,7 +268,8 @@ class SlotSync(AdapterSync):
                 raise UserError(f"engine.way=slots: {problem}; use engine.way=folders")
         self._numbers = list(range(1, most + 1))
         for number in self._numbers:
-            self.load_adapter(units[0], number)
+            # Only allocates the slot. An expert itself may not be finite in the model's type.
+            self.load_adapter(np.zeros(basis.count), number)
             llm.llm_engine.pin_lora(number)
 
     def sync_positions(self, positions: np.ndarray) -> None:
@@ -264,7 +277,10 @@ class SlotSync(AdapterSync):
         from vllm.lora.request import LoRARequest
 
         numbers = self._numbers[: len(positions)]
-        for problem in self.llm.collective_rpc("swarm_write", args=(numbers, positions.tolist())):
+        written = self.llm.collective_rpc("swarm_write", args=(numbers, positions.tolist()))
+        for overflown, problem in written:
+            if overflown:
+                raise NotFinite(min(overflown), "weights")
             check_sound(problem)
         version = next(self._versions)
         self.requests = [

@@ -3,14 +3,20 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from swarm.engine.base import ExpertPool
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine, as_adapter_pool
-from swarm.engine.vllm.adapter_sync import AdapterSync, FolderSync, HostBasis, SlotSync
+from swarm.engine.vllm.adapter_sync import (
+    AdapterSync,
+    FolderSync,
+    HostBasis,
+    SlotSync,
+    unsound_error,
+)
 from swarm.engine.vllm.launch import (
     check_installed,
     check_modules,
@@ -20,7 +26,7 @@ from swarm.engine.vllm.launch import (
     stop_vllm,
     wrap_start_errors,
 )
-from swarm.errors import UserError
+from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Request
 from swarm.pool.pool import Pool
 
@@ -133,6 +139,7 @@ class VLLMEngine:
             with wrap_start_errors():
                 basis = HostBasis(mixed)
                 self._way = SYNC_CLASSES[self.way](self._llm, basis, self.max_loras)
+                self._llm.collective_rpc("swarm_watch")
                 # Unsupported operations of a device fail only with the first token.
                 self.generate(np.zeros((1, basis.count)), [[Request("", 1)]])
         except BaseException:
@@ -145,16 +152,59 @@ class VLLMEngine:
         """See `swarm.engine.base.Engine`.
 
         Raises:
+            NotFinite: The weights at a position, or the logits, are not finite.
             UserError: A request does not fit into the model's context.
         """
-        assert self._scheduler is not None, "the engine is not open"
         answers: list[list[Completion]] = []
         for first in range(0, len(positions), self.max_loras):
             chosen = slice(first, first + self.max_loras)
-            named = self._way.update_positions(positions[chosen])
-            answers += self._scheduler.generate(named, requests[chosen])
-            self._way.verify_loaded()
+            try:
+                answers += self._generate_batch(positions[chosen], requests[chosen])
+            except NotFinite as error:
+                raise NotFinite(first + error.position, error.what) from None
         return answers
+
+    def _generate_batch(
+        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
+    ) -> list[list[Completion]]:
+        """Answer the requests of at most `max_loras` positions."""
+        assert self._scheduler is not None, "the engine is not open"
+        named = self._way.update_positions(positions)
+        answers = self._scheduler.generate(named, requests)
+        self._way.verify_loaded()
+        if not self._is_finite():
+            self._raise_not_finite(named, requests)
+        return answers
+
+    def _raise_not_finite(
+        self, named: Sequence[Any], requests: Sequence[Sequence[Request]]
+    ) -> NoReturn:
+        """Find the position in a batch whose logits are not finite, by asking each alone.
+
+        The workers check all rows of a batch at once, and one row's NaN may spread: kernels may
+        multiply what earlier requests have left in the cache by 0. So the cache is cleared before
+        each request.
+        """
+        assert self._scheduler is not None
+        try:
+            for i, name in enumerate(named):
+                self._clear_cache()
+                self._scheduler.generate([name], [requests[i]])
+                if not self._is_finite():
+                    raise NotFinite(i, "activations")
+        finally:
+            self._clear_cache()
+        raise unsound_error("a logit was not finite in a batch, but is for each position alone")
+
+    def _clear_cache(self) -> None:
+        """Overwrite vLLM's key-value cache by zeros, and forget which prompts it held."""
+        if not self._llm.reset_prefix_cache():
+            raise unsound_error("the cache of prompts cannot be cleared")
+        self._llm.collective_rpc("swarm_clear")
+
+    def _is_finite(self) -> bool:
+        """Return whether all logits since the last call were finite, in all of vLLM's workers."""
+        return all(self._llm.collective_rpc("swarm_finite"))
 
     def close(self) -> None:
         """Shut vLLM down and release its memory; it may be opened again."""

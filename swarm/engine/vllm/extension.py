@@ -1,6 +1,7 @@
 """Code that runs inside vLLM's workers; the only module that uses its internals (0.32 and 0.33)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -75,36 +76,67 @@ class WorkerExtension:
             self._swarm_parts += made
         return "", []
 
-    def swarm_write(self, numbers: Sequence[int], positions: Sequence[Sequence[float]]) -> str:
+    def swarm_write(
+        self, numbers: Sequence[int], positions: Sequence[Sequence[float]]
+    ) -> tuple[list[int], str]:
         """Write the combinations of positions [P, G * K] into the slots of these adapters.
 
         Returns:
-            The error found by their checksums afterwards; empty if there is none.
+            The indices of the positions with weights beyond the range of the slots' type, and the
+            error found by checksums afterwards; both empty if there is none.
         """
         self._swarm_noted = {}
         places, gone = self._swarm_places(numbers)
         if gone:
-            return gone
+            return [], gone
         weights = torch.tensor(positions, dtype=torch.float64, device=places.device)
         expected, error = [], []
+        overflown = torch.zeros(len(numbers), dtype=torch.bool, device=places.device)
         for part in self._swarm_parts:
             mine = weights.new_ones(len(numbers), 1)
             if not part.fixed:
                 mine = weights[:, part.start : part.start + len(part.basis)]
                 made = torch.einsum("pk,k...->p...", mine.float(), part.basis)
-                part.slots[places] = made.to(part.slots.dtype)
+                part.slots[places] = cast = made.to(part.slots.dtype)
+                overflown |= cast.isinf().flatten(1).any(1)
             expected.append(mine @ part.sums)
             error.append(
                 mine.abs() @ part.sizes * relative_tolerance(part) + absolute_tolerance(part)
             )
+        if overflown.any():
+            return overflown.nonzero().flatten().tolist(), ""
         found = self._swarm_sums(places)
         # Negated comparison, so that NaN counts as an error too.
         right = (found - torch.stack(expected)).abs() <= torch.stack(error)
         if not bool(right.all()):
             part = self._swarm_parts[int((~right).any(1).nonzero()[0])]
-            return f"the checksum of {part.name} is not that of the combination"
+            return [], f"the checksum of {part.name} is not that of the combination"
         self._swarm_noted = dict(zip(numbers, found.T, strict=True))
-        return ""
+        return [], ""
+
+    def swarm_watch(self) -> None:
+        """Check all logits from now on; the result stays on the device until it is read."""
+        self._swarm_finite: torch.Tensor | None = None
+        model = self.model_runner.get_model()
+        # The second computes a worker's part of the vocabulary, if vLLM shards sampling.
+        for name in ("compute_logits", "compute_logits_local"):
+            if compute := getattr(model, name, None):
+                setattr(model, name, partial(self._swarm_checked, compute))
+
+    def _swarm_checked(self, compute: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        logits = compute(*args, **more)
+        if logits is not None:  # with tensor parallelism, some workers may have none
+            # amax treats NaN as the highest, so one number per row detects all but -inf, which a
+            # model may use to exclude a token.
+            finite = logits.amax(dim=-1).isfinite().all()
+            known = self._swarm_finite
+            self._swarm_finite = finite if known is None else known & finite
+        return logits
+
+    def swarm_finite(self) -> bool:
+        """Return whether all logits since the last call were finite."""
+        finite, self._swarm_finite = self._swarm_finite, None
+        return finite is None or bool(finite)
 
     def swarm_changed(self) -> str:
         """Return which slot has changed since it was written; empty if none."""
@@ -115,6 +147,16 @@ class WorkerExtension:
             if not torch.equal(now, self._swarm_noted[number]):
                 return f"the slot of adapter {number} differs from what was written"
         return ""
+
+    def swarm_clear(self) -> None:
+        """Overwrite the key-value cache by zeros; prompts in it must have been forgotten."""
+        waiting = list(self.model_runner.kv_caches)
+        while waiting:
+            found = waiting.pop()
+            if isinstance(found, torch.Tensor):
+                found.zero_()
+            else:
+                waiting += found
 
     def _swarm_places(self, numbers: Sequence[int]) -> tuple[torch.Tensor, str]:
         """Return the slots [P] of these adapters, and an error if one is missing."""

@@ -181,14 +181,14 @@ def test_slots_that_were_touched_are_noticed(family: tuple[Path, Path], pool: Po
             engine.generate(vllm_engines.positions(1, pool, 2), asked)
 
 
-@pytest.mark.parametrize("way", vllms.WAYS)
+@pytest.mark.parametrize("way", vllm_engines.WAYS)
 def test_what_is_not_finite_names_its_position(
     way: str, family: tuple[Path, Path], pool: Pool
 ) -> None:
     """NaN and infinite logits, of generated tokens and of choices; then weights of the mixture."""
-    rows = vllms.positions(6, pool)  # in two batches
-    texts, choices = [Request(PROMPTS[0], 3)], vllms.scoring(PROMPTS[:2])
-    with vllms.opened(family[0], pool, way) as engine:
+    rows = vllm_engines.positions(6, pool)  # in two batches
+    texts, choices = [Request(PROMPTS[0], 3)], vllm_engines.scoring(PROMPTS[:2])
+    with vllm_engines.opened(family[0], pool, way) as engine:
         sound = engine.generate(rows, [texts + choices] * 6)
         for asked in (texts, choices):
             for place in (1, 5):

@@ -187,15 +187,36 @@ class FinalEvaluation:
         return self.score_position_on_test(self.record.position_at(index))
 
     def score_position_on_dev(self, position: Sequence[float]) -> list[Score]:
-        """Score a position, possibly new to the search, on the searched part of dev."""
+        """Score a position, possibly new to the search, on the searched part of dev.
+
+        The search's own answers count where it has evaluated the position: in another batch they
+        may differ by rounding, and one position would have two numbers.
+        """
+        for number, entry in enumerate(self.record.iterations):
+            for i, (row, utility) in enumerate(
+                zip(entry["positions"], entry["utilities"], strict=True)
+            ):
+                if utility is not None and row == list(position):
+                    return self.dev_scores((number, i))
         return self._load_or_score("judged", position, "judged", self.searched)
 
     def score_position_on_test(
         self, position: Sequence[float], indices: Sequence[int] | None = None
     ) -> list[Score]:
-        """Score a position on the test split, or on some indices of it."""
-        every = range(len(self.task.items("test")))
-        return self._load_or_score("test", position, "test", every if indices is None else indices)
+        """Score a position on the test split, or on some indices of it.
+
+        Indices of a split that was scored as a whole are taken from there, for the reason given in
+        `score_position_on_dev`.
+        """
+        items = self.task.items("test")
+        if indices is None:
+            return self._load_or_score("test", position, "test", range(len(items)))
+        whole = self.record.load_answers(
+            "test", position, short_digest([dict(item) for item in items])
+        )
+        if whole is None:
+            return self._load_or_score("test", position, "test", indices)
+        return [records_to_scores(whole)[i] for i in indices]
 
     def _load_or_score(
         self,

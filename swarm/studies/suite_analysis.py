@@ -144,7 +144,7 @@ def _summarize_block(suite: Suite, block: ResultBlock, records: RecordsByMethod)
             for name in suite.references
             if name in records and name != row["method"]
         }
-    started = [r for seeds in records.values() for r in seeds.values() if r["start"]]
+    started = [r for r in _list_records(records) if r["start"]]
     starts = {r["seed"]: r["start"] for r in reversed(started)}
     chosen = {r["seed"]: r["constant"] for r in started if r["constant"]}
     constants = list(chosen.values())
@@ -152,6 +152,9 @@ def _summarize_block(suite: Suite, block: ResultBlock, records: RecordsByMethod)
         "task": block.task,
         "dev_items": block.dev,
         "budget": block.budget,
+        "too_long": sorted(
+            {line for r in _list_records(records) for line in r.get("too_long", ())}
+        ),
         "test_items": len(next(iter(next(iter(records.values())).values()))["values"]),
         "constant": {
             "answers": sorted({one["answer"] for one in constants}),
@@ -169,6 +172,11 @@ def _summarize_block(suite: Suite, block: ResultBlock, records: RecordsByMethod)
         else None,
         "methods": rows,
     }
+
+
+def _list_records(records: RecordsByMethod) -> list[Mapping[str, Any]]:
+    """Return all records of a table."""
+    return [record for seeds in records.values() for record in seeds.values()]
 
 
 def _method_row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -346,8 +354,15 @@ def format_summary(found: Mapping[str, Any]) -> list[str]:
             *_format_ranks(one),
             "",
             *_format_by_task(one, of),
+            *_format_too_long(of),
         ]
     return [*lines, "", *_explain_columns(found)]
+
+
+def _format_too_long(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Format a paragraph on the items that were dropped or truncated; empty if there are none."""
+    lines = dict.fromkeys(line for block in blocks for line in block["too_long"])
+    return ["", *(f"{line}." for line in lines)] if lines else []
 
 
 def _is_in_summary(one: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
@@ -478,7 +493,8 @@ def _format_block(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[st
         add_row(row["method"], **labels)
     first = [f"- {row['method']}: {row['found']}" for row in block["methods"] if row["found"]]
     told_of = f"{block['test_items']} test items. Best found, by the first seed:"
-    return [*format_table(("method", *numbers), rows), "", told_of, "", *first]
+    table = format_table(("method", *numbers), rows)
+    return [*table, *_format_too_long([block]), "", told_of, "", *first]
 
 
 def render_picture(suite: Suite, found: Mapping[str, Any]) -> str | None:

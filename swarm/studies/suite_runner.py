@@ -27,6 +27,7 @@ from swarm._version import __version__
 from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores, split_dev_holdout
 from swarm.loop.fingerprint import digest_items
+from swarm.loop.prompt_stats import fit_to_context
 from swarm.runs.describe import describe_position
 from swarm.runs.run_reader import RunFolder
 from swarm.studies import subprocess_runs
@@ -106,6 +107,7 @@ class CellPlanner:
             "evaluate": self._evaluate_cell,
         }
         task = self._load_task(cell)
+        too_long = self._fit_task(cell, task)
         found = yield from kind[cell.method.kind](cell, task)
         return {
             "suite": self.suite.name,
@@ -118,6 +120,7 @@ class CellPlanner:
             "seed": cell.seed,
             "words": cell_words(self.suite, cell),
             **found,
+            "too_long": too_long,
             "constant": score_best_constant(task),
             "dev_digest": digest_items(task, "dev"),
             "test_digest": digest_items(task, "test"),
@@ -182,6 +185,19 @@ class CellPlanner:
                 f"than its dev={cell.dev}; lower dev"
             )
         return task
+
+    def _fit_task(self, cell: SuiteCell, task: Any) -> list[str]:
+        """Drop or truncate a task's items as the cell's processes do; return the lines on them.
+
+        So constant answers and digests are of the items that are asked. Without `task.too_long` the
+        processes themselves refuse items that do not fit.
+        """
+        if getattr(task, "too_long", "refuse") == "refuse":
+            return []
+        config = self._compose_config(self._base_words(cell))
+        base, engine = (instantiate(config[k], _convert_="all") for k in ("model", "engine"))
+        tokenizer = engine.check(base, self._open_pool(cell))
+        return fit_to_context(task, tokenizer, engine.context)
 
     def _compose_config(self, words: Sequence[str]) -> dict[str, Any]:
         return subprocess_runs.to_plain_config(subprocess_runs.compose_search(list(words), "suite"))

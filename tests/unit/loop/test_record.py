@@ -11,6 +11,7 @@ import pytest
 
 from swarm._util.files import append, write_json
 from swarm.errors import UserError
+from swarm.loop.final_metrics import FinalEvaluation
 from swarm.runs import manifest as manifest_module
 from swarm.runs import run_folder
 from swarm.runs.manifest import (
@@ -22,6 +23,8 @@ from swarm.runs.manifest import (
     replay,
 )
 from swarm.runs.run_folder import RunRecord
+from swarm.tasks.base import Score
+from swarm.tasks.exact_match import ExactMatch
 
 
 class Notes:
@@ -246,3 +249,31 @@ def test_lines_that_the_state_has_already_are_no_more(tmp_path: Path) -> None:
     record.save_state()
     (tmp_path / JOURNAL).write_bytes(data)
     assert read_state(tmp_path) == record.state
+
+
+def test_a_position_of_the_search_has_one_number(tmp_path: Path) -> None:
+    """A baseline at it takes the search's answers, which another batch may change by rounding."""
+    rows = [{"id": n, "question": f"{n}?", "answer": "yes"} for n in range(4)]
+    splits = {"dev": rows[:2], "test": rows[2:]}
+    write_json(tmp_path / "items.json", splits)
+    task = ExactMatch("tiny", str(tmp_path / "items.json"))
+    record = RunRecord(tmp_path / "run")
+    record.open_or_resume({}, ["amber", "birch"])
+    answers = {0: [{"id": n, "answer": "yes", "text": "", "value": 1.0} for n in range(2)]}
+    record.add_iteration(np.array([[0.5, 0.5], [1, 0]]), np.array([1.0, np.nan]), answers, {}, {})
+    asked: list[tuple[str, int]] = []
+
+    def ask(positions: Any, split: str, items: Any) -> list[list[Score]]:
+        asked.append((split, len(items)))
+        return [[Score(0.0, "no") for _ in items] for _ in positions]
+
+    ending = FinalEvaluation(record, task, ask, ask, lambda *about: None, [0, 1], [], False)
+    assert [one.value for one in ending.score_position_on_dev([0.5, 0.5])] == [1.0, 1.0]
+    assert asked == []
+    ending.score_position_on_dev([1.0, 0.0])  # in the search, but not measured
+    assert asked == [("judged", 2)]
+    assert len(ending.score_position_on_test([0.5, 0.5])) == 2
+    assert len(ending.score_position_on_test([0.5, 0.5], [1])) == 1
+    assert asked[1:] == [("test", 2)]
+    ending.score_position_on_test([1.0, 0.0], [1])
+    assert asked[2:] == [("test", 1)]

@@ -364,7 +364,7 @@ def test_answers_that_are_removed_while_the_search_runs_are_named(
     lab.damage("", deleted, 0)
     shutil.rmtree(lab.folder)
     error = lab.again()
-    assert error and "iteration_0000.json.gz was removed while the search was at work" in error
+    assert error and "iteration_0000.json.gz was removed during the search" in error
 
 
 def test_a_report_misses_what_the_end_had_asked(lab: Lab) -> None:

@@ -301,8 +301,8 @@ def test_a_missing_pool_and_a_missing_expert(folder: Path) -> None:
 def test_fewer_than_two_experts(folder: Path) -> None:
     refused(folder, "", "at least two", experts=["amber"])
     shutil.rmtree(folder / "birch")
-    refused(folder, "", "at least two", "holds 1")
-    refused(folder / "amber", "", "at least two", "holds 0")
+    refused(folder, "", "at least two", "contains 1")
+    refused(folder / "amber", "", "at least two", "contains 0")
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_a_folder_that_has_the_name_of_a_row(
     pool = shutil.copytree(tiny_pool, tmp_path / "pool")
     (pool / "amber").rename(pool / folder)
     assert folder in Pool(pool).open().names
-    with pytest.raises(UserError, match=f"named '{folder}'.*rename") as caught:
+    with pytest.raises(UserError, match=f"of the name '{folder}'.*rename") as caught:
         Pool(pool, **settings).open()
     assert str(pool / folder) in str(caught.value)
 

@@ -277,7 +277,7 @@ def test_the_difference_is_that_of_the_test_utilities() -> None:
         (["weak_to_strong", "{two}"], 2, "pool: --without needs 3 experts, and this pool has 2"),
         (["ablations", "{run}", "--seeds", "0"], 2, "--seeds 0"),
         (["ablations", "{run}", "seed=3"], 2, "seed=3: give one run folder, or only arguments"),
-        (["ablations", "nowhere"], 1, "nowhere holds no search"),
+        (["ablations", "nowhere"], 1, "nowhere contains no search"),
         (["ablations", "task=chess"], 2, "task=chess"),
     ],
 )

@@ -72,7 +72,7 @@ def test_the_list_has_flags_and_runs_a_command() -> None:
     assert "did you mean search?" in wrong.stderr and wrong.stderr.count("\n") == 1
     assert swarm("swarm", "--completion", "tcsh").returncode == 2
     report = swarm("swarm", "report", "search/none")
-    assert report.returncode == 1 and "search/none holds no search" in report.stderr
+    assert report.returncode == 1 and "search/none contains no search" in report.stderr
 
 
 def parsers(made: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

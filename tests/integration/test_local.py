@@ -171,7 +171,7 @@ def test_a_name_that_is_none_says_what_there_is(
             home.get_model(name)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty holds no search"):
+    with pytest.raises(UserError, match="empty contains no search"):
         home.get_model("empty")
     with pytest.raises(UserError, match="device=gpu"):
         LocalModels(device="gpu")

@@ -172,7 +172,7 @@ def test_other_spellings_of_the_keys_mean_the_same(
 
 def test_a_lost_prefix_is_noticed(folder: Path) -> None:
     rewrite(folder / "birch", renamed(lambda key: key.removeprefix("base_model.model.model.")))
-    refused(folder, "birch", str(folder / "amber"), "calls")
+    refused(folder, "birch", str(folder / "amber"), "names")
 
 
 def test_two_adapters_in_one_file(folder: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_pickle_is_refused_and_never_opened(folder: Path, tmp_path: Path) -> N
 
     (folder / "birch" / WEIGHTS_FILE).unlink()
     torch.save({"weight": Trap()}, folder / "birch" / "adapter_model.bin")
-    refused(folder, "birch", "pickled")
+    refused(folder, "birch", "a pickle")
     assert not (tmp_path / "sprung").exists()
 
 

@@ -360,4 +360,4 @@ def test_a_dry_run_counts_the_choice_by_accuracy(
     done = searches.run(command)
     assert done.returncode == 0, done.stderr
     assert "at most 0 new" in done.stdout and " and 0 written" in done.stdout
-    assert f"at most {K + 6} positions on dev by the task's own measure" in done.stdout
+    assert f"at most {K + 6} positions on dev by the task's metric" in done.stdout

@@ -6,7 +6,7 @@ The endpoint, a process of its own on the loopback, accepts `--rate` requests a 
 bucket that holds a second's) and answers the others with 429: without Retry-After, with its
 seconds, or with a date. The ideal is `--count` divided by `--rate`; what the full bucket holds at
 first may come before it. "compare" is a question with so many samples and default workers;
-"models" are as many requests to `OpenAI.attempt`, the path of judges, mixtures and consortia.
+"models" are as many requests to `OpenAI.generate_each`, the path of judges, mixtures and consortia.
 PYTHON is that of an environment with llmcomp, which is asked the same question.
 """
 

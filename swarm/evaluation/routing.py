@@ -217,7 +217,7 @@ class RoutingCandidate(TokenEnsembleCandidate):
 
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
         """See `TokenEnsembleCandidate.compute_weights`."""
-        assert self._start, "call Route.learn() first, or set candidate.run"
+        assert self._start, "call fit_dev_answers first, or set candidate.run"
         texts = [prompt_text(request) for request in requests]
         # A later round's prompt begins with the first round's, so equality would not exclude the
         # item itself.

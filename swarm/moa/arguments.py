@@ -22,9 +22,10 @@ Ask several models, and let one of them make a single answer of what they said (
 
 
 EXAMPLES = """\
-MODEL is PROVIDER/NAME, local/rooms, moa/lite or another name of docs/models.md; --list shows what
-there is. A NAME alone goes to the server in OPENAI_BASE_URL, or else to OpenAI or Together by
-their keys: export OPENAI_BASE_URL=http://localhost:8000/v1
+MODEL is PROVIDER/NAME, local/rooms (rooms is an expert in initial_experts), moa/lite (a preset) or
+another name of docs/models.md; --list shows what there is. A NAME alone goes to the server in
+OPENAI_BASE_URL, or else to OpenAI or Together by their keys:
+export OPENAI_BASE_URL=http://localhost:8000/v1
 
 A hyphen in an option's name is as good as an underscore. The answer goes to standard output, all
 else to standard error.

@@ -129,10 +129,6 @@ class Provider:
         }
         return OpenAI(name, **{**own, **settings})
 
-    def has_prices(self, model: str) -> bool:
-        """Return whether the model's prices are known; otherwise its cost is counted as 0."""
-        return model in self.prices
-
     @cached_property
     def client(self) -> HttpClient:
         """HTTP client shared by all models of the provider.

@@ -1,6 +1,6 @@
 """Data types of multi-agent models: agents, answers, transcripts, events and conversations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -136,11 +136,6 @@ OnEvent = Callable[[int, CallStarted | AgentAnswer | AnswerDelta], None]
 """Receives every event of the n-th request, in the thread that runs the collaboration; an
 `AgentAnswer` as soon as it arrives. A consortium also emits each `Iteration`.
 """
-
-
-def agent_names(slots: Sequence[AgentSpec]) -> list[str]:
-    """Return the names of the agents, repeated once per sample."""
-    return [slot.name for slot in slots for _ in range(slot.count)]
 
 
 Messages = tuple[Message, ...]

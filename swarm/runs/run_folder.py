@@ -487,10 +487,6 @@ class RunRecord:
         value: float | None = self.iterations[index[0]]["utilities"][index[1]]
         return value
 
-    def lowest_utility(self) -> float | None:
-        """Return the lowest utility so far."""
-        return self._summed().lowest
-
     def position_at(self, index: ParticleIndex) -> list[float]:
         """Return the coefficients at (iteration, particle)."""
         found: list[float] = self.iterations[index[0]]["positions"][index[1]]
@@ -543,7 +539,6 @@ class Summary:
 
     Attributes:
         highest: Highest utility by particle, and the index of its first measurement.
-        lowest: The lowest utility.
         counts: Sums over the iterations by name.
     """
 
@@ -551,7 +546,6 @@ class Summary:
 
     def __init__(self) -> None:
         self.highest: dict[int, tuple[float, ParticleIndex]] = {}
-        self.lowest: float | None = None
         self.counts = dict.fromkeys(self.COUNTS, 0)
         self._rounds: Sequence[Mapping[str, Any]] = ()
         self._done = 0
@@ -573,8 +567,6 @@ class Summary:
                 continue
             if i not in self.highest or utility > self.highest[i][0]:
                 self.highest[i] = utility, (number, i)
-            if self.lowest is None or utility < self.lowest:
-                self.lowest = utility
         for name in self.COUNTS:
             self.counts[name] += entry.get(name, 0)
 

@@ -13,6 +13,8 @@ import pytest
 import searches
 import tiny
 
+from swarm.registry.local_models import shipped_base
+
 PAGES = [
     searches.ROOT / "README.md",
     searches.ROOT / "initial_experts" / "README.md",
@@ -205,6 +207,62 @@ def ready_environment(folder: Path) -> Path:
     ).stdout.strip()
     (home / ".installed").write_text(f"{stamp} \n")
     return home
+
+
+LOADED = """
+prompt = "What is 9 + 4?"
+asked = AutoTokenizer.from_pretrained(best.base.resolve())(prompt, return_tensors="pt")
+new = model.generate(**asked, max_new_tokens=6, do_sample=False)[0, asked.input_ids.shape[1] :]
+tokenizer = AutoTokenizer.from_pretrained(best.base.resolve())
+text = tokenizer.decode(new, skip_special_tokens=True)
+assert text == best.generate(prompt, 6, chat=False), text
+print(best.base.path, model.peft_config["default"].base_model_name_or_path)
+"""
+
+
+def snippets() -> dict[str, str]:
+    """The blocks, by page, that load a run's best with peft."""
+    blocks = {
+        page: re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES
+    }
+    return {
+        page.name: block
+        for page, some in blocks.items()
+        for block in some
+        if "open_run" in block and "PeftModel.from_pretrained" in block
+    }
+
+
+def test_a_result_is_loaded_by_peft_without_a_network(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default base as a wheel left it: no folder of the hub has it."""
+    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
+    base = shipped_base()
+    shutil.copytree(tiny_llama, base._converted_folder())
+    pool = tiny.pool(tiny_llama, tmp_path / "pool")
+    for folder in pool.iterdir():
+        tiny.change(folder, base_model_name_or_path=base.name)
+    words = searches.arguments(tmp_path, base, pool, "first", model="smollm2", test="false")
+    words = [word for word in words if not word.startswith("model.path=")]
+    command = [sys.executable, "-m", "swarm.search", *words, "optimizer.max_iterations=1"]
+    alone = searches.environment(HF_HOME=str(tmp_path / "hub"))
+    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "python.md" in snippets()
+    for page, block in snippets().items():
+        code = block.replace(
+            "import AutoModelForCausalLM", "import AutoModelForCausalLM, AutoTokenizer"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code + LOADED],
+            cwd=tmp_path,
+            env=alone,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, (page, done.stderr)
+        assert done.stdout.split() == [base.path, base.name]
 
 
 def test_links_and_files_named_are_there() -> None:

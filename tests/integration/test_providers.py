@@ -80,7 +80,7 @@ def test_a_users_file_adds_and_changes(write: Write) -> None:
     providers = Providers.load(own)
     together = providers["together"]
     assert together.limits == Limits(concurrency=2) and together.api_key_env == "TOGETHER_API_KEY"
-    assert together.has_prices("a/b") and not together.has_prices("a/c")
+    assert "a/b" in together.prices and "a/c" not in together.prices
     assert together.create_model("a/b").prices == {"prompt": 0.5, "new": 2}
     vllm = providers["vllm"]
     assert vllm.create_model("m").client.url == "http://gpu-box:9000/v1/chat/completions"

@@ -96,7 +96,7 @@ class ModelEnsemble:
     def members(self) -> list[EnsembleMember]:
         """Return the models, once the panel is open."""
         if not self._members:
-            raise RuntimeError("the panel is not open: call Panel.open() first")
+            raise RuntimeError("the models are not open: call ModelEnsemble.open first")
         return self._members
 
     def check(self) -> None:

@@ -149,10 +149,12 @@ def _describe_judging(run: Run) -> dict[str, str]:
 
 def _describe_gradients(run: Run, items: int) -> dict[str, str]:
     """Describe the additional cost of gradient descent; the times of other lines exclude it."""
-    descent = getattr(getattr(run.optimizer, "inner_optimizer", run.optimizer), "descent", None)
+    optimizer = getattr(run.optimizer, "inner_optimizer", run.optimizer)
+    descent = getattr(optimizer, "descent", None)
     if descent is None or run.differentiating is None:
         return {}
     particles, rounds = positions_and_rounds(run)
+    particles = min(particles, getattr(optimizer, "most_descending", None) or particles)
     cost = descent.steps * descent.batch * 3 + round(descent.holdout * items)
     words = (
         f"{particles} descending particles, {descent.steps} steps of {descent.batch} items a "

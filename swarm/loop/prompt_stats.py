@@ -20,7 +20,14 @@ from swarm.engine.tokenization import (
 )
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
-from swarm.tasks.base import HasGoldAnswers, Item, RequiresSetup, Task, metric_task
+from swarm.tasks.base import (
+    HasGoldAnswers,
+    Item,
+    RequiresSetup,
+    Task,
+    gold_answers_error,
+    metric_task,
+)
 from swarm.tasks.mixture import Mixture
 
 log = logging.getLogger(__name__)
@@ -224,7 +231,7 @@ def _item_requests(task: Task, item: Item, split: str) -> list[tuple[Any, Sequen
             if earlier and requests:
                 found += [(one.prompt, (), earlier + 1) for one in requests if one.choices]
             earlier += max((one.max_new_tokens for one in requests), default=0)
-    if split == "dev" and isinstance(task, HasGoldAnswers):
+    if split == "dev" and isinstance(task, HasGoldAnswers) and gold_answers_error(task) is None:
         found += [(one.prompt, one.choices, 0) for one in task.gold_examples([item])]
     return found
 
@@ -238,10 +245,11 @@ def _truncate_item(
         requests = _item_requests(task, changed, split)
         return max(lengths.tokens_needed(*one, context) for one in requests)
 
+    reference = getattr(task, "reference_field", None)
     texts = [
         name
         for name, text in item.items()
-        if isinstance(text, str) and name not in UNTRUNCATED_FIELDS
+        if isinstance(text, str) and name not in (*UNTRUNCATED_FIELDS, reference)
     ]
     for name in sorted(texts, key=lambda name: -len(item[name])):
         text, before = item[name], tokens_needed(item)

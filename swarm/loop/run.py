@@ -57,7 +57,14 @@ from swarm.runs.pareto_front import (
 )
 from swarm.runs.run_folder import RunRecord, reconstruction_error, write_ensemble_yaml
 from swarm.runs.score_cache import ScoreCache
-from swarm.tasks.base import HasScoreScale, RequiresSetup, Score, Task, has_gold_answers
+from swarm.tasks.base import (
+    HasScoreScale,
+    RequiresSetup,
+    Score,
+    Task,
+    gold_answers_error,
+    is_black_box,
+)
 from swarm.tasks.metrics import group_items_by_domain
 from swarm.trackers import Tracker
 
@@ -300,12 +307,14 @@ class Run:
         if isinstance(self.task, RequiresSetup):
             self.task.check()
         missing = gradients_unavailable_reason(self.task, self.engine, self.pool)
+        black_box = is_black_box(self.task)
         if isinstance(self.optimizer, ResourceAware):
             prompts = self.budget.prompts
             positions = prompts // len(self._searched) if prompts else None
-            self.optimizer.set_resources(SearchResources(missing is None, positions))
+            self.optimizer.set_resources(SearchResources(missing is None, positions, black_box))
         if isinstance(self.pool, Pool):
-            fine = missing is None and can_use_gradients(self.optimizer)
+            # A black box has few coefficients: its utilities have to rank the positions.
+            fine = missing is None and not black_box and can_use_gradients(self.optimizer)
             self.pool.divide(fine or isinstance(self.optimizer, SupportsGroupHierarchy))
         self.pool.open(self.model)
         experts = len(self.pool.names)
@@ -317,7 +326,7 @@ class Run:
             )
         self.optimizer.start(experts, self.seed, len(self.pool.groups))
         self.differentiating = as_gradient_optimizer(self.optimizer, missing)
-        self.notes = optimizer_notes(self.optimizer, missing)
+        self.notes = optimizer_notes(self.optimizer, missing, black_box)
         check_objectives(self.optimizer, self.task)
         self.racing.check_raceable(self.task, self.optimizer)
         return len(self._searched)
@@ -565,8 +574,8 @@ def _gradient_cost(taken: Mapping[str, int]) -> int:
 
 def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -> str | None:
     """Return the reason why gradients of the gold answers' loss are unavailable, or `None`."""
-    if not has_gold_answers(task):
-        return f"task {task.name} has no gold answers to compute a gradient from"
+    if (wrong := gold_answers_error(task)) is not None:
+        return wrong
     if not isinstance(engine, DifferentiableEngine) or not hasattr(pool, "modules"):
         return "gradients need engine=hf and a pool of adapters"
     return None
@@ -595,10 +604,14 @@ def as_gradient_optimizer(optimizer: Optimizer, missing: str | None) -> Supports
     return None
 
 
-def optimizer_notes(optimizer: Optimizer, missing: str | None) -> list[str]:
+def optimizer_notes(optimizer: Optimizer, missing: str | None, black_box: bool) -> list[str]:
     """Return the lines to print about the optimizer before a search."""
+    unused = black_box and missing is None and not can_use_gradients(optimizer)
     if reason := getattr(optimizer, "why", None):
-        return [f"optimizer=auto chooses {reason}"]
+        unused_texts = "; only optimizer=pso and gradient use the reference texts" * unused
+        return [f"optimizer=auto chooses {reason}{unused_texts}"]
     if missing and getattr(optimizer, "needs_gradients", None) is False:
         return [f"the swarm moves without its gradient term: {missing}"]
+    if black_box and missing is None and can_use_gradients(optimizer):
+        return ["the gradient is of the reference texts' loss; the utility decides what is kept"]
     return []

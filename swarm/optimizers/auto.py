@@ -8,12 +8,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers.base import LossGradient, LossRequest, Optimizer, SearchResources
+from swarm.optimizers.base import (
+    LossGradient,
+    LossRequest,
+    Optimizer,
+    ResourceAware,
+    SearchResources,
+)
 from swarm.optimizers.bayes import REQUIRED_PACKAGES, BayesianSearch
 from swarm.optimizers.checks import AT_LEAST_ONE, SWITCH, check_number
 from swarm.optimizers.cma_es import CMAES
 from swarm.optimizers.nes import NaturalEvolution
-from swarm.optimizers.pso import GradientDescent
+from swarm.optimizers.pso import GradientDescent, ParticleSwarm
 
 SURROGATE_DIMENSIONS = 20
 """Number of coefficients up to which a Gaussian process models a utility well."""
@@ -30,6 +36,9 @@ class AutoOptimizer:
     """Delegates to the method that suits the task, the pool and the budget.
 
     - Gold answers and gradients available: gradient descent through the coefficients.
+    - A black box with reference texts, gradients available and a budget of more than 100
+      positions: the swarm, with the gradient of these texts' loss as a mutation. With 36 positions
+      a single mutation fits, and did not help (docs/pso.md).
     - A black box with at most 20 coefficients, 100 positions and the extra [bayes]: a Gaussian
       process.
     - At most 60 coefficients: CMA-ES, free sums.
@@ -66,7 +75,10 @@ class AutoOptimizer:
         positions = self.offer.positions or self.max_iterations
         if self.particles is not None:
             common["particles"] = self.particles
-        if self.offer.gradients:
+        if self._mutation_affordable():
+            reason = "a black box, mutated by the gradient of the reference texts' loss"
+            return ParticleSwarm(**common), f"pso: {reason}"
+        if self.offer.gradients and not self.offer.black_box:
             reason = f"gold answers have a gradient through the {dimensions} coefficients"
             return GradientDescent(**common), f"gradient: {reason}"
         installed = all(map(find_spec, REQUIRED_PACKAGES["gp"]))
@@ -80,10 +92,21 @@ class AutoOptimizer:
         reason = f"a black box with {dimensions} coefficients, too many for a covariance matrix"
         return NaturalEvolution(**common), f"nes: {reason}"
 
+    def _mutation_affordable(self) -> bool:
+        positions = self.offer.positions or 0
+        return self.offer.gradients and self.offer.black_box and positions > SURROGATE_POSITIONS
+
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """Choose and start the method; see `Optimizer.start`."""
-        self._inner, self.why = self.choose_method(experts * groups)
+        self._inner = self._choose_inner(experts * groups)
         self._inner.start(experts, seed, groups)
+
+    def _choose_inner(self, dimensions: int) -> Optimizer:
+        """Return the method for this many coefficients, with the resources; set `why`."""
+        inner, self.why = self.choose_method(dimensions)
+        if isinstance(inner, ResourceAware):
+            inner.set_resources(self.offer)
+        return inner
 
     @property
     def inner_optimizer(self) -> Optimizer:
@@ -111,7 +134,7 @@ class AutoOptimizer:
 
     def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
         """See `SupportsGradients.descend`."""
-        if isinstance(self.inner_optimizer, GradientDescent):
+        if isinstance(self.inner_optimizer, ParticleSwarm):
             yield from self.inner_optimizer.descend(items)
 
     def ask(self) -> np.ndarray:
@@ -144,7 +167,7 @@ class AutoOptimizer:
             )
         if self._inner is None:
             width = len(state["positions"][0])
-            self._inner, self.why = self.choose_method(width)
+            self._inner = self._choose_inner(width)
         if self.particles is not None:
             self._inner.particles = self.particles  # type: ignore[attr-defined]
         self._inner.load_state_dict({**state, "optimizer": state["method"]})

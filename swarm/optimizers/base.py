@@ -211,10 +211,12 @@ class SearchResources:
     Attributes:
         gradients: Whether the task has gold answers and the engine computes gradients.
         positions: Number of positions that the budget allows; `None` is no limit.
+        black_box: Whether the gold answers are reference texts, whose loss is not the utility.
     """
 
     gradients: bool = False
     positions: int | None = None
+    black_box: bool = False
 
 
 @runtime_checkable

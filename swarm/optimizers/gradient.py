@@ -139,7 +139,7 @@ class Descent:
         early, `reached` [M, G * K] contains the latest positions.
         """
         x, self.reached = positions.copy(), positions.copy()
-        rows = [row for row, i in enumerate(particles) if self.rate_factor[i] > MIN_RATE_FACTOR]
+        rows = [row for row, i in enumerate(particles) if not self.rests(i)]
         tail: list[np.ndarray] = []
         for _ in range(self.steps if rows else 0):
             wanted = [
@@ -169,8 +169,16 @@ class Descent:
         ]
         for (particle, _), answer in zip(reached, answers, strict=True):
             if answer.loss >= self.held_loss[particle]:
-                self.rate_factor[particle] /= 2
+                self.halve_rate(particle)
             self.held_loss[particle] = np.fmin(answer.loss, self.held_loss[particle])
+
+    def halve_rate(self, particle: int) -> None:
+        """Halve a particle's rate, as where its held-out loss does not fall."""
+        self.rate_factor[particle] /= 2
+
+    def rests(self, particle: int) -> bool:
+        """Return whether a particle no longer descends."""
+        return bool(self.rate_factor[particle] <= MIN_RATE_FACTOR)
 
     def _adam_step(self, particle: int, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Take one Adam step of a position [G * K]; the rate grows in the first steps."""

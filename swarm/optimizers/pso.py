@@ -189,6 +189,12 @@ class ParticleSwarm(ParticleSwarmOptions):
     own descent (`swarm.optimizers.gradient`) and lambda the step length, so that the position moves
     by w_d d whatever the step length is. Without a descent it is the paper's swarm.
 
+    Where the utility is a black box and the loss is that of reference texts
+    (`SearchResources.black_box`), the descent is a mutation: all particles move as without it, and
+    the `most_descending` best ones by personal utility also descend. If the utility of such a
+    particle is no new personal best, its rate halves, so that a loss that does not serve the
+    utility ends after four descents of each.
+
     Read-only attributes: `groups` (G), `iteration`, `current_step_length`, `positions` and
     `velocities` [N, G x K], `evaluate` and `restarted` [N], `personal_positions` [N, G x K],
     `personal_utilities` [N] (NaN: none yet), `best_position`, `best_utility`, `worst_position` and
@@ -220,6 +226,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         if self.descent is not None:
             self.descent.start(count, groups, experts, self.seed)
         self._displacements: np.ndarray | None = None
+        self.mutated = np.zeros(count, bool)
         self.moving = np.ones(count, bool)
         self.positions = self.personal_positions = freeze_array(x)
         self.velocities = freeze_array(self._starting_velocities())
@@ -241,6 +248,7 @@ class ParticleSwarm(ParticleSwarmOptions):
             self.velocities = freeze_array(np.where(turn[:, None], self.velocities, before[1]))
             self.cooling = freeze_array(np.where(turn, self.cooling, before[2]))
             self.evaluate = self._evaluation_mask() & turn
+            self.mutated = self._mutated_particles() & self.evaluate
             self._displacements = None
         return self.positions
 
@@ -253,10 +261,11 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Compute the displacements of the particles that move next; see `SupportsGradients`."""
         if self.descent is None or not self.told:
             return
-        if self.iteration == 0 and (limit := self.most_active) is not None:
+        by_loss = self.iteration == 0 and not self._offer.black_box
+        if by_loss and (limit := self.most_active) is not None:
             losses = yield from self.descent.evaluate_losses(self.positions, items)
             self.moving = np.isin(np.arange(len(losses)), np.argsort(losses, kind="stable")[:limit])
-        particles = [int(i) for i in np.flatnonzero(self._moving_particles(self.iteration + 1))]
+        particles = self._descending_particles()
         start = self._apply_restarts(self._stray_particles())[0][particles]
         self._displacements = np.zeros_like(self.positions)
         try:
@@ -289,6 +298,10 @@ class ParticleSwarm(ParticleSwarmOptions):
             raise ValueError("a stopped particle needs a personal best")
         self._update_personal_bests(u, short)
         self._update_swarm_bests(u, short)
+        if self.descent is not None:
+            failed = self.mutated & (np.isfinite(u) | short) & (self.stale > 0)
+            for particle in np.flatnonzero(failed):
+                self.descent.halve_rate(int(particle))
         if self.iteration == 0:
             rank = np.argsort(np.where(np.isnan(u), np.inf, -u), kind="stable")
             self.moving = np.isin(np.arange(len(u)), rank[: self.most_active])
@@ -322,6 +335,8 @@ class ParticleSwarm(ParticleSwarmOptions):
         for name in ("best_position", "worst_position"):
             position = getattr(self, name)
             single[name] = None if position is None else position.tolist()
+        if self.mutated.any():
+            array["mutated"] = self.mutated.tolist()
         descent = {} if self.descent is None else {"descent": self.descent.state_dict()}
         return {"optimizer": self.NAME, **single, **array, **descent}
 
@@ -337,6 +352,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         for name, kind in ARRAYS.items():
             setattr(self, name, freeze_array(np.array(state[name], dtype=kind)))
         self._displacements = None
+        self.mutated = np.array(state.get("mutated", np.zeros(len(self.evaluate))), dtype=bool)
         if self.descent is not None:
             self.descent.load_state_dict(state["descent"], self.groups, self.seed)
         for name in ("best_position", "worst_position"):
@@ -354,8 +370,16 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Number of particles that move after the first iteration; None is all of them."""
         if self.active != "auto":
             return self.active
-        if self.descent is None or not self._offer.gradients:
+        if self.descent is None or not self._offer.gradients or self._offer.black_box:
             return None
+        return self._affordable_descents()
+
+    @property
+    def most_descending(self) -> int | None:
+        """Number of particles that descend between two iterations; None is all that move."""
+        return self._affordable_descents() if self._offer.black_box else None
+
+    def _affordable_descents(self) -> int:
         if self._offer.positions is None:
             return MAX_ACTIVE
         remaining = self._offer.positions - len(self.positions)
@@ -364,6 +388,21 @@ class ParticleSwarm(ParticleSwarmOptions):
     def _moving_particles(self, iteration: int) -> np.ndarray:
         """Return [N] bool: the particles that move in an iteration."""
         return self.moving
+
+    def _descending_particles(self) -> list[int]:
+        """Return the particles that descend before the next iteration, in ascending order."""
+        moving = [int(i) for i in np.flatnonzero(self._moving_particles(self.iteration + 1))]
+        if self.descent is None or self.most_descending is None:
+            return moving
+        u = self.personal_utilities
+        able = [i for i in moving if not self.descent.rests(i) and not np.isnan(u[i])]
+        return sorted(sorted(able, key=lambda i: -u[i])[: self.most_descending])
+
+    def _mutated_particles(self) -> np.ndarray:
+        """Return [N] bool: particles displaced by a descent whose loss is not the utility."""
+        if self._displacements is None or not self._offer.black_box:
+            return np.zeros(len(self.positions), bool)
+        return np.abs(self._displacements).max(axis=1) > 0
 
     def _moving_share(self) -> float:
         """Return the share of the swarm that moves per iteration: the unit of patience."""

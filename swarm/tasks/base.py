@@ -51,6 +51,10 @@ class Task(Protocol):
     - `RequiresSetup`: needs a key, a model or a connection.
     - `HasScoreScale`: its scale is measured on the pool's experts.
     - `HasGoldAnswers`: has gold answers, whose loss a gradient can descend.
+    - `gold_error: str | None`: why items of this `HasGoldAnswers` have no gold answers; `None` if
+      they have.
+    - `black_box = True`: the loss of the gold answers is not the utility: they are reference texts,
+      to be imitated, while a scorer values other texts too.
     - `HasSources`: its values depend on code or weights that its settings only name.
     """
 
@@ -137,10 +141,21 @@ class HasSources(Protocol):
         ...
 
 
-def has_gold_answers(task: Task) -> bool:
-    """Return whether the task, and each part of a mixture, is `HasGoldAnswers`."""
+def gold_answers_error(task: Task) -> str | None:
+    """Return why a task, or a part of a mixture, has no gold answers; `None` if it has."""
+    for part in getattr(task, "tasks", {}).values():
+        if (wrong := gold_answers_error(part)) is not None:
+            return wrong
+    if not isinstance(task, HasGoldAnswers):
+        return f"task {task.name} has no gold answers to compute a gradient from"
+    wrong = getattr(task, "gold_error", None)
+    return None if wrong is None else f"task {task.name} has no gold answers: {wrong}"
+
+
+def is_black_box(task: Task) -> bool:
+    """Return whether the loss of the gold answers of a task, or of a part, is not its utility."""
     parts = getattr(task, "tasks", {})
-    return isinstance(task, HasGoldAnswers) and all(map(has_gold_answers, parts.values()))
+    return getattr(task, "black_box", False) or any(map(is_black_box, parts.values()))
 
 
 def mean_score(scores: Sequence[Score]) -> float:

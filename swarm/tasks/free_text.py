@@ -6,9 +6,13 @@ from typing import Protocol, runtime_checkable
 
 from swarm._util import validation
 from swarm.errors import UserError
-from swarm.models.base import Message, Request
+from swarm.models.base import Example, Message, Request
 from swarm.tasks.base import Item, RequiresSetup, Score, TaskRun, mean_score
 from swarm.tasks.dataset import DataFile, DataFiles, text_field_error
+from swarm.tasks.search_signal import format_continuation
+
+REFERENCE_FIELD = "reference"
+"""Field of the items' reference texts, unless `FreeText(reference=...)` names another."""
 
 
 class Scorer(Protocol):
@@ -70,10 +74,16 @@ class FreeText:
         chat: Send the prompt as one user turn through the model's chat template.
         max_new_tokens: Maximum number of generated tokens.
         too_long: Treatment of items that exceed the model's context (see `DataFile`).
+        reference: Field of the dev items that contains a reference text: one worth imitating, such
+            as the preferred answer or a canonical solution; of a list the first. A search may
+            descend the loss of these texts, while the scorer alone decides what is better. `None`
+            is "reference" if all dev items have it; a field that is named has to be in all of them.
 
     Raises:
         UserError: A value is not allowed.
     """
+
+    black_box = True
 
     def __init__(
         self,
@@ -88,9 +98,16 @@ class FreeText:
         chat: bool = False,
         max_new_tokens: int = 200,
         too_long: str = "refuse",
+        reference: str | None = None,
     ) -> None:
         self.scorer = scorer
         self.template, self.fields = template, _template_fields(template)
+        named = validation.check_optional_text("reference", reference)
+        if named in self.fields:
+            raise UserError(f"task.reference={named}: must not be a field of task.template.")
+        self.reference, self.reference_field = named, named or REFERENCE_FIELD
+        self._references_of: Sequence[Item] | None = None
+        self._gold_error: str | None = None
         limits = (dev_limit, test_limit)
         self.data = DataFile(
             name, file, *limits, ids, self._item_error, dedupe, self.fields, too_long=too_long
@@ -114,7 +131,32 @@ class FreeText:
 
     def items(self, split: str) -> Sequence[Item]:
         """Return the items of "dev" or "test"; see `Task.items`."""
+        if split == "dev" and self.reference and (wrong := self.gold_error):
+            raise UserError(f"task.reference={self.reference}: {wrong}.")
         return self.data.items(split)
+
+    @property
+    def gold_error(self) -> str | None:
+        """Why a dev item has no reference text; `None` if all have one."""
+        field = self.reference_field
+        if field in self.fields:
+            return f'"{field}" is part of the prompt'
+        items = self.data.items("dev")
+        if self._references_of is not items:
+            self._references_of, self._gold_error = items, _missing_references(items, field)
+        return self._gold_error
+
+    def gold_examples(self, items: Sequence[Item]) -> list[Example]:
+        """See `swarm.tasks.base.HasGoldAnswers`: the reference text, and the end of the text."""
+        return [self._reference_example(item) for item in items]
+
+    def _reference_example(self, item: Item) -> Example:
+        prompt = self.build_request(item).prompt
+        value = item[self.reference_field]
+        # Indentation belongs to a text that is code.
+        text = str(value[0] if isinstance(value, list) else value).rstrip()
+        answer = text if text[0].isspace() else format_continuation(prompt, text)
+        return Example(prompt, (answer,), ends=True)
 
     @property
     def too_long(self) -> str:
@@ -160,6 +202,28 @@ class FreeText:
             if (error := text_field_error(item, field)) is not None:
                 return error
         return self.scorer.item_error(item)
+
+
+def _missing_references(items: Sequence[Item], field: str) -> str | None:
+    """Return how many items have no reference text in a field, or `None`."""
+    lacking = [(item, wrong) for item in items if (wrong := _reference_error(item, field))]
+    if not lacking:
+        return None
+    first, wrong = lacking[0]
+    have = "none" if len(lacking) == len(items) else f"only {len(items) - len(lacking)}"
+    what = f'{have} of {len(items)} dev items have a text in "{field}"'
+    return f"{what} (item {first['id']!r}: {wrong})"
+
+
+def _reference_error(item: Item, field: str) -> str | None:
+    """Return why an item has no reference text in a field, or `None`."""
+    if field not in item:
+        return f'it has no "{field}"'
+    value = item[field]
+    first = value[0] if isinstance(value, list) and value else value
+    if isinstance(first, bool) or not isinstance(first, (str, int, float)):
+        return "neither a text, a number, nor a list of these"
+    return None if str(first).strip() else "it is empty"
 
 
 def _template_fields(template: object) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from swarm._util import validation
 from swarm._util.files import find_path, hash_file_cached, short_digest
 from swarm.errors import UserError
-from swarm.models.base import Completion, Request
+from swarm.models.base import Completion, Example, Request
 from swarm.tasks.base import Item, Score, Task, TaskRun, mean_score
 from swarm.tasks.dataset import balance_domains
 from swarm.tasks.mixture import Mixture
@@ -184,6 +184,46 @@ def build_instances(task: Any, item: Item) -> list[Any]:
     metadata = (item["task"], item["id"], task.config.repeats)
     made = task.construct_requests(doc=item["doc"], ctx=item["context"], metadata=metadata)
     return list(made) if isinstance(made, list) else [made]
+
+
+GOLD_KINDS = ("multiple_choice", "loglikelihood", "generate_until")
+CHOICE_LENGTHS = {"acc_norm": len, "acc_bytes": lambda choice: len(choice.encode("utf-8"))}
+"""Length by which a metric divides a choice's log probability."""
+
+
+def find_gold(task: Any, doc: Any) -> int | str | None:
+    """Return the first target, the index of a choice or a text; `None` if it is none of these."""
+    # If the choices are contexts, their index is the document's text.
+    target = (task.doc_to_text if getattr(task, "multiple_input", 0) else task.doc_to_target)(doc)
+    target = target[0] if isinstance(target, list) and target else target
+    if task.OUTPUT_TYPE != "multiple_choice" and task.config.doc_to_choice is None:
+        return str(target) if str(target).strip() else None
+    choices = task.doc_to_choice(doc)
+    if isinstance(target, str) and target in choices:
+        return int(choices.index(target))
+    return target if isinstance(target, int) and 0 <= target < len(choices) else None
+
+
+def build_gold_example(task: Any, item: Item, metric: str) -> Example:
+    """Return an item's prompt with its gold answer (see `LMEvalTask.gold_examples`)."""
+    gold = find_gold(task, item["doc"])
+    if task.OUTPUT_TYPE == "generate_until":
+        text = task.doc_to_choice(item["doc"])[gold] if isinstance(gold, int) else gold or ""
+        starts = item["context"][-1:].isspace() or text[:1].isspace()
+        delimiter = "" if starts else task.config.target_delimiter
+        return Example(item["context"], (f"{delimiter}{text}",), ends=True)
+    instances = build_instances(task, item)
+    gold = gold if isinstance(gold, int) else 0
+    if task.OUTPUT_TYPE == "multiple_choice":
+        # What follows the choices are the same choices without a context (acc_mutual_info).
+        instances = instances[: len(task.doc_to_choice(item["doc"]))]
+    if getattr(task, "multiple_input", 0):
+        instances, gold = [instances[gold]], 0
+    (request,) = group_requests(instances)[0].requests
+    units: tuple[float, ...] = ()
+    if len(request.choices) > 1 and (measure := CHOICE_LENGTHS.get(metric)):
+        units = tuple(max(1.0, float(measure(one))) for one in task.doc_to_choice(item["doc"]))
+    return Example(request.prompt, request.choices, gold, units=units)
 
 
 def mean_metrics(task: Any) -> list[str]:
@@ -441,6 +481,7 @@ class LMEvalTask:
         self.too_long = validation.check_one_of("too_long", too_long, ("refuse", "drop"))
         self._splits: dict[str, tuple[Item, ...]] = {}
         self._tasks: dict[str, Any] = {}
+        self._gold_checked: tuple[Sequence[Item], str | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # lm-eval's tasks hold functions of yamls and open files, which cannot be pickled; each
@@ -487,6 +528,39 @@ class LMEvalTask:
         for part in groups:
             set_responses(part, rest)
         return [self.score_responses(item, mine) for item, mine in zip(items, made, strict=True)]
+
+    @property
+    def gold_error(self) -> str | None:
+        """Why a document has no gold answer; `None` if all dev documents have one."""
+        items = self.items("dev")
+        if self._gold_checked is None or self._gold_checked[0] is not items:
+            self._gold_checked = items, self._find_gold_error(items)
+        return self._gold_checked[1]
+
+    def gold_examples(self, items: Sequence[Item]) -> list[Example]:
+        """See `swarm.tasks.base.HasGoldAnswers`: the target, as it follows the prompt.
+
+        For "multiple_choice" the right choice's share among all choices, of log probabilities per
+        character or byte if the metric divides by these (of several contexts, what follows the
+        right one); for "loglikelihood" the continuation; for "generate_until" the first target and
+        the end-of-text token.
+        """
+        tasks = self.load_tasks()
+        return [
+            build_gold_example(tasks[i["task"]], i, self._select_metric(tasks[i["task"]])[0])
+            for i in items
+        ]
+
+    def _find_gold_error(self, items: Sequence[Item]) -> str | None:
+        for name, task in self.load_tasks().items():
+            if task.OUTPUT_TYPE not in GOLD_KINDS:
+                return f"{name} is of the output type {task.OUTPUT_TYPE}"
+            if not _is_higher_better(task, metric := self._select_metric(task)[0]):
+                return f"the metric {metric} of {name} is better the lower it is"
+        for item in items:
+            if find_gold(self.load_tasks()[item["task"]], item["doc"]) is None:
+                return f"the target of document {item['id']} is blank, or none of its choices"
+        return None
 
     def grade(self, item: Item, answer: str | None) -> float:
         """Return the value, which a score's answer contains as text."""

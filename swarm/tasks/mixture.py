@@ -17,6 +17,7 @@ from swarm.tasks.base import (
     Score,
     Task,
     TaskRun,
+    gold_answers_error,
     metric_task,
 )
 
@@ -191,7 +192,7 @@ class Mixture:
         for item in items:
             part = _subtask_name(item)
             task = self.tasks[part]
-            if not isinstance(task, HasGoldAnswers):
+            if not isinstance(task, HasGoldAnswers) or gold_answers_error(task) is not None:
                 raise UserError(
                     f"task.tasks.{part}: has no gold answers to compute a gradient from; "
                     "use optimizer.descent=null, or an optimizer without gradients"

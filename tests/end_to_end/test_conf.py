@@ -81,6 +81,17 @@ def test_the_experiments_set_what_they_promise() -> None:
     assert (paper.particles, paper.max_iterations, paper.patience) == (20, 50, 10)
     assert paper.crossover_maximum == 1.0 and code.crossover_maximum == 2.0
     assert (code.inertia, code.max_iterations) == (0.4, 200)
+    for rival, asks, rows in (
+        ("pso_merging", 5, 10),
+        ("mergevolve", 50, 11),
+        ("evogm", 7, 18),
+        ("adamerging", 50, 10),
+    ):
+        run = build_run(composed(f"experiment={rival}"))[0]
+        run.optimizer.start(9, 0)
+        assert (run.optimizer.NAME, run.optimizer.max_iterations) == (rival, asks)
+        assert len(run.optimizer.ask()) == rows and run.budget.prompts is None
+        assert run.pool.space == "delta"
     for optimizer in (paper, code):
         checked: Optimizer = optimizer
         checked.start(10, 0)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,14 @@ def state(folder: Path) -> dict[str, object]:
     return read_state(folder) or {}
 
 
-def test_random_kills_change_nothing(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
+@pytest.mark.parametrize("arguments", [searches.arguments, searches.mutating])
+def test_random_kills_change_nothing(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path, arguments: Callable[..., list[str]]
+) -> None:
     """SIGKILL at random moments of a search, again and again, until it ends by itself."""
     more = {"optimizer__max_iterations": 12, "optimizer__patience": 12, "job__items": 4}
-    plain = searches.arguments(tmp_path, tiny_llama, tiny_pool, "plain", **more)
-    killed = searches.arguments(tmp_path, tiny_llama, tiny_pool, "killed", **more)
+    plain = arguments(tmp_path, tiny_llama, tiny_pool, "plain", **more)
+    killed = arguments(tmp_path, tiny_llama, tiny_pool, "killed", **more)
     lab = [sys.executable, "tests/helpers/kill_search.py", str(tmp_path / "search" / "killed")]
     result = subprocess.run(
         [*lab, *killed],

@@ -83,6 +83,31 @@ def several(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any
     return [*mine, *(f"{key}={value}" for key, value in keys.items())]
 
 
+def mutating(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any) -> list[str]:
+    """As `arguments`, of the default swarm on a black box with reference texts."""
+    items = [
+        {"id": n, "prompt": f"number {n}?", "words": ["a", "e"], "reference": f"the answer is {n}"}
+        for n in range(7)
+    ]
+    file = folder / "texts.json"
+    file.write_text(json.dumps({"dev": items[:6], "test": items[6:]}))
+    keys = {
+        "optimizer": "pso",
+        "optimizer__soups": 1,
+        "optimizer__active": "auto",
+        "optimizer__descent": "{_target_: swarm.optimizers.gradient.Descent, steps: 3, batch: 2}",
+        "optimizer__max_iterations": 3,
+        "pool__space": "delta",
+        "pool__groups": "auto",
+        "ensemble": 0,
+        "test": "false",
+        **more,
+    }
+    words = [word for word in arguments(folder, base, pool, name, **keys) if word[:4] != "task"]
+    task = ["task=function", "task.function=examples.own_tasks.stories.score", f"task.file={file}"]
+    return [*words, *task, "task.max_new_tokens=4"]
+
+
 def environment(**more: str) -> dict[str, str]:
     """The environment of a user's shell, without a network for models."""
     return {

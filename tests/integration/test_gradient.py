@@ -20,6 +20,8 @@ from swarm.models.base import Example, Request
 from swarm.optimizers.base import LossRequest
 from swarm.optimizers.gradient import Descent
 from swarm.pool.pool import Pool
+from swarm.scorers.function import FunctionTask
+from swarm.tasks.base import gold_answers_error, is_black_box
 from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.mixture import Mixture
 from swarm.tasks.multiple_choice import MultipleChoice
@@ -353,6 +355,95 @@ def test_the_swarm_moves_without_what_a_task_has_not(
     assert "without its gradient term: task function has no gold answers" in said, without.stderr
     gold = searches.arguments(tmp_path, tiny_llama, tiny_pool, dry_run="true", optimizer="auto")
     assert "chooses gradient: gold answers" in " ".join(searches.run(gold).stdout.split())
+
+
+def referring(folder: Path, references: Sequence[Any], **how: Any) -> FunctionTask:
+    """A task scored by a function; an item whose reference is `None` has none."""
+    items = [
+        {"id": n, "prompt": f"number {n}?", **({} if text is None else {"reference": text})}
+        for n, text in enumerate(references)
+    ]
+    (folder / "texts.json").write_text(json.dumps({"dev": items, "test": [{"prompt": "other"}]}))
+    how = {"file": str(folder / "texts.json"), **how}
+    return FunctionTask("mine", "examples.own_tasks.stories.score", **how)
+
+
+def test_reference_texts_are_gold_examples_of_a_black_box(tmp_path: Path) -> None:
+    task = referring(tmp_path, ["the answer", ["best", "next best"], 12, "\n    return 1\n"])
+    assert gold_answers_error(task) is None and is_black_box(task)
+    found = [example.choices[0] for example in task.gold_examples(task.items("dev"))]
+    assert found == [" the answer", " best", " 12", "\n    return 1"]
+    assert all(example.ends for example in task.gold_examples(task.items("dev")))
+    after = referring(tmp_path, ["the answer"], template="Q: {prompt}\nA: ")
+    (example,) = after.gold_examples(after.items("dev"))
+    assert (example.prompt, example.choices) == ("Q: number 0?\nA: ", ("the answer",))
+    assert is_black_box(Mixture("both", {"mine": task}))
+
+
+@pytest.mark.parametrize(
+    ("references", "words"),
+    [
+        ([None, None], "none of 2 dev items"),
+        (["the answer", None], "only 1 of 2 dev items"),
+        (["the answer", " "], "item 1: it is empty"),
+        (["the answer", []], "item 1: neither a text"),
+    ],
+)
+def test_reference_texts_are_in_all_items_or_not_used(
+    tmp_path: Path, references: list[Any], words: str
+) -> None:
+    task = referring(tmp_path, references)
+    assert task.items("dev") and words in str(gold_answers_error(task))
+    with pytest.raises(UserError, match=f"task.reference=reference: .*{words}"):
+        referring(tmp_path, references, reference="reference").items("dev")
+    with pytest.raises(UserError, match=r"task.reference=prompt: .*task.template"):
+        referring(tmp_path, references, reference="prompt")
+    with pytest.raises(UserError, match=r"task.tasks.mine: has no gold answers"):
+        both = Mixture("both", {"mine": task})
+        both.gold_examples(both.items("dev"))
+
+
+def test_the_gradient_mutates_on_a_black_box(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    """All particles move, and the best one descends too, within the budget."""
+    from swarm.runs.run_reader import RunFolder
+
+    words = searches.mutating(tmp_path, tiny_llama, tiny_pool, budget=150)
+    said = " ".join(searches.run([*words, "dry_run=true"]).stdout.split())
+    assert "gradient is of the reference texts' loss" in said and "1 descending particles" in said
+    out = searches.run(words)
+    assert out.returncode == 0, out.stderr
+    run = RunFolder(tmp_path / "search" / "run")
+    first, second = run.rounds[:2]
+    assert len(second["positions"][0]) == 4, "one group: utilities rank the positions"
+    assert second["gradients_asked"] and not second["losses_asked"] > 6
+    moved = [a != b for a, b in zip(first["positions"], second["positions"], strict=True)]
+    assert all(moved), "a black box moves the whole swarm"
+    spent = sum(
+        r["prompts_asked"] + r.get("losses_asked", 0) + 3 * r.get("gradients_asked", 0)
+        for r in run.rounds
+    )
+    assert spent <= 150
+    without = searches.run([*words, "name=without", "optimizer.descent=null"])
+    assert without.returncode == 0, without.stderr
+    plain = RunFolder(tmp_path / "search" / "without").rounds[1]
+    differ = [a != b for a, b in zip(second["positions"], plain["positions"], strict=True)]
+    assert sum(differ) == 1, "the mutant alone differs"
+
+
+def test_auto_mutates_on_a_black_box(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
+    words = searches.mutating(tmp_path, tiny_llama, tiny_pool, dry_run="true")
+    words = [word for word in words if not word.startswith("optimizer")]
+    for budget, chosen in (
+        (6 * 200, "pso: a black box, mutated by the gradient of the reference texts' loss"),
+        (6 * 36, "; only optimizer=pso and gradient use the reference texts"),
+    ):
+        out = searches.run([*words, "optimizer=auto", f"budget={budget}"])
+        assert chosen in " ".join(out.stdout.split()), out.stderr
+    wrong = searches.run([*words, "optimizer=auto", "task.reference=preferred"])
+    assert wrong.returncode != 0 and "task.reference=preferred: none of 6" in wrong.stderr
+    assert len(wrong.stderr.strip().splitlines()) == 1
 
 
 def test_options_are_checked() -> None:

@@ -18,8 +18,9 @@ from swarm.errors import UserError
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.models.base import Completion
 from swarm.pool.pool import Pool
+from swarm.runs.run_reader import RunFolder
 from swarm.tasks import lm_eval_harness
-from swarm.tasks.base import Task
+from swarm.tasks.base import Task, gold_answers_error, is_black_box
 from swarm.tasks.lm_eval_harness import LMEvalTask, cut_at_stops, lm_eval
 from swarm.tasks.mixture import Mixture
 
@@ -193,6 +194,77 @@ def test_a_task_without_a_split_is_one_line() -> None:
 
     with pytest.raises(UserError, match=r"task.tasks=bare: it has no split"):
         lm_eval_harness.split_documents(Bare(), "dev", 0)
+
+
+def test_gold_answers(tmp_path: Path, base: Path, pool: Path) -> None:
+    """What a gradient descends is what the metric reads."""
+    folder = tasks_folder(tmp_path / "mine", CHOICE, "letters", shots=1)
+    tasks_folder(tmp_path / "mine", GENERATE, "words")
+    tasks_folder(tmp_path / "mine", FORCED, "said", kind="loglikelihood", text="no ")
+    letters, normed = (LMEvalTask("l", "letters", folder, metric=m) for m in ("acc", "acc_norm"))
+    engine, experts = HFEngine(plan="stacked"), Pool(pool).open()
+    engine.open(BaseModel(str(base)), experts, "cpu")
+    items = letters.items("dev")[:3]
+    (said,) = engine.generate(np.eye(2)[:1], [next(letters.run(items))])
+    for task in (letters, normed):
+        assert gold_answers_error(task) is None and not is_black_box(task)
+        for item, one, completion in zip(items, task.gold_examples(items), said, strict=True):
+            doc = item["doc"]
+            assert [text.strip() for text in one.choices] == doc["choices"]
+            assert one.gold == doc["label"] and one.prompt == item["context"].rstrip()
+            nats = np.array(completion.logprobs)
+            if task is normed:
+                assert one.units == tuple(map(len, doc["choices"]))
+                nats = nats / one.units
+            wanted = np.log(np.exp(nats).sum()) - nats[one.gold]
+            found = engine.compute_gradient(np.eye(2)[0], [one]).loss
+            assert found == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+    words = LMEvalTask("w", "words", folder)
+    (text,) = words.gold_examples(words.items("dev")[:1])
+    assert text.choices == (f" {words.items('dev')[0]['answer']}",) and text.ends
+    said = LMEvalTask("s", "said", folder)
+    (text,) = said.gold_examples(said.items("dev")[:1])
+    assert (text.prompt, text.choices[0].strip()) == ("no", said.items("dev")[0]["answer"])
+    both = lm_eval("both", ["letters", "words"], include_path=folder)
+    assert gold_answers_error(pickle.loads(pickle.dumps(both))) is None
+
+
+def test_tasks_without_gold_answers_are_named(tmp_path: Path) -> None:
+    folder = tasks_folder(tmp_path / "mine", FORCED, "whole", kind="loglikelihood_rolling", text="")
+    tasks_folder(tmp_path / "mine", LOWER, "lower")
+    (tmp_path / "mine" / "lower_metric.py").write_text(STEREOTYPE)
+    tasks_folder(tmp_path / "mine", CHOICE, "letters")
+    rows = (
+        (tmp_path / "mine" / "letters_validation.jsonl")
+        .read_text()
+        .replace('"label": 1', '"label": 9')
+    )
+    (tmp_path / "mine" / "letters_validation.jsonl").write_text(rows)
+    for name, words in (
+        (
+            "whole",
+            "task mine has no gold answers: whole is of the output type loglikelihood_rolling",
+        ),
+        ("lower", "the metric pct_stereotype of lower is better the lower it is"),
+        ("letters", "the target of document letters:1 is blank, or none of its choices"),
+    ):
+        assert words in str(gold_answers_error(LMEvalTask("mine", name, folder)))
+
+
+def test_a_search_descends(tmp_path: Path, base: Path, pool: Path) -> None:
+    folder = tasks_folder(tmp_path / "mine", CHOICE, "letters")
+    tasks_folder(tmp_path / "mine", FORCED, "whole", kind="loglikelihood_rolling", text="")
+    keys = {"optimizer": "gradient", "optimizer.max_iterations": 1, "optimizer.descent.steps": 2}
+    words = [word for word in searches.arguments(tmp_path, base, pool) if "optimizer" not in word]
+    words = [word for word in words if not word.startswith("task")]
+    words += [f"{key}={value}" for key, value in keys.items()]
+    words += ["task=lm_eval", f"task.include_path={folder}", "task.tasks=[letters]", "test=false"]
+    done = searches.run(words)
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(tmp_path / "search" / "run").rounds[1]["gradients_asked"] == 16
+    refused = searches.run([*words, "task.tasks=[whole]", "name=other"])
+    assert refused.returncode != 0 and "loglikelihood_rolling; use optimizer=" in refused.stderr
+    assert sum(line.startswith("error:") for line in refused.stderr.splitlines()) == 1
 
 
 class Saying:

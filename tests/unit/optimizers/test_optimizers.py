@@ -17,6 +17,7 @@ from swarm.errors import UserError
 from swarm.optimizers.base import (
     LossRequest,
     MultiObjectiveOptimizer,
+    SearchResources,
     SupportsEarlyStopping,
     SupportsGradients,
 )
@@ -55,9 +56,14 @@ class Claims:
     """Options that it needs for more than one group."""
     alike: int = 1
     """First asks in which all groups may be alike."""
+    resources: SearchResources | None = None
+    """What the task offers."""
     searches: bool = True
     """Another seed looks elsewhere, and each group for its own; else neither."""
 
+
+MUTATED = SearchResources(gradients=True, positions=1000, black_box=True)
+"""A black box whose items have reference texts."""
 
 CLAIMS: dict[str, Claims] = {
     # Its gradients are not counted here: 61 evaluations at most.
@@ -87,6 +93,9 @@ CLAIMS: dict[str, Claims] = {
         sums=False,
         alike=2,
     ),
+    # Its gradients are not counted here, and their loss is the utility.
+    "auto_mutated": Claims(sums=False, raced=False, resources=MUTATED, budget=120),
+    "pso_mutated": Claims(sums=False, raced=True, resources=MUTATED, budget=120),
     "cmaes": Claims(near=1e-6, apart=0.05),
     "cmaes_free": Claims(alike=2, near=1e-6, sums=False, apart=0.1),
     "cmaes_separable": Claims(alike=2, near=1e-6, sums=False, apart=0.05),
@@ -139,7 +148,10 @@ def configuration(file: Path) -> Any:
 
 
 def made(file: Path, quick: bool = True) -> Any:
-    return instantiate(configuration(file), **(dict(claims(file).quick) if quick else {}))
+    optimizer = instantiate(configuration(file), **(dict(claims(file).quick) if quick else {}))
+    if (resources := claims(file).resources) is not None:
+        optimizer.set_resources(resources)
+    return optimizer
 
 
 def begun(
@@ -360,6 +372,8 @@ def go_on(file: Path, quick: bool, groups: int = 1) -> None:
     """A search that is saved and loaded after every ask and tell, beside one that is not."""
     straight, resumed = (begun(file, quick=quick, groups=groups) for _ in range(2))
     for _ in range(8):
+        for optimizer in (straight, resumed):
+            descend(optimizer, bowl(0, groups))
         np.testing.assert_array_equal(resumed.ask(), straight.ask())
         np.testing.assert_array_equal(resumed.evaluate, straight.evaluate)
         state = saved(resumed)
@@ -607,3 +621,18 @@ def test_options_of_several_objectives_are_checked(front_file: Path) -> None:
         kind(particles=EXPERTS, constraints={"A": "base"}).start(EXPERTS, 0)
     with pytest.raises(ValueError, match="of the parts"):
         several(front_file).tell(np.zeros(20), np.zeros((20, 3)))
+
+
+def test_a_descent_that_does_not_raise_the_utility_ends() -> None:
+    """The loss of reference texts has its optimum elsewhere: the mutants' rates halve to rest."""
+    swarm = begun(next(file for file in VARIANTS if file.stem == "pso_mutated"))
+    swarm.patience = 100
+    away, spent = (lambda rows: -((rows - 3.0) ** 2).sum(axis=1)), []
+    for _ in range(40):
+        spent.append(descend(swarm, away))
+        wanted = swarm.ask()
+        swarm.tell(np.where(swarm.evaluate, bowl(0)(wanted), np.nan))
+        assert swarm.mutated.sum() <= 4 and swarm.moving.all()
+    assert spent[0] == 0 and spent[1] > 0 and spent[-1] == 0
+    rates = swarm.descent.rate_factor
+    assert (rates[swarm.personal_utilities > -np.inf] <= 1 / 16).all()

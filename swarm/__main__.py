@@ -11,6 +11,7 @@ from difflib import get_close_matches
 import swarm
 from swarm._util.cli import COMPLETION_SCRIPTS
 from swarm._util.files import PACKAGE_FOLDER
+from swarm._util.format import align_columns
 from swarm.errors import UserError
 
 
@@ -46,8 +47,9 @@ def list_commands() -> list[CommandInfo]:
 def format_command_list() -> str:
     """Return the output of `python -m swarm`."""
     every = list_commands()
-    wide = max(len(one.name) for one in every)
-    lines = [f"  {one.name:<{wide}}  {one.about}\n  {'':<{wide}}  {one.example}" for one in every]
+    lines = align_columns(
+        [row for one in every for row in ((f"  {one.name}", one.about), ("", one.example))]
+    )
     return "\n".join(
         [
             f"model-swarms {swarm.__version__}: search, combine and compare language models",

@@ -8,6 +8,7 @@ from datetime import datetime
 from difflib import get_close_matches
 
 from swarm._util.cli import RaisingParser, exit_with_error
+from swarm._util.format import align_columns, format_bytes
 from swarm.errors import UserError
 from swarm.models import cache as kept
 from swarm.models.cache import Cache
@@ -100,15 +101,14 @@ def print_info(cache: Cache) -> None:
     print(
         f"{cache.path}: "
         f"{_format_entries(sum(p.answers for p in parts), sum(p.bytes for p in parts))}, "
-        f"{_format_bytes(cache.path.stat().st_size)} on disk"
+        f"{format_bytes(cache.path.stat().st_size)} on disk"
     )
-    width = max((len(part.label or UNKNOWN_MODEL) for part in parts), default=0)
+    rows = []
     for part in parts:
         days = " to ".join(dict.fromkeys(map(_format_date, (part.oldest, part.newest))))
-        print(
-            f"  {part.label or UNKNOWN_MODEL:<{width}}  "
-            f"{_format_entries(part.answers, part.bytes)}, {days}"
-        )
+        entries = f"{_format_entries(part.answers, part.bytes)}, {days}"
+        rows.append((f"  {part.label or UNKNOWN_MODEL}", entries))
+    print(*align_columns(rows), sep="\n")
 
 
 def prune_cache(cache: Cache, arguments: argparse.Namespace) -> None:
@@ -147,14 +147,7 @@ def _select_entries(cache: Cache, arguments: argparse.Namespace) -> kept.CacheFi
 
 
 def _format_entries(answers: int, bytes_: int) -> str:
-    return f"{answers:,} {'response' if answers == 1 else 'responses'} ({_format_bytes(bytes_)})"
-
-
-def _format_bytes(number: int) -> str:
-    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= one:
-            return f"{number / one:.1f} {unit}"
-    return f"{number} bytes"
+    return f"{answers:,} response{'s' * (answers != 1)} ({format_bytes(bytes_)})"
 
 
 def _format_date(moment: float | None) -> str:

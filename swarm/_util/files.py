@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import gzip
 import hashlib
 import io
@@ -170,6 +171,37 @@ def make_folder(folder: Path, private: bool = False) -> None:
     make_folder(folder.parent)
     mode = 0o700 if private else _openness(folder.parent) | 0o700
     folder.mkdir(mode, exist_ok=True)
+
+
+def acquire_lock(descriptor: int, timeout: float | None = None, shared: bool = False) -> bool:
+    """Lock an open file or folder against other processes, and return whether it is locked.
+
+    The lock is the kernel's (flock): it belongs to the open file, so that a child process which
+    inherits the descriptor holds it too, and ends when the last copy is closed, however a process
+    ends. It works on folders and needs no file beside them.
+
+    Args:
+        descriptor: Descriptor of the open file or folder.
+        timeout: Seconds to wait for other processes; 0 tries once, `None` waits without a limit.
+        shared: Allow other shared locks.
+
+    Returns:
+        False if another process still holds a lock. True on a network file system that supports no
+            locks, too: work there goes on without one.
+    """
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if timeout is None else fcntl.LOCK_NB)
+    deadline = time.monotonic() + (timeout or 0)
+    while True:
+        try:
+            fcntl.flock(descriptor, how)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+        except OSError:
+            return True
+        else:
+            return True
 
 
 def private(path: str, flags: int) -> int:

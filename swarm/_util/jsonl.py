@@ -1,6 +1,5 @@
 """JSON lines: reading, writing, an append-only journal, and merging of rows by key."""
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swarm._util.files import encode_json, write_atomic
+from swarm._util.files import acquire_lock, encode_json, write_atomic
 from swarm.errors import InvalidArgument, UserError
 
 
@@ -162,7 +161,7 @@ class JsonlJournal:
             with self.path.open("ab+") as file:
                 # Under the lock, an unterminated line can only be from a dead process, so truncate
                 # it.
-                fcntl.flock(file, fcntl.LOCK_EX)
+                acquire_lock(file.fileno())
                 file.truncate(_complete_length(file))
                 file.write(data)
                 file.flush()
@@ -296,7 +295,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror}") from None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        acquire_lock(handle)
         yield
     finally:
         os.close(handle)

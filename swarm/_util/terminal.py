@@ -5,7 +5,6 @@ Also contains access to the standard streams, and a collector of warnings.
 
 import logging
 import sys
-from collections.abc import Sequence
 from typing import Any, TextIO
 
 BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -38,16 +37,6 @@ def csv_cell(value: Any) -> Any:
     """
     dangerous = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if dangerous else value
-
-
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align the columns of rows, the first and the last to the left, all others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *middle, last in rows:
-        cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells, last]))
-    return lines
 
 
 def is_tty(stream: TextIO | None) -> bool:

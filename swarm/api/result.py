@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from html import escape
 from importlib import import_module
-from io import BytesIO
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -17,6 +16,7 @@ from swarm.models.base import Completion, Message, Request
 from swarm.registry.local_models import LocalModels
 from swarm.registry.model_groups import base_of_run
 from swarm.report import sections as told
+from swarm.report.charts import draw_bands, figure_to_bytes
 from swarm.report.document import COLOURS, GREY
 from swarm.report.test_comparison import TestComparison
 from swarm.runs.describe import describe_position
@@ -71,25 +71,16 @@ def history_figure(run: RunFolder) -> "Figure":
 
     Negative coefficients are stacked downwards, so that the upper minus the lower stack is the sum
     of the coefficients. Created without a window; a notebook displays it.
-
-    Raises:
-        UserError: matplotlib is not installed.
     """
-    figures = import_optional("matplotlib.figure")
-    made: Figure = figures.Figure(figsize=(8, 6), layout="constrained")
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(8, 6), layout="constrained")
     above, below = made.subplots(2, sharex=True)
     _plot_utilities(above, run)
     _plot_coefficients(below, run)
     # Without pyplot loaded, a notebook has no formatter for figures.
-    made._repr_png_ = partial(figure_to_png, made)  # type: ignore[attr-defined]
+    made._repr_png_ = partial(figure_to_bytes, made, "png")  # type: ignore[attr-defined]
     return made
-
-
-def figure_to_png(figure: "Figure") -> bytes:
-    """Return a figure as a PNG file."""
-    image = BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()
 
 
 def _plot_utilities(axes: "Axes", run: RunFolder) -> None:
@@ -103,20 +94,9 @@ def _plot_utilities(axes: "Axes", run: RunFolder) -> None:
 
 def _plot_coefficients(axes: "Axes", run: RunFolder) -> None:
     shares = np.array([run.means[index] for index in best_indices(run)])
-    when = np.arange(len(shares))
-    tops, bottoms = np.zeros(len(shares)), np.zeros(len(shares))
-    for index, name in enumerate(run.experts):
-        share = shares[:, index]
-        base = np.where(share >= 0, tops, bottoms)
-        hatch = "" if index < len(COLOURS) else "//"
-        axes.bar(
-            when, share, 0.9, base, color=COLOURS[index % len(COLOURS)], hatch=hatch, label=name
-        )
-        tops, bottoms = tops + np.maximum(share, 0), bottoms + np.minimum(share, 0)
-    axes.axhline(0, color="black", linewidth=0.8)
+    draw_bands(axes, run.experts, shares)
     axes.set_xlabel("iteration")
     axes.set_ylabel("coefficients of the best so far")
-    axes.xaxis.set_major_locator(import_optional("matplotlib.ticker").MaxNLocator(integer=True))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
@@ -140,7 +120,7 @@ def import_optional(package: str) -> Any:
         return import_module(package)
     except ImportError:
         raise UserError(
-            f"{package.partition('.')[0]} is required for tables and plots: "
+            f"{package.partition('.')[0]} is required for tables: "
             'pip install "model-swarms[compare]"'
         ) from None
 
@@ -285,7 +265,7 @@ class Result:
         return history_frame(self.run)
 
     def plot(self) -> "Figure":
-        """Plot best and particles, and the composition of the best; needs matplotlib."""
+        """Plot best and particles, and the composition of the best."""
 
         return history_figure(self.run)
 
@@ -329,8 +309,5 @@ class Result:
     def _history_image(self) -> str:
         from base64 import b64encode
 
-        try:
-            data = b64encode(figure_to_png(self.plot())).decode()
-        except UserError:  # matplotlib is not installed
-            return ""
+        data = b64encode(figure_to_bytes(self.plot(), "png")).decode()
         return f'<img alt="best, particles and coefficients" src="data:image/png;base64,{data}">'

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm.compare.sampling.types import SampleOutcome
 from swarm.errors import InvalidArgument
-from swarm.models.base import Completion
+from swarm.models.base import Completion, sum_usage
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,14 +153,14 @@ def detail_values(row: SampleRow) -> tuple[Any, ...]:
     said = [one for one in row.heard if isinstance(one, Completion)]
     if not said:
         return (None,) * (len(DETAIL_COLUMNS) - 1)
-    costs = [one.known_cost for one in said]
+    usage = sum_usage(said)
     return (
         said[0].finish,
         said[0].reasoning,
-        sum(one.prompt_tokens for one in said),
-        sum(one.new_tokens for one in said),
+        usage.prompt_tokens,
+        usage.new_tokens,
         sum(one.seconds for one in said),
-        sum(known) if (known := [c for c in costs if c is not None]) else None,
+        usage.known_cost,
         all(one.cached for one in said),
     )
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from swarm._util.files import write_atomic
+from swarm._util.format import format_number, format_p_value, format_table, pluralize
 from swarm._util.jsonl import to_json_value
 from swarm._util.terminal import csv_cell
 from swarm.errors import InvalidArgument
 from swarm.report.markdown import escape_markdown
 from swarm.stats.answer_values import infer_kind, to_hashable_column
-from swarm.stats.format import format_number, format_p_value, format_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -323,7 +323,7 @@ def describe_differences(pairs: "pd.DataFrame") -> list[str]:
         for r in seen.to_dict("records")
     ]
     more = f" and {len(names) - 5} more pairs" if len(names) > 5 else ""
-    others = f" Of {rest} other pair{'s' * (rest > 1)} none was seen to differ." if rest else ""
+    others = f" Of {pluralize(rest, 'other pair')} none was seen to differ." if rest else ""
     return [f"Different at 5 %, corrected: {'; '.join(names[:5])}{more}.{others}"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
+from swarm._util.format import pluralize
 from swarm.compare.config import Config
 from swarm.compare.settings import get_max_workers
 from swarm.errors import InvalidArgument, UserError, missing_extra_error
@@ -70,7 +71,6 @@ def run_file(file: Path, settings: Mapping[str, Any]) -> int:
 def _check_writable(folder: Path) -> None:
     """Raise an error if results that will be paid for could not be written."""
     try:
-        import matplotlib  # noqa: F401
         import pandas  # noqa: F401
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def _ask_and_report(
     if found := write_report(folder, by_name, groups):
         print(found)
     rows = sum(map(len, frames))
-    print(f"{_pluralize(rows, 'row')}, {failed} with an error: {folder / 'report.md'}")
+    print(f"{pluralize(rows, 'row')}, {failed} with an error: {folder / 'report.md'}")
     first = shlex.quote(str(folder / questions[0].name / "data.jsonl"))
     print(f"to browse them: python -m swarm.compare view {first}", file=sys.stderr)
     return by_name
@@ -176,14 +176,10 @@ def describe_plan(
         judges = getattr(question, "judges", None) or {}
         judged = f", each judged by {', '.join(judges)}" if judges else ""
         lines.append(
-            f"{question.name} ({question.type()}): {_pluralize(len(models), 'model')} x "
-            f"{_pluralize(wordings, 'paraphrase')} x {_pluralize(each, 'sample')} = "
-            f"{_pluralize(len(models) * rows, 'answer')}{judged}"
+            f"{question.name} ({question.type()}): {pluralize(len(models), 'model')} x "
+            f"{pluralize(wordings, 'paraphrase')} x {pluralize(each, 'sample')} = "
+            f"{pluralize(len(models) * rows, 'answer')}{judged}"
         )
         if len(groups) > 1:
             lines.append(f"  {detectable(groups, wordings, each)}")
     return [*lines, f"models: {', '.join(models)}", "nothing was asked (dry_run)"]
-
-
-def _pluralize(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"

@@ -89,8 +89,8 @@ class TokenEnsembleCandidate:
                     one, prompt_tokens=heard * one.prompt_tokens, new_tokens=heard * one.new_tokens
                 )
             )
-            self._meter.prompts += heard - 1
-        self._meter.add_completions(found)
+            self._meter.calls += heard - 1
+        self._meter.add(*found)
         return found
 
     def fingerprint(self) -> str:
@@ -184,5 +184,5 @@ class PackLLM(TokenEnsembleCandidate):
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
         """See `TokenEnsembleCandidate.compute_weights`."""
         found, tokens = self.engine.log_perplexities([request.prompt for request in requests])
-        self._meter.tokens += tokens
+        self._meter.prompt_tokens += tokens
         return softmax_rows(-found / self.temperature)

@@ -3,12 +3,12 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage, run_task
-from swarm.models.base import Completion, Model, Request, generate_each
+from swarm.models.base import Completion, Model, Request, Usage, generate_each
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.presets import build_mixture, read_preset
 from swarm.multi_agent.types import AgentSpec, Transcript
@@ -21,30 +21,6 @@ log = logging.getLogger(__name__)
 
 KnownCompletions = Mapping[object, Completion]
 """Completions by request key."""
-
-
-@dataclass(slots=True)
-class CandidateUsage:
-    """Usage of one voter's answers, including those shared with other voters."""
-
-    calls: int = 0
-    tokens: int = 0
-    cost: float = 0.0
-    unpriced: int = 0
-
-    def add(self, completion: Completion, calls: int = 1) -> None:
-        """Count one answer."""
-        self.calls += calls
-        self.tokens += completion.prompt_tokens + completion.new_tokens
-        self.cost += completion.cost
-        self.unpriced += completion.priced is False and not completion.cost
-
-    def add_usage(self, other: "CandidateUsage") -> None:
-        """Add another voter's usage."""
-        self.calls += other.calls
-        self.tokens += other.tokens
-        self.cost += other.cost
-        self.unpriced += other.unpriced
 
 
 VOTE_NAME = "vote of the proposers"
@@ -84,7 +60,7 @@ class MoACandidate:
             alone = [f"{number}. {name}" for number, name in enumerate(alone, 1)]
         self.names = [f"mixture {preset}", *alone]
         self._voters = sum(slot.count for slot in self.mixture.proposers)
-        self._spent: list[CandidateUsage] = []
+        self._spent: list[Usage] = []
 
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
@@ -101,7 +77,7 @@ class MoACandidate:
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """See `Candidate.score_items`."""
-        self._spent = [CandidateUsage() for _ in self.names]
+        self._spent = [Usage() for _ in self.names]
         transcripts: list[tuple[Request, Transcript]] = []
         scores = [
             run_task(task, items, lambda requests: self._run_mixture(requests, transcripts, meter))
@@ -112,11 +88,11 @@ class MoACandidate:
         for slot, spent in zip(self.mixture.proposers, self._spent[1:], strict=False):
             samples = []
             for sample in range(slot.count if votes else 1):
-                took = CandidateUsage()
+                took = Usage()
                 known = self._first_layer(transcripts, index + sample)
                 samples.append(run_task(task, items, _SingleProposer(slot, known, took, meter)))
                 for mine in [spent] * (not sample) + [self._spent[-1]] * votes:
-                    mine.add_usage(took)
+                    mine.merge(took)
             scores.append(samples[0])
             voters += samples
             index += slot.count
@@ -147,8 +123,9 @@ class MoACandidate:
             if isinstance(one, UserError):
                 raise one
             transcripts.append((request, one))
-            meter.add_completions([answer.completion or Completion("") for answer in one.answers])
-            self._spent[0].add(one.final, len(one.answers))
+            meter.add(*(answer.completion or Completion("") for answer in one.answers))
+            self._spent[0].add(one.final)
+            self._spent[0].calls += len(one.answers) - 1
             came.append(one.final)
         return came
 
@@ -168,7 +145,7 @@ class _SingleProposer:
     """Requests completions from one proposer, unless the request's answer is already known."""
 
     def __init__(
-        self, slot: AgentSpec, known: KnownCompletions, spent: CandidateUsage, meter: JobUsage
+        self, slot: AgentSpec, known: KnownCompletions, spent: Usage, meter: JobUsage
     ) -> None:
         self.model = MixtureOfAgents((), replace(slot, count=1), layers=1)
         self.known, self.spent, self.meter = known, spent, meter
@@ -182,7 +159,7 @@ class _SingleProposer:
             answer = self.known.get(question_key(request))
             if answer is None:
                 answer = self._completion_or_empty(next(came))
-                self.meter.add_completions([answer])
+                self.meter.add(answer)
             self.spent.add(answer)
             answers.append(answer)
         return answers
@@ -230,7 +207,7 @@ class ModelCandidate:
 
         def generate_counted(requests: list[Request]) -> list[Completion]:
             completions = self.model.generate(requests)
-            meter.add_completions(completions)
+            meter.add(*completions)
             return completions
 
         return [run_task(task, items, generate_counted)]

@@ -9,6 +9,7 @@ from swarm.engine.base_model import choose_device as choose_device  # re-exporte
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, HasModelContexts, JobUsage
 from swarm.loop.prompt_stats import fit_to_context
+from swarm.models.base import Usage
 from swarm.tasks.base import HasScoreScale, Item, RequiresSetup, Score, Task, metric_task
 from swarm.tasks.metrics import paired_gain, summarize_constant_answers, utility_summary
 from swarm.tasks.reward_model import RewardModelTask
@@ -22,23 +23,18 @@ class SplitScores:
         names: Names of its voters.
         items: Items of the split.
         scores: One list per voter, in the order of the items.
-        prompts: Requests sent to a model, counted for each of several members; includes requests
-            about dev to compute weights.
-        tokens: Read and generated, of all members.
+        usage: Requests to models and their tokens, counted for each of several members; includes
+            requests about dev to compute weights, and the cost of cached answers when they were
+            generated.
         seconds: Time of answering, without loading.
-        cost: Cost of the answers when they were generated, in the currency of the models' prices.
-        unpriced: Answers of endpoints without known prices, which `cost` does not include.
         account: Usage of each voter's answers, from `HasBaselines`; empty if unknown.
     """
 
     names: list[str]
     items: Sequence[Item]
     scores: list[list[Score]]
-    prompts: int
-    tokens: int
+    usage: Usage
     seconds: float
-    cost: float = 0.0
-    unpriced: int = 0
     account: Sequence[Mapping[str, Any]] = ()
 
 
@@ -127,17 +123,7 @@ def score_candidate(candidate: Candidate, task: Task, split: str) -> SplitScores
     scores = candidate.score_items(task, items, meter)
     seconds = time.monotonic() - began
     account = candidate.usage_per_candidate() if isinstance(candidate, HasBaselines) else ()
-    return SplitScores(
-        candidate.names,
-        items,
-        scores,
-        meter.prompts,
-        meter.tokens,
-        seconds,
-        meter.cost,
-        meter.unpriced,
-        account,
-    )
+    return SplitScores(candidate.names, items, scores, meter, seconds, account)
 
 
 def summarize_scores(task: Task, found: SplitScores) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 from swarm.engine.base import DifferentiableEngine, Engine, ExpertPool, SupportsClose
 from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
-from swarm.models.base import Completion, Request
+from swarm.models.base import Completion, Request, Usage
 from swarm.tasks.base import HasGoldAnswers, Item, RequiresSetup, Score, Task, metric_task
 
 if TYPE_CHECKING:
@@ -89,21 +89,10 @@ def format_failure(job: Job, error: Exception) -> str:
 
 
 @dataclass(slots=True)
-class JobUsage:
-    """Counters of an engine's completions, and the position being run."""
+class JobUsage(Usage):
+    """Usage of an engine's completions, and the index of the position that is being run."""
 
-    prompts: int = 0
-    tokens: int = 0
     position: int = 0
-    cost: float = 0.0
-    unpriced: int = 0
-
-    def add_completions(self, completions: Sequence[Completion]) -> None:
-        """Add these completions."""
-        self.prompts += len(completions)
-        self.tokens += sum(c.prompt_tokens + c.new_tokens for c in completions)
-        self.cost += sum(c.cost for c in completions)
-        self.unpriced += sum(c.priced is False and not c.cost for c in completions)
 
 
 class Worker:
@@ -143,7 +132,7 @@ class Worker:
             if job.split in GRADIENT_SPLITS:
                 return self._compute_gradient(job, task, items)
             scores = self._run_task(task, job.positions, items, meter)
-            return JobResult(job.number, scores, meter.prompts, meter.tokens)
+            return JobResult(job.number, scores, meter.calls, meter.tokens)
         except NotFinite as error:
             names = dict(enumerate(job.names))
             raise UserError(f"{names.get(error.position) or 'a position'}: {error}") from None
@@ -231,5 +220,5 @@ def run_tasks_lockstep(
             raise NotFinite(live[error.position], error.what) from None
         answers = dict(zip(live, generated, strict=True))
         for completions in generated:
-            meter.add_completions(completions)
+            meter.add(*completions)
     return [scores[number] for number in range(len(plays))]

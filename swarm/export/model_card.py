@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from swarm._util.files import conf_folder, find_path
+from swarm._util.format import format_table
 from swarm._util.secrets import clean
 from swarm.engine.base_model import is_hub_id
 from swarm.errors import UserError
@@ -24,7 +25,6 @@ from swarm.finetune.run import domain_lines, format_metrics, scores_table
 from swarm.finetune.trainer import FRESH_LABEL
 from swarm.pool.synthetic_rows import EliteExperts
 from swarm.runs.describe import conclude_test, describe_position, list_caveats
-from swarm.stats.format import format_table
 
 UNQUOTED_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_/.][\w/.@-]*", re.IGNORECASE)
 """Texts that Hydra parses unquoted."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm._util.files import find_path
+from swarm._util.format import pluralize
 from swarm._util.secrets import read_config
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
@@ -76,7 +77,7 @@ class ExportSource:
         if self.kind != "search" or not rounds or self.state.get("finished"):
             return None
         iterations = len(rounds) - 1
-        words = f"the search had not ended ({iterations} iteration{'s' * (iterations != 1)} done)"
+        words = f"the search had not ended ({pluralize(iterations, 'iteration')} done)"
         if self.signal:
             words += (
                 f"; it maximizes its signal ({self.signal}), and the best is chosen by the "

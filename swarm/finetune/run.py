@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from swarm._util.files import find_path, make_folder, remove, write_gzip_json, write_json
+from swarm._util.format import format_table
 from swarm._util.secrets import clean, identity_values
 from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
@@ -48,7 +49,6 @@ from swarm.runs.describe import (
 )
 from swarm.runs.manifest import MANIFEST_FILE, Manifest
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.format import format_table
 from swarm.tasks import metrics as certainty
 from swarm.tasks.base import Item, Score, metric_task
 from swarm.tasks.metrics import paired_gain

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm._util.files import short_digest
+from swarm._util.format import format_cost
 from swarm._util.jsonl import JsonlJournal, shorten_text, sibling_path
 from swarm.errors import UserError
 from swarm.models.base import (
@@ -17,6 +18,7 @@ from swarm.models.base import (
     completion_to_json,
     generate_each,
     request_to_json,
+    sum_usage,
 )
 
 BATCH_SIZE = 32
@@ -117,34 +119,36 @@ def send_requests(
     return BatchResult(answers, failures, len(requests) - len(open_))
 
 
-def sum_usage(completions: Iterable[Completion]) -> dict[str, Any]:
+def usage_to_json(completions: Iterable[Completion]) -> dict[str, Any]:
     """Return the number of answers, their tokens, and the cost in the currency of the prices."""
-    all_ = list(completions)
+    usage = sum_usage(completions)
     return {
-        "answers": len(all_),
-        "prompt_tokens": sum(one.prompt_tokens for one in all_),
-        "new_tokens": sum(one.new_tokens for one in all_),
-        "cost": sum(one.cost for one in all_),
-        "unpriced": sum(one.known_cost is None for one in all_),
+        "answers": usage.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "new_tokens": usage.new_tokens,
+        "cost": usage.cost,
+        "unpriced": usage.unknown_costs,
     }
 
 
 def format_usage(what: str, taken: Mapping[str, Any]) -> str:
-    """Format the result of `sum_usage` in one line."""
+    """Format the result of `usage_to_json` in one line."""
     older = 0 if taken["cost"] else taken["answers"]
     unpriced = taken.get("unpriced", older)
-    rest = f" and {unpriced} answers, no price known" if unpriced else ""
     known = taken["cost"] or unpriced < taken["answers"]
-    cost = f"cost {taken['cost']:.4f}{rest}" if known else "no price known"
+    cost = format_cost(taken["cost"] if known else None, unpriced, "answer")
     return (
         f"{what}: {taken['answers']} answers, {taken['prompt_tokens']:,} tokens read, "
-        f"{taken['new_tokens']:,} written, {cost}"
+        f"{taken['new_tokens']:,} written, {'cost ' * bool(known)}{cost}"
     )
 
 
 def report_result(replies: BatchResult, what: str, who: str, output: Path) -> int:
     """Print the number of replies, their usage and the output path; return the exit code."""
-    lines = [*replies.format_report(what), format_usage(who, sum_usage(replies.answers.values()))]
+    lines = [
+        *replies.format_report(what),
+        format_usage(who, usage_to_json(replies.answers.values())),
+    ]
     print("\n".join([*lines, *([f"wrote {output}"] if output.exists() else [])]))
     return replies.exit_code
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from swarm._util.format import format_amount, format_duration
 from swarm._util.logging import buffer_log
 from swarm.engine.hf import BATCH_CPU, BATCH_GPU, DeviceProfile, choose_plan
 from swarm.errors import UserError
@@ -362,22 +363,3 @@ def _describe_test(
         model, search, device, workers, 1, -(-test * search.items // dev)
     )
     return f"at most {positions} positions, one after the other: {format_duration(positions * one)}"
-
-
-def format_amount(number: float, unit: str = "") -> str:
-    """Format a number with three digits and k, M, G, T or P before the unit."""
-    letters = iter(("", "k", "M", "G", "T", "P"))
-    letter = next(letters)
-    while number >= 999.5:
-        number, letter = number / 1000, next(letters)
-    return f"{number:.3g} {letter}{unit}".rstrip()
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds in two units."""
-    if seconds < 59.5:
-        return f"{seconds:.2g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from swarm._util.format import format_duration
 from swarm.executors import JobResult
 from swarm.runs.describe import (
     conclude_test,
@@ -22,7 +23,6 @@ from swarm.runs.describe import (
     domain_table,
     list_caveats,
 )
-from swarm.stats.format import format_duration
 
 RECENT_ITERATIONS = 5
 """Number of last iterations from which the remaining time is estimated."""
@@ -251,7 +251,7 @@ def _saved_pieces(progress: SearchProgress) -> list[Text | str]:
 def format_time_left(progress: SearchProgress) -> list[str]:
     """Return the time left as a piece; empty if unknown."""
     seconds = progress.seconds_left()
-    return [f"at most {format_duration(max(seconds, 1))} left"] if seconds else []
+    return [f"at most {format_duration(max(round(seconds), 1))} left"] if seconds else []
 
 
 def render_particles(

@@ -8,7 +8,7 @@ best.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean
+from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from swarm.errors import UserError
 from swarm.optimizers.base import MultiObjectiveOptimizer, Optimizer, SupportsEarlyStopping
 from swarm.optimizers.random_streams import counter_rng
 from swarm.runs.run_folder import RunRecord
+from swarm.stats.tests import is_significantly_worse
 from swarm.tasks.base import Score, Task
 
 RACING_RULES = ("off", "exact", "z")
@@ -223,25 +224,6 @@ def cannot_beat(values: Sequence[float], items: int, highest: float, best: float
         highest: Highest value that an item can have.
     """
     return fmean([*values, *[highest] * (items - len(values))]) <= best
-
-
-def is_significantly_worse(gains: Sequence[float], items: int, level: float) -> bool:
-    """Return whether the mean gain over all items is below 0, by a one-sided paired z-test.
-
-    The scored items are a random sample of the finite set of dev items, so the standard error
-    shrinks to 0 as the last item is scored (finite population correction; Cochran, Sampling
-    Techniques, 1977, section 2.6).
-
-    Args:
-        gains: New value minus old value of each scored item; fewer than 2 return False.
-        items: Total number of items.
-        level: Significance level.
-    """
-    count = len(gains)
-    if count < 2:
-        return False
-    variance = float(np.var(gains, ddof=1)) / count * (1 - count / items)
-    return fmean(gains) < NormalDist().inv_cdf(level) * math.sqrt(variance)
 
 
 def tell_optimizer(

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from swarm._util.files import write_json
+from swarm._util.format import pluralize
 from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty
 from swarm.errors import UserError
 from swarm.moa import format
@@ -436,7 +437,7 @@ class TerminalChat:
         turns = [turn_to_json(turn) for turn in self.session.turns]
         write_json(path, {"models": self._models, "turns": turns})
         self._saved.add(path)
-        return [f"wrote {name}: {format.pluralize(len(turns), 'turn')}"]
+        return [f"wrote {name}: {pluralize(len(turns), 'turn')}"]
 
     def _print_lines(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from swarm._util.format import format_cost, pluralize
 from swarm.errors import UserError
 from swarm.models.base import Message
 from swarm.multi_agent import scheduler
@@ -58,7 +59,7 @@ def turn_to_json(turn: ChatTurn) -> dict[str, Any]:
         "calls": {"all": total.calls, "cached": total.cached, "failed": total.failed},
         "tokens": {"prompt": total.prompt_tokens, "new": total.new_tokens},
         "cost": total.known_cost,
-        "unpriced": total.unpriced,
+        "unpriced": total.unknown_costs,
         "seconds": final.seconds if final else None,
     }
 
@@ -107,11 +108,6 @@ def format_outcome(answer: AgentAnswer) -> str:
     return f"{took}, {pluralize(said.new_tokens, 'token')}{empty}"
 
 
-def pluralize(count: int, what: str) -> str:
-    """Format a count with its noun."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def format_layer(layer: int, layers: int, asked: int, answers: Sequence[AgentAnswer]) -> str:
     """Summarize the result of a layer in one line."""
     good = sum(not answer.error for answer in answers)
@@ -153,9 +149,15 @@ def format_stages(turn: ChatTurn, which: str) -> Iterable[str]:
 def format_heading(number: int, answer: AgentAnswer) -> str:
     """Return a call's heading: number, layer, role and result."""
     asked = answer.completion and not answer.completion.cached
-    cost = f", {scheduler.sum_usage([answer]).format_cost()}" if asked else ""
+    cost = f", {format_answer_cost([answer])}" if asked else ""
     who = f"layer {answer.layer}, {answer.role} {answer_label(answer)}"
     return f"--- {number}: {who}: {format_outcome(answer)}{cost}"
+
+
+def format_answer_cost(answers: Sequence[AgentAnswer]) -> str:
+    """Format the cost of calls."""
+    total = scheduler.sum_usage(answers)
+    return format_cost(total.known_cost, total.unknown_costs)
 
 
 def format_costs(turns: Sequence[ChatTurn]) -> Iterable[str]:

@@ -4,7 +4,7 @@ A model maps requests to completions. Local, remote, mixed and simulated models 
 interface.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -302,30 +302,66 @@ def _non_default_fields(value: Any) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class UsageTotals:
-    """Token counts and cost of a model's requests in this process.
+class Usage:
+    """Number, tokens and cost of calls to models.
 
     Attributes:
-        requests: Number of answers from the endpoint.
-        cached: Number of answers from the cache.
-        refused: Number of prompts that the endpoint refused; their answers are empty.
-        prompt_tokens, new_tokens: As counted by the endpoint.
-        cost: Cost of the tokens at the model's prices.
+        calls: Number of calls, including failed and cached ones that were counted.
+        cached, failed: Number of cached answers and of failed calls.
+        prompt_tokens, new_tokens: As counted by the models.
+        cost: Sum of the known costs, in the currency of the prices.
+        priced: Number of answers with a known cost, which may be 0.
+        unpriced: Number of answers of endpoints without known prices.
+        local: Number of answers to which prices do not apply.
     """
 
-    requests: int = 0
+    calls: int = 0
     cached: int = 0
-    refused: int = 0
+    failed: int = 0
     prompt_tokens: int = 0
     new_tokens: int = 0
     cost: float = 0.0
+    priced: int = 0
+    unpriced: int = 0
+    local: int = 0
 
-    def add(self, answer: Mapping[str, Any], cost: float) -> None:
-        """Count an answer from the endpoint."""
-        self.requests += 1
-        self.prompt_tokens += answer["prompt_tokens"]
-        self.new_tokens += answer["new_tokens"]
-        self.cost += cost
+    def add(self, *completions: Completion) -> None:
+        """Count answers as calls, with their tokens and costs."""
+        for one in completions:
+            self.calls += 1
+            self.prompt_tokens += one.prompt_tokens
+            self.new_tokens += one.new_tokens
+            self.cost += one.cost
+            self.priced += one.known_cost is not None
+            self.unpriced += one.known_cost is None and one.priced is False
+            self.local += one.known_cost is None and one.priced is None
+
+    def merge(self, other: "Usage") -> None:
+        """Add another usage."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read and generated."""
+        return self.prompt_tokens + self.new_tokens
+
+    @property
+    def unknown_costs(self) -> int:
+        """Number of answers that `cost` does not include."""
+        return self.unpriced + self.local
+
+    @property
+    def known_cost(self) -> float | None:
+        """The cost; `None` if there are answers, and the cost of none is known."""
+        return None if self.unknown_costs and not self.priced else self.cost
+
+
+def sum_usage(completions: Iterable[Completion]) -> Usage:
+    """Sum up the usage of completions."""
+    found = Usage()
+    found.add(*completions)
+    return found
 
 
 def compute_cost(answer: Mapping[str, Any], prices: Mapping[str, float]) -> float:

@@ -16,7 +16,7 @@ from swarm.models.base import (
     Delta,
     Request,
     Stream,
-    UsageTotals,
+    Usage,
     completion_from_fields,
     completion_from_json,
     compute_cost,
@@ -87,7 +87,8 @@ class OpenAI:
             requested.
 
     Attributes:
-        totals: Usage so far, in this process.
+        totals: Usage so far, in this process; `calls` are answers of the endpoint, `failed` the
+            prompts that it refused, whose answers are empty.
         fixed: Default fields of every request body.
 
     Raises:
@@ -133,7 +134,7 @@ class OpenAI:
             client.for_model(name) if client else HttpClient(name, url, api_key_env, limits)
         )
         self.cache, self.greedy_once = cache, greedy_once
-        self.totals = UsageTotals()
+        self.totals = Usage()
         self._stream_options = True
         self._tells: bool | None = None  # supports log probabilities; None until known
         self._warned = False
@@ -328,7 +329,7 @@ class OpenAI:
         def handle_bad_request(number: int, error: BadRequest) -> list[CompletionFields]:
             if (reason := error_code(error.content)) not in CONTENT_ERROR_CODES:
                 raise error
-            self.totals.refused += len(groups[number])
+            self.totals.failed += len(groups[number])
             log.warning("%s; its answer counts as empty", error)
             empty = {"text": "", "prompt_tokens": 0, "new_tokens": 0, "finish": reason}
             return store_answers(number, [empty] * len(groups[number]))
@@ -336,7 +337,11 @@ class OpenAI:
         return handle_response, handle_bad_request
 
     def _record_usage(self, answer: CompletionFields) -> None:
-        self.totals.add(answer, compute_cost(answer, self.prices))
+        cost, priced = compute_cost(answer, self.prices), bool(self.prices)
+        prompt, new = answer["prompt_tokens"], answer["new_tokens"]
+        self.totals.add(
+            Completion("", prompt_tokens=prompt, new_tokens=new, cost=cost, priced=priced)
+        )
         other = answer.get("model", "")
         if other != self.model and not self._warned and not is_same_model(str(self.model), other):
             self._warned = True

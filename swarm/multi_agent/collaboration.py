@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Model, Request
+from swarm.models.base import Completion, Model, Request, sum_usage
 from swarm.models.trace import Trace, require_completions
 from swarm.multi_agent.scheduler import Script, ignore_event, run_in_lockstep
 from swarm.multi_agent.types import (
@@ -160,11 +160,12 @@ class RequestContext(Generic[S]):
             many = "the oldest exchange is" if self._left_out == 1 else many
             self.add_warning(f"context={self.owner.context}: {many} left out")
         calls = [answer.completion for answer in self.stages.answers if answer.completion]
+        usage = sum_usage(calls)
         self.stages.final = replace(
             final,
-            prompt_tokens=sum(call.prompt_tokens for call in calls),
-            new_tokens=sum(call.new_tokens for call in calls),
-            cost=sum(call.cost for call in calls),
+            prompt_tokens=usage.prompt_tokens,
+            new_tokens=usage.new_tokens,
+            cost=usage.cost,
             seconds=time.monotonic() - self.started,
             cached=all(call.cached for call in calls),
             priced=are_costs_known(calls),

@@ -8,9 +8,9 @@ from math import ceil
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from swarm._util.terminal import align_columns
+from swarm._util.format import align_columns, format_cost
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Request, compute_cost, generate_each, stream
+from swarm.models.base import Completion, Delta, Request, Usage, compute_cost, generate_each, stream
 from swarm.models.openai_protocol import CHARS_PER_TOKEN
 from swarm.models.trace import Trace, TracingModel
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted, OnEvent, Transcript
@@ -242,64 +242,16 @@ def run_concurrently(work: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]
         yield number, result
 
 
-NO_PRICE = "no price known"
-
-
-@dataclass(slots=True)
-class ModelUsage:
-    """Usage of one model, or the sum of several.
-
-    Attributes:
-        calls: Number of calls, including failed and cached ones.
-        cached, failed: Number of cached answers and of failed calls.
-        prompt_tokens, new_tokens: As counted by the models, without cached answers.
-        cost: Cost without cached answers, in the currency of the prices.
-        priced, unpriced: Number of calls, without cached answers, with and without a known price.
-    """
-
-    calls: int = 0
-    cached: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
-    new_tokens: int = 0
-    cost: float = 0.0
-    priced: int = 0
-    unpriced: int = 0
-
-    def add(self, answer: AgentAnswer) -> None:
-        """Count one call."""
-        self.calls += 1
-        self.failed += bool(answer.error)
-        if answer.completion is None:
-            return
-        if answer.completion.cached:
-            self.cached += 1
-            return
-        self.prompt_tokens += answer.completion.prompt_tokens
-        self.new_tokens += answer.completion.new_tokens
-        self.cost += answer.completion.cost
-        known = answer.completion.known_cost is not None
-        self.priced += known
-        self.unpriced += not known
-
-    @property
-    def known_cost(self) -> float | None:
-        """The cost; `None` if no call, except cached ones, has a known price."""
-        return None if self.unpriced and not self.priced else self.cost
-
-    def format_cost(self) -> str:
-        """Format the cost."""
-        if self.known_cost is None:
-            return NO_PRICE
-        rest = f" and {self.unpriced} calls, {NO_PRICE}" if self.unpriced else ""
-        return f"{self.cost:.6f}{rest}"
-
-
-def sum_usage(answers: Iterable[AgentAnswer]) -> ModelUsage:
-    """Sum up the usage of all answers."""
-    found = ModelUsage()
+def sum_usage(answers: Iterable[AgentAnswer]) -> Usage:
+    """Sum up the usage of calls; the tokens and costs of cached answers are left out."""
+    found = Usage()
     for answer in answers:
-        found.add(answer)
+        found.failed += bool(answer.error)
+        if answer.completion is None or answer.completion.cached:
+            found.calls += 1
+            found.cached += answer.completion is not None
+        else:
+            found.add(answer.completion)
     return found
 
 
@@ -310,5 +262,6 @@ def format_usage_table(answers: Sequence[AgentAnswer]) -> list[str]:
     rows = [("model", "calls", "cached", "failed", "tokens read", "tokens new", "cost")]
     for name, one in zip([*names, "total"], [*accounts, sum_usage(answers)], strict=True):
         counts = (one.calls, one.cached, one.failed, one.prompt_tokens, one.new_tokens)
-        rows.append((name, *map(str, counts), one.format_cost()))  # type: ignore[arg-type]
+        cost = format_cost(one.known_cost, one.unknown_costs)
+        rows.append((name, *map(str, counts), cost))  # type: ignore[arg-type]
     return align_columns(rows)

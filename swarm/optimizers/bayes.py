@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.samplers import BaseSampler
 
-REQUIRED_PACKAGES = {"gp": ("optuna", "scipy", "greenlet"), "tpe": ("optuna",)}
+REQUIRED_PACKAGES = {"gp": ("optuna", "greenlet"), "tpe": ("optuna",)}
 """Packages required by each sampler. Without greenlet, Optuna falls back to a slower search."""
 
 

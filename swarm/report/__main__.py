@@ -10,7 +10,7 @@ from swarm._util.cli import CommandParser
 from swarm.errors import UserError
 
 EPILOG = """python -m swarm.report search/NAME is short for python -m swarm.report page search/NAME.
-It writes report.html (one file, opens offline), report.md and, with matplotlib, report/*.png."""
+It writes report.html (one file, opens offline), report.md and report/*.png."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _run_page(given: argparse.Namespace) -> int:
-    from swarm.report import build, charts
+    from swarm.report import build
 
     code = 0
     for folder in given.folders:
@@ -45,11 +45,6 @@ def _run_page(given: argparse.Namespace) -> int:
         pictures = len(paths) - len(texts)
         more = f" and {pictures} pictures in {folder}/report/" if pictures else ""
         print(f"wrote {', '.join(map(str, texts))}{more}")
-    if not charts.is_available():
-        print(
-            'no PNGs: matplotlib is not installed; pip install "model-swarms[report]"',
-            file=sys.stderr,
-        )
     return code
 
 

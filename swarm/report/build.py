@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from swarm._util.files import write_atomic
-from swarm.report import charts as png
+from swarm._util.format import format_count, pluralize
 from swarm.report import sections
 from swarm.report.analyses.convergence import (
     coefficient_section,
     diversity_section,
     progress_section,
 )
+from swarm.report.charts import render_image
 from swarm.report.document import Chart, ChartChoice, Report, ReportBlock
 from swarm.report.html import render_page
 from swarm.report.markdown import render_markdown
@@ -18,7 +19,6 @@ from swarm.report.pareto_front import front_section
 from swarm.report.sections import configuration_section, cost_section
 from swarm.report.test_comparison import TestComparison, changed_items_section
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.format import format_count, pluralize
 
 SECTIONS = (
     sections.start_end_section,
@@ -67,7 +67,7 @@ def _describe_run(run: RunFolder) -> str:
 
 
 def write_report(folder: str | Path) -> list[Path]:
-    """Write the report into its run folder; PNGs are skipped without matplotlib.
+    """Write the report into its run folder.
 
     Returns:
         The files written.
@@ -77,11 +77,9 @@ def write_report(folder: str | Path) -> list[Path]:
     """
     found, target = build_report(folder), Path(folder)
     charts = list(_iterate_charts([block for one in found.sections for block in one.blocks]))
-    pictures = (
-        [target / "report" / f"{chart.key}.png" for chart in charts] if png.is_available() else []
-    )
-    for chart, path in zip(charts, pictures, strict=bool(pictures)):
-        png.write_png(chart, path)
+    pictures = [target / "report" / f"{chart.key}.png" for chart in charts]
+    for chart, path in zip(charts, pictures, strict=True):
+        write_atomic(path, render_image(chart, "png"))
     texts = {
         target / "report.html": render_page(found),
         target / "report.md": render_markdown(found, {path.stem for path in pictures}),

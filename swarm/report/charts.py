@@ -1,18 +1,18 @@
-"""Charts as SVG for the page or as standalone files, and as PNG (by matplotlib) for Markdown.
+"""Charts: files by matplotlib (SVG and PNG), and inline SVGs of the page.
 
-The page's style sheet colours inline SVGs; standalone files contain their own style and legend.
+An inline SVG belongs to the page: the style sheet colours it, dark or light, and the script reads
+its scales and marks the point under the pointer.
 """
 
 import io
 import math
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from swarm._util.files import write_atomic
 from swarm.report.document import (
     COLOURS,
     GREY,
@@ -27,16 +27,12 @@ from swarm.report.document import (
     tick_label,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 LETTER_WIDTH = 6.4
 """Approximate width of a letter of the labels."""
-
-STANDALONE_STYLE = (
-    "text{fill:#222;font:12px sans-serif}.title{font-size:14px}.grid{stroke:#e2e5e9}"
-    f".axis{{stroke:#777}}.faint{{stroke:{GREY};color:{GREY}}}.mark{{stroke:#555}}"
-    "path{fill:none;stroke:currentColor}.dot{fill:currentColor}"
-    + "".join(f".c{n}{{color:{colour}}}" for n, colour in enumerate(COLOURS))
-)
-"""Style sheet of a standalone file, which has a white background."""
 
 
 class ChartSize(NamedTuple):
@@ -133,35 +129,8 @@ def render_svg(chart: Chart, size: ChartSize = WIDE_SIZE) -> str:
         f'aria-label="{escape_text(f"{chart.title}. {chart.told}")}" '
         f'data-x="{_format_scale(frame.x)}" data-y="{_format_scale(frame.y)}">'
     )
-    return "\n".join([head, *_render_content(chart, frame), "</svg>"])
-
-
-def _render_content(chart: Chart, frame: ChartFrame) -> list[str]:
-    return [*render_axes(chart, frame), *_render_marks(chart, frame), *_render_series(chart, frame)]
-
-
-def render_standalone(chart: Chart) -> str:
-    """Render a chart as a standalone file, on white, with title and legend."""
-    named = [n for n in range(len(chart.series)) if chart.series_style(n) is not None]
-    frame = ChartFrame(chart, WIDE_SIZE)
-    width, bottom = frame.size
-    height = bottom + 40 + 18 * math.ceil(len(named) / 2)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -30 {width} {height}">',
-        f'<style>{STANDALONE_STYLE}</style><rect y="-30" width="{width}" height="{height}" '
-        'fill="#fff"/>',
-        f'<text class="title" x="14" y="-10">{escape_text(chart.title)}</text>',
-        *_render_content(chart, frame),
-    ]
-    for place, number in enumerate(named):
-        x, y = 14 + place % 2 * 240, bottom + 12 + place // 2 * 18
-        parts.append(
-            f'<g class="{series_classes(chart, number)}" transform="translate({x} {y})">'
-            f"{legend_key(chart, number)}</g>"
-        )
-        name = escape_text(shorten_text(chart.series[number].name, 26))
-        parts.append(f'<text x="{x + 30}" y="{y + 4}">{name}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    content = (render_axes, _render_marks, _render_series)
+    return "\n".join([head, *(line for part in content for line in part(chart, frame)), "</svg>"])
 
 
 def legend_key(chart: Chart, number: int) -> str:
@@ -289,51 +258,64 @@ def _text_element(x: float, y: float, words: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape_text(words)}</text>'
 
 
-def is_available() -> bool:
-    """Return whether matplotlib is installed."""
-    from importlib.util import find_spec
+FONTS = (
+    "DejaVu Sans",
+    "Noto Sans",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans KR",
+    "WenQuanYi Micro Hei",
+    "Microsoft YaHei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Malgun Gothic",
+    "Noto Sans Arabic",
+    "Noto Sans Hebrew",
+    "Noto Sans Devanagari",
+    "Arial Unicode MS",
+    "Noto Emoji",
+    "Segoe UI Symbol",
+)
+"""Fonts in order of preference; each character uses the first that contains it."""
 
-    return find_spec("matplotlib") is not None
 
+def render_image(chart: Chart, kind: str) -> bytes:
+    """Draw a chart with title and legend as a file, 1,280 pixels wide as PNG.
 
-def write_png(chart: Chart, path: Path) -> None:
-    """Draw a chart with matplotlib and write it as PNG, 1,280 pixels wide.
-
-    Raises:
-        UserError: The file cannot be written.
+    Args:
+        kind: "svg" or "png".
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, NullLocator
 
     figure = Figure(figsize=(8, 4.5), dpi=160, layout="constrained")
     axes = figure.add_subplot()
     for number in range(len(chart.series)):
         _draw_series(axes, chart, number)
     for name, value in chart.marks:
-        axes.axhline(value, color="#555", linestyle="--", linewidth=1, label=_escape_text(name))
-    axes.set_title(_escape_text(chart.title), loc="left")
-    axes.set_xlabel(_escape_text(chart.x_name))
-    axes.set_ylabel(_escape_text(chart.y_name))
+        axes.axhline(value, color="#555", linestyle="--", linewidth=1, label=legend_label(name))
+    axes.set_title(chart.title, loc="left")
+    axes.set_xlabel(chart.x_name)
+    axes.set_ylabel(chart.y_name)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e2e5e9")
     axes.set_axisbelow(True)
     if chart.whole:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if chart.log:
+        axes.set_xscale("log")
+        ticks = sorted({float(x) for one in chart.series for x in one.x})
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
     if chart.rows:
-        names = [_escape_text(shorten_text(name, 32)) for name in chart.rows]
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_yticks(range(len(chart.rows)), [shorten_text(name, 32) for name in chart.rows])
+        axes.set_ylim(len(chart.rows) - 0.5, -0.5)
     if axes.get_legend_handles_labels()[1]:
         figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-    drawn = io.BytesIO()
-    with warnings.catch_warnings():
-        # Glyphs that the font lacks are drawn as boxes; the HTML page shows the names correctly.
-        warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(drawn, format="png", metadata={"Software": None})
-    write_atomic(path, drawn.getvalue())
+    return figure_to_bytes(figure, kind)
 
 
-def _draw_series(axes: object, chart: Chart, number: int) -> None:
+def _draw_series(axes: "Axes", chart: Chart, number: int) -> None:
     one, style = chart.series[number], chart.series_style(number)
     x, y = np.asarray(one.x, dtype=float), np.asarray(one.y, dtype=float)
     known = np.isfinite(x) & np.isfinite(y)
@@ -342,8 +324,8 @@ def _draw_series(axes: object, chart: Chart, number: int) -> None:
     if style is not None:
         place, dashes = style_of_series(style)
         colour, marker = COLOURS[place], MARKER_SHAPES[place]
-    line: object = (0, [float(n) for n in dashes.split()]) if dashes else "-"
-    axes.plot(  # type: ignore[attr-defined]
+    line: Any = (0, [float(n) for n in dashes.split()]) if dashes else "-"
+    axes.plot(
         x[known],
         y[known],
         color=colour,
@@ -351,16 +333,117 @@ def _draw_series(axes: object, chart: Chart, number: int) -> None:
         linewidth=2.4 if one.weight == "strong" else 0.8 if faint else 1.6,
         marker=marker if one.kind == "points" or not faint else None,
         markersize=3 if faint else 6,
-        markevery=max(1, known.sum() // MAX_MARKERS) if one.kind != "points" else None,
+        markevery=max(1, int(known.sum()) // MAX_MARKERS) if one.kind != "points" else None,
         drawstyle="steps-post" if one.kind == "steps" else "default",
-        label=None if faint else _escape_text(shorten_text(one.name, 32)),
+        label=None if faint else legend_label(one.name),
         zorder=1 if faint else 3,
+        gid=f"series-{number}",
     )
     for (low, high), level in zip(one.spans, one.y, strict=False):
-        axes.plot([low, high], [level, level], color=colour)  # type: ignore[attr-defined]
+        axes.plot([low, high], [level, level], color=colour)
 
 
-def _escape_text(words: str) -> str:
-    """Escape `$` (a formula in matplotlib) and a leading `_` (a label hidden from the legend)."""
-    words = INVALID_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", words).replace("$", r"\$")
-    return f" {words}" if words.startswith("_") else words
+def draw_bands(axes: "Axes", names: Sequence[str], values: np.ndarray) -> None:
+    """Draw shares [T, K] as stacked bands; negative ones are stacked downwards.
+
+    Each value is held until the next iteration. Repeated colours are more transparent.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = band_edges(values)
+    for k, name in enumerate(names):
+        lower, upper = (np.append(one[:, k], one[-1, k]) for one in (low, high))
+        axes.fill_between(
+            np.arange(len(lower)),
+            lower,
+            upper,
+            step="post",
+            linewidth=0,
+            color=COLOURS[k % len(COLOURS)],
+            alpha=0.85 / (1 + k // len(COLOURS)),
+            label=legend_label(name),
+            gid=f"band-{k}",
+        )
+    axes.axhline(0, color="#555", linewidth=0.8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def band_edges(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lower and upper edges [T, K] of shares [T, K], negative ones stacked downwards."""
+    up, down = np.maximum(values, 0), np.minimum(values, 0)
+    high, low = up.cumsum(axis=1), down.cumsum(axis=1)
+    return np.where(values < 0, low, high - up), np.where(values < 0, low - down, high)
+
+
+def legend_label(name: str) -> str:
+    """Return a label of a legend, from which matplotlib hides those that begin with `_`."""
+    name = shorten_text(name, 32)
+    return f" {name}" if name.startswith("_") else name
+
+
+def figure_to_bytes(figure: "Figure", kind: str, **options: Any) -> bytes:
+    """Return a figure as an image file; the same figure gives the same bytes.
+
+    Texts are drawn as they are: a `$` begins no formula, and each character is from the first font
+    of `FONTS` that has it. One that no font has is its code point in brackets; in an SVG it stays,
+    as the viewer may have a font.
+
+    Args:
+        kind: "svg", whose texts are texts, "png" or any other kind of matplotlib.
+        options: Of `Figure.savefig`.
+    """
+    from matplotlib import rc_context
+
+    prepare_texts(figure, escape=kind != "svg")
+    if kind in ("svg", "png"):
+        options["metadata"] = {"Date": None} if kind == "svg" else {"Software": None}
+    drawn = io.BytesIO()
+    with (
+        rc_context({"svg.fonttype": "none", "svg.hashsalt": "swarm"}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message="Glyph")  # of a character that no font has
+        figure.savefig(drawn, format=kind, **options)
+    return drawn.getvalue()
+
+
+def prepare_texts(figure: "Figure", escape: bool = True) -> None:
+    """Make all texts of a figure drawable; see `figure_to_bytes`.
+
+    Args:
+        escape: Replace characters that no font has.
+    """
+    from matplotlib.text import Text
+
+    fonts = list(find_installed_fonts())
+    for text in figure.findobj(Text):
+        text.set_fontfamily(fonts)  # type: ignore[attr-defined]
+        text.set_parse_math(False)  # type: ignore[attr-defined]
+        words = INVALID_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text.get_text())  # type: ignore[attr-defined]
+        text.set_text(escape_undrawable(words) if escape else words)  # type: ignore[attr-defined]
+
+
+@cache
+def find_installed_fonts() -> dict[str, Any]:
+    """Return the installed fonts of `FONTS` with their character maps."""
+    from matplotlib.font_manager import FontProperties, fontManager, get_font
+
+    there = {one.name for one in fontManager.ttflist}
+    return {
+        name: get_font(fontManager.findfont(FontProperties(family=name)))
+        for name in FONTS
+        if name in there
+    }
+
+
+def escape_undrawable(text: str) -> str:
+    """Replace characters that no installed font contains by their code point in brackets."""
+    if text.isascii() and text.isprintable():
+        return text
+    fonts = list(find_installed_fonts().values())
+    return "".join(
+        c
+        if c == "\n" or (c >= " " and any(font.get_char_index(ord(c)) for font in fonts))
+        else f"[{ord(c):X}]"
+        for c in text
+    )

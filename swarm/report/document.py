@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swarm.stats.format import format_number
+from swarm._util.format import format_number
 
 Numbers = Sequence[float] | np.ndarray
 
@@ -73,7 +73,7 @@ class Chart:
         marks: Horizontal reference lines, as (name, y).
         rows: Row names for y = 0, 1, ... from the top; empty if y is numeric.
         whole: Whether x takes integers only, which then are its ticks.
-        log: Use a logarithmic x axis with a tick at each x (standalone SVG only); requires x > 0.
+        log: Use a logarithmic x axis with a tick at each x; requires x > 0.
     """
 
     key: str

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from swarm._util.format import format_number
 from swarm.report.charts import NARROW_SIZE, WIDE_SIZE, legend_key, render_svg, series_classes
 from swarm.report.document import (
     ChangedItem,
@@ -26,7 +27,6 @@ from swarm.report.document import (
     render_paragraphs,
     render_table,
 )
-from swarm.stats.format import format_number
 
 KEYBOARD_HINT = "Arrow keys: left and right move along a series, up and down to another series."
 

@@ -4,6 +4,8 @@ import math
 import re
 from collections.abc import Collection, Sequence
 
+from swarm._util.format import format_sparkline
+from swarm._util.format import format_table as aligned
 from swarm.report.document import (
     ChangedItems,
     Chart,
@@ -15,8 +17,6 @@ from swarm.report.document import (
     TableBlock,
     TextBlock,
 )
-from swarm.stats.format import format_sparkline
-from swarm.stats.format import format_table as aligned
 
 MAX_CHANGED_ITEMS = 20
 """Maximum number of items shown as won, and as lost; the HTML page shows more."""

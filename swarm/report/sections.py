@@ -8,6 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from swarm._util.format import (
+    format_count,
+    format_duration,
+    format_interval,
+    format_number,
+    format_p_value,
+    format_percent,
+    format_signed,
+    pluralize,
+)
 from swarm._util.secrets import clean
 from swarm.errors import UserError
 from swarm.report.analyses.convergence import objective_label, signal_suffix
@@ -39,16 +49,6 @@ from swarm.runs.describe import (
 )
 from swarm.runs.manifest import verify_run_file
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.format import (
-    format_count,
-    format_duration,
-    format_interval,
-    format_number,
-    format_p_value,
-    format_percent,
-    format_signed,
-    pluralize,
-)
 
 SPLIT_NAMES = {"dev": "dev", "confirm": "held-out part of dev", "test": "test"}
 
@@ -526,7 +526,8 @@ def _time_rows(run: RunFolder, evaluated: int) -> list[list[str]]:
     seconds, times, tokens = read_log(run)
     if not times:
         return []
-    rows = [["time from start to end, without pauses between starts", format_duration(seconds)]]
+    time = format_duration(round(seconds))
+    rows = [["time from start to end, without pauses between starts", time]]
     if times > 1:
         rows.append(["number of starts", str(times)])
     if seconds > 0:

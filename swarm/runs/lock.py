@@ -1,18 +1,16 @@
 """Lock of a run folder: one process holds it, and writes its search's status to the folder."""
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from swarm._util.files import make_folder, write_json
+from swarm._util.files import acquire_lock, make_folder, write_json
 from swarm._util.secrets import clean_words
 from swarm.errors import UserError
 
@@ -29,8 +27,8 @@ LOCK_TIMEOUT_S = 1.0
 class RunLock:
     """A run folder locked by this process, with a status file.
 
-    The lock is the kernel's (flock on the folder itself): it ends with the process, however that
-    ends, and leaves no file behind. `close` releases it earlier.
+    The lock is on the folder itself: see `acquire_lock`. `close` releases it before the process
+    ends.
 
     Args:
         folder: The run folder; created if missing.
@@ -101,7 +99,7 @@ def running_info(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         # A shared lock: two concurrent readers must not take each other for a search.
-        if _try_lock(descriptor, fcntl.LOCK_SH):
+        if acquire_lock(descriptor, timeout=0, shared=True):
             return None
     finally:
         os.close(descriptor)
@@ -134,29 +132,14 @@ def _acquire_lock(folder: Path) -> int:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}; choose another folder") from None
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while not _try_lock(descriptor, fcntl.LOCK_EX):
-        if time.monotonic() > deadline:
-            os.close(descriptor)
-            pid = (_read_status(folder) or {}).get("pid", "unknown")
-            raise UserError(
-                f"{folder}: in use by another search (process {pid}); wait for it, stop it "
-                f"(kill {pid}), or choose another name="
-            )
-        time.sleep(0.05)
+    if not acquire_lock(descriptor, LOCK_TIMEOUT_S):
+        os.close(descriptor)
+        pid = (_read_status(folder) or {}).get("pid", "unknown")
+        raise UserError(
+            f"{folder}: in use by another search (process {pid}); wait for it, stop it "
+            f"(kill {pid}), or choose another name="
+        )
     return descriptor
-
-
-def _try_lock(descriptor: int, how: int) -> bool:
-    """Try to lock; return whether this process now holds the lock."""
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        # Some network file systems do not support locks; continue without one there.
-        return True
-    return True
 
 
 def _read_status(folder: Path) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from itertools import islice
 
 from swarm._util import validation
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Model, Request
+from swarm.models.base import Completion, Message, Model, Request, sum_usage
 from swarm.tasks.base import Item, RequiresSetup, Score
 from swarm.tasks.dataset import text_field_error
 
@@ -260,10 +260,11 @@ def _retry_messages(reply: Completion) -> tuple[Message, Message]:
 
 def _rating_score(text: str, replies: Sequence[Completion]) -> Score:
     found = parse_rating(replies[-1].text) if replies else None
+    usage = sum_usage(replies)
     measures = {
-        "judge_prompt_tokens": float(sum(reply.prompt_tokens for reply in replies)),
-        "judge_new_tokens": float(sum(reply.new_tokens for reply in replies)),
-        "judge_cost": sum(reply.cost for reply in replies),
+        "judge_prompt_tokens": float(usage.prompt_tokens),
+        "judge_new_tokens": float(usage.new_tokens),
+        "judge_cost": usage.cost,
     }
     if found is None:
         return Score(LOWEST_RATING / HIGHEST_RATING, None, text, measures=measures)

@@ -12,7 +12,16 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
-from swarm.models.base import Completion, Delta, Embedding, Model, Request, Token, stream
+from swarm.models.base import (
+    Completion,
+    Delta,
+    Embedding,
+    Model,
+    Request,
+    Token,
+    stream,
+    sum_usage,
+)
 from swarm.models.postprocess import stream_until_stop
 from swarm.serve.errors import HttpError
 
@@ -47,7 +56,7 @@ class ChatResponseBuilder:
         return {
             **self._response_head("chat.completion"),
             "choices": choices,
-            "usage": sum_usage(samples),
+            "usage": usage_to_json(samples),
         }
 
     def _build_choice(self, number: int, sample: Completion) -> dict[str, Any]:
@@ -86,7 +95,7 @@ class ChatResponseBuilder:
         if not self.usage:
             return done
         head = self._response_head("chat.completion.chunk")
-        return encode_event({**head, "choices": [], "usage": sum_usage(samples)}) + done
+        return encode_event({**head, "choices": [], "usage": usage_to_json(samples)}) + done
 
     def _encode_chunk(self, number: int, delta: dict[str, Any], **end: Any) -> bytes:
         ended = end or {"finish_reason": None, "logprobs": None}
@@ -125,7 +134,7 @@ class TextReply(ChatResponseBuilder):
         return {
             **self._response_head("text_completion"),
             "choices": choices,
-            "usage": sum_usage(samples),
+            "usage": usage_to_json(samples),
         }
 
     def open_sample(self, number: int) -> bytes:
@@ -146,7 +155,7 @@ class TextReply(ChatResponseBuilder):
         if not self.usage:
             return done
         head = self._response_head("text_completion")
-        return encode_event({**head, "choices": [], "usage": sum_usage(samples)}) + done
+        return encode_event({**head, "choices": [], "usage": usage_to_json(samples)}) + done
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         return encode_event({**self._response_head("text_completion"), "choices": [choice]})
@@ -177,13 +186,15 @@ def finish_reason(word: str) -> str:
     return word if word in ("length", "tool_calls") else "stop"
 
 
-def sum_usage(samples: Sequence[Completion]) -> dict[str, Any]:
+def usage_to_json(samples: Sequence[Completion]) -> dict[str, Any]:
     """Return the tokens of all calls of the samples, and their cost if known."""
-    prompt = sum(one.prompt_tokens for one in samples)
-    new = sum(one.new_tokens for one in samples)
-    told = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-    cost = sum(one.cost for one in samples)
-    return {**told, "cost": cost} if any(one.known_cost is not None for one in samples) else told
+    usage = sum_usage(samples)
+    told = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.new_tokens,
+        "total_tokens": usage.tokens,
+    }
+    return {**told, "cost": usage.cost} if usage.priced else told
 
 
 def encode_event(content: Any) -> bytes:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from swarm.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
 
 OTHER_ANSWERS = "[OTHER]"
@@ -102,13 +103,12 @@ def are_ratings(answers: Iterable[Mapping[Any, float]]) -> bool:
 
 def build_matrix(
     answers: "pd.Series", choosing: bool, selected: Sequence[Any] | None, measure: bool
-) -> tuple[AnswerKind, list[Any], "np.ndarray"]:
+) -> tuple[AnswerKind, list[Any], np.ndarray]:
     """Return the kind of the answers, the names of the columns, [K], and their values, [N, K].
 
     Raises:
         InvalidArgument: A number is infinite.
     """
-    import numpy as np
     import pandas as pd
 
     kind = infer_kind(answers, choosing, measure)
@@ -132,10 +132,8 @@ def build_matrix(
     return kind, list(names), matrix
 
 
-def add_unseen(names: list[Any], matrix: "np.ndarray") -> tuple[list[Any], "np.ndarray"]:
+def add_unseen(names: list[Any], matrix: np.ndarray) -> tuple[list[Any], np.ndarray]:
     """Append a column with the probability of unreported tokens, if there is any."""
-    import numpy as np
-
     rest = np.clip(1.0 - matrix.sum(axis=1), 0.0, 1.0)
     if len(rest) == 0 or rest.max() < 1e-6:
         return names, matrix
@@ -144,15 +142,13 @@ def add_unseen(names: list[Any], matrix: "np.ndarray") -> tuple[list[Any], "np.n
 
 def select_answers(
     names: list[Any],
-    matrix: "np.ndarray",
-    category: "np.ndarray",
+    matrix: np.ndarray,
+    category: np.ndarray,
     selected: list[Any] | None,
     min_fraction: float | None,
     most: int,
-) -> tuple[list[Any], "np.ndarray"]:
+) -> tuple[list[Any], np.ndarray]:
     """Return the selected or most frequent answers in descending order, then other and unseen."""
-    import numpy as np
-
     last = (OTHER_ANSWERS, UNSEEN_ANSWERS)
     order = np.argsort(-matrix.sum(axis=0), kind="stable") if len(matrix) else np.arange(0)
     if min_fraction is not None:
@@ -188,14 +184,14 @@ class AnswerMatrix(NamedTuple):
 
     kind: AnswerKind
     names: list[Any]
-    matrix: "np.ndarray"
+    matrix: np.ndarray
     frame: "pd.DataFrame"
     categories: list[Any]
-    category: "np.ndarray"
+    category: np.ndarray
     refused: dict[Any, int]
     errors: dict[Any, int]
 
-    def cluster_codes(self, columns: Sequence[str]) -> list["np.ndarray"]:
+    def cluster_codes(self, columns: Sequence[str]) -> list[np.ndarray]:
         """Return [N] integers for each of the columns that exist."""
         import pandas as pd
 

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from swarm.errors import InvalidArgument
-from swarm.stats.pairing import PARAPHRASES, ComparableRows
-from swarm.stats.tests import holm_correction
+from swarm.stats import intervals, tests
+from swarm.stats.answer_values import read_answers, to_countable
+from swarm.stats.pairing import PARAPHRASES, ComparableRows, match_rows
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
 
 ALL_ANSWERS = "all answers"
@@ -73,9 +75,6 @@ def pairwise(
     """
     import pandas as pd
 
-    from swarm.stats.answer_values import read_answers, to_countable
-    from swarm.stats.pairing import match_rows
-
     values = read_answers(
         df,
         answer_column,
@@ -95,7 +94,7 @@ def pairwise(
         rows.append({**names, **found, "p_holm": math.nan, **sizes})
     order = "a b answer difference low high p p_holm n_a n_b test note".split()
     table = pd.DataFrame(rows, columns=order)
-    table["p_holm"] = holm_correction(table["p"].tolist())
+    table["p_holm"] = tests.holm_correction(table["p"].tolist())
     return table
 
 
@@ -105,8 +104,6 @@ def compare_pair(pair: ComparableRows, chosen: bool = False) -> GroupDifference:
     Args:
         chosen: Only the first column is of interest; the others are all remaining answers.
     """
-    import numpy as np
-
     if not pair.first.any() or pair.first.all():
         return UNTESTED._replace(note="one side has no answers to the same")
     if len(pair.first) == 2:
@@ -123,8 +120,6 @@ def compare_pair(pair: ComparableRows, chosen: bool = False) -> GroupDifference:
 
 
 def _test_answers(pair: ComparableRows, chosen: bool) -> GroupDifference:
-    from swarm.stats import intervals, tests
-
     found = tests.stratified_differences(pair.values, pair.first, pair.strata)
     drawn = tests.permute_differences(pair.values, pair.first, pair.strata, pair.shares)
     ends = intervals.newcombe_interval(pair) if pair.shares else intervals.student_interval(pair)
@@ -133,18 +128,13 @@ def _test_answers(pair: ComparableRows, chosen: bool) -> GroupDifference:
 
 
 def _test_paraphrases(pair: ComparableRows, chosen: bool) -> GroupDifference:
-    import numpy as np
-
-    from swarm.stats import intervals, tests
-    from swarm.stats.intervals import bootstrap_intervals
-
     gains = np.array(
         [
             tests.stratified_differences(pair.values[here], pair.first[here], pair.strata[here])
             for here in (pair.paraphrases == code for code in np.unique(pair.paraphrases))
         ]
     )
-    found, low, high = bootstrap_intervals(gains)
+    found, low, high = intervals.bootstrap_intervals(gains)
     if pair.shares:
         least = intervals.newcombe_interval(pair)
         low, high = np.minimum(low, least[0]), np.maximum(high, least[1])
@@ -153,10 +143,6 @@ def _test_paraphrases(pair: ComparableRows, chosen: bool) -> GroupDifference:
 
 
 def _test_units(pair: ComparableRows, chosen: bool) -> GroupDifference:
-    import numpy as np
-
-    from swarm.stats import intervals, tests
-
     assert pair.units is not None
     means, first = intervals.unit_means(pair)
     sizes = f"{first.sum()} and {(~first).sum()} {pair.unit}"
@@ -177,22 +163,18 @@ def _test_units(pair: ComparableRows, chosen: bool) -> GroupDifference:
 
 
 def _build_difference(
-    found: "np.ndarray",
-    drawn: "np.ndarray",
-    ends: tuple["np.ndarray", "np.ndarray"],
+    found: np.ndarray,
+    drawn: np.ndarray,
+    ends: tuple[np.ndarray, np.ndarray],
     pair: ComparableRows,
     chosen: bool,
     test: str,
 ) -> GroupDifference:
     """Return the difference of one column, or the total variation distance of all."""
-    import numpy as np
-
-    from swarm.stats.tests import permutation_p_value
-
     if chosen or len(found) == 1:
-        p = permutation_p_value(found[:1], drawn[:, :1], np.ones(1))
+        p = tests.permutation_p_value(found[:1], drawn[:, :1], np.ones(1))
         return GroupDifference(float(found[0]), float(ends[0][0]), float(ends[1][0]), p, test)
-    p = permutation_p_value(found, drawn, pair.values.mean(axis=0))
+    p = tests.permutation_p_value(found, drawn, pair.values.mean(axis=0))
     chance = float(np.abs(drawn).sum(axis=1).mean() / 2)
     note = f"chance alone makes it about {chance:.2f}"
     return GroupDifference(float(np.abs(found).sum() / 2), math.nan, math.nan, p, test, note)

@@ -2,17 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from swarm.stats.pairing import ComparableRows
-from swarm.stats.tests import utility_interval
+from swarm.stats.tests import Z95, utility_interval, wilson_interval
 
-if TYPE_CHECKING:
-    import numpy as np
-
-Z95 = 1.959963984540054
 NUM_RESAMPLES = 2_000
 
 MAX_RESAMPLED_ROWS = 100
@@ -25,13 +21,13 @@ MIN_CLUSTERS = 5
 class ColumnIntervals(NamedTuple):
     """[K] means with their 95 % intervals; NaN ends where none can be given."""
 
-    center: "np.ndarray"
-    low: "np.ndarray"
-    high: "np.ndarray"
+    center: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
 
 
 def bootstrap_intervals(
-    values: "np.ndarray", clusters: Sequence["np.ndarray"] = (), kind: str = "mean"
+    values: np.ndarray, clusters: Sequence[np.ndarray] = (), kind: str = "mean"
 ) -> ColumnIntervals:
     """Return means of columns with 95 % intervals by a hierarchical bootstrap.
 
@@ -51,8 +47,6 @@ def bootstrap_intervals(
         kind: "shares" for columns of 0 and 1 (their intervals are nowhere narrower than Wilson's
             for the same number of answers), "probabilities" for values within 0 and 1, or "mean".
     """
-    import numpy as np
-
     n, k = values.shape
     nothing = np.full(k, math.nan)
     if n < 2:
@@ -74,20 +68,8 @@ def bootstrap_intervals(
     return ColumnIntervals(center, low, high)
 
 
-def wilson_interval(share: "np.ndarray", n: int) -> tuple["np.ndarray", "np.ndarray"]:
-    """Return Wilson's score intervals (1927, JASA 22:209) of [K] shares among n."""
-    import numpy as np
-
-    scale = 1 + Z95**2 / n
-    middle = (share + Z95**2 / (2 * n)) / scale
-    half = Z95 / scale * np.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
-    return np.maximum(0.0, middle - half), np.minimum(1.0, middle + half)
-
-
-def _distinct_clusterings(clusters: Sequence["np.ndarray"]) -> list["np.ndarray"]:
+def _distinct_clusterings(clusters: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the clusterings with several clusters, without duplicates."""
-    import numpy as np
-
     found: dict[bytes, np.ndarray] = {}
     for codes in clusters:
         _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
@@ -98,10 +80,8 @@ def _distinct_clusterings(clusters: Sequence["np.ndarray"]) -> list["np.ndarray"
     return list(found.values())
 
 
-def _cell_codes(clusters: Sequence["np.ndarray"], n: int) -> "np.ndarray":
+def _cell_codes(clusters: Sequence[np.ndarray], n: int) -> np.ndarray:
     """Return [N] cell indices; rows that share every cluster are samples of one cell."""
-    import numpy as np
-
     cells = np.zeros(n, dtype=int)
     for codes in clusters:
         cells = np.unique(cells * (codes.max() + 1) + codes, return_inverse=True)[1]
@@ -109,11 +89,9 @@ def _cell_codes(clusters: Sequence["np.ndarray"], n: int) -> "np.ndarray":
 
 
 def _resample_samples(
-    values: "np.ndarray", cells: "np.ndarray", generator: "np.random.Generator"
-) -> tuple["np.ndarray", "np.ndarray"]:
+    values: np.ndarray, cells: np.ndarray, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the means' deviations [R, K] by the draw of samples, and their variances [K]."""
-    import numpy as np
-
     n, k = values.shape
     sizes = np.bincount(cells)
     order = np.argsort(cells, kind="stable")
@@ -134,14 +112,12 @@ def _resample_samples(
 
 
 def _resample_clusters(
-    values: "np.ndarray",
-    codes: "np.ndarray",
-    variance: "np.ndarray",
-    generator: "np.random.Generator",
-) -> "np.ndarray":
+    values: np.ndarray,
+    codes: np.ndarray,
+    variance: np.ndarray,
+    generator: np.random.Generator,
+) -> np.ndarray:
     """Return the means' deviations [R, K] by the draw of clusters alone."""
-    import numpy as np
-
     sizes = np.bincount(codes)
     count = len(sizes)
     order = np.argsort(codes, kind="stable")
@@ -157,18 +133,10 @@ def _resample_clusters(
 
 def student_widening(count: int) -> float:
     """Return the ratio of Student's central 95 % width to the normal one's, for `count` values."""
-    freedom = max(count, MIN_CLUSTERS) - 1
-    # Cornish-Fisher expansion of Student's quantile; within 0.003 from 4 degrees of freedom on.
-    z = Z95
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return (z + sum(term / freedom**i for i, term in enumerate(terms, 1))) / z
+    return t_quantile(max(count, MIN_CLUSTERS) - 1) / Z95
 
 
-IntervalEnds = tuple["np.ndarray", "np.ndarray"]
+IntervalEnds = tuple[np.ndarray, np.ndarray]
 
 
 def newcombe_interval(pair: ComparableRows) -> IntervalEnds:
@@ -177,8 +145,6 @@ def newcombe_interval(pair: ComparableRows) -> IntervalEnds:
     Newcombe 1998, Statistics in Medicine 17:873. Each paraphrase has equal weight; as shares differ
     between paraphrases, the interval is slightly conservative.
     """
-    import numpy as np
-
     first, second = (_stratified_mean(pair, side) for side in (pair.first, ~pair.first))
     low_a, high_a = wilson_interval(first, int(pair.first.sum()))
     low_b, high_b = wilson_interval(second, int((~pair.first).sum()))
@@ -187,17 +153,13 @@ def newcombe_interval(pair: ComparableRows) -> IntervalEnds:
     return first - second - down, first - second + up
 
 
-def _stratified_mean(pair: ComparableRows, side: "np.ndarray") -> "np.ndarray":
-    import numpy as np
-
+def _stratified_mean(pair: ComparableRows, side: np.ndarray) -> np.ndarray:
     places = [(pair.strata == s) & side for s in np.unique(pair.strata)]
     return np.mean([pair.values[place].mean(axis=0) for place in places], axis=0)
 
 
 def student_interval(pair: ComparableRows) -> IntervalEnds:
     """Return [K] Student ends of differences of means over strata; NaN if a side has one row."""
-    import numpy as np
-
     strata, difference, variance, freedom = np.unique(pair.strata), 0.0, 0.0, 0
     for stratum in strata:
         for side, sign in ((pair.first, 1), (~pair.first, -1)):
@@ -210,10 +172,8 @@ def student_interval(pair: ComparableRows) -> IntervalEnds:
     return difference - half, difference + half
 
 
-def unit_means(pair: ComparableRows) -> tuple["np.ndarray", "np.ndarray"]:
+def unit_means(pair: ComparableRows) -> tuple[np.ndarray, np.ndarray]:
     """Return [U, K] the units' means, with equal weights of paraphrases, and which are first."""
-    import numpy as np
-
     assert pair.units is not None
     means, first = [], []
     for unit in np.unique(pair.units):
@@ -225,45 +185,26 @@ def unit_means(pair: ComparableRows) -> tuple["np.ndarray", "np.ndarray"]:
     return np.array(means), np.array(first)
 
 
-def welch_test(first: "np.ndarray", second: "np.ndarray") -> tuple[float, float, float, float]:
+def welch_test(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float, float]:
     """Apply Welch's t-test (1947, Biometrika 34:28): difference, its 95 % interval, two-sided p.
 
     All but the difference are NaN if nothing varies.
     """
     value = float(first.mean() - second.mean())
-    parts = [float(side.var(ddof=1)) / len(side) for side in (first, second)]
-    error = math.sqrt(sum(parts))
-    if error < 1e-12:
+    if first.var(ddof=1) / len(first) + second.var(ddof=1) / len(second) < 1e-24:
         return value, math.nan, math.nan, math.nan
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True)
-    )
-    half = t_quantile(freedom) * error
-    return value, value - half, value + half, t_two_sided_p(abs(value) / error, freedom)
+    from scipy import stats
 
-
-def t_two_sided_p(t: float, freedom: float) -> float:
-    """Return the two-sided tail probability of Student's t."""
-    import numpy as np
-
-    # Substituting t = sqrt(freedom) tan(angle), the density is cos(angle) ** (freedom - 1).
-    def tail_area(start: float) -> float:
-        angles = np.linspace(start, math.pi / 2, 4001)
-        heights = np.clip(np.cos(angles), 0.0, None) ** (freedom - 1)
-        return float(np.trapezoid(heights, angles))
-
-    return tail_area(math.atan(t / math.sqrt(freedom))) / tail_area(0.0)
+    found = stats.ttest_ind(first, second, equal_var=False)
+    ends = found.confidence_interval()
+    return value, float(ends.low), float(ends.high), float(found.pvalue)
 
 
 def t_quantile(freedom: float) -> float:
-    """Return the quantile that bounds the central 95 % of Student's t, by bisection."""
-    if freedom > 200:
-        return 1.96 + 2.4 / freedom
-    low, high = 0.0, 14.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_two_sided_p(middle, freedom) > 0.05 else (low, middle)
-    return high
+    """Return the quantile that bounds the central 95 % of Student's t."""
+    from scipy import special
+
+    return float(special.stdtrit(freedom, 0.975))
 
 
 class Average(NamedTuple):

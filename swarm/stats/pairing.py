@@ -2,9 +2,11 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
+from swarm._util.format import pluralize
+
+if TYPE_CHECKING:
     from swarm.stats.answer_values import AnswerMatrix
 
 MIN_UNITS = 4
@@ -31,12 +33,12 @@ class ComparableRows(NamedTuple):
         note: Omitted rows and other caveats.
     """
 
-    values: "np.ndarray"
-    first: "np.ndarray"
-    strata: "np.ndarray"
-    paraphrases: "np.ndarray"
+    values: np.ndarray
+    first: np.ndarray
+    strata: np.ndarray
+    paraphrases: np.ndarray
     shared: int
-    units: "np.ndarray | None"
+    units: np.ndarray | None
     unit: str
     shares: bool
     note: str
@@ -44,8 +46,6 @@ class ComparableRows(NamedTuple):
 
 def match_rows(values: "AnswerMatrix", i: int, j: int, category_column: str) -> ComparableRows:
     """Return the comparable rows of the i-th and the j-th category."""
-    import numpy as np
-
     rows = np.isin(values.category, (i, j))
     first = values.category[rows] == i
     paraphrases = _column_codes(values, "paraphrase_ix", category_column)[rows]
@@ -64,9 +64,7 @@ def match_rows(values: "AnswerMatrix", i: int, j: int, category_column: str) -> 
         note = "; ".join(filter(None, [note, "holds for these models"]))
     told = category_column != "paraphrase_ix" and "paraphrase_ix" in values.frame.columns
     if told and units is None and 0 < (count := len(common)) < PARAPHRASES:
-        few = (
-            f"only {count} paraphrase{'s' * (count > 1)}: too narrow an interval for other wordings"
-        )
+        few = f"only {pluralize(count, 'paraphrase')}: too narrow an interval for other wordings"
         note = "; ".join(filter(None, [note, few]))
     return ComparableRows(
         values.matrix[rows][both],
@@ -81,18 +79,16 @@ def match_rows(values: "AnswerMatrix", i: int, j: int, category_column: str) -> 
     )
 
 
-def _column_codes(values: "AnswerMatrix", name: str, category_column: str) -> "np.ndarray":
+def _column_codes(values: "AnswerMatrix", name: str, category_column: str) -> np.ndarray:
     """Return [N] integers; all 0 if the column does not exist, or is the one compared."""
-    import numpy as np
-
     if name == category_column or name not in values.frame.columns:
         return np.zeros(len(values.frame), dtype=int)
     return values.cluster_codes([name])[0]
 
 
 def _select_units(
-    models: "np.ndarray", paraphrases: "np.ndarray", first: "np.ndarray", common: bool
-) -> tuple["np.ndarray | None", str]:
+    models: np.ndarray, paraphrases: np.ndarray, first: np.ndarray, common: bool
+) -> tuple[np.ndarray | None, str]:
     sides = set(models[first]), set(models[~first])
     if not sides[0] & sides[1] and min(map(len, sides)) > 1:
         return models, "models"

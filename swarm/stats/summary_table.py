@@ -6,13 +6,16 @@ from itertools import combinations
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from swarm._util.format import pluralize
 from swarm.errors import InvalidArgument
+from swarm.stats.answer_values import AnswerMatrix, read_answers
+from swarm.stats.intervals import MIN_CLUSTERS, bootstrap_intervals
+from swarm.stats.tests import bootstrap_mean
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-
-    from swarm.stats.answer_values import AnswerMatrix
 
 CLUSTER_COLUMNS = ("model", "paraphrase_ix")
 """Columns whose rows are correlated where they have the same value."""
@@ -23,7 +26,7 @@ SIGNIFICANCE_LEVEL = 0.05
 
 def get_error_bars(
     fractions: Sequence[float],
-    rng: "np.random.Generator | None" = None,
+    rng: np.random.Generator | None = None,
     alpha: float = 0.95,
     n_resamples: int = 2000,
 ) -> tuple[float, float, float]:
@@ -39,8 +42,6 @@ def get_error_bars(
     Returns:
         center, lower_err, upper_err; the last two as matplotlib's `yerr` takes them.
     """
-    import numpy as np
-
     if not 0 < alpha < 1:
         raise InvalidArgument(f"alpha: a share between 0 and 1 such as 0.95, not {alpha}")
     if n_resamples < 1:
@@ -52,9 +53,8 @@ def get_error_bars(
     if len(values) == 1:
         return center, 0.0, 0.0
     rng = rng or np.random.default_rng(0)
-    means = np.array([rng.choice(values, size=len(values)).mean() for _ in range(n_resamples)])
-    low, high = np.quantile(means, ((1 - alpha) / 2, (1 + alpha) / 2))
-    return center, center - float(low), float(high) - center
+    low, high = bootstrap_mean(values, rng, n_resamples, alpha)
+    return center, center - low, high - center
 
 
 def summary(
@@ -87,8 +87,6 @@ def summary(
     """
     import pandas as pd
 
-    from swarm.stats.answer_values import read_answers
-
     values = read_answers(
         df, answer_column, category_column, selected_categories, selected_answers, min_fraction
     )
@@ -104,10 +102,8 @@ def summary(
 
 
 def _category_rows(
-    values: "AnswerMatrix", place: int, name: Any, codes: list["np.ndarray"]
+    values: AnswerMatrix, place: int, name: Any, codes: list[np.ndarray]
 ) -> list[dict[str, Any]]:
-    from swarm.stats.intervals import bootstrap_intervals
-
     here = values.category == place
     found = bootstrap_intervals(values.matrix[here], [one[here] for one in codes], values.kind)
     shared = {
@@ -131,7 +127,7 @@ def _category_rows(
     ] or [{"answer": None, "value": math.nan, "low": math.nan, "high": math.nan, **shared}]
 
 
-def _count_clusters(values: "AnswerMatrix", here: "np.ndarray") -> dict[str, int]:
+def _count_clusters(values: AnswerMatrix, here: np.ndarray) -> dict[str, int]:
     names = {"models": "model", "paraphrases": "paraphrase_ix"}
     return {
         what: values.frame[name][here].nunique() if name in values.frame.columns else 0
@@ -139,9 +135,7 @@ def _count_clusters(values: "AnswerMatrix", here: "np.ndarray") -> dict[str, int
     }
 
 
-def _category_note(values: "AnswerMatrix", here: "np.ndarray") -> str:
-    from swarm.stats.intervals import MIN_CLUSTERS
-
+def _category_note(values: AnswerMatrix, here: np.ndarray) -> str:
     n, counts = int(here.sum()), _count_clusters(values, here)
     if n == 0:
         return "no answers"
@@ -168,7 +162,7 @@ def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: i
         samples: Number per paraphrase and model.
     """
     count, sizes = len(groups), sorted(len(m) * paraphrases * samples for m in groups.values())
-    head = f"{count} group{'s' * (count != 1)}, {_describe_sample_size(paraphrases, samples)}"
+    head = f"{pluralize(count, 'group')}, {_describe_sample_size(paraphrases, samples)}"
     if count == 0 or sizes[0] == 0:
         return f"{head}: nothing is asked"
     if count == 1:
@@ -177,9 +171,7 @@ def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: i
         return f"{head}: shares will be known to within {_round_up(half)} (95 %, {assumption})"
     comparisons = math.comb(count, 2)
     least = smallest_difference(sizes[0], sizes[1], comparisons)
-    told = (
-        f"5 %, {comparisons} comparison{'s' * (comparisons != 1)}; {_describe_assumption(groups)}"
-    )
+    told = f"5 %, {pluralize(comparisons, 'comparison')}; {_describe_assumption(groups)}"
     if least >= 1:
         return f"{head}: too few answers to show a difference of shares ({told})"
     return (
@@ -211,9 +203,8 @@ def smallest_difference(first: int, second: int, comparisons: int = 1) -> float:
 
 
 def _describe_sample_size(paraphrases: int, samples: int) -> str:
-    paraphrase = "1 paraphrase" if paraphrases == 1 else f"{paraphrases} paraphrases"
     each = " each" if paraphrases > 1 else ""
-    return f"{paraphrase} x {samples} sample{'s' * (samples != 1)}{each}"
+    return f"{pluralize(paraphrases, 'paraphrase')} x {pluralize(samples, 'sample')}{each}"
 
 
 def _describe_assumption(groups: Mapping[str, Sequence[str]]) -> str:

@@ -1,13 +1,15 @@
-"""Confidence intervals, paired tests and permutation tests, with numpy alone."""
+"""Confidence intervals, paired tests and permutation tests.
+
+scipy computes what it has: exact binomial tests and intervals, the bootstrap of a mean, Student's
+t. It lacks intervals that invert a sign-flip test, permutations within strata and Holm's method.
+"""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from statistics import NormalDist, fmean
+from typing import NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import numpy as np
 
 NUM_PERMUTATIONS = 5_000
 
@@ -15,12 +17,8 @@ MAX_EXACT_ROWS = 200
 """With more rows, permuted sums are drawn from their normal limit."""
 
 
-def stratified_differences(
-    values: "np.ndarray", first: "np.ndarray", strata: "np.ndarray"
-) -> "np.ndarray":
+def stratified_differences(values: np.ndarray, first: np.ndarray, strata: np.ndarray) -> np.ndarray:
     """Return [K] means of the first rows minus those of the others; strata weigh equally."""
-    import numpy as np
-
     return np.mean(
         [
             values[(strata == s) & first].mean(axis=0) - values[(strata == s) & ~first].mean(axis=0)
@@ -31,15 +29,13 @@ def stratified_differences(
 
 
 def permute_differences(
-    values: "np.ndarray", first: "np.ndarray", strata: "np.ndarray", shares: bool
-) -> "np.ndarray":
+    values: np.ndarray, first: np.ndarray, strata: np.ndarray, shares: bool
+) -> np.ndarray:
     """Return [R, K] values of `stratified_differences` with labels permuted within strata.
 
     Args:
         shares: The K columns of each row are one 1 and zeros.
     """
-    import numpy as np
-
     generator = np.random.Generator(np.random.Philox(key=1))
     deal = (
         _permute_counts
@@ -53,31 +49,25 @@ def permute_differences(
     return drawn.mean(axis=0)
 
 
-def flip_gain_signs(gains: "np.ndarray") -> "np.ndarray":
+def flip_gain_signs(gains: np.ndarray) -> np.ndarray:
     """Return [R, K] means of [P, K] differences with random signs."""
-    import numpy as np
-
     generator = np.random.Generator(np.random.Philox(key=2))
     signs = 2.0 * generator.integers(0, 2, size=(NUM_PERMUTATIONS, len(gains))) - 1.0
     drawn: np.ndarray = signs @ gains / len(gains)
     return drawn
 
 
-def permutation_p_value(found: "np.ndarray", drawn: "np.ndarray", scale: "np.ndarray") -> float:
+def permutation_p_value(found: np.ndarray, drawn: np.ndarray, scale: np.ndarray) -> float:
     """Return the p value of a difference [K], given [R, K] differences by chance.
 
     The statistic is the sum of squares, each divided by the scale [K] (for shares: chi square's).
     """
-    import numpy as np
-
     scale = np.where(scale > 0, scale, 1.0)
     extreme = (drawn**2 / scale).sum(axis=1) >= (found**2 / scale).sum() * (1 - 1e-9) - 1e-15
     return float((extreme.sum() + 1) / (len(drawn) + 1))
 
 
-def _permute_counts(
-    values: "np.ndarray", size: int, generator: "np.random.Generator"
-) -> "np.ndarray":
+def _permute_counts(values: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
     totals = values.sum(axis=0).astype(int)
     drawn = generator.multivariate_hypergeometric(
         totals, size, NUM_PERMUTATIONS, method="marginals"
@@ -85,11 +75,7 @@ def _permute_counts(
     return drawn / size - (totals - drawn) / (len(values) - size)
 
 
-def _permute_rows(
-    values: "np.ndarray", size: int, generator: "np.random.Generator"
-) -> "np.ndarray":
-    import numpy as np
-
+def _permute_rows(values: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
     n = len(values)
     order = np.argsort(generator.random((NUM_PERMUTATIONS, n)), axis=1)
     weights = np.full((NUM_PERMUTATIONS, n), -1 / (n - size))
@@ -97,11 +83,7 @@ def _permute_rows(
     return weights @ values
 
 
-def _sample_normal(
-    values: "np.ndarray", size: int, generator: "np.random.Generator"
-) -> "np.ndarray":
-    import numpy as np
-
+def _sample_normal(values: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
     n, k = values.shape
     # The covariance of a difference of means of n rows drawn without replacement.
     left = values - values.mean(axis=0)
@@ -149,25 +131,43 @@ def mean_interval(values: Sequence[float], signed: bool = False) -> MeanInterval
         raise ValueError("a mean needs at least one value")
     mean = float(scores.mean())
     if not signed and np.isin(scores, (0.0, 1.0)).all():
-        return MeanInterval(mean, *_wilson_interval(mean, n), n)
-    low, high = np.quantile(_bootstrap_means(scores), (0.025, 0.975))
-    return MeanInterval(mean, float(low), float(high), n)
+        low, high = wilson_interval(np.array(mean), n)
+        return MeanInterval(mean, float(low), float(high), n)
+    return MeanInterval(mean, *bootstrap_mean(scores), n)
 
 
-def _wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return Wilson's score interval (1927, JASA 22:209)."""
+def wilson_interval(share: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return Wilson's score intervals (1927, JASA 22:209) of [K] shares among n."""
     scale = 1 + Z95**2 / n
     middle = (share + Z95**2 / (2 * n)) / scale
-    half = Z95 / scale * math.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    half = Z95 / scale * np.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
+    return np.maximum(0.0, middle - half), np.minimum(1.0, middle + half)
 
 
-def _bootstrap_means(scores: np.ndarray) -> np.ndarray:
-    draws = np.random.Generator(np.random.Philox(key=0)).integers(
-        len(scores), size=(RESAMPLES, len(scores))
-    )
-    means: np.ndarray = scores[draws].mean(axis=1)
-    return means
+def bootstrap_mean(
+    values: np.ndarray,
+    generator: np.random.Generator | None = None,
+    resamples: int = RESAMPLES,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of the mean of [n] independent values.
+
+    Args:
+        generator: By default the same at every call.
+    """
+    if len(values) < 2:
+        return float(values[0]), float(values[0])
+    from scipy import stats
+
+    found = stats.bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=resamples,
+        confidence_level=level,
+        method="percentile",
+        rng=generator or np.random.Generator(np.random.Philox(key=0)),
+    ).confidence_interval
+    return float(found.low), float(found.high)
 
 
 class PairedTest(NamedTuple):
@@ -199,8 +199,8 @@ def paired_test(after: Sequence[float], before: Sequence[float]) -> PairedTest:
         raise ValueError("a paired test needs at least one item")
     if np.isin([*after, *before], (0.0, 1.0)).all():
         low, high, p = _mcnemar_test(int((gains > 0).sum()), int((gains < 0).sum()), len(gains))
-        ends = np.quantile(_bootstrap_means(gains), (0.025, 0.975))
-        wide = min(low, float(ends[0])), max(high, float(ends[1]))
+        ends = bootstrap_mean(gains)
+        wide = min(low, ends[0]), max(high, ends[1])
         if not wide[0] <= 0 <= wide[1] or p >= 0.05:
             low, high = wide
     else:
@@ -213,37 +213,12 @@ def _mcnemar_test(won: int, lost: int, n: int) -> tuple[float, float, float]:
     differ = won + lost
     if differ == 0:
         return 0.0, 0.0, 1.0
-    tail = sum(math.comb(differ, k) for k in range(min(won, lost) + 1)) / 2**differ
-    low, high = _clopper_pearson_interval(won, differ)
+    from scipy import stats
+
+    found = stats.binomtest(won, differ)
+    ends = found.proportion_ci(method="exact")
     scale = differ / n
-    return (2 * low - 1) * scale, (2 * high - 1) * scale, min(1.0, 2 * tail)
-
-
-def _clopper_pearson_interval(successes: int, n: int) -> tuple[float, float]:
-    """Return the shares that neither tail of the exact binomial test rejects at .025."""
-    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
-    counts = np.arange(n + 1)
-    ways = factorials[n] - factorials[counts] - factorials[n - counts]
-
-    def tail_probability(share: float, ks: slice) -> float:
-        """Return the probability of these counts."""
-        k = counts[ks]
-        logs = ways[ks] + k * math.log(share) + (n - k) * math.log1p(-share)
-        return float(np.exp(logs).sum())
-
-    def bisect_share(ks: slice, rising: bool) -> float:
-        low, high = 0.0, 1.0
-        for _ in range(50):
-            middle = (low + high) / 2
-            if (tail_probability(middle, ks) < 0.025) == rising:
-                low = middle
-            else:
-                high = middle
-        return (low + high) / 2
-
-    lower = bisect_share(slice(successes, None), rising=True) if successes else 0.0
-    upper = bisect_share(slice(successes + 1), rising=False) if successes < n else 1.0
-    return lower, upper
+    return (2 * ends.low - 1) * scale, (2 * ends.high - 1) * scale, float(found.pvalue)
 
 
 def _sign_flip_test(gains: np.ndarray) -> tuple[float, float, float]:
@@ -390,3 +365,22 @@ def interval_over_seeds(values: np.ndarray) -> tuple[float, float]:
     ]
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
+
+
+def is_significantly_worse(gains: Sequence[float], items: int, level: float) -> bool:
+    """Return whether the mean gain over all items is below 0, by a one-sided paired z-test.
+
+    The scored items are a random sample of the finite set of dev items, so the standard error
+    shrinks to 0 as the last item is scored (finite population correction; Cochran, Sampling
+    Techniques, 1977, section 2.6).
+
+    Args:
+        gains: New value minus old value of each scored item; fewer than 2 return False.
+        items: Total number of items.
+        level: Significance level.
+    """
+    asked = len(gains)
+    if asked < 2:
+        return False
+    variance = float(np.var(gains, ddof=1)) / asked * (1 - asked / items)
+    return fmean(gains) < NormalDist().inv_cdf(level) * math.sqrt(variance)

@@ -10,9 +10,10 @@ import numpy as np
 from hydra.utils import instantiate
 
 from swarm._util.files import write_atomic, write_json
+from swarm._util.format import format_table
 from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores
-from swarm.report.charts import render_standalone
+from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
 from swarm.runs.describe import (
     MAX_DOMAINS,
@@ -21,7 +22,6 @@ from swarm.runs.describe import (
     shorten_text,
 )
 from swarm.runs.run_reader import PositionIndex, RunFolder
-from swarm.stats.format import format_table
 from swarm.stats.tests import interval_over_seeds
 from swarm.studies.ablations import ONE_ANSWER_NOTE, mark_one_answer, mean_gain_over_seeds
 from swarm.tasks.base import Score, Task, metric_task
@@ -358,7 +358,7 @@ def write_comparison(folder: Path, found: dict[str, Any], rows: MethodRuns) -> N
     write_json(folder / "methods.json", found)
     write_atomic(folder / "methods.md", (format_comparison(found) + "\n").encode())
     if plottable_methods(rows):
-        write_atomic(folder / "methods.svg", plot_methods(rows).encode())
+        write_atomic(folder / "methods.svg", plot_methods(rows))
     else:
         (folder / "methods.svg").unlink(missing_ok=True)
 
@@ -368,7 +368,7 @@ def plottable_methods(rows: MethodRuns) -> MethodRuns:
     return [(name, runs) for name, runs in rows if "signal" not in runs[0].metrics]
 
 
-def plot_methods(rows: MethodRuns) -> str:
+def plot_methods(rows: MethodRuns) -> bytes:
     """Plot the best dev utility so far against the prompts charged, averaged over seeds (SVG)."""
     series = []
     for name, runs in plottable_methods(rows):
@@ -380,7 +380,7 @@ def plot_methods(rows: MethodRuns) -> str:
             Series(name, x[x >= begun].tolist(), np.mean(at, 0)[x >= begun].tolist(), "steps")
         )
     caption = "The best dev utility so far of each method, the mean over its seeds."
-    return render_standalone(
+    return render_image(
         Chart(
             "methods",
             "Best so far on the same budget",
@@ -388,7 +388,8 @@ def plot_methods(rows: MethodRuns) -> str:
             "best dev utility",
             series,
             caption,
-        )
+        ),
+        "svg",
     )
 
 

@@ -1,13 +1,11 @@
 """Searches as subprocesses: compose their configuration, lock their folder, run and read them."""
 
 import ctypes
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from swarm._util.cli import handle_termination_signals, normalize_gpu_list
-from swarm._util.files import conf_folder, make_folder, write_json
+from swarm._util.files import acquire_lock, conf_folder, make_folder, write_json
 from swarm._util.secrets import lent, plain_config
 from swarm.errors import UserError
 from swarm.loop.fingerprint import identity_settings
@@ -206,26 +204,12 @@ def lock_study_folder(folder: Path) -> Iterator[int]:
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}; choose another folder") from None
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
     try:
-        while not _try_lock(lock):
-            if time.monotonic() > deadline:
-                raise UserError(f"{folder}: in use by another process; wait for it, or stop it")
-            time.sleep(0.2)
+        if not acquire_lock(lock, LOCK_TIMEOUT_S):
+            raise UserError(f"{folder}: in use by another process; wait for it, or stop it")
         yield lock
     finally:
         os.close(lock)
-
-
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        # Some network file systems do not support locks; continue without one.
-        return True
-    return True
 
 
 def with_tracker_group(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swarm._util.files import write_atomic, write_json
+from swarm._util.format import format_table
 from swarm.errors import UserError
-from swarm.report.charts import render_standalone
+from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
-from swarm.stats.format import format_table
 from swarm.stats.tests import exact_sign_flip_p, holm_correction, interval_over_seeds
 from swarm.studies.suite import Suite, list_cells, result_path
 
@@ -332,11 +332,11 @@ def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
 
 def _rank_columns(means: np.ndarray) -> np.ndarray:
     """Rank within each column, [M, B]: the highest has rank 1, and ties share their mean rank."""
+    from scipy import stats
+
     # Rounding makes ties of means that differ only by the order of summation.
     rounded = np.round(means, 9)
-    above = (rounded[None] > rounded[:, None]).sum(axis=1)
-    equal = (rounded[None] == rounded[:, None]).sum(axis=1)
-    found: np.ndarray = above + (equal + 1) / 2
+    found: np.ndarray = stats.rankdata(-rounded, axis=0)
     return found
 
 
@@ -497,12 +497,12 @@ def _format_block(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[st
     return [*table, *_format_too_long([block]), "", told_of, "", *first]
 
 
-def render_picture(suite: Suite, found: Mapping[str, Any]) -> str | None:
+def render_picture(suite: Suite, found: Mapping[str, Any]) -> bytes | None:
     """Plot mean ranks, or test against dev items if the suite varies their number (SVG)."""
     if not found["summaries"]:
         return None
-    return render_standalone(
-        _build_dev_chart(suite, found) if suite.dev_items else _build_ranks_chart(found)
+    return render_image(
+        _build_dev_chart(suite, found) if suite.dev_items else _build_ranks_chart(found), "svg"
     )
 
 
@@ -581,7 +581,7 @@ def write_analysis(suite: Suite, found: Mapping[str, Any]) -> list[Path]:
     write_atomic(written[1], ("\n".join(format_report(found)) + "\n").encode())
     drawn = render_picture(suite, found)
     if drawn and suite.picture and suite.picture.parent.is_dir():
-        write_atomic(suite.picture, drawn.encode())
+        write_atomic(suite.picture, drawn)
         written.append(suite.picture)
     if suite.page and suite.page.is_file():
         begin, end = (f"<!-- suite {suite.name}: {word} -->" for word in ("begin", "end"))

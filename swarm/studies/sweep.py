@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from swarm._util.files import write_atomic, write_json
+from swarm._util.format import format_table
 from swarm.errors import UserError
 from swarm.runs.describe import (
     MAX_DOMAINS,
@@ -117,16 +118,10 @@ def format_summary(summary: Mapping[str, Any]) -> list[str]:
     drawn = list(rows[0]["drawn"]) if rows else []
     heads = ["trial", *(key.removeprefix("optimizer.") for key in drawn)]
     heads += ["dev", "test", "gain on test", "p"]
-    table = [
+    lines = format_table(
         heads,
-        *([row["trial"], *map(str, row["drawn"].values()), *_trial_cells(row)] for row in rows),
-    ]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
-        for cells in table
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+        [[row["trial"], *map(str, row["drawn"].values()), *_trial_cells(row)] for row in rows],
+    )
     failed = [f"- {row['trial']} failed: {row['error']}" for row in rows if row["error"]]
     return [*lines, "", *failed, *_describe_conclusions(summary)]
 

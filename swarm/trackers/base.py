@@ -1,8 +1,6 @@
 """Tracker protocol, a base class that isolates runs from tracker failures, stacked charts."""
 
-import io
 import logging
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,14 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from swarm._util.secrets import clean
-from swarm.report.charts import (
-    STANDALONE_STYLE,
-    WIDE_SIZE,
-    ChartFrame,
-    render_axes,
-    shorten_text,
-)
-from swarm.report.document import COLOURS, Chart, Series, escape_text
+from swarm.report.charts import draw_bands, figure_to_bytes
+from swarm.report.document import escape_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -215,81 +207,22 @@ PICTURE_SIZE = (1000, 560)
 """Width and height of the PNG in pixels."""
 
 
-def band_edges(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper edges [T, K] of shares [T, K], negative ones stacked downwards."""
-    up, down = np.maximum(values, 0), np.minimum(values, 0)
-    high, low = up.cumsum(axis=1), down.cumsum(axis=1)
-    return np.where(values < 0, low, high - up), np.where(values < 0, low - down, high)
-
-
-def render_svg(stacked: StackedAreaChart) -> str:
-    """Render the chart as SVG with a legend, on white; hovering over a band shows its name."""
-    low, high = band_edges(stacked.values)
-    x = np.arange(len(low) + 1)  # the last value is held for one iteration
-    ends = [Series("", x, np.append(one, one[-1])) for one in (low.min(axis=1), high.max(axis=1))]
-    chart = Chart("stacked", stacked.title, "iteration", "coefficient", ends, whole=True)
-    frame = ChartFrame(chart, WIDE_SIZE)
-    width, bottom = frame.size
-    height = bottom + 40 + 18 * ((len(stacked.names) + 1) // 2)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -30 {width} {height}">',
-        f'<style>{STANDALONE_STYLE}</style><rect y="-30" width="{width}" height="{height}" '
-        'fill="#fff"/>',
-        f'<text class="title" x="14" y="-10">{escape_text(stacked.title)}</text>',
-        *render_axes(chart, frame),
-    ]
-    for k, name in enumerate(stacked.names):
-        left, down = 14 + k % 2 * 240, bottom + 12 + k // 2 * 18
-        parts.append(
-            f'<path d="{_band_path(low[:, k], high[:, k], frame)}" {_band_style(k)}>'
-            f"<title>{escape_text(name)}</title></path>"
-            f'<rect x="{left}" y="{down - 8}" width="22" height="12" {_band_style(k)}/>'
-            f'<text x="{left + 30}" y="{down + 3}">{escape_text(shorten_text(name, 26))}</text>'
-        )
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _band_style(k: int) -> str:
-    """Return the fill of the k-th band; repeated colours are more transparent."""
-    return f'style="fill:{COLOURS[k % len(COLOURS)]};opacity:{0.85 / (1 + k // len(COLOURS)):.2f}"'
-
-
-def _band_path(low: np.ndarray, high: np.ndarray, frame: ChartFrame) -> str:
-    """Return the path of a band in steps: its upper edge forwards, its lower edge backwards."""
-    there = "".join(f"L{frame.x(t)} {frame.y(v)}H{frame.x(t + 1)}" for t, v in enumerate(high))
-    back = "".join(
-        f"L{frame.x(t + 1)} {frame.y(low[t])}H{frame.x(t)}" for t in range(len(low) - 1, -1, -1)
-    )
-    return re.sub("^L", "M", there) + back + "Z"
-
-
-def render_png(stacked: StackedAreaChart) -> bytes:
-    """Render the chart as a PNG of `PICTURE_SIZE`."""
+def render_stacked(stacked: StackedAreaChart, kind: str) -> bytes:
+    """Render the chart as a PNG of `PICTURE_SIZE`, or as an SVG with tooltips (`kind`)."""
     from matplotlib.figure import Figure
 
-    low, high = band_edges(stacked.values)
-    x = np.arange(len(low) + 1)
-    figure = Figure(
-        figsize=(PICTURE_SIZE[0] / 100, PICTURE_SIZE[1] / 100), dpi=100, layout="constrained"
-    )
-    plot = figure.add_subplot()
-    for k, name in enumerate(stacked.names):
-        lower, upper = (np.append(one[:, k], one[-1, k]) for one in (low, high))
-        plot.fill_between(
-            x,
-            lower,
-            upper,
-            step="post",
-            linewidth=0,
-            color=COLOURS[k % len(COLOURS)],
-            alpha=0.85 / (1 + k // len(COLOURS)),
-            label=" " + shorten_text(name, 32).replace("$", r"\$"),
-        )
-    plot.set_title(stacked.title, loc="left")
-    plot.set_xlabel("iteration")
-    plot.set_ylabel("coefficient")
-    plot.axhline(0, color="#555", linewidth=0.8)
+    size = (PICTURE_SIZE[0] / 100, PICTURE_SIZE[1] / 100)
+    figure = Figure(figsize=size, dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    draw_bands(axes, stacked.names, stacked.values)
+    axes.set_title(stacked.title, loc="left")
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("coefficient")
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", metadata={"Software": None})
-    return drawn.getvalue()
+    image = figure_to_bytes(figure, kind)
+    if kind == "svg":
+        for k, name in enumerate(stacked.names):
+            group = f'<g id="band-{k}">'
+            titled = f"{group}<title>{escape_text(name)}</title>"
+            image = image.replace(group.encode(), titled.encode("utf-8", "replace"))
+    return image

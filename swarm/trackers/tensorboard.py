@@ -35,11 +35,10 @@ class TensorBoard(SafeTracker):
 
     def check(self) -> None:
         """See `swarm.trackers.Tracker`."""
-        for package in ("tensorboard", "matplotlib"):
-            if find_spec(package) is None:
-                raise UserError(
-                    f"tracker=tensorboard needs {package}: pip install 'model-swarms[tensorboard]'"
-                )
+        if find_spec("tensorboard") is None:
+            raise UserError(
+                "tracker=tensorboard needs tensorboard: pip install 'model-swarms[tensorboard]'"
+            )
 
     def _start_run(self, shown: TrackedRun) -> int:
         from tensorboard.compat.proto.event_pb2 import SessionLog
@@ -121,13 +120,13 @@ class TensorBoard(SafeTracker):
     def _write_image(self, name: str, stacked: StackedAreaChart, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        from swarm.trackers.base import PICTURE_SIZE, render_png
+        from swarm.trackers.base import PICTURE_SIZE, render_stacked
 
         image = Summary.Image(
             width=PICTURE_SIZE[0],
             height=PICTURE_SIZE[1],
             colorspace=3,
-            encoded_image_string=render_png(stacked),
+            encoded_image_string=render_stacked(stacked, "png"),
         )
         self._write_event(step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 

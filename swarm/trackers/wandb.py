@@ -217,9 +217,9 @@ def _to_wandb(value: LoggedValue) -> Any:
     if isinstance(value, StackedAreaChart):
         import wandb
 
-        from swarm.trackers.base import render_svg
+        from swarm.trackers.base import render_stacked
 
-        return wandb.Html(render_svg(value), inject=False)
+        return wandb.Html(render_stacked(value, "svg").decode(), inject=False)
     return value
 
 

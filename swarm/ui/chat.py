@@ -10,9 +10,16 @@ from typing import Any, NamedTuple
 
 from nicegui import ui
 
+from swarm._util.format import pluralize
 from swarm._util.terminal import escape_control_chars
 from swarm.moa.chat import ChatOptions
-from swarm.moa.format import ChatTurn, answer_label, format_outcome, pluralize, turn_to_json
+from swarm.moa.format import (
+    ChatTurn,
+    answer_label,
+    format_answer_cost,
+    format_outcome,
+    turn_to_json,
+)
 from swarm.models.base import Model
 from swarm.multi_agent import scheduler
 from swarm.multi_agent.types import AgentAnswer
@@ -128,7 +135,7 @@ def _draw_call(count: int, answer: AgentAnswer) -> None:
 def _format_cost(answers: Sequence[AgentAnswer]) -> str:
     """Format the cost of answers; empty for local models, which have no price."""
     asked = [one for one in answers if one.completion and not _is_local(one.name)]
-    return f", {scheduler.sum_usage(asked).format_cost()}" if asked else ""
+    return f", {format_answer_cost(asked)}" if asked else ""
 
 
 def _is_local(name: str) -> bool:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm._util.files import find_path
+from swarm._util.format import format_interval
 from swarm.errors import UserError
 from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_note
 from swarm.pool.pool import Pool
 from swarm.report.test_comparison import TestComparison
 from swarm.runs.describe import describe_position
 from swarm.runs.run_reader import RUNS_FOLDER, RunFolder, find_run_folders
-from swarm.stats.format import format_interval
 from swarm.ui.run_index import UNREADABLE_ERRORS
 from swarm.ui.state import RUN_NAME_PATTERN, AppState
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swarm._util.format import format_duration, format_number
 from swarm.errors import UserError
 from swarm.report.document import TableBlock
 from swarm.report.pareto_front import front_table
@@ -13,7 +14,6 @@ from swarm.runs.describe import describe_position, list_caveats
 from swarm.runs.lock import load_command, running_info
 from swarm.runs.manifest import state_stamp
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.format import format_duration, format_number
 from swarm.ui import charts
 from swarm.ui.launcher import format_command, output_path, read_failure, read_tail
 from swarm.ui.run_index import UNREADABLE_ERRORS, RunSummary, describe_progress
@@ -146,7 +146,7 @@ def format_progress(note: dict[str, Any]) -> tuple[str, float]:
     if isinstance(speed := note.get("prompts_per_second"), int | float):
         told.append(f"{speed:.3g} prompts/s")
     if isinstance(left := note.get("seconds_left"), int | float):
-        told.append(f"at most {format_duration(left)} left")
+        told.append(f"at most {format_duration(round(left))} left")
     if isinstance(best := note.get("best"), int | float):
         told.append(f"best {format_number(best)}")
     done, total = note.get("done") or 0, note.get("total") or 0

@@ -6,10 +6,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from swarm._util.format import format_number, format_signed
 from swarm.runs.lock import STATUS_FILE, running_info
 from swarm.runs.manifest import replay, state_stamp
 from swarm.runs.run_reader import find_run_folders
-from swarm.stats.format import format_number, format_signed
 from swarm.ui.launcher import output_path, read_failure
 
 FileStamp = tuple[int, int]

@@ -50,7 +50,7 @@ def done(
 
 def assert_drawn(picture: str, names: list[str]) -> None:
     """Each method has a group with a line, numbered in order, and its name in the legend."""
-    groups = re.findall(r'<g class="[^"]*" data-n="(\d+)"><path class="line"[^>]* d="M', picture)
+    groups = re.findall(r'<g id="series-(\d+)">\s*<path d="M', picture)
     assert sorted(groups) == [str(n) for n in range(len(names))]
     legend = [
         words for words in re.findall(r"<text [^>]*>([^<]*)</text>", picture) if words in names

@@ -15,7 +15,7 @@ import searches
 import yaml
 
 from swarm.errors import UserError
-from swarm.report.charts import render_standalone
+from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
 from swarm.runs.run_reader import RunFolder
 from swarm.stats.tests import exact_sign_flip_p
@@ -342,8 +342,8 @@ def test_curves_are_against_dev_items(tmp_path: Path) -> None:
 
 def test_a_logarithmic_axis_has_equal_steps_for_equal_ratios() -> None:
     series = Series("a", [10, 20, 40], [1, 2, 3])
-    drawn = render_standalone(Chart("k", "t", "x", "y", [series], log=True))
-    line = drawn.partition('class="line"')[2].partition('d="')[2].partition('"')[0]
+    drawn = render_image(Chart("k", "t", "x", "y", [series], log=True), "svg").decode()
+    line = drawn.partition('id="series-0"')[2].partition('d="')[2].partition('"')[0]
     places = [float(part.split()[0]) for part in line.replace("M", "L").split("L")[1:]]
     assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)
 

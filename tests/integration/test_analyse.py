@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import searches
 
+from swarm._util.format import format_sparkline
 from swarm.errors import UserError
 from swarm.report import __main__ as entry
 from swarm.report.analyses import (
@@ -28,7 +29,6 @@ from swarm.report.analyses import (
 )
 from swarm.runs.run_folder import RunRecord
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.format import format_sparkline
 
 Values = Sequence[Sequence[float] | None]
 

@@ -22,10 +22,12 @@ import swarm
 from swarm import Pool, Result, Roster, UserError, evaluate, open_run, search
 from swarm._util.files import conf_folder
 from swarm.api.overrides import describe_object, to_overrides
+from swarm.api.result import best_indices
 from swarm.api.search import find_free_name, split_keys_and_objects
 from swarm.models.base import Completion, Request
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.runs.manifest import encode_state
+from swarm.runs.run_reader import RunFolder
 
 FEW: dict[str, Any] = {
     "particles": 4,
@@ -171,6 +173,12 @@ def test_the_best_is_a_model(found: Result) -> None:
     assert len({tuple(one.position) for one in bests}) == len(bests)
 
 
+def _signed_area(corners: np.ndarray) -> float:
+    """Return the area of a polygon [N, 2]; Gauss's formula."""
+    x, y = corners.T
+    return float(np.sum(x * np.roll(y, -1) - y * np.roll(x, -1)) / 2)
+
+
 def test_what_a_notebook_shows(found: Result) -> None:
     page = found._repr_html_()
     assert page.startswith("<p><b>") and "data:image/png;base64," in page
@@ -178,8 +186,11 @@ def test_what_a_notebook_shows(found: Result) -> None:
     assert found.best.words in repr(found)
     above, below = found.plot().axes
     assert len(above.lines[0].get_xdata()) == 3
-    heights = [bar.get_height() for bars in below.containers for bar in bars]
-    assert sum(heights) == pytest.approx(3)
+    run = RunFolder(found.folder)
+    assert [text.get_text() for text in below.get_legend().get_texts()] == run.experts
+    areas = [abs(_signed_area(band.get_paths()[0].vertices)) for band in below.collections]
+    shares = np.array([run.means[index] for index in best_indices(run)])
+    assert areas == pytest.approx(np.abs(shares).sum(axis=0).tolist())
     assert found.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 

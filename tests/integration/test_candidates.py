@@ -575,7 +575,7 @@ def test_a_meter_counts_what_a_speaker_was_asked(task: MultipleChoice) -> None:
     meter = JobUsage()
     speaker = ModelCandidate(task_items.Silent())
     speaker.score_items(task, task.items("test"), meter)
-    assert meter.prompts == 16 and searches.LETTERS
+    assert meter.calls == 16 and searches.LETTERS
 
 
 @pytest.mark.parametrize("option", ["vote", "route"])

@@ -18,8 +18,6 @@ import pytest
 from swarm.compare import Config
 from swarm.compare.__main__ import main
 
-pytest.importorskip("matplotlib")
-
 settings = pytest.fixture(autouse=True)(compare_endpoint.settings.__wrapped__)
 
 BIRDS = """

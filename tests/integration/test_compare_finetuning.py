@@ -95,7 +95,7 @@ def test_a_job_is_created_followed_and_listed_with_its_checkpoints(
     finished(manager, 3)
     said = capsys.readouterr().out
     assert "… bird-names (gpt-x): queued" in said
-    assert "running, trained at about" in said and "(1 h 2 min)" in said
+    assert "running, trained at about" in said and "(1 h 02 min)" in said
     assert "last event: Step 7/30: training loss=1.5" in said
     assert "✓ bird-names: succeeded → ft:gpt-x:bird-names:ftjob-1 and 2 checkpoints" in said
     assert said.endswith("under way: 0, succeeded: 1, failed: 0\n")
@@ -339,7 +339,7 @@ def test_the_daily_limit_says_when_a_slot_is_free_and_the_job_is_sent_then(
     again = {"Retry-After": "7200"}
     server.faults = [Fault("POST", "/fine_tuning/jobs", 429, limit, again)]
     manager.update_jobs()
-    assert "a slot is free in 2 h 0 min" in capsys.readouterr().out
+    assert "a slot is free in 2 h 00 min" in capsys.readouterr().out
     manager.update_jobs()
     assert len(server.jobs) == 3 and list(manager.get_jobs()["job"])[2] == "ftjob-3"
     broke = {"error": {"message": "no money", "code": "insufficient_quota"}}

@@ -60,7 +60,7 @@ def test_generate_gives_all_answers_in_order_too() -> None:
     assert [c.text for c in done] == [
         faulty_endpoint.expected(n, plan) for n, plan in enumerate(plans)
     ]
-    assert model.totals.requests == COUNT
+    assert model.totals.calls == COUNT
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -404,13 +404,13 @@ def test_a_judged_search_is_gone_on_with_after_the_judge_was_away(
 
 
 def test_a_cost_says_what_it_lacks() -> None:
-    from swarm.judge.batch_requests import format_usage, sum_usage
+    from swarm.judge.batch_requests import format_usage, usage_to_json
     from swarm.models.base import Completion
 
     def line(*all_: Completion) -> str:
-        return format_usage("judge", sum_usage(all_))
+        return format_usage("judge", usage_to_json(all_))
 
     priced, free = Completion("a", cost=0.5, priced=True), Completion("a", priced=True)
     unknown = Completion("a", priced=False)
-    assert line(priced, unknown).endswith("cost 0.5000 and 1 answers, no price known")
-    assert line(free).endswith("cost 0.0000") and line(unknown).endswith("no price known")
+    assert line(priced, unknown).endswith("cost 0.500000 and 1 answer, no price known")
+    assert line(free).endswith("cost 0.000000") and line(unknown).endswith("no price known")

@@ -136,7 +136,7 @@ def test_tokens_and_cost_are_counted() -> None:
     each = 1000 * 0.5e-6 + 200 * 2e-6
     assert [c.cost for c in done] == pytest.approx([each, each])
     assert (done[0].prompt_tokens, done[0].new_tokens) == (1000, 200)
-    assert (mine.totals.requests, mine.totals.prompt_tokens, mine.totals.new_tokens) == (
+    assert (mine.totals.calls, mine.totals.prompt_tokens, mine.totals.new_tokens) == (
         3,
         3000,
         600,
@@ -159,7 +159,7 @@ def test_kept_answers_are_not_paid_for_twice(tmp_path: Path) -> None:
         again = model(server, **cache, limits=Limits(concurrency=1, timeout=5))
         assert again.generate(asked) == first
         assert len(server.asked) == 2
-        assert again.totals.requests == 0 and again.totals.cached == 3
+        assert again.totals.calls == 0 and again.totals.cached == 3
         assert again.totals.cost == 0 and again.totals.prompt_tokens == 0
         for other in ({"model": "big"}, {"seed": 1}, {"temperature": 0.5}, {"body": {"a": 1}}):
             before = len(server.asked)
@@ -280,7 +280,7 @@ def test_a_text_that_is_refused_has_an_empty_answer(
         mine = model(server, cache=Cache(str(tmp_path / "answers.sqlite")))
         texts = [c.text for c in mine.generate([Request("a"), Request("bad"), Request("b")])]
         assert texts == ["you said a", "", "you said b"]
-        assert mine.totals.refused == 1 and "not that" in caplog.text
+        assert mine.totals.failed == 1 and "not that" in caplog.text
         assert mine.generate([Request("bad")])[0].text == ""
         assert len(server.asked) == 3
 
@@ -412,7 +412,7 @@ def test_samples_of_one_prompt_in_one_request(tmp_path: Path) -> None:
         assert sent == [("a", 2), ("a", 4), ("b", 2), ("b", 4)]
         assert len({c.text for c in done}) == 12 and not any(c.cached for c in done)
         assert sum(c.prompt_tokens for c in done) == 44 == mine.totals.prompt_tokens
-        assert sum(c.new_tokens for c in done) == 12 * 7 + 4 and mine.totals.requests == 12
+        assert sum(c.new_tokens for c in done) == 12 * 7 + 4 and mine.totals.calls == 12
         again = mine.generate([Request("b"), Request("a")] * 6)
         assert [c.text for c in again[::2]] == [c.text for c in done[1::2]]
         one = mine.generate([Request("a", sample=9), Request("a", sample=5)])
@@ -448,7 +448,7 @@ def test_each_of_several_samples_meets_the_same_refusal() -> None:
     with endpoint(in_turn(refusal)) as server:
         mine = model(server, temperature=1.0, samples_at_once=3)
         done = mine.generate([Request("a")] * 3)
-    assert done == [Completion("", finish="content_filter")] * 3 and mine.totals.refused == 3
+    assert done == [Completion("", finish="content_filter")] * 3 and mine.totals.failed == 3
 
 
 @pytest.mark.parametrize(

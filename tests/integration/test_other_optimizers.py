@@ -189,8 +189,8 @@ def test_no_package_is_imported_before_it_is_used() -> None:
 
 def test_without_the_package_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
-    hidden = lambda name: None if name == "scipy" else real(name)  # noqa: E731
+    hidden = lambda name: None if name == "greenlet" else real(name)  # noqa: E731
     monkeypatch.setattr("swarm.optimizers.bayes.find_spec", hidden)
-    with pytest.raises(UserError, match=r"needs the package scipy; .*model-swarms\[bayes\]"):
+    with pytest.raises(UserError, match=r"needs the package greenlet; .*model-swarms\[bayes\]"):
         begun(BayesianSearch())
     assert len(begun(BayesianSearch(sampler="tpe")).ask()) == 4

@@ -103,7 +103,7 @@ def test_a_stream_is_the_answer_that_generate_gives(tmp_path: Path) -> None:
         assert pieces == [Delta("well "), Delta("said")]
         assert done == model(server, prices=prices).generate([ASK])[0]
         assert (done.prompt_tokens, done.new_tokens, done.cost) == (10, 3, 16e-6)
-        assert (mine.totals.requests, mine.totals.prompt_tokens) == (1, 10)
+        assert (mine.totals.calls, mine.totals.prompt_tokens) == (1, 10)
         assert mine.generate([ASK]) == [done] and mine.generate([ASK])[0].cached
         assert drained(mine.stream(ASK)) == ([Delta("well said")], done)
         assert len(server.asked) == 2 and mine.totals.cached == 3
@@ -318,7 +318,7 @@ def test_a_text_that_is_refused_has_an_empty_answer() -> None:
     with endpoint(in_turn(refusal)) as server:
         mine = model(server)
         assert drained(mine.stream(ASK)) == ([], Completion("", finish="content_filter"))
-        assert mine.totals.refused == 1
+        assert mine.totals.failed == 1
         with pytest.raises(UserError, match="does not score choices"):
             drained(mine.stream(Request("a", 0, ("A", "B"))))
 

@@ -203,12 +203,6 @@ def _object_reader(*keys: str) -> Callable[[int, Any, float], Any]:
     return check_object
 
 
-def format_wait(seconds: float) -> str:
-    """Format a duration."""
-    minutes = max(0, round(seconds / 60))
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-
-
 def format_time(at: float) -> str:
     """Format a time; the date is added if it is more than 12 hours ahead."""
     return time.strftime(

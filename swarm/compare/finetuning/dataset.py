@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from swarm._util.format import pluralize
 from swarm.errors import InvalidArgument
 from swarm.models.base import Message
 
@@ -54,9 +55,9 @@ class ValidationResult:
     num_examples: int = 0
 
     def __str__(self) -> str:
-        errors = f"{len(self.errors)} error{'s' * (len(self.errors) != 1)}"
+        errors = pluralize(len(self.errors), "error")
         verdict = "valid" if self.valid else f"not valid, {errors}"
-        lines = [f"{verdict}; {self.num_examples} example{'s' * (self.num_examples != 1)}"]
+        lines = [f"{verdict}; {pluralize(self.num_examples, 'example')}"]
         for kind, found in (("error", self.errors), ("warning", self.warnings)):
             lines += [f"  {kind}: {one}" for one in found[:MAX_FINDINGS_SHOWN]]
             lines += (

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.finetuning.client import ApiKeyRing, FinetuningClient, format_time, format_wait
+from swarm._util.format import format_duration
+from swarm.compare.finetuning.client import ApiKeyRing, FinetuningClient, format_time
 from swarm.compare.finetuning.dataset import (
     MIN_EXAMPLES,
     Finding,
@@ -137,8 +138,8 @@ class JobPoller:
         if type(end := told.get("estimated_finish")) in (int, float):
             left = end - time.time()
             parts.append(
-                f"trained at about {format_time(end)} ({format_wait(left)}), usable some "
-                f"{SAFETY_CHECK_S // 60} min later"
+                f"trained at about {format_time(end)} ({format_duration(left, minutes=True)}), "
+                f"usable some {SAFETY_CHECK_S // 60} min later"
                 if left > 0
                 else "training is to end any moment"
             )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from swarm._util.format import align_columns
 from swarm.compare.finetuning.dataset import iter_lines, read_training_file
 from swarm.errors import InvalidArgument
 from swarm.models.transport import validate_url
@@ -51,11 +52,12 @@ class TrainingCost(NamedTuple):
             f"by {ENCODING}" if self.exact else f"an estimate, {CHARS_PER_TOKEN} characters a token"
         )
         lines = [f"{self.tokens:,} tokens an epoch ({how}); epochs: {self.epochs}"]
-        width = max(map(len, self.prices), default=0)
-        lines += [
-            f"  {model:<{width}}  {price:g} a million tokens: {self.price_for(model):,.2f}"
-            for model, price in self.prices.items()
-        ]
+        lines += align_columns(
+            [
+                (f"  {model}", f"{price:g} a million tokens: {self.price_for(model):,.2f}")
+                for model, price in self.prices.items()
+            ]
+        )
         return "\n".join(lines if self.prices else [*lines, NO_PRICE_NOTE])
 
 

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from swarm._util.format import format_duration
 from swarm.compare.finetuning.client import (
     ApiKey,
     ApiKeyRing,
     FinetuningClient,
     format_time,
-    format_wait,
 )
 from swarm.compare.finetuning.dataset import read_training_file
 from swarm.compare.finetuning.params import OpenaiTrainingParams
@@ -194,7 +194,7 @@ class RemoteJobs:
     def _report_rate_limit(self, client: FinetuningClient, job: JobRow, error: RateLimited) -> None:
         """Print when a job may be submitted, as far as the server reports it."""
         when = (
-            f"in {format_wait(error.after)}"
+            f"in {format_duration(error.after, minutes=True)}"
             if error.after
             else self._next_free_slot(client, str(error))
         )

@@ -4,7 +4,6 @@ Also imports the jobs, files and models that llmcomp has stored in the folder.
 """
 
 import csv
-import fcntl
 import hashlib
 import json
 import secrets
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from swarm._util.files import acquire_lock
 from swarm.compare.finetuning.params import OPENAI_BASE_URL
 from swarm.errors import UserError
 from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
@@ -92,12 +92,8 @@ class JobStore:
         path = self.folder / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield None
-                return
-            yield file
+            locked = acquire_lock(file.fileno(), None if wait else 0)
+            yield file if locked else None
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

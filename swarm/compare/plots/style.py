@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.figure import Figure
 
+from swarm._util.files import write_atomic
+from swarm._util.format import pluralize
 from swarm.errors import InvalidArgument, UserError
+from swarm.report.charts import escape_undrawable, figure_to_bytes, prepare_texts
 from swarm.stats.answer_values import OTHER_ANSWERS, UNSEEN_ANSWERS
 
 if TYPE_CHECKING:
@@ -16,26 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from swarm.stats.answer_values import AnswerMatrix
-
-FONTS = (
-    "DejaVu Sans",
-    "Noto Sans",
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Noto Sans KR",
-    "WenQuanYi Micro Hei",
-    "Microsoft YaHei",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Malgun Gothic",
-    "Noto Sans Arabic",
-    "Noto Sans Hebrew",
-    "Noto Sans Devanagari",
-    "Arial Unicode MS",
-    "Noto Emoji",
-    "Segoe UI Symbol",
-)
-"""Fonts in order of preference; each character uses the first that contains it."""
 
 MAX_LABEL_CHARS = 48
 """Maximum characters of a label; longer ones are truncated."""
@@ -63,11 +46,7 @@ class NotebookFigure(Figure):
         self.least: dict[Any, float] = {}
 
     def _repr_png_(self) -> bytes:
-        import io
-
-        target = io.BytesIO()
-        self.savefig(target, format="png", dpi=110, bbox_inches="tight")
-        return target.getvalue()
+        return figure_to_bytes(self, "png", dpi=110, bbox_inches="tight")
 
 
 def create_axes(width: float, height: float, *beside: float) -> tuple[NotebookFigure, Any]:
@@ -97,17 +76,11 @@ def finish_figure(
     Raises:
         UserError: It cannot be saved, or there is no display.
     """
-    from matplotlib.text import Text
-
     if title:
         picture.axes[0].set_title(title, fontsize=11, loc="left")
     if note:
         picture.supxlabel(note, fontsize=8, color="#404040", x=0.01, ha="left")
-    fonts = find_installed_fonts()
-    for text in picture.findobj(Text):
-        text.set_fontfamily(list(fonts))
-        text.set_parse_math(False)  # an answer with two $ is not a formula
-        text.set_text(escape_undrawable(text.get_text()))
+    prepare_texts(picture)  # before the layout, which depends on their sizes
     make_room(picture)
     if title:
         wrap_title(picture)
@@ -236,31 +209,6 @@ def _thinned(axes: "Axes") -> None:
             return
 
 
-def find_installed_fonts() -> dict[str, Any]:
-    """Return the installed fonts of `FONTS` with their character maps."""
-    from matplotlib.font_manager import FontProperties, fontManager, get_font
-
-    there = {one.name for one in fontManager.ttflist}
-    return {
-        name: get_font(fontManager.findfont(FontProperties(family=name)))
-        for name in FONTS
-        if name in there
-    }
-
-
-def escape_undrawable(text: str) -> str:
-    """Replace characters that no installed font contains by their code point in brackets."""
-    if text.isascii() and "\0" not in text:
-        return text
-    fonts = list(find_installed_fonts().values())
-    return "".join(
-        c
-        if c == "\n" or (c > "\0" and any(font.get_char_index(ord(c)) for font in fonts))
-        else f"[{ord(c):X}]"
-        for c in text
-    )
-
-
 def shorten_label(value: Any, most: int = MAX_LABEL_CHARS) -> str:
     """Return a label in one line, truncated, with drawable characters only."""
     text = " ".join(str(value).split()) or repr(value)
@@ -293,7 +241,7 @@ def build_title(df: "pd.DataFrame", title: str | None, shown: str | None = None)
         return None
     lines = wrap(shorten_label(first, 240), 90)[:3]
     if others := len(questions) - 1:
-        lines.append(f"and {others} other paraphrase{'s' * (others > 1)}")
+        lines.append(f"and {pluralize(others, 'other paraphrase')}")
     return "\n".join(lines)
 
 
@@ -358,15 +306,10 @@ def save_figure(picture: Figure, filename: str | Path) -> None:
     Raises:
         UserError: The extension is not that of an image, or the file cannot be written.
     """
-    import io
-
-    from swarm._util.files import write_atomic
-
     check_filename(filename)
-    target = io.BytesIO()
     kind = Path(filename).suffix[1:].lower()
-    picture.savefig(target, format=kind, dpi=150, bbox_inches="tight")
-    write_atomic(Path(filename).expanduser(), target.getvalue())
+    image = figure_to_bytes(picture, kind, dpi=150, bbox_inches="tight")
+    write_atomic(Path(filename).expanduser(), image)
 
 
 def _open_window(picture: Figure) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from swarm._util.files import write_atomic
+from swarm._util.format import align_columns
 from swarm._util.terminal import escape_control_chars
 from swarm.consortium.cli import run
 from swarm.consortium.cli.options import (
@@ -221,7 +222,6 @@ def import_saved(file: Path | None, name: str | None, over: bool) -> None:
 @click.command()
 def strategies() -> None:
     """List the strategies for combining answers."""
-    width = max(map(len, STRATEGY_DESCRIPTIONS))
-    for name, words in STRATEGY_DESCRIPTIONS.items():
-        click.echo(f"{name:<{width}}  {words}")
+    for line in align_columns(list(STRATEGY_DESCRIPTIONS.items())):
+        click.echo(line)
     click.echo(f"roles by name: {', '.join(ROLES)}; or any words of yours")

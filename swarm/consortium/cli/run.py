@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from swarm._util.files import write_json
+from swarm._util.format import align_columns, format_cost, pluralize
 from swarm._util.terminal import (
     WarningCollector,
-    align_columns,
     escape_control_chars,
     is_tty,
     std_streams,
@@ -75,17 +75,6 @@ def list_config_warnings(config: ConsortiumSettings) -> Iterator[str]:
 def format_confidence(confidence: float | None) -> str:
     """Format a confidence."""
     return "unknown" if confidence is None else f"{confidence:.2f}"
-
-
-def pluralize(count: int, what: str) -> str:
-    """Format a count with its noun."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def format_cost(cost: float | None, unpriced: int = 0) -> str:
-    """Format a cost, and the number of calls without a known price."""
-    rest = f" and {pluralize(unpriced, 'call')}, no price known" if unpriced else ""
-    return "no price known" if cost is None else f"{cost:.6f}{rest}"
 
 
 def summarize_result(result: Mapping[str, Any]) -> Iterator[str]:

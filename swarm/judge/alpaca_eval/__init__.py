@@ -25,7 +25,7 @@ from swarm.judge.alpaca_eval.answers import (
     instruction_keys,
     to_alpaca_rows,
 )
-from swarm.judge.batch_requests import format_usage, send_requests, sum_usage
+from swarm.judge.batch_requests import format_usage, send_requests, usage_to_json
 from swarm.judge.cli import (
     add_batch_options,
     add_generation_options,
@@ -153,7 +153,7 @@ def generate(given: argparse.Namespace) -> int:
     if replies.failures:
         print(f"{given.output} is written when all are there")
         return replies.exit_code
-    taken = sum_usage(replies.answers.values())
+    taken = usage_to_json(replies.answers.values())
     write_json(given.output, to_alpaca_rows(rows, replies.answers, given.generator or given.model))
     summary = {
         "model": given.model,
@@ -194,7 +194,7 @@ def judge(given: argparse.Namespace) -> int:
     annotations = [build_annotation(row, found[row["key"]], replies.answers, who) for row in rows]
     write_json_rows(output, annotations)
     summary = {
-        "judging": sum_usage(replies.answers.values()),
+        "judging": usage_to_json(replies.answers.values()),
         **_load_generation_cost(given.outputs),
     }
     summary |= leaderboard.summarize_annotations(annotations)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from swarm._util.format import format_table
 from swarm._util.jsonl import FieldTypes, JsonRow, merge_rows, read_json_rows, row_sort_key
 from swarm.errors import UserError
 from swarm.judge.batch_requests import BATCH_SIZE, BatchResult, send_requests
@@ -18,7 +19,6 @@ from swarm.judge.mt_bench.answers import (
 )
 from swarm.judge.parsing import parse_grade, parse_pick
 from swarm.models.base import Completion, Model, Request
-from swarm.stats.format import format_table
 from swarm.stats.intervals import Average, average_scores
 
 AnswersByModel = Mapping[str, Mapping[QuestionId, Sequence[str]]]

@@ -10,8 +10,9 @@ from difflib import get_close_matches
 from math import ceil
 from typing import Any
 
+from swarm._util.format import pluralize
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Request, Stream
+from swarm.models.base import Completion, Delta, Request, Stream, sum_usage
 from swarm.models.postprocess import truncate_at_stop
 from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import (
@@ -21,9 +22,9 @@ from swarm.multi_agent.collaboration import (
     stream_events,
 )
 from swarm.multi_agent.consortium.judging_round import (
+    BaseConsortium,
     ConsortiumContext,
     ConsortiumMember,
-    ConsortiumSettings,
     JudgingRound,
 )
 from swarm.multi_agent.consortium.legacy_config import LEGACY_STRATEGIES as OLDER
@@ -109,8 +110,7 @@ def plan_calls(consortium: "Consortium") -> CallBudget:
         for slot in consortium.proposers
     )
     arbiter = consortium.arbiter.name if consortium.arbiter else "nobody"
-    rounds = f"{least}" if least == most else f"{least} to {most}"
-    rounds += " iteration" if most == 1 else " iterations"
+    rounds = pluralize(most, "iteration") if least == most else f"{least} to {most} iterations"
     limit = "" if consortium.budget is None else f", budget {consortium.budget}"
     return CallBudget(
         each[0],
@@ -255,7 +255,7 @@ class ConsortiumRun(ConsortiumContext):
                 return f"confidence {sure:.3g} reached {threshold:g}"
         if iteration.number >= consortium.max_iterations:
             return f"max_iterations={consortium.max_iterations}"
-        spent = sum(one.completion.cost for one in self.stages.answers if one.completion)
+        spent = sum_usage(one.completion for one in self.stages.answers if one.completion).cost
         if consortium.max_cost is not None and spent >= consortium.max_cost:
             return self._stop_at_limit(f"max_cost={consortium.max_cost:g}", f"{spent:g} is spent")
         if not self.has_budget(more := calls_per_iteration(consortium.strategy, len(self.seats))):
@@ -293,7 +293,7 @@ def format_event(consortium: "Consortium", event: Any) -> str:
         who = f"iteration {event.layer}, {event.role} {event.name}{sample}"
         if event.error or event.completion is None:
             return f"{who}: {event.error}"
-        tokens = _format_token_count(event.completion.new_tokens)
+        tokens = pluralize(event.completion.new_tokens, "token")
         return f"{who}: {event.completion.seconds:.1f} s, {tokens}"
     if isinstance(event, Iteration):
         sure = event.verdict.confidence
@@ -304,14 +304,10 @@ def format_event(consortium: "Consortium", event: Any) -> str:
     return ""
 
 
-def _format_token_count(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"
-
-
 STRATEGIES = ("default", "pick-one", "rank", "vote", "elimination", "roles", "peer-review")
 
 
-class Consortium(ConsortiumSettings):
+class Consortium(BaseConsortium):
     """Consortium, after llm-consortium (github.com/irthomasthomas/llm-consortium), as a model.
 
     In each iteration all members are called concurrently, each sample as a separate member, and

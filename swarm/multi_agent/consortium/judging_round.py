@@ -39,7 +39,7 @@ class ConsortiumMember:
     role: str | None = None
 
 
-class ConsortiumSettings(Collaboration[ConsortiumTranscript]):
+class BaseConsortium(Collaboration[ConsortiumTranscript]):
     """Base class of `Consortium`: the settings that a request and its judging read; see there."""
 
     strategy: str
@@ -71,7 +71,7 @@ class ConsortiumContext(RequestContext[ConsortiumTranscript]):
         seats: Members that still take part.
     """
 
-    def __init__(self, consortium: ConsortiumSettings, request: Request, logged: set[str]) -> None:
+    def __init__(self, consortium: BaseConsortium, request: Request, logged: set[str]) -> None:
         super().__init__(consortium, request, ConsortiumTranscript(), logged)
         self.consortium, self.seats = consortium, list(consortium.seats)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from swarm.models.base import sum_usage
 from swarm.multi_agent.consortium.consortium import Consortium
 from swarm.multi_agent.consortium.parsing import thoughts_of
 from swarm.multi_agent.consortium.results import (
@@ -48,9 +49,9 @@ def result_to_json(
             "prompt_tokens": final.prompt_tokens,
             "completion_tokens": final.new_tokens,
             "cost": final.known_cost,
-            "unpriced": sum(
-                one.completion.known_cost is None for one in deliberation.answers if one.completion
-            ),
+            "unpriced": sum_usage(
+                one.completion for one in deliberation.answers if one.completion
+            ).unknown_costs,
             "seconds": final.seconds,
             "stopped": deliberation.stopped,
             "warnings": list(deliberation.warnings),
@@ -90,8 +91,7 @@ def partial_result_to_json(
         ]
         over.append({"iteration": here, "model_responses": told, "synthesis": None})
     came = [one.completion for one in answers if one.completion]
-    costs = [one.known_cost for one in came]
-    known = [cost for cost in costs if cost is not None]
+    usage = sum_usage(came)
     return {
         "original_prompt": prompt,
         "model_responses": over[-1]["model_responses"] if over else [],
@@ -103,10 +103,10 @@ def partial_result_to_json(
             "iteration_count": len(iterations),
             "strategy": consortium.strategy,
             "calls": len(answers),
-            "prompt_tokens": sum(one.prompt_tokens for one in came),
-            "completion_tokens": sum(one.new_tokens for one in came),
-            "cost": sum(known) if known else None,
-            "unpriced": len(costs) - len(known),
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.new_tokens,
+            "cost": usage.known_cost if came else None,
+            "unpriced": usage.unknown_costs,
             "stopped": "interrupted",
         },
         "iterations": over,

@@ -16,7 +16,7 @@ from swarm.report.analyses import (
 from swarm.report.analyses import (
     trajectories as origins,
 )
-from swarm.report.charts import render_standalone
+from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
 from swarm.runs.run_reader import RunFolder
 
@@ -110,20 +110,18 @@ def draw_charts(found: dict[str, Any], folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures.items():
             paths.append(folder / f"{name}.svg")
-            paths[-1].write_text(picture, encoding="utf-8")
+            paths[-1].write_bytes(render_image(picture, "svg"))
     except OSError as error:
         raise UserError(f"--plots {folder}: {error.strerror}; name a folder to write to") from None
     return paths
 
 
-def _economy_chart(runs: Sequence[dict[str, Any]]) -> str:
+def _economy_chart(runs: Sequence[dict[str, Any]]) -> Chart:
     series = [Series(one["run"], one["prompts"], one["best"], "steps") for one in runs]
-    return render_standalone(
-        Chart("economy", "Gain by prompts", "prompts on dev", "best so far", series)
-    )
+    return Chart("economy", "Gain by prompts", "prompts on dev", "best so far", series)
 
 
-def _coefficient_chart(found: dict[str, Any]) -> str:
+def _coefficient_chart(found: dict[str, Any]) -> Chart:
     """Plot the best's coefficients as steps: each best holds until it is improved."""
     bests, last = found["best"], len(found["utility"]) - 1
     x = [*(one["iteration"] for one in bests), last]
@@ -131,24 +129,20 @@ def _coefficient_chart(found: dict[str, Any]) -> str:
         Series(name, x, [one["position"][k] for one in [*bests, bests[-1]]], "steps")
         for k, name in enumerate(found["experts"])
     ]
-    return render_standalone(
-        Chart(
-            "coefficients",
-            "The best's coefficients",
-            "iteration",
-            "coefficient",
-            series,
-            whole=True,
-        )
+    return Chart(
+        "coefficients",
+        "The best's coefficients",
+        "iteration",
+        "coefficient",
+        series,
+        whole=True,
     )
 
 
-def _component_chart(found: dict[str, Any]) -> str:
+def _component_chart(found: dict[str, Any]) -> Chart:
     points = found["points"]
     series = [
         Series(f"particle {i}", points[:, i, 0], points[:, i, -1]) for i in range(points.shape[1])
     ]
     names = [f"component {n + 1} ({share:.0%})" for n, share in enumerate(found["explained"])]
-    return render_standalone(
-        Chart("principal", "Paths of all particles", names[0], names[-1], series)
-    )
+    return Chart("principal", "Paths of all particles", names[0], names[-1], series)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from swarm._util.format import format_number, format_percent, format_signed, pluralize
 from swarm.report.analyses.trajectories import measure_trajectory, rank_of_origin
 from swarm.report.document import (
     COLOURS,
@@ -17,7 +18,6 @@ from swarm.report.document import (
 )
 from swarm.report.test_comparison import TestComparison
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.format import format_number, format_percent, format_signed, pluralize
 
 POINTS_BETWEEN = 1_000
 """Approximate maximum number of intermediate positions in the chart of principal components."""

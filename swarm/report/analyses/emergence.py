@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from swarm._util.format import format_share, format_span, format_table
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.format import format_share, format_span, format_table
 from swarm.stats.tests import PairedTest, mean_interval, paired_test
 
 CONTROL_DRAWS = 1_000
@@ -158,7 +158,7 @@ def format_emergence(found: dict[str, Any]) -> list[str]:
         cells = ["no such item", "", ""]
         if one:
             p = one["p_above_chance"]
-            cells = [format_share(one["observed"]), format_span(*one["chance"]), f"{p:.3f}"]
+            cells = [format_share(*one["observed"]), format_span(*one["chance"]), f"{p:.3f}"]
         rows.append([name, *cells])
     mirror = found["mirror"]
     return [

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from swarm._util.format import format_table
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.format import format_table
 
 MAX_BUDGETS = 5
 """Maximum number of equal budgets at which runs are compared."""

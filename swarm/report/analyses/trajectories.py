@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from swarm._util.format import format_share, format_sparkline, format_table
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.format import format_share, format_sparkline, format_table
 from swarm.stats.tests import mean_interval
 
 
@@ -76,9 +76,9 @@ def format_origins(origins: Sequence[dict[str, Any]]) -> list[str]:
     return [
         *found,
         "",
-        f"Started best: {format_share(shares['started_best'])}; "
+        f"Started best: {format_share(*shares['started_best'])}; "
         f"picked blindly {shares['started_best_blindly']:.2f}; the paper .10",
-        f"From the bottom half: {format_share(shares['bottom_half'])}; "
+        f"From the bottom half: {format_share(*shares['bottom_half'])}; "
         f"picked blindly {shares['bottom_half_blindly']:.2f}; the paper .57",
     ]
 

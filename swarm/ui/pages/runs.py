@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from fastapi import Query
 from nicegui import run, ui
 
+from swarm._util.format import format_interval, format_number, format_signed
 from swarm._util.secrets import clean
 from swarm.errors import UserError
 from swarm.report.sections import flatten_keys
@@ -22,7 +23,6 @@ from swarm.runs.describe import (
     shorten_text,
 )
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.format import format_interval, format_number, format_signed
 from swarm.ui import charts
 from swarm.ui.layout import draw_heading, draw_plain_table, page_frame
 from swarm.ui.run_data import describe_unreadable

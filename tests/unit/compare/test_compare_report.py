@@ -15,8 +15,6 @@ from swarm.compare.report import save_figures
 from swarm.errors import InvalidArgument
 from swarm.stats.summary_table import summary
 
-pytest.importorskip("matplotlib")
-
 
 def test_a_report_shows_models_by_paraphrases_and_is_written_anew(tmp_path: Path) -> None:
     long = [f"answer {i}" for i in range(36)]

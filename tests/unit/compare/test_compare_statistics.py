@@ -257,9 +257,15 @@ def test_chosen_answers_and_newcombes_interval() -> None:
 
 
 def test_students_t() -> None:
-    assert intervals.t_two_sided_p(2.776445, 4) == pytest.approx(0.05, abs=1e-6)
-    assert intervals.t_quantile(9) == pytest.approx(2.262157, abs=1e-4)
-    assert intervals.t_quantile(2.5) == pytest.approx(3.5747, abs=1e-3)
+    assert intervals.t_quantile(9) == pytest.approx(2.262157, abs=1e-6)
+    assert intervals.t_quantile(2.5) == pytest.approx(3.5747, abs=1e-4)
+    # With equal sizes and variances it is Student's test.
+    a, b = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])
+    value, low, high, p = intervals.welch_test(a, b)
+    assert (value, p) == (-3.0, pytest.approx(0.021312, abs=1e-6))
+    assert (low, high) == pytest.approx(
+        (-3 - 2.776445 * (2 / 3) ** 0.5, -3 + 2.776445 * (2 / 3) ** 0.5)
+    )
 
 
 def test_what_a_run_can_show_is_told_before_it() -> None:

@@ -5,7 +5,6 @@ import logging
 import re
 import shutil
 import struct
-import sys
 import warnings
 import xml.etree.ElementTree
 from itertools import pairwise
@@ -17,13 +16,13 @@ import pytest
 import run_folders
 
 from swarm._util.files import short_digest
+from swarm._util.format import format_number, format_p_value, format_signed
 from swarm._util.logging import buffer_log, flush_log_to
 from swarm.errors import UserError
 from swarm.report import __main__ as entry
-from swarm.report import charts as png
 from swarm.report.analyses.prompt_efficiency import measure_economy
 from swarm.report.build import build_report, write_report
-from swarm.report.charts import render_standalone
+from swarm.report.charts import render_image
 from swarm.report.document import (
     ChangedItems,
     Chart,
@@ -39,7 +38,6 @@ from swarm.report.sections import read_log
 from swarm.report.test_comparison import MAX_ITEMS_SHOWN, TestComparison, iterate_data_items
 from swarm.runs.manifest import encode_state
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.format import format_number, format_p_value, format_signed
 
 KINDS = {
     "plain": {},
@@ -508,7 +506,6 @@ def test_files_are_small_and_the_same_again(tmp_path: Path) -> None:
 
 
 def test_pictures_are_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     folder = run_folders.folder(tmp_path / "run")
     state = (folder / "state.json").read_text()
     strange = json.dumps("$ 数学 \ud800\x00_")
@@ -535,23 +532,6 @@ def test_pictures_are_written(tmp_path: Path) -> None:
     told = (folder / "report.md").read_text()
     named = re.findall(r"\]\((report/\w+\.png)\)", told)
     assert {folder / name for name in named} == set(paths[2:])
-
-
-def test_without_matplotlib(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert not png.is_available()
-    folder = run_folders.folder(tmp_path / "run")
-    assert entry.main([str(folder)]) == 0
-    told = capsys.readouterr()
-    assert told.out == f"wrote {folder}/report.html, {folder}/report.md\n"
-    assert told.err == (
-        'no PNGs: matplotlib is not installed; pip install "model-swarms[report]"\n'
-    )
-    text = (folder / "report.md").read_text()
-    assert not (folder / "report").exists() and ".png" not in text
-    assert "Best so far: It goes from" in text
 
 
 def test_markdown_tables_keep_their_columns(tmp_path: Path) -> None:
@@ -618,7 +598,6 @@ def test_a_folder_of_another_kind_is_named_as_what_it_is(
 def test_one_bad_folder_does_not_keep_the_others_from_their_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
     folders = [run_folders.folder(tmp_path / name, iterations=0) for name in ("a", "d")]
     given = [str(tmp_path / name) for name in ("a", "nothing", "nowhere", "d")]
     assert entry.main(given) == 1
@@ -636,7 +615,6 @@ def test_without_a_folder_it_asks_for_one(capsys: pytest.CaptureFixture[str]) ->
 def test_a_report_is_written_over_an_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
     folder = run_folders.folder(tmp_path / "run", finished=False)
     write_report(folder)
     state = run_folders.folder(tmp_path / "done") / "state.json"
@@ -692,16 +670,19 @@ def test_a_chart_alone_is_a_whole_file_and_hides_nothing() -> None:
         Series("spans", [0.5], [0.2], "points", spans=[(0.1, 1.9)]),
     ]
     chart = Chart("key", "A < B", "x", "y", series, marks=[("mark", 0.4)])
-    tree = xml.etree.ElementTree.fromstring(render_standalone(chart))
+    tree = xml.etree.ElementTree.fromstring(render_image(chart, "svg"))
     words = [node.text for node in tree.iter("{http://www.w3.org/2000/svg}text")]
     assert {"A < B", "one & two", "<b>", "spans", "mark", "x", "y"} <= set(words)
     paths = [node.get("d", "") for node in tree.iter("{http://www.w3.org/2000/svg}path")]
     assert all(path.startswith("M") for path in paths) and "nan" not in " ".join(paths)
+    groups = {node.get("id", "") for node in tree.iter("{http://www.w3.org/2000/svg}g")}
+    assert {f"series-{n}" for n in range(4)} <= groups
+    assert render_image(chart, "svg") == render_image(chart, "svg")
     assert [chart.series_style(n) for n in range(4)] == [0, 1, None, 2]
 
 
 def test_a_chart_of_nothing_is_drawn_too() -> None:
     series = [Series("none", [0, 1], [float("nan")] * 2), Series("empty", [], [])]
     for chart in (Chart("a", "t", "x", "y", series), Chart("b", "t", "x", "y", [])):
-        drawn = xml.etree.ElementTree.fromstring(render_standalone(chart))
+        drawn = xml.etree.ElementTree.fromstring(render_image(chart, "svg"))
         assert drawn.tag.endswith("svg") and chart.title in "".join(drawn.itertext())

@@ -12,6 +12,7 @@ import run_folders
 import tracker_files
 
 from swarm.errors import UserError
+from swarm.report.charts import band_edges
 from swarm.runs.manifest import read_state
 from swarm.runs.run_reader import RunFolder
 from swarm.trackers import (
@@ -22,7 +23,6 @@ from swarm.trackers import (
     TrackerTable,
     tracker_by_name,
 )
-from swarm.trackers.base import band_edges
 from swarm.trackers.records import SearchTracker
 
 

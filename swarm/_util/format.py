@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from swarm.stats.tests import MeanInterval
-
 MINUS_SIGN = "\N{MINUS SIGN}"
+
+NO_PRICE = "no price known"
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
@@ -44,18 +44,55 @@ def format_count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def pluralize(number_: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """Format a number of things: "1 iteration", "2 iterations"."""
-    return f"{number_} {noun}{'s' * (number_ != 1)}"
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def format_duration(seconds: float) -> str:
-    """Format as hours and minutes, or minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+def format_duration(seconds: float, minutes: bool = False) -> str:
+    """Format in two units: "1 h 02 min", "3 min 07 s"; below a minute with two digits: "0.12 s".
+
+    Args:
+        minutes: Round to minutes, for estimates that are no better.
+    """
+    if minutes and seconds < 3570:
+        return f"{max(0, round(seconds / 60))} min"
+    if seconds < 59.5:
+        return f"{seconds:.2g} s"
+    whole, rest = divmod(round(seconds), 60)
+    if minutes or whole >= 60:
+        hours, whole = divmod(round(seconds / 60) if minutes else whole, 60)
+        return f"{hours} h {whole:02d} min"
+    return f"{whole} min {rest:02d} s"
+
+
+def format_amount(number: float, unit: str = "") -> str:
+    """Format a number with three digits and k, M, G, T or P before the unit."""
+    letters = iter(("", "k", "M", "G", "T", "P"))
+    letter = next(letters)
+    while number >= 999.5:
+        number, letter = number / 1000, next(letters)
+    return f"{number:.3g} {letter}{unit}".rstrip()
+
+
+def format_bytes(number: int) -> str:
+    """Format a size in decimal units: "1.5 MB"."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= one:
+            return f"{number / one:.1f} {unit}"
+    return f"{number} bytes"
+
+
+def format_cost(cost: float | None, unpriced: int = 0, noun: str = "call") -> str:
+    """Format a cost in the currency of the prices, and what it lacks.
+
+    Args:
+        cost: `None` if no price is known.
+        unpriced: Number of calls that `cost` does not include, as their price is unknown.
+        noun: What was paid for.
+    """
+    rest = f" and {pluralize(unpriced, noun)}, {NO_PRICE}" if unpriced else ""
+    return NO_PRICE if cost is None else f"{cost:.6f}{rest}"
 
 
 def _replace_minus(words: str) -> str:
@@ -83,6 +120,16 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     ]
 
 
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Align the columns of rows, the first and the last to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *middle, last in rows:
+        cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells, last]))
+    return lines
+
+
 def format_sparkline(values: Sequence[float]) -> str:
     """Return one block per value, scaled from the lowest to the highest; a space for NaN."""
     known = [value for value in values if not math.isnan(value)]
@@ -91,9 +138,9 @@ def format_sparkline(values: Sequence[float]) -> str:
     return "".join(" " if math.isnan(v) else SPARK_BLOCKS[round((v - low) / step)] for v in values)
 
 
-def format_share(interval: MeanInterval) -> str:
+def format_share(mean: float, low: float, high: float, n: int) -> str:
     """Format a share with its 95 % interval and n, short: ".48 [.41, .55] n=200"."""
-    return f"{format_span(*interval[:3])} n={interval.n}"
+    return f"{format_span(mean, low, high)} n={n}"
 
 
 def format_span(mean: float, low: float, high: float) -> str:

@@ -6,12 +6,12 @@ their wording, follows arXiv 2406.04692), and `MixtureOfAgents`.
 
 import json
 import random
-import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from swarm._util.replies import has_number_pick, parse_number_pick
 from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Request, Stream
 from swarm.models.trace import Trace
@@ -32,21 +32,6 @@ from swarm.multi_agent.types import (
     add_system_text,
     prompt_to_messages,
 )
-
-LEADING_NUMBER = re.compile(
-    r"[\W_]*(?:(?:answer|number)[\W_]*)?(\d{1,9})(?=[\W_])(?![.,]\d)", re.IGNORECASE
-)
-"""Number at the beginning of a ranker's reply, once complete."""
-
-STANDALONE_NUMBER = r"(?<![\w.,])\d{1,9}(?![.,]?\w)"
-"""A number that is not part of a word or of another number."""
-
-NAMED_NUMBER = re.compile(
-    r"\b(?:answer|number|response|option|candidate|choice|choose|pick|prefer|select|best|it is)"
-    rf"(?: is)?[\W_]{{1,9}}({STANDALONE_NUMBER})",
-    re.IGNORECASE,
-)
-"""A number explicitly referred to as an answer."""
 
 PICK_TOKENS = 16
 """Minimum token limit of a ranker, even if the request's is smaller."""
@@ -156,7 +141,7 @@ class MoARun(RequestContext[Transcript]):
         said = yield from self._request_final_answer(layer, layer, texts, choose=True)
         if not answers:
             return said
-        chosen = parse_pick(said.text, len(answers))
+        chosen = parse_number_pick(said.text, len(answers))
         if chosen is None:
             words = f"{self.mixture.aggregator.name} chose none of the answers, but said"
             self.add_warning(f"layer {layer}: {words} {said.text[:80]!r}; the first is taken")
@@ -195,7 +180,7 @@ class MoARun(RequestContext[Transcript]):
         most = slot.max_tokens or asked.max_new_tokens
         if choose and texts:
             most = slot.max_tokens or max(asked.max_new_tokens, PICK_TOKENS)
-            asked = replace(asked, stop=(), top_logprobs=0, decided=has_pick)
+            asked = replace(asked, stop=(), top_logprobs=0, decided=has_number_pick)
         return replace(
             asked,
             prompt=self._build_prompt(slot, layer, texts, choose),
@@ -227,26 +212,6 @@ class MoARun(RequestContext[Transcript]):
 
     def _answer_order(self, layer: int, count: int, kept: int = 0) -> list[int]:
         return self.mixture.prompt.order_answers(count, self._random_key(layer), kept)
-
-
-def parse_pick(text: str, count: int) -> int | None:
-    """Parse a ranker's reply: an answer from 1 to `count`, or `None` if unclear.
-
-    It is the number at the beginning of the reply, or else the only valid number, provided that it
-    is explicitly referred to as an answer: other text contains numbers, too.
-    """
-    begins = LEADING_NUMBER.match(f"{text} ")
-    found = [begins[1]] if begins else re.findall(STANDALONE_NUMBER, text)
-    possible = {number for number in map(int, found) if 1 <= number <= count}
-    if not begins:
-        named = {int(number) for number in NAMED_NUMBER.findall(text)}
-        possible = possible if possible <= named else set()
-    return possible.pop() if len(possible) == 1 else None
-
-
-def has_pick(text: str) -> bool:
-    """Return whether a ranker's reply begins with a number; see `Request.decided`."""
-    return LEADING_NUMBER.match(text) is not None
 
 
 PROMPT_FORMS = ("safe", "paper")

@@ -13,12 +13,18 @@ from endpoints import Asked, Endpoint, Reply, chat, endpoint, in_turn
 from judge_endpoints import judged_items, material, rated
 from task_items import hostile, write
 
+from swarm._util.replies import (
+    parse_grade,
+    parse_letter_pick,
+    parse_rating,
+    parse_skill_scores,
+)
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
 from swarm.models.cache import Cache
 from swarm.models.openai import OpenAI
 from swarm.models.rate_limit import Limits
-from swarm.scorers.llm_judge import LLMJudge, format_prompt, parse_rating
+from swarm.scorers.llm_judge import LLMJudge, format_prompt
 
 RATINGS: dict[str, float | None] = {
     **dict.fromkeys(
@@ -153,6 +159,16 @@ RATINGS: dict[str, float | None] = {
 @pytest.mark.parametrize(("reply", "value"), RATINGS.items())
 def test_ratings_are_read(reply: str, value: float | None) -> None:
     assert parse_rating(reply) == value
+
+
+def test_reasoning_between_tags_is_no_verdict() -> None:
+    thoughts = "<think>\nRating: 3/10? [[3]] [[A]] {'clarity': 2}\n</think>\n"
+    assert parse_rating(f"{thoughts}Rating: 8/10") == 8
+    assert parse_grade(f"{thoughts}[[8]]") == 8
+    assert parse_letter_pick(f"{thoughts}[[B]]") == "B"
+    assert parse_skill_scores(f"{thoughts}clarity: 4", ["clarity"]) == {"clarity": 4.0}
+    cut_off = thoughts.removesuffix("</think>\n")
+    assert parse_rating(cut_off) is None and parse_grade(cut_off) is None
 
 
 def test_no_reply_is_too_strange_to_read_and_none_takes_long() -> None:

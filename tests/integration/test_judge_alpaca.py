@@ -20,7 +20,7 @@ from swarm.judge.alpaca_eval import leaderboard, pair_answers, read_annotations
 from swarm.judge.alpaca_eval.leaderboard import length_controlled_win_rate, mean_win_rate
 from swarm.judge.batch_requests import send_requests
 from swarm.judge.cli import main
-from swarm.judge.parsing import (
+from swarm.judge.pairwise import (
     ORDERS,
     AnswerPair,
     PairVerdict,

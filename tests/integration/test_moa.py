@@ -9,11 +9,12 @@ import pytest
 from endpoints import Asked, Reply, chat, endpoint
 from fake_agents import Speaker, Streamer, said, slot, speaker, stages, whole
 
+from swarm._util.replies import has_number_pick, parse_number_pick
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Message, Request, stream
 from swarm.models.openai import OpenAI
 from swarm.models.rate_limit import Limits
-from swarm.multi_agent.moa import AnswersPrompt, MixtureOfAgents, has_pick, parse_pick
+from swarm.multi_agent.moa import AnswersPrompt, MixtureOfAgents
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, AnswerDelta
 from swarm.multi_agent.types import CallStarted as AskedEvent
 
@@ -420,11 +421,11 @@ def test_an_unreadable_choice_takes_the_first(reply: str) -> None:
     ],
 )
 def test_which_answer_a_reply_names(reply: str, number: int | None) -> None:
-    assert parse_pick(reply, 10) == number
+    assert parse_number_pick(reply, 10) == number
 
 
 def test_a_choice_is_settled_once_its_number_is_whole() -> None:
-    assert [has_pick(text) for text in ("", "1", "10", "10.", "Answer 1\n", "the 1 ")] == [
+    assert [has_number_pick(text) for text in ("", "1", "10", "10.", "Answer 1\n", "the 1 ")] == [
         *(False, False, False, True, True, False)
     ]
 

@@ -17,8 +17,8 @@ from judge_benches import BROKEN, command, fenced, refused, rows, serving, varia
 from task_items import hostile
 
 from swarm._util.jsonl import merge_rows
+from swarm._util.replies import parse_grade, parse_letter_pick
 from swarm.judge.mt_bench.answers import build_comparison_prompt, build_grade_prompt, read_questions
-from swarm.judge.parsing import parse_grade, parse_pick
 from swarm.stats.intervals import Average, average_scores
 
 GRADES: dict[str, float | None] = {
@@ -119,13 +119,13 @@ PICKS: dict[str, str | None] = {
 
 def test_grades_and_picks_are_read_or_are_none() -> None:
     assert {reply: parse_grade(reply) for reply in GRADES} == GRADES
-    assert {reply: parse_pick(reply) for reply in PICKS} == PICKS
+    assert {reply: parse_letter_pick(reply) for reply in PICKS} == PICKS
 
 
 def test_hostile_replies_are_read_in_no_time() -> None:
     began = time.monotonic()
     for text in [*hostile(), *(part * 20_000 for part in ("[[7", "]]", "[[", "{", "verdict "))]:
-        found, chosen = parse_grade(text), parse_pick(text)
+        found, chosen = parse_grade(text), parse_letter_pick(text)
         assert (found is None or 1 <= found <= 10) and chosen in ("A", "B", "tie", None)
     assert time.monotonic() - began < 10
 

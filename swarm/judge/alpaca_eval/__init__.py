@@ -16,7 +16,7 @@ from swarm._util.jsonl import (
     write_json_rows,
 )
 from swarm.errors import UserError
-from swarm.judge import parsing
+from swarm.judge import pairwise
 from swarm.judge.alpaca_eval import leaderboard
 from swarm.judge.alpaca_eval.answers import (
     GenerationSettings,
@@ -109,7 +109,7 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, type=parse_folder, metavar="FOLDER", help="where the judgements go")
     add(
         "--reading",
-        choices=parsing.READINGS,
+        choices=pairwise.READINGS,
         default="logprobs",
         help="how a preference is read: "
         "from the likeliest tokens of a one-token reply, from the probabilities of two given "
@@ -175,14 +175,14 @@ def judge(given: argparse.Namespace) -> int:
     """Judge every pair in both orders, write the annotations, and print the win rate."""
     rows = pair_answers(given.outputs, given.reference)[: given.limit]
     found = {
-        row["key"]: parsing.AnswerPair(
+        row["key"]: pairwise.AnswerPair(
             row["key"], row["instruction"], row["output"], row["reference_output"]
         )
         for row in rows
     }
     asked: dict[str, Any] = {}
     for pair in found.values():
-        asked |= parsing.build_requests(pair, given.reading, given.max_tokens)
+        asked |= pairwise.build_requests(pair, given.reading, given.max_tokens)
     model = load_model(given, given.judge)
     output = given.out / ANNOTATIONS_FILE
     replies = send_requests(model, given.judge, asked, output, given.batch)
@@ -269,18 +269,18 @@ def pair_answers(outputs: str, reference: str) -> list[JsonRow]:
 
 def build_annotation(
     row: JsonRow,
-    pair: parsing.AnswerPair,
+    pair: pairwise.AnswerPair,
     answers: Mapping[str, Completion],
     who: Mapping[str, str],
 ) -> dict[str, Any]:
     """Build a pair's row with the verdicts in both orders, and the preference, 0 to 1 or null."""
     said = {
-        order: parsing.parse_verdict(answers[key], order)
-        for order in parsing.ORDERS
-        if (key := parsing.request_key(pair, order)) in answers
+        order: pairwise.parse_verdict(answers[key], order)
+        for order in pairwise.ORDERS
+        if (key := pairwise.request_key(pair, order)) in answers
     }
     orders = [{"order": order, **one._asdict()} for order, one in said.items()]
-    mean = parsing.mean_preference(list(said.values()))
+    mean = pairwise.mean_preference(list(said.values()))
     told = {name: value for name, value in row.items() if name != "key"}
     return {**told, **who, "preference": mean, "orders": orders}
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from swarm._util.files import short_digest
 from swarm._util.format import format_table as aligned
-from swarm.judge.parsing import ORDERS, PairVerdict, orders_disagree
+from swarm.judge.pairwise import ORDERS, PairVerdict, orders_disagree
 from swarm.stats.tests import MeanInterval, mean_interval, resample_utilities
 
 RIDGE = 0.1

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from swarm._util.files import write_atomic, write_json
 from swarm._util.format import format_table
 from swarm._util.jsonl import FieldTypes, JsonRow, merge_rows, read_json_rows, rows_by_key
+from swarm._util.replies import NOT_APPLICABLE, SkillScores, parse_skill_scores
 from swarm._util.terminal import csv_cell
 from swarm.errors import UserError
 from swarm.judge.batch_requests import BATCH_SIZE, BatchResult, send_requests
-from swarm.judge.parsing import NOT_APPLICABLE, SkillScores, parse_skill_scores
 from swarm.models.base import Message, Model, Request
 from swarm.scorers.llm_judge import make_fence
 from swarm.stats.intervals import Average, average_scores

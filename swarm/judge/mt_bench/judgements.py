@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from swarm._util.format import format_table
 from swarm._util.jsonl import FieldTypes, JsonRow, merge_rows, read_json_rows, row_sort_key
+from swarm._util.replies import parse_grade, parse_letter_pick
 from swarm.errors import UserError
 from swarm.judge.batch_requests import BATCH_SIZE, BatchResult, send_requests
 from swarm.judge.mt_bench.answers import (
@@ -17,7 +18,6 @@ from swarm.judge.mt_bench.answers import (
     build_grade_prompt,
     has_reference,
 )
-from swarm.judge.parsing import parse_grade, parse_pick
 from swarm.models.base import Completion, Model, Request
 from swarm.stats.intervals import Average, average_scores
 
@@ -203,7 +203,7 @@ def _comparison_row(
     said: Sequence[Completion],
 ) -> JsonRow:
     winners = [
-        {"A": first, "B": second, "tie": "tie", None: ERROR_WINNER}[parse_pick(reply.text)]
+        {"A": first, "B": second, "tie": "tie", None: ERROR_WINNER}[parse_letter_pick(reply.text)]
         for reply, (first, second) in zip(
             said, [("model_1", "model_2"), ("model_2", "model_1")], strict=True
         )

@@ -5,10 +5,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from swarm._util.replies import strip_thoughts
 from swarm.errors import UserError
 from swarm.models.base import Request
 from swarm.multi_agent.collaboration import Collaboration, RequestContext
-from swarm.multi_agent.consortium.parsing import strip_thoughts
 from swarm.multi_agent.consortium.prompts import (
     build_judge_prompt,
     build_repair_prompt,

@@ -1,24 +1,12 @@
-"""Parsing of replies: reasoning, confidences, rankings, and the verdict of an arbiter."""
+"""Parsing of replies: the confidence of an answer, and the verdict of an arbiter."""
 
 import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from swarm._util.replies import strip_thoughts
 from swarm.multi_agent.consortium.results import Verdict
-
-THOUGHT_TAG_NAMES = r"think|thinking|thoughts?|thought_process|thinking_process|scratchpad"
-
-OPENING_TAG = re.compile(rf"^[ \t]*<({THOUGHT_TAG_NAMES})>", re.IGNORECASE | re.MULTILINE)
-"""Reasoning starts at the beginning of a line; elsewhere such a tag is part of the text."""
-
-ORPHAN_TAG = re.compile(
-    r"^[ \t]*</(?:think|thinking)>|</(?:think|thinking)>[ \t]*$", re.IGNORECASE | re.MULTILINE
-)
-"""End of reasoning that began before the text."""
-
-MAX_THOUGHTS = 100
-"""Maximum number of reasoning blocks; each search for an end takes linear time."""
 
 CONFIDENCE_NUMBER = re.compile(
     r"(?P<number>-?(?:\d+(?:[.,]\d+)?|[.,]\d+)(?:e[+-]?\d+)?)"
@@ -48,44 +36,10 @@ text.
 """
 
 
-def thoughts_of(text: str) -> str:
-    """Return the text removed by `strip_thoughts`, without the tags."""
-    said = strip_thoughts(text)
-    rest = text.replace(said, "", 1) if said else text
-    return re.sub(rf"</?(?:{THOUGHT_TAG_NAMES})>", "", rest, flags=re.IGNORECASE).strip()
-
-
 def without_tags(text: str) -> str:
     """Return the content of answer tags; the last of several."""
     found = [one[2].strip() for one in ANSWER.finditer(text)]
     return next((one for one in reversed(found) if one), text)
-
-
-def strip_thoughts(text: str) -> str:
-    """Remove reasoning between tags.
-
-    Reasoning without an end extends to the end of the text; an end without a beginning belongs to
-    reasoning that began before the text, as with some chat templates.
-    """
-    kept: list[str] = []
-    place = 0
-    while len(kept) < MAX_THOUGHTS and (opening := OPENING_TAG.search(text, place)):
-        kept.append(text[place : opening.start()])
-        place = _find_thought_end(text, opening.end(), opening[1])
-    rest = "".join([*kept, text[place:]])
-    closing = None if kept else ORPHAN_TAG.search(rest)
-    return rest[closing.end() if closing else 0 :].strip()
-
-
-def _find_thought_end(text: str, place: int, name: str) -> int:
-    """Return the end of reasoning that began before `place`; tags may be nested."""
-    depth = 1
-    for tag in re.finditer(rf"<(/?){name}>", text[place:], re.IGNORECASE):
-        depth += -1 if tag[1] else 1
-        if not depth:
-            return place + tag.end()
-    closing = re.search(rf"</{name}>", text[place:], re.IGNORECASE)
-    return place + closing.end() if closing else len(text)
 
 
 def parse_confidence(said: str) -> float | None:
@@ -135,56 +89,6 @@ def _apart(said: str) -> tuple[str, float | None]:
     return said, None
 
 
-RANK_TAG = re.compile(
-    r"<rank\s+position\s*=\s*['\"]?(\d{1,9})['\"]?\s*>[^\d<]*(\d+)", re.IGNORECASE
-)
-
-
-def parse_ranking(reply: str, labels: Sequence[int]) -> list[int] | None:
-    """Parse the order in which a reply ranks the answers with these labels, best first.
-
-    Accepts 3 > 1 > 2, a list, one number per line, "Answer 3, Answer 1", and rank tags; the last of
-    several orders counts. Missing labels are appended in their order.
-    """
-    said = strip_thoughts(reply)
-    blocks = re.findall(
-        r"<ranking>((?:(?!<ranking>).)*?)</ranking>", said, re.IGNORECASE | re.DOTALL
-    )
-    for text in (*reversed(blocks), said):
-        if found := _find_order(text, labels):
-            return [*found, *(label for label in labels if label not in found)]
-    return None
-
-
-def _find_order(text: str, labels: Sequence[int]) -> list[int]:
-    if ranks := RANK_TAG.findall(text):
-        return _valid_labels(
-            [number for _, number in sorted(ranks, key=lambda one: int(one[0]))], labels
-        )
-    rows = [row for row in text.split("\n") if re.search(r"\d", row)]
-    for row in reversed(rows):
-        numbers = re.findall(r"\d+", row)
-        whole = len(numbers) == len(labels) > 1 or (len(numbers) > 1 and ">" in row)
-        if whole and (found := _valid_labels(numbers, labels)):
-            return found
-    # One line each: a list position may precede the answer's number.
-    last = []
-    for row in rows:
-        listed = re.match(r"\W*\d+\s*[.):]\D*?(\d+)", row)
-        named = re.search(r"(?:answer|response)\W*(\d+)", row, re.IGNORECASE)
-        plain = re.fullmatch(r"\W*(\d+)\W*", row)
-        if match := listed or plain or named:
-            last.append(match[1])
-    return _valid_labels(last[-len(labels) :], labels) if len(last) >= len(labels) else []
-
-
-def _valid_labels(numbers: Sequence[str], labels: Sequence[int]) -> list[int]:
-    """Return the numbers if they are distinct labels."""
-    found = [int(number) for number in numbers if len(number) < 10]
-    clear = len(set(found)) == len(numbers) and set(found) <= set(labels)
-    return found if clear else []
-
-
 VERDICT_FIELDS = (
     "reasoning",
     "synthesis",
@@ -232,7 +136,7 @@ def parse_verdict(reply: str) -> Verdict | None:
 
     Tags are parsed first, then a JSON object, then headings. The last complete part of each name
     counts; tags inside another part belong to its text. The confidence is parsed by
-    `swarm.multi_agent.consortium.parsing.parse_confidence`.
+    `parse_confidence`.
     """
     said = strip_thoughts(reply)
     found: dict[str, Any] = {}

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from swarm._util.replies import thoughts_of
 from swarm.models.base import sum_usage
 from swarm.multi_agent.consortium.consortium import Consortium
-from swarm.multi_agent.consortium.parsing import thoughts_of
 from swarm.multi_agent.consortium.results import (
     ConsortiumTranscript,
     Iteration,

@@ -8,14 +8,16 @@ from decimal import Decimal
 from difflib import SequenceMatcher
 from functools import partial
 
-from swarm.multi_agent.collaboration import number_samples
-from swarm.multi_agent.consortium.judging_round import UNCONSTRAINED, JudgingRound
-from swarm.multi_agent.consortium.parsing import (
+from swarm._util.replies import (
     OPENING_TAG,
+    has_number_pick,
+    parse_number_pick,
     parse_ranking,
-    parse_verdict,
     strip_thoughts,
 )
+from swarm.multi_agent.collaboration import number_samples
+from swarm.multi_agent.consortium.judging_round import UNCONSTRAINED, JudgingRound
+from swarm.multi_agent.consortium.parsing import parse_verdict
 from swarm.multi_agent.consortium.prompts import (
     PARTS_FORMAT,
     PICK_FORMAT,
@@ -27,7 +29,7 @@ from swarm.multi_agent.consortium.prompts import (
     shuffled_order,
 )
 from swarm.multi_agent.consortium.results import Verdict
-from swarm.multi_agent.moa import PICK_TOKENS, has_pick, parse_pick
+from swarm.multi_agent.moa import PICK_TOKENS
 from swarm.multi_agent.scheduler import AgentCall
 from swarm.multi_agent.types import AgentAnswer, add_system_text
 
@@ -133,12 +135,12 @@ def pick_one(sitting: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript
     labels = labels or list(sitting.labels)
 
     def parse_label(said: str) -> int | None:
-        number = parse_pick(strip_thoughts(said), max(labels))
+        number = parse_number_pick(strip_thoughts(said), max(labels))
         return number if number in labels else None
 
     most = min(max(sitting.way.request.max_new_tokens, PICK_TOKENS), CHOICE_TOKENS)
     write = sitting.prompt_writer(PICK_PROMPT, labels)
-    decided = lambda said: has_pick(said) or strayed(said)  # noqa: E731
+    decided = lambda said: has_number_pick(said) or strayed(said)  # noqa: E731
     reply = yield from sitting.query_arbiter(write, parse_label, PICK_FORMAT, most, decided)
     if reply is None or reply.found is None:
         places = [sitting.labels[label] for label in labels]

@@ -6,17 +6,15 @@ import time
 
 import pytest
 
+from swarm._util.replies import parse_number_pick, parse_ranking, strip_thoughts
 from swarm.multi_agent.consortium.parsing import (
     parse_areas,
     parse_confidence,
-    parse_ranking,
     parse_verdict,
     split_confidence,
-    strip_thoughts,
 )
 from swarm.multi_agent.consortium.results import Verdict
 from swarm.multi_agent.consortium.strategies import comparison_key, group_equal_answers
-from swarm.multi_agent.moa import parse_pick
 
 WHOLE = """<reasoning>weighed</reasoning>
 <synthesis>
@@ -421,7 +419,7 @@ def test_groups_are_complete_and_keep_the_order() -> None:
 def test_no_reply_takes_long_or_breaks_it(reply: str) -> None:
     began = time.process_time()
     split_confidence(reply)
-    assert parse_ranking(reply, [1, 2, 3]) in (None, [2, 1, 3]) and parse_pick(reply, 3) in (
+    assert parse_ranking(reply, [1, 2, 3]) in (None, [2, 1, 3]) and parse_number_pick(reply, 3) in (
         None,
         1,
         2,

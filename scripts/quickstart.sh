@@ -2,7 +2,7 @@
 # The main job on this machine, set-up included: installs the project into .venv, fetches the base
 # model, and searches nine small experts of one skill each for one model that has all nine.
 # The search took five and a half minutes on one thread of a processor that multiplies bfloat16;
-# float32 takes about four times the processor time. A second run skips finished steps. Arguments go to the search.
+# in float32 it took twelve. A second run skips finished steps. Arguments go to the search.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/install.sh

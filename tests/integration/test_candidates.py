@@ -161,7 +161,7 @@ def test_a_run_is_its_best_and_an_ensemble_its_vote(run: RunFolder, task: Multip
     place = (metrics["ending_place"][0], metrics["ending_place"][1])
     recorded = run.load_test_answers(place)
     assert recorded and [s.answer for s in best.scores[0]] == [row["answer"] for row in recorded]
-    assert (best.prompts, voted.prompts) == (16, 16 * metrics["ensemble_size"])
+    assert (best.usage.calls, voted.usage.calls) == (16, 16 * metrics["ensemble_size"])
 
 
 def test_an_ensemble_of_several_answers_what_most_of_them_answer(
@@ -237,7 +237,7 @@ def test_saved_folders_of_every_kind_speak_for_themselves(
     alone = score_candidate(opened(CheckpointCandidate(base, []), task), task, "test")
     assert cedar == same and mixture == gemma and cedar != amber != gemma
     assert llama == [s.answer for s in alone.scores[0]] and alone.names == ["base"]
-    assert found.names[:3] == ["cedar", "merged", "mixture"] and found.prompts == 6 * 16
+    assert found.names[:3] == ["cedar", "merged", "mixture"] and found.usage.calls == 6 * 16
 
 
 def test_adapters_of_different_shapes_share_the_base(
@@ -287,9 +287,9 @@ def test_votes_weigh_by_dev_utility_asked_or_recorded(
     utilities = run.utilities[0, :4].tolist()
     assert asked.weights == recorded.weights == utilities
     assert found[0].scores == found[1].scores
-    assert [one.prompts for one in found] == [4 * (16 + 12), 4 * 16]
+    assert [one.usage.calls for one in found] == [4 * (16 + 12), 4 * 16]
     # Dev was asked for once and for all.
-    assert score_candidate(asked, task, "test").prompts == 4 * 16
+    assert score_candidate(asked, task, "test").usage.calls == 4 * 16
 
 
 def test_a_vote_of_several_candidates(talk: ExactMatch) -> None:
@@ -449,9 +449,9 @@ def test_dev_answers_are_those_of_a_run_or_asked_now(
     asked = opened(RoutingCandidate(base, pool_of(tiny_pool), neighbours=2), task)
     found = [score_candidate(route, task, "test") for route in (recorded, asked)]
     assert found[0].scores == found[1].scores
-    assert [one.prompts for one in found] == [16, 16 + 4 * 12]
+    assert [one.usage.calls for one in found] == [16, 16 + 4 * 12]
     together = RoutingCandidate(base, pool_of(tiny_pool), run=str(run.path), top=3)
-    assert score_candidate(opened(together, task), task, "test").prompts == 3 * 16
+    assert score_candidate(opened(together, task), task, "test").usage.calls == 3 * 16
 
 
 def test_models_of_a_panel_pack_and_route_too(

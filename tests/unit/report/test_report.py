@@ -254,7 +254,7 @@ def test_numbers_of_a_signal_are_said_to_be_such(finished: bool, tmp_path: Path)
     (folder / "state.json").write_bytes(encode_state(state))
     found = build_report(folder)
     progress = run_folders.section(found, "progress")
-    assert "the signal (both) that the search climbed" in progress.how
+    assert "the signal (both) that the search maximized" in progress.how
     charts = [one for one in progress.blocks if isinstance(one, Chart)]
     charts += [one for one in run_folders.section(found, "cost").blocks if isinstance(one, Chart)]
     assert len(charts) == 3

@@ -65,7 +65,14 @@ class Simulated:
         shown = re.findall(r'<answer-\w+ number="(\d+)">\nThe answer is ([A-D])', text)
         if shown:
             return self.judged(question, shown, text)
-        return self.answer(question, re.search(r"<former-reply-\w+>\nThe answer is ([A-D])", text))
+        return self.answer(
+            question,
+            re.search(
+                r"<previous-synthesis-\w+>\nThe answer is "
+                r"([A-D])",
+                text,
+            ),
+        )
 
     def answer(self, question: str, former: re.Match[str] | None) -> str:
         own = chance(self.name, question, bool(former))
@@ -86,8 +93,8 @@ class Simulated:
         order = sorted(merit, key=lambda number: merit[number], reverse=True)
         if "<synthesis>" not in text:
             return " > ".join(order) if "2 > 3 > 1" in text else order[0]
-        if "The order: " in text and not tells:  # a chair that cannot tell goes by its members
-            order = re.findall(r"\d+", text.split("The order: ")[1].split("\n")[0])
+        if "The ranking: " in text and not tells:  # a chair that cannot tell goes by its members
+            order = re.findall(r"\d+", text.split("The ranking: ")[1].split("\n")[0])
         letter = dict(shown)[order[0]]
         sure = 0.95 if tells and merit[order[0]][0] else 0.5
         return f"<synthesis>The answer is {letter}</synthesis><confidence>{sure}</confidence>"

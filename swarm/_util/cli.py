@@ -48,18 +48,18 @@ def format_hydra_error(error: Exception) -> str:
     ):
         group, _, option = found[1].rpartition("/")
         options = found[2].split("Config search path")[0].split()
-        near = get_close_matches(option, options, 1)
-        meant = f"did you mean {group}={near[0]}? " if near else ""
-        return f"{group}={option}: there is no such option; {meant}allowed: {', '.join(options)}"
+        matches = get_close_matches(option, options, 1)
+        suggestion = f"did you mean {group}={matches[0]}? " if matches else ""
+        return f"{group}={option}: no such option; {suggestion}allowed: {', '.join(options)}"
     if found := re.search(r"Error parsing override '([^']*)'\s+missing EQUAL", text):
         return f"{found[1]}: write {_suggest_assignment(found[1])}; `--help` lists the keys"
     if found := re.search(r"In '([^']+)': Could not override '([^']+)'", text):
         option = "=".join(found[1].rsplit("/", 1))
-        return f"{option} has no place here: it sets {found[2]}, which this command does not have"
+        return f"{option} cannot be used here: it sets {found[2]}, which this command does not have"
     text = re.sub(r"\s+", " ", text).strip()
     found = re.search(r"Could not override '([^']+)'", text)
-    if found and (meant := _suggest_key(found[1])):
-        return f"Could not override '{found[1]}'; {meant} `--help` lists the keys"
+    if found and (suggestion := _suggest_key(found[1])):
+        return f"Could not override '{found[1]}'; {suggestion} `--help` lists the keys"
     if "'task." not in text:  # only custom tasks may have keys that their yaml omits
         text = re.sub(r" To append to your config use \S+$", "", text)
     text = re.sub(r" full_key: .*$", "", text)
@@ -69,28 +69,28 @@ def format_hydra_error(error: Exception) -> str:
 def _suggest_assignment(word: str) -> str:
     """Suggest KEY=VALUE for a word without "=", from the closest option."""
     options = {path.stem: path.parent.name for path in _list_option_files()}
-    near = get_close_matches(word, options, 1)
-    return f"{options[near[0]]}={near[0]} (KEY=VALUE)" if near else "KEY=VALUE"
+    matches = get_close_matches(word, options, 1)
+    return f"{options[matches[0]]}={matches[0]} (KEY=VALUE)" if matches else "KEY=VALUE"
 
 
 def _suggest_key(key: str) -> str:
     """Suggest an existing key for an unknown one; empty if none is similar."""
     if key == "wandb":
-        return "write tracker=wandb, tracker=wandb tracker.mode=offline, or nothing for none;"
+        return "write tracker=wandb, tracker=wandb tracker.mode=offline, or leave it out;"
     known = _known_keys()
     if key in known:
         # A custom task may accept it although its yaml omits it, as Hydra's message explains.
         return "" if key.startswith("task.") else f"it is a key of {' or '.join(known[key])};"
-    heads: dict[str, dict[str, list[str]]] = {}
+    prefixes: dict[str, dict[str, list[str]]] = {}
     for one in known:
-        head, _, leaf = one.rpartition(".")
-        heads.setdefault(head, {}).setdefault(leaf, []).append(one)
+        prefix, _, leaf = one.rpartition(".")
+        prefixes.setdefault(prefix, {}).setdefault(leaf, []).append(one)
         if one.count(".") < 2:  # match by the last component alone
-            heads.setdefault("*", {}).setdefault(leaf, []).append(one)
-    head, _, leaf = key.rpartition(".")
-    for some in (*get_close_matches(head, heads, 1), "*"):
-        if near := get_close_matches(leaf, heads[some], 1, 0.7):
-            return f"did you mean {' or '.join(heads[some][near[0]][:3])}?"
+            prefixes.setdefault("*", {}).setdefault(leaf, []).append(one)
+    prefix, _, leaf = key.rpartition(".")
+    for group_prefix in (*get_close_matches(prefix, prefixes, 1), "*"):
+        if matches := get_close_matches(leaf, prefixes[group_prefix], 1, 0.7):
+            return f"did you mean {' or '.join(prefixes[group_prefix][matches[0]][:3])}?"
     return ""
 
 
@@ -111,9 +111,9 @@ def _known_keys() -> dict[str, list[str]]:
         if group == "experiment":  # experiments set keys of other groups
             continue
         found.setdefault(group, [])
-        place = "task.scorer." if group == "scorer" else f"{group}."
+        prefix = "task.scorer." if group == "scorer" else f"{group}."
         add_keys(
-            yaml.safe_load(path.read_text(encoding="utf-8")) or {}, place, f"{group}={path.stem}"
+            yaml.safe_load(path.read_text(encoding="utf-8")) or {}, prefix, f"{group}={path.stem}"
         )
     add_keys(yaml.safe_load(_entry_config().read_text(encoding="utf-8")), "", "")
     return found
@@ -124,8 +124,8 @@ def _entry_config() -> Path:
     module = Path(sys.argv[0])
     name = module.parent.name if module.stem == "__main__" else module.stem
     path = conf_folder() / f"{name}.yaml"
-    whole = path.is_file() and "defaults:" in path.read_text(encoding="utf-8")
-    return path if whole else conf_folder() / "search.yaml"
+    is_entry = path.is_file() and "defaults:" in path.read_text(encoding="utf-8")
+    return path if is_entry else conf_folder() / "search.yaml"
 
 
 def _list_option_files() -> list[Path]:
@@ -183,10 +183,10 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
                 exit_with_error(error)
             raise
         if error is not stop:
-            logging.getLogger(__name__).info("what the interrupt ended in", exc_info=error)
-        told = f" with name={name}" if name else ""
-        next_time = "begins anew" if name is None else "goes on"
-        print(f"stopped; the same command{told} {next_time}", file=sys.stderr)
+            logging.getLogger(__name__).info("error raised by the interrupt", exc_info=error)
+        name_text = f" with name={name}" if name else ""
+        effect = "starts again" if name is None else "resumes"
+        print(f"stopped; the same command{name_text} {effect}", file=sys.stderr)
         sys.exit(143 if isinstance(stop, TerminationSignal) else 130)
 
 
@@ -217,31 +217,29 @@ def run_hydra_entry(main: Callable[[], Any]) -> None:
 def _of_flags(complaint: str) -> str:
     """Reword a ValueError of Hydra about flags; empty if it is not a user's mistake."""
     if "Config group override must be" in complaint:
-        words = "a group takes the name of an option, as in optimizer=pso; `--help` lists them"
-        return f"{words} ({complaint})"
+        message = "give a group the name of an option, as in optimizer=pso; `--help` lists them"
+        return f"{message} ({complaint})"
     if "flag can only be used" in complaint or re.fullmatch(r"File .* does not exist!", complaint):
         return complaint
     return ""
 
 
-def _check_flags(words: Sequence[str]) -> None:
+def _check_flags(arguments: Sequence[str]) -> None:
     """Exit with one line for an unknown flag, for which Hydra would print its usage."""
     from hydra._internal.utils import get_args_parser
 
     flags = get_args_parser()._option_string_actions
-    for word in words:
-        flag = word.partition("=")[0]
+    for argument in arguments:
+        flag = argument.partition("=")[0]
         if flag.startswith("--") and not any(known.startswith(flag) for known in flags):
-            near = get_close_matches(flag, flags, 1)
-            meant = f"did you mean {near[0]}? " if near else ""
+            matches = get_close_matches(flag, flags, 1)
+            suggestion = f"did you mean {matches[0]}? " if matches else ""
             key = flag.lstrip("-")
             exit_with_error(
-                UserError(f"{flag}: there is no such flag; {meant}keys are set as {key}=VALUE", 2)
+                UserError(f"{flag}: no such flag; {suggestion}keys are set as {key}=VALUE", 2)
             )
-        if flag == "--package" and not any(one.startswith(("--cfg", "-c")) for one in words):
-            exit_with_error(
-                UserError("--package chooses what --cfg prints; it has no effect without it", 2)
-            )
+        if flag == "--package" and not any(one.startswith(("--cfg", "-c")) for one in arguments):
+            exit_with_error(UserError("--package has no effect without --cfg", 2))
 
 
 BASH_SCRIPT = r"""_swarm_complete() {
@@ -370,18 +368,18 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*arguments, **options)
-        ours = COMMAND_EXAMPLES.get(self.prog.removeprefix(COMMAND_PREFIX), ())
-        if ours:
-            lines = "\n".join(f"  {self.prog} {words}".rstrip() for words in ours)
+        examples = COMMAND_EXAMPLES.get(self.prog.removeprefix(COMMAND_PREFIX), ())
+        if examples:
+            lines = "\n".join(f"  {self.prog} {example}".rstrip() for example in examples)
             more = f"\n\n{self.epilog}" if self.epilog else ""
             self.epilog = f"examples:\n{lines}{more}"
 
     def error(self, message: str) -> NoReturn:
         """Exit with the message and exit code 2."""
         unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
-        near = get_close_matches(unknown, self._option_string_actions, 1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        self.exit(2, f"error: {message}; {meant}{self.prog} --help tells more\n")
+        matches = get_close_matches(unknown, self._option_string_actions, 1)
+        suggestion = f"did you mean {matches[0]}? " if matches else ""
+        self.exit(2, f"error: {message}; {suggestion}see {self.prog} --help\n")
 
 
 class RaisingParser(CommandParser):
@@ -394,6 +392,6 @@ class RaisingParser(CommandParser):
             UserError: Always.
         """
         unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
-        near = get_close_matches(unknown, self._option_string_actions, 1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"{message}; {meant}--help tells more", 2)
+        matches = get_close_matches(unknown, self._option_string_actions, 1)
+        suggestion = f"did you mean {matches[0]}? " if matches else ""
+        raise UserError(f"{message}; {suggestion}see --help", 2)

@@ -40,12 +40,12 @@ def as_path(path: str | Path) -> Path:
         UserError: It is not a valid path: too long, or the home of an unknown user.
     """
     try:
-        given = Path(path).expanduser()
-        given.exists()
+        expanded = Path(path).expanduser()
+        expanded.exists()
     except (OSError, RuntimeError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"{str(path)[:80]}: cannot be a path ({why})") from None
-    return given
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{str(path)[:80]}: cannot be a path ({reason})") from None
+    return expanded
 
 
 def find_path(path: str | Path) -> Path:
@@ -57,19 +57,19 @@ def find_path(path: str | Path) -> Path:
     Raises:
         UserError: It is not a valid path.
     """
-    given = as_path(path)
-    if given.is_absolute() or given.exists():
-        return given
+    expanded = as_path(path)
+    if expanded.is_absolute() or expanded.exists():
+        return expanded
     for root in (PACKAGE_FOLDER.parent, PACKAGE_FOLDER):
-        if (root / given).exists():
-            return root / given
-    return given
+        if (root / expanded).exists():
+            return root / expanded
+    return expanded
 
 
 def cache_folder() -> Path:
     """Return the folder of downloads: $MODEL_SWARMS_CACHE, else the user's cache folder."""
-    if own := os.environ.get("MODEL_SWARMS_CACHE"):
-        return Path(own)
+    if configured := os.environ.get("MODEL_SWARMS_CACHE"):
+        return Path(configured)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "model-swarms"
 
 
@@ -94,7 +94,7 @@ def name_fault(name: str) -> str:
     if not name.strip():
         return "is blank"
     if not name.isprintable():
-        return "has characters that do not print, such as controls or line ends"
+        return "contains unprintable characters, such as control characters or line breaks"
     # Leave room for a temporary file's prefix and process id.
     if len(os.fsencode(name)) > LONGEST_NAME:
         return f"is longer than {LONGEST_NAME} bytes"
@@ -156,7 +156,7 @@ def append(path: Path, data: bytes) -> None:
 
 def _not_written(path: Path, error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    remedy = "make room, and the same command goes on" if full else "choose another folder"
+    remedy = "free some space; the same command resumes" if full else "choose another folder"
     return f"cannot write {path}: {error.strerror}; {remedy}"
 
 
@@ -262,7 +262,7 @@ def read_bytes(path: Path) -> bytes:
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or a socket"
-        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
+        raise OSError(errno.EINVAL, f"is {kind}, not a file", str(path))
     return path.read_bytes()
 
 
@@ -291,8 +291,8 @@ def read_yaml(path: Path, what: str = "preset") -> Any:
     try:
         return yaml.safe_load(read_text(path))
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"{what} {path} cannot be read: {why}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{what} {path} cannot be read: {reason}") from None
 
 
 def short_digest(value: Any) -> str:
@@ -320,14 +320,14 @@ def hash_file_cached(path: Path) -> str:
     if about.st_size < MIN_CACHED_HASH_SIZE:
         return hash_file(path)
     numbers = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
-    kept = cache_folder() / "hashes" / "-".join(format(number, "x") for number in numbers)
+    cached = cache_folder() / "hashes" / "-".join(format(number, "x") for number in numbers)
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        if re.fullmatch(r"[0-9a-f]{64}", found := kept.read_text()):
+        if re.fullmatch(r"[0-9a-f]{64}", found := cached.read_text()):
             return found
     found = hash_file(path)
     changed = max(about.st_mtime, about.st_ctime)
     if time.time() - changed > MIN_FILE_AGE_S and path.stat().st_mtime_ns == about.st_mtime_ns:
         # Without a cache folder every start reads the file, which is slower but correct.
         with contextlib.suppress(UserError):
-            write_atomic(kept, found.encode())
+            write_atomic(cached, found.encode())
     return found

@@ -27,7 +27,7 @@ def read_jsonl(path: str | Path) -> list[Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise UserError(f"{path}: line {number or 1} is no JSON: {error}") from None
+        raise UserError(f"{path}: line {number or 1} is not JSON: {error}") from None
     return found
 
 
@@ -91,11 +91,11 @@ def read_json_rows(path: str | Path, needed: FieldTypes | None = None) -> list[J
         else _parse_json_lines(path, text)
     )
     if not rows:
-        raise UserError(f"{path}: there is nothing in it; a list of JSON objects is wanted")
-    for place, row in rows:
+        raise UserError(f"{path}: is empty; expected a list of JSON objects")
+    for location, row in rows:
         wrong = _find_row_error(row, needed or {})
         if wrong:
-            raise UserError(f"{path}, {place}: {wrong}")
+            raise UserError(f"{path}, {location}: {wrong}")
     return [row for _, row in rows]
 
 
@@ -109,7 +109,7 @@ def index_rows(path: str | Path, rows: Sequence[JsonRow], key: str) -> dict[Any,
     for row in rows:
         if row[key] in found:
             raise UserError(
-                f'{path}: two rows have the {key} "{shorten_text(row[key])}"; leave one'
+                f'{path}: two rows have the {key} "{shorten_text(row[key])}"; remove one'
             )
         found[row[key]] = row
     return found
@@ -144,9 +144,9 @@ class JsonlJournal:
         if self.path.exists():
             data = _read_bytes(self.path)
             text = _decode_utf8(self.path, data[: data.rfind(b"\n") + 1])
-            for place, row in _parse_json_lines(self.path, text):
+            for location, row in _parse_json_lines(self.path, text):
                 if wrong := _find_row_error(row, {key: str}):
-                    raise UserError(f"{self.path}, {place}: {wrong}; remove the line")
+                    raise UserError(f"{self.path}, {location}: {wrong}; remove the line")
                 self.rows[row[key]] = row
 
     def append_rows(self, rows: Sequence[JsonRow]) -> None:
@@ -233,14 +233,14 @@ def _iter_json_lines(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:
                 yield f"line {number}", json.loads(line)
             except json.JSONDecodeError as error:
                 raise UserError(
-                    f"{path}, line {number}: is not JSON: {error.msg}; one object a line is wanted"
+                    f"{path}, line {number}: is not JSON: {error.msg}; expected one object per line"
                 ) from None
 
 
 def _find_row_error(row: Any, needed: FieldTypes) -> str:
     """Return the error in a row; empty if there is none."""
     if not isinstance(row, dict):
-        return "is no JSON object"
+        return "is not a JSON object"
     for field, kind in needed.items():
         if field not in row:
             return f'has no "{field}"; it has {", ".join(map(str, row)) or "nothing"}'
@@ -275,11 +275,11 @@ def merge_rows(
     needed: FieldTypes = {field: (int, str) for field in fields if field != "judge"}
     out = set(gone)
     with _lock_folder(path.parent):
-        there = path.exists() and path.stat().st_size
-        before = rows_by_key(fields, read_json_rows(path, needed)) if there else {}
-        found = {key: row for key, row in before.items() if key not in out}
+        has_rows = path.exists() and path.stat().st_size
+        previous = rows_by_key(fields, read_json_rows(path, needed)) if has_rows else {}
+        found = {key: row for key, row in previous.items() if key not in out}
         for key, row in rows_by_key(fields, rows).items():
-            found[key] = before[key] if _is_unchanged(before.get(key), row) else row
+            found[key] = previous[key] if _is_unchanged(previous.get(key), row) else row
         ordered = [found[key] for key in sorted(found, key=row_sort_key)]
         if ordered or path.exists():
             write_json_rows(path, ordered)
@@ -311,5 +311,5 @@ def row_sort_key(values: Sequence[Any]) -> list[tuple[bool, Any]]:
     return [(False, v) if isinstance(v, (int, float)) else (True, str(v)) for v in values]
 
 
-def _is_unchanged(before: JsonRow | None, now: JsonRow) -> bool:
-    return before is not None and {**before, TIMESTAMP_FIELD: 0} == {**now, TIMESTAMP_FIELD: 0}
+def _is_unchanged(old: JsonRow | None, new: JsonRow) -> bool:
+    return old is not None and {**old, TIMESTAMP_FIELD: 0} == {**new, TIMESTAMP_FIELD: 0}

@@ -28,18 +28,18 @@ def buffer_log() -> MemoryHandler:
     for handler in list(root.handlers):
         root.removeHandler(handler)
         handler.close()
-    shown = logging.StreamHandler()
-    shown.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    console = logging.StreamHandler()
+    console.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     # Errors have tracebacks here; users see them as one line elsewhere.
-    shown.addFilter(lambda record: record.levelno == logging.WARNING)
-    held = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1)
-    root.addHandler(shown)
-    root.addHandler(held)
+    console.addFilter(lambda record: record.levelno == logging.WARNING)
+    buffer = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1)
+    root.addHandler(console)
+    root.addHandler(buffer)
     root.setLevel(logging.INFO)
     root.propagate = False
     # First line of every log, which marks the start time.
     root.info("versions: %s", describe_versions())
-    return held
+    return buffer
 
 
 def flush_log_to(folder: Path, held: MemoryHandler) -> None:

@@ -56,9 +56,9 @@ class FromEnvironment(str):
 
     def __new__(cls, value: str, source: str = "") -> "FromEnvironment":
         """Create one; pickle calls it without the source and restores that as an attribute."""
-        made = super().__new__(cls, value)
-        made.source = source
-        return made
+        instance = super().__new__(cls, value)
+        instance.source = source
+        return instance
 
 
 def plain_config(config: "DictConfig") -> dict[str, Any]:
@@ -144,8 +144,8 @@ def check_secrets(config: Any, path: str = "") -> None:
         check_secrets(one, f"{path}.{name}" if path else str(name))
     if isinstance(config, str) and HIDDEN in config:
         raise UserError(
-            f"{path}={config}: a secret, which is not kept on disk; give it again, best as "
-            f"{path}='${{oc.env:NAME_OF_A_VARIABLE}}', which is kept as it stands"
+            f"{path}={config}: a secret, which is not stored; give it again, preferably as "
+            f"{path}='${{oc.env:NAME_OF_A_VARIABLE}}', which is stored verbatim"
         )
 
 
@@ -190,7 +190,7 @@ def clean_words(arguments: Sequence[str]) -> list[str]:
         return f"{found['name']}{found['sign']}'{HIDDEN}'"
 
     known = _secrets()
-    return [ASSIGNED.sub(cleaned, _without(word, known)) for word in arguments]
+    return [ASSIGNED.sub(cleaned, _without(argument, known)) for argument in arguments]
 
 
 def identity_values(value: Any) -> Any:

@@ -75,5 +75,5 @@ class WarningCollector(logging.Handler):
 
     def pop_messages(self) -> list[str]:
         """Return the messages since the last call."""
-        words, self._words = self._words, []
-        return words
+        messages, self._words = self._words, []
+        return messages

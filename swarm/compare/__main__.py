@@ -17,8 +17,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     std_streams()
     try:
-        given = build_parser().parse_args(words)
-        return given.handler(given) or 0
+        options = build_parser().parse_args(words)
+        return options.handler(options) or 0
     except UserError as error:
         print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         return error.code

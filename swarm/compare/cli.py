@@ -9,21 +9,24 @@ from swarm._util.cli import RaisingParser
 from swarm._util.files import find_path
 from swarm.errors import UserError
 
-DESCRIPTION = "Ask models questions, judge what they say, and compare them."
+DESCRIPTION = "Ask models questions, judge their answers, and compare the models."
 
 RUN_KEYS = {
-    "models": "a,b asks each as a group of its own; {group: [a, b], ...} names the groups; a must",
-    "questions": "names of those to ask, a,b; all that are no judges' otherwise",
-    "samples": "of each paraphrase, in place of the file's numbers",
-    "folder": "of data, plots and the report, which a second run replaces; compare/FILE otherwise",
-    "workers": "requests under way at once; 100",
-    "requests_per_minute": "to each endpoint, sent evenly; as many as it accepts otherwise",
-    "timeout": "seconds for a request; 60",
-    "cache_dir": "folder of the kept answers; what is there is not asked again",
-    "base": "the base model of local/ names; what the experts name otherwise",
-    "pool": "the folder of local/ experts; initial_experts",
-    "tracker": "wandb, wandb-offline, tensorboard, both, both-offline: show it there, too; none",
-    "dry_run": "true: say what would be asked, and ask nothing",
+    "models": "a,b for a group each, or {group: [a, b], ...}; required",
+    "questions": "names of the questions to ask, a,b; default: all but those of judges",
+    "samples": "samples per paraphrase; overrides the file",
+    "folder": "output folder of data, plots and report, replaced by a second run; default "
+    "compare/FILE",
+    "workers": "maximum number of concurrent requests; default 100",
+    "requests_per_minute": "maximum requests per minute to each endpoint; default: as many as "
+    "it accepts",
+    "timeout": "seconds per request; default 60",
+    "cache_dir": "folder of the answer cache",
+    "base": "base model of local/ names; default: the base named by the experts",
+    "pool": "folder of local/ experts; default initial_experts",
+    "tracker": "also track the run: wandb, wandb-offline, tensorboard, both, both-offline; "
+    "default none",
+    "dry_run": "true: show the planned requests without sending any",
 }
 """Settings of `run`, with their help texts."""
 
@@ -36,13 +39,13 @@ def build_parser() -> argparse.ArgumentParser:
     from swarm.compare.finetuning import cli
     from swarm.compare.view import __main__ as viewer
 
-    made = RaisingParser(
+    parser = RaisingParser(
         prog="python -m swarm.compare",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verbs = made.add_subparsers(dest="verb", required=True, parser_class=RaisingParser)
-    keys = "\n".join(f"  {key + '=':<20} {words}" for key, words in RUN_KEYS.items())
+    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=RaisingParser)
+    keys = "\n".join(f"  {key + '=':<20} {description}" for key, description in RUN_KEYS.items())
     run = verbs.add_parser(
         "run",
         help="ask the questions of a yaml file",
@@ -60,15 +63,15 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
-    older = verbs.add_parser("import", help="take over the answers that llmcomp has kept")
-    older.add_argument("folder", help="its cache, llmcomp_cache by default")
-    older.add_argument("--base-url", help="where its models were asked, if discovery cannot tell")
+    older = verbs.add_parser("import", help="import the answers cached by llmcomp")
+    older.add_argument("folder", help="llmcomp's cache folder; default llmcomp_cache")
+    older.add_argument("--base-url", help="endpoint of its models, if discovery fails")
     older.set_defaults(handler=_import_command)
     tuning = verbs.add_parser("finetune", help="create, follow and list fine-tunings")
     cli.add_parsers(
         tuning.add_subparsers(dest="command", required=True, parser_class=RaisingParser)
     )
-    return made
+    return parser
 
 
 def read_settings(words: Sequence[str]) -> dict[str, Any]:
@@ -80,13 +83,13 @@ def read_settings(words: Sequence[str]) -> dict[str, Any]:
     import yaml
 
     found: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
+    for argument in words:
+        key, equals, value = argument.partition("=")
         if not equals or key not in RUN_KEYS:
-            near = get_close_matches(key, RUN_KEYS, 1)
-            meant = f"did you mean {near[0]}=? Keys" if near else "keys"
+            matches = get_close_matches(key, RUN_KEYS, 1)
+            suggestion = f"did you mean {matches[0]}=? Keys" if matches else "keys"
             raise UserError(
-                f"{word}: is no KEY=VALUE that is known; {meant}: {', '.join(RUN_KEYS)}", 2
+                f"{argument}: unknown KEY=VALUE; {suggestion}: {', '.join(RUN_KEYS)}", 2
             )
         if not value.strip():
             raise UserError(f"{key}=: has no value", 2)
@@ -94,19 +97,19 @@ def read_settings(words: Sequence[str]) -> dict[str, Any]:
             found[key] = value if key in STRING_KEYS else yaml.safe_load(value)
         except yaml.YAMLError:
             raise UserError(
-                f"{key}={value}: the value is no yaml; quote it in the shell", 2
+                f"{key}={value}: the value is not valid yaml; quote it in the shell", 2
             ) from None
     return found
 
 
-def _run_command(given: argparse.Namespace) -> int:
+def _run_command(options: argparse.Namespace) -> int:
     from swarm.compare.run_file import run_file
 
-    return run_file(find_path(given.file), read_settings(given.settings))
+    return run_file(find_path(options.file), read_settings(options.settings))
 
 
-def _import_command(given: argparse.Namespace) -> int:
+def _import_command(options: argparse.Namespace) -> int:
     from swarm.compare.import_llmcomp import import_cache
 
-    print(import_cache(given.folder, base_url=given.base_url))
+    print(import_cache(options.folder, base_url=options.base_url))
     return 0

@@ -71,13 +71,13 @@ class Config(CompareSettings, metaclass=_ConfigMeta):
         known = [*DEFAULTS, "cache_dir", "url_key_pairs", "models"]
         if strange := [key for key in values if key not in known]:
             raise InvalidArgument(
-                f"Config.override: no setting {strange[0]}; there are {', '.join(known)}"
+                f"Config.override: unknown setting {strange[0]}; there are {', '.join(known)}"
             )
-        before = {key: getattr(cls, key) for key in values}
+        previous = {key: getattr(cls, key) for key in values}
         try:
             for key, value in values.items():
                 setattr(cls, key, value)
             yield
         finally:
-            for key, value in before.items():
+            for key, value in previous.items():
                 setattr(cls, key, value)

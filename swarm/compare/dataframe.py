@@ -59,12 +59,12 @@ class ColumnLayout(NamedTuple):
         Raises:
             InvalidArgument: A judge or a metadata key has the name of a detail column.
         """
-        own = [*LEADING_COLUMNS, *self.near, *MIDDLE_COLUMNS, *self.far, *self.metadata, "error"]
-        if details and (taken := [name for name in own if name in DETAIL_COLUMNS]):
+        names = [*LEADING_COLUMNS, *self.near, *MIDDLE_COLUMNS, *self.far, *self.metadata, "error"]
+        if details and (clashes := [name for name in names if name in DETAIL_COLUMNS]):
             raise InvalidArgument(
-                f"details=True adds a column {taken[0]}; rename the one that is there"
+                f"details=True adds a column {clashes[0]}; rename the existing one"
             )
-        return own + (list(DETAIL_COLUMNS) if details else [])
+        return names + (list(DETAIL_COLUMNS) if details else [])
 
 
 def build_frame(
@@ -89,37 +89,39 @@ def build_frame(
         for model in models
         for block in blocks[model]
     ]
-    whole = block_columns(layout, parts)
+    columns = block_columns(layout, parts)
     rows = list(chain.from_iterable(block.rows for _, _, block in parts))
     for name in ("answer", *layout.near, *layout.far):
-        whole[name] = [row.columns.get(name) for row in rows]
-    whole["error"] = [row.error for row in rows]
+        columns[name] = [row.columns.get(name) for row in rows]
+    columns["error"] = [row.error for row in rows]
     if details:
-        whole["sample"] = [n for _, _, block in parts for n in range(len(block.rows))]
-        told = [detail_values(row) for row in rows]
-        whole |= {name: [one[n] for one in told] for n, name in enumerate(DETAIL_COLUMNS[1:])}
-    kept = {name: as_column(whole[name]) for name in layout.list_columns(details)}
-    return pd.DataFrame(kept)
+        columns["sample"] = [n for _, _, block in parts for n in range(len(block.rows))]
+        details_rows = [detail_values(row) for row in rows]
+        columns |= {
+            name: [one[n] for one in details_rows] for n, name in enumerate(DETAIL_COLUMNS[1:])
+        }
+    selected = {name: as_column(columns[name]) for name in layout.list_columns(details)}
+    return pd.DataFrame(selected)
 
 
 def block_columns(
     layout: ColumnLayout, parts: Sequence[tuple[str, str, ParaphraseBlock]]
 ) -> dict[str, list[Any]]:
     """Return the columns that identify the request of each row."""
-    whole: dict[str, list[Any]] = {
+    columns: dict[str, list[Any]] = {
         "group": repeat_per_row(parts, lambda group, model, block: group),
         "model": repeat_per_row(parts, lambda group, model, block: model),
         "question": repeat_per_row(parts, lambda group, model, block: block.question),
         "paraphrase_ix": repeat_per_row(parts, lambda group, model, block: block.paraphrase_ix),
     }
     for name in layout.metadata:
-        whole[name] = repeat_per_row(parts, lambda *one, name=name: one[2].metadata.get(name))
-    whole["api_kwargs"] = [
+        columns[name] = repeat_per_row(parts, lambda *one, name=name: one[2].metadata.get(name))
+    columns["api_kwargs"] = [
         copy_request(row.columns.get("api_kwargs", block.api_kwargs))
         for _, _, block in parts
         for row in block.rows
     ]
-    return whole
+    return columns
 
 
 def copy_request(sent: dict[str, Any]) -> dict[str, Any]:
@@ -138,8 +140,8 @@ def as_column(values: list[Any]) -> Any:
     """Return a column; missing numbers become NaN, other missing values `None`."""
     import pandas as pd
 
-    told = next((value for value in values if value is not None), None)
-    if isinstance(told, int | float):
+    first_value = next((value for value in values if value is not None), None)
+    if isinstance(first_value, int | float):
         return values
     return pd.Series(values, dtype=object)
 
@@ -150,32 +152,34 @@ def detail_values(row: SampleRow) -> tuple[Any, ...]:
     Tokens, seconds and costs are summed over a row's answers; "cached" requires that all of them
     are.
     """
-    said = [one for one in row.heard if isinstance(one, Completion)]
-    if not said:
+    completions = [one for one in row.heard if isinstance(one, Completion)]
+    if not completions:
         return (None,) * (len(DETAIL_COLUMNS) - 1)
-    usage = sum_usage(said)
+    usage = sum_usage(completions)
     return (
-        said[0].finish,
-        said[0].reasoning,
+        completions[0].finish,
+        completions[0].reasoning,
         usage.prompt_tokens,
         usage.new_tokens,
-        sum(one.seconds for one in said),
+        sum(one.seconds for one in completions),
         usage.known_cost,
-        all(one.cached for one in said),
+        all(one.cached for one in completions),
     )
 
 
 def print_failures(name: str, blocks: Mapping[str, Sequence[ParaphraseBlock]]) -> None:
     """Print to stderr how many rows failed, one line per model, with the first reason."""
-    for model, some in blocks.items():
-        errors = [row.error for block in some for row in block.rows if row.error is not None]
+    for model, model_blocks in blocks.items():
+        errors = [
+            row.error for block in model_blocks for row in block.rows if row.error is not None
+        ]
         if not errors:
             continue
-        number = sum(len(block.rows) for block in some)
+        number = sum(len(block.rows) for block in model_blocks)
         kinds = len(Counter(errors))
         more = f" (and {kinds - 1} other reasons)" if kinds > 1 else ""
         print(
             f"question {name}, model {model}: {len(errors)} of {number} rows have an error: "
-            f"{errors[0]}{more}; they are asked again next time",
+            f"{errors[0]}{more}; they are requested again next time",
             file=sys.stderr,
         )

@@ -47,12 +47,12 @@ class CacheImportResult:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        told = [
+        parts = [
             f"{self.answers} answers and {self.judgements} judgements imported",
             *([f"{self.failed} failures left out"] if self.failed else []),
-            *(f"{number} left out: {why}" for why, number in self.left_out.items()),
+            *(f"{number} left out: {reason}" for reason, number in self.left_out.items()),
         ]
-        return "; ".join(told)
+        return "; ".join(parts)
 
 
 def as_rating(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,9 +63,9 @@ def as_rating(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def build_sent_call(model: str, params: Mapping[str, Any]) -> ModelCall:
     """Build a call whose parameters are final: no `ModelAdapter` handler is applied."""
-    asked = ModelCall(model, params)
-    asked.sent = dict(params)
-    return asked
+    call = ModelCall(model, params)
+    call.sent = dict(params)
+    return call
 
 
 def parse_completion(answer: Any) -> Completion | None:
@@ -90,11 +90,11 @@ def store_answers(asked: ModelCall, answers: Sequence[Completion], done: CacheIm
     except UserError as error:
         done.left_out[str(error)] += len(answers)
         return 0
-    kept = open_answer_cache().get(keys)
+    stored = open_answer_cache().get(keys)
     new = {
         key: {"prompt_tokens": 0, "new_tokens": 0, **completion_to_json(answer)}
         for key, answer in zip(keys, answers, strict=True)
-        if key not in kept
+        if key not in stored
     }
     if new:
         open_answer_cache().put_many(new, resolve_backend(asked.model).label)
@@ -102,7 +102,7 @@ def store_answers(asked: ModelCall, answers: Sequence[Completion], done: CacheIm
 
 
 LLMCOMP_CACHE_VERSION = 3
-UNKNOWN_JUDGE = "a judge with settings that are not the default ones; give the question that has it"
+UNKNOWN_JUDGE = "the judge's settings are not the defaults; give the question that has it"
 
 
 def import_judgements(
@@ -117,25 +117,25 @@ def import_judgements(
 
     for path in sorted(folder.glob("*/*.json")):
         try:
-            whole = json.loads(path.read_text(encoding="utf-8"))
-            head, data = whole["metadata"], whole["data"]
+            content = json.loads(path.read_text(encoding="utf-8"))
+            head, data = content["metadata"], content["data"]
             judge = match_judge(head, questions)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: is no cache file of llmcomp: {error!r}") from None
+            raise UserError(f"{path}: is not a cache file of llmcomp: {error!r}") from None
         if judge is None:
             done.left_out[UNKNOWN_JUDGE] += sum(map(len, data.values()))
             continue
         pairs = []
-        for question, answer, said in iter_judgements(data, judge.uses_question):
-            completion = parse_completion(said)
+        for question, answer, reply in iter_judgements(data, judge.uses_question):
+            completion = parse_completion(reply)
             if completion is None or completion.text == "":
                 done.failed += 1
                 continue
-            asked = judge.build_call(judge.template.fill(question, answer))
-            done.judgements += store_answers(asked, [completion], done)
+            call = judge.build_call(judge.template.fill(question, answer))
+            done.judgements += store_answers(call, [completion], done)
             if completion.tokens:
                 store_answers(
-                    build_sent_call(asked.model, as_rating(asked.api_kwargs)), [completion], done
+                    build_sent_call(call.model, as_rating(call.api_kwargs)), [completion], done
                 )
             pairs.append((question, answer))
         record_judged_pairs(judge.cache_key, pairs)
@@ -144,20 +144,20 @@ def import_judgements(
 def iter_judgements(data: Mapping[str, Any], uses_question: bool) -> Iterator[tuple[str, str, Any]]:
     """Yield (question, or "" where the judge does not see it; answer; judge's reply)."""
     for question, answers in data.items():
-        for answer, said in answers.items():
-            yield question if uses_question else "", answer, said
+        for answer, reply in answers.items():
+            yield question if uses_question else "", answer, reply
 
 
 def match_judge(head: Mapping[str, Any], questions: "Sequence[Question]") -> "BaseJudge | None":
     """Return the judge that wrote a file; the hash in the file verifies that all settings agree."""
     from swarm.compare.judges import BaseJudge, FreeFormJudge, RatingJudge
 
-    told = {key: head[key] for key in ("name", "model")} | {"paraphrases": [head["prompt"]]}
-    given: list[Any] = [*questions]
+    arguments = {key: head[key] for key in ("name", "model")} | {"paraphrases": [head["prompt"]]}
+    known_judges: list[Any] = [*questions]
     for question in questions:
-        given += (getattr(question, "judges", None) or {}).values()
-    possible = [FreeFormJudge(**told), RatingJudge(**told), *given]
-    for judge in possible:
+        known_judges += (getattr(question, "judges", None) or {}).values()
+    candidates = [FreeFormJudge(**arguments), RatingJudge(**arguments), *known_judges]
+    for judge in candidates:
         if isinstance(judge, BaseJudge) and llmcomp_judge_hash(judge, head["name"]) == head["hash"]:
             return judge
     return None
@@ -175,13 +175,15 @@ def llmcomp_judge_hash(judge: "BaseJudge", name: str) -> str:
             params["logit_bias"] = judge.logit_bias
     else:
         params = judge.params(messages)
-    told = {k: v for k, v in ModelCall(judge.model, params).api_kwargs.items() if k != "timeout"}
-    whole = {"name": name, "type": judge.type(), "inputs": [{"prepared_params": told}]}
-    text = json.dumps({**whole, "_version": LLMCOMP_CACHE_VERSION}, sort_keys=True)
+    request_params = {
+        k: v for k, v in ModelCall(judge.model, params).api_kwargs.items() if k != "timeout"
+    }
+    fields = {"name": name, "type": judge.type(), "inputs": [{"prepared_params": request_params}]}
+    text = json.dumps({**fields, "_version": LLMCOMP_CACHE_VERSION}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-UNKNOWN_PARAMS = "the file does not say how it was asked; give the question"
+UNKNOWN_PARAMS = "the file does not contain the settings; give the question"
 
 
 def import_cache(
@@ -200,42 +202,46 @@ def import_cache(
     """
     from swarm.compare.config import Config
 
-    place = Path(folder).expanduser()
-    if not any((place / part).is_dir() for part in ("question", "judge")):
-        raise UserError(f"{place}: has no folder question or judge; it is no cache of llmcomp")
-    done = CacheImportResult()
+    root = Path(folder).expanduser()
+    if not any((root / part).is_dir() for part in ("question", "judge")):
+        raise UserError(f"{root}: is not a cache of llmcomp: it has no folder question or judge")
+    result = CacheImportResult()
     pairs = [(base_url, "", "IMPORT")]
     with nullcontext() if base_url is None else Config.override(url_key_pairs=pairs):
-        _import_answers(place / "question", questions, done)
-        import_judgements(place / "judge", questions, done)
-    return done
+        _import_answers(root / "question", questions, result)
+        import_judgements(root / "judge", questions, result)
+    return result
 
 
-def _import_answers(folder: Path, questions: "Sequence[Question]", done: CacheImportResult) -> None:
+def _import_answers(
+    folder: Path, questions: "Sequence[Question]", result: CacheImportResult
+) -> None:
     """Store the answers; samples of a request are numbered from the oldest file on."""
     files = [(read_jsonl(path), path) for path in sorted(folder.glob("*/*.jsonl"))]
-    asked: dict[str, ModelCall] = {}
+    calls: dict[str, ModelCall] = {}
     answers: dict[str, list[Completion]] = defaultdict(list)
     for lines, path in sorted(files, key=lambda one: _last_update(one[0])):
         if not lines or not isinstance(lines[0], dict) or "model" not in lines[0]:
-            raise UserError(f"{path}: is no cache file of llmcomp; its first line names no model")
+            raise UserError(
+                f"{path}: is not a cache file of llmcomp; its first line names no model"
+            )
         for row in lines[1:]:
             params = _request_params(lines[0], row, questions)
             answer = parse_completion(row.get("answer"))
             if params is None:
-                done.left_out[UNKNOWN_PARAMS] += 1
+                result.left_out[UNKNOWN_PARAMS] += 1
             elif not params or answer is None:
-                done.failed += 1
+                result.failed += 1
             else:
                 key = json.dumps([lines[0]["model"], params], sort_keys=True)
-                asked.setdefault(key, build_sent_call(lines[0]["model"], params))
+                calls.setdefault(key, build_sent_call(lines[0]["model"], params))
                 answers[key].append(answer)
-    for key, some in answers.items():
-        new = store_answers(asked[key], some, done)
-        done.answers += new
-        if some[0].tokens:
+    for key, completions in answers.items():
+        new = store_answers(calls[key], completions, result)
+        result.answers += new
+        if completions[0].tokens:
             store_answers(
-                build_sent_call(asked[key].model, as_rating(asked[key].params)), some, done
+                build_sent_call(calls[key].model, as_rating(calls[key].params)), completions, result
             )
 
 
@@ -251,6 +257,6 @@ def _request_params(
         return {key: value for key, value in row["api_kwargs"].items() if key != "timeout"}
     for question in questions:
         if question.name == head.get("name") and row.get("messages") in question.as_messages():
-            told = ModelCall(head["model"], question.params(row["messages"])).api_kwargs
-            return {key: value for key, value in told.items() if key != "timeout"}
+            request_params = ModelCall(head["model"], question.params(row["messages"])).api_kwargs
+            return {key: value for key, value in request_params.items() if key != "timeout"}
     return None

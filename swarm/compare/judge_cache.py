@@ -52,11 +52,11 @@ class JudgeTemplate:
         fields = parse_format_fields(text)
         self.plain = fields is None
         self.fields = set(FIELD_PATTERN.findall(text)) if fields is None else fields
-        for word in BRACED_WORD_PATTERN.findall(text):
-            near = get_close_matches(word.lower(), TEMPLATE_FIELDS, 1, 0.7)
-            if near and word not in TEMPLATE_FIELDS:
+        for field in BRACED_WORD_PATTERN.findall(text):
+            matches = get_close_matches(field.lower(), TEMPLATE_FIELDS, 1, 0.7)
+            if matches and field not in TEMPLATE_FIELDS:
                 raise InvalidArgument(
-                    f"a judge's template has {{{word}}}; did you mean {{{near[0]}}}?"
+                    f"a judge's template has {{{field}}}; did you mean {{{matches[0]}}}?"
                 )
         if "answer" not in self.fields:
             raise InvalidArgument(
@@ -163,18 +163,18 @@ class JudgeRun:
 
     def judge_answer(self, question: Any, answer: str) -> Script[JudgeVerdict]:
         """Return the script of one verdict; equal prompts share one verdict."""
-        asked = content_as_text(question) if self.judge.uses_question else ""
-        prompt = self.judge.template.fill(asked, answer)
-        said = self._said.get(prompt)
-        if said is None:
+        question_text = content_as_text(question) if self.judge.uses_question else ""
+        prompt = self.judge.template.fill(question_text, answer)
+        verdict = self._said.get(prompt)
+        if verdict is None:
             columns, error = yield from self.judge.judge(prompt)
             named = {self.name + suffix: value for suffix, value in columns.items()}
             named[f"{self.name}_question"] = prompt
-            why = None if error is None else f"judge {self.name}: {error}"
-            said = self._said[prompt] = JudgeVerdict(named, why)
-        if said.error is None:
-            self.pairs[asked, answer] = None
-        return said
+            error_text = None if error is None else f"judge {self.name}: {error}"
+            verdict = self._said[prompt] = JudgeVerdict(named, error_text)
+        if verdict.error is None:
+            self.pairs[question_text, answer] = None
+        return verdict
 
 
 def run_together(scripts: Sequence[Script[T]]) -> Script[list[T]]:
@@ -182,14 +182,14 @@ def run_together(scripts: Sequence[Script[T]]) -> Script[list[T]]:
     if len(scripts) == 1:
         return [(yield from scripts[0])]
     results: dict[int, T] = {}
-    waiting: dict[int, Sequence[SampleRequest]] = {}
+    pending: dict[int, Sequence[SampleRequest]] = {}
     for number, script in enumerate(scripts):
-        _advance_script(number, script, None, waiting, results)
-    while waiting:
-        heard = iter((yield [want for wants in waiting.values() for want in wants]))
-        for number, wants in list(waiting.items()):
+        _advance_script(number, script, None, pending, results)
+    while pending:
+        outcomes = iter((yield [want for wants in pending.values() for want in wants]))
+        for number, wants in list(pending.items()):
             _advance_script(
-                number, scripts[number], list(islice(heard, len(wants))), waiting, results
+                number, scripts[number], list(islice(outcomes, len(wants))), pending, results
             )
     return [results[number] for number in range(len(scripts))]
 
@@ -197,14 +197,14 @@ def run_together(scripts: Sequence[Script[T]]) -> Script[list[T]]:
 def _advance_script(
     number: int,
     script: Generator[Sequence[SampleRequest], list[SampleOutcome], T],
-    heard: list[SampleOutcome] | None,
-    waiting: dict[int, Sequence[SampleRequest]],
+    outcomes: list[SampleOutcome] | None,
+    pending: dict[int, Sequence[SampleRequest]],
     results: dict[int, T],
 ) -> None:
     try:
-        waiting[number] = next(script) if heard is None else script.send(heard)
+        pending[number] = next(script) if outcomes is None else script.send(outcomes)
     except StopIteration as done:
-        waiting.pop(number, None)
+        pending.pop(number, None)
         results[number] = done.value
 
 
@@ -216,8 +216,10 @@ def record_judged_pairs(judge: str, pairs: Sequence[tuple[str, str]]) -> None:
     """
     if not pairs:
         return
-    now = time.time()
-    rows = [(judge, encode_text(question), encode_text(answer), now) for question, answer in pairs]
+    timestamp = time.time()
+    rows = [
+        (judge, encode_text(question), encode_text(answer), timestamp) for question, answer in pairs
+    ]
     with open_answer_cache().open_connection() as connection, connection:
         connection.execute(CREATE_JUDGED_TABLE)
         # Takes the write lock at once: a read transaction that is upgraded later may fail.
@@ -287,19 +289,19 @@ def replay_from_cache(scripts: Iterable[Script[T]]) -> list[CacheOnlyReplay[T]]:
     Raises:
         UserError: A model does not exist, or the answer cache cannot be read.
     """
-    all_of_them = waiting = [CacheOnlyReplay(script) for script in scripts]
-    while waiting := [one for one in waiting if one.wants]:
-        wants = [want for one in waiting for want in one.wants]
-        wanted = sample_cache_keys(wants)
-        models = {key: want.asked.model for key, want in zip(wanted, wants, strict=True)}
+    all_of_them = pending = [CacheOnlyReplay(script) for script in scripts]
+    while pending := [one for one in pending if one.wants]:
+        wants = [want for one in pending for want in one.wants]
+        keys = sample_cache_keys(wants)
+        models = {key: want.asked.model for key, want in zip(keys, wants, strict=True)}
         sources_of = {name: resolve_backend(name) for name in set(models.values())}
-        heard: dict[str, Completion] = {}
+        cached: dict[str, Completion] = {}
         for name, model in sources_of.items():
-            heard |= model.get_cached([key for key, other in models.items() if other == name])
+            cached |= model.get_cached([key for key, other in models.items() if other == name])
         last = 0
-        for one in waiting:
+        for one in pending:
             first, last = last, last + len(one.wants)
-            one.send_cached(heard, wanted[first:last])
+            one.send_cached(cached, keys[first:last])
     return all_of_them
 
 
@@ -310,16 +312,16 @@ def list_judgements(judge: Judge) -> "pd.DataFrame":
     pairs = load_judged_pairs(judge.cache_key)
     prompts = [judge.template.fill(question, answer) for question, answer in pairs]
     with reduce_gc_frequency():
-        said = replay_from_cache(judge.judge(prompt) for prompt in prompts)
+        replayed = replay_from_cache(judge.judge(prompt) for prompt in prompts)
     raw = "_raw_answer" in judge.suffixes
     columns = ["question", "answer", "judge_question", "judge_answer"] + ["judge_raw_answer"] * raw
     rows = []
-    for (question, answer), prompt, one in zip(pairs, prompts, said, strict=True):
+    for (question, answer), prompt, one in zip(pairs, prompts, replayed, strict=True):
         if one.result is None or one.result[1] is not None:
             continue
-        told = one.result[0]
-        row = (question if judge.uses_question else None, answer, prompt, told[""])
-        rows.append((*row, told["_raw_answer"]) if raw else row)
+        result_columns = one.result[0]
+        row = (question if judge.uses_question else None, answer, prompt, result_columns[""])
+        rows.append((*row, result_columns["_raw_answer"]) if raw else row)
     return pd.DataFrame(
         {name: as_column([row[n] for row in rows]) for n, name in enumerate(columns)}
     )

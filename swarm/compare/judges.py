@@ -36,7 +36,9 @@ class BaseJudge(Question):
             InvalidArgument: This cannot be a judge.
         """
         if not isinstance(model, str) or not model.strip():
-            raise InvalidArgument(f"{self.type()}: model={model!r}: must be the name of who judges")
+            raise InvalidArgument(
+                f"{self.type()}: model={model!r}: must be the name of the judging model"
+            )
         self.model = model
         if self.paraphrases is None or len(self.paraphrases) != 1:
             raise InvalidArgument(
@@ -59,8 +61,10 @@ class BaseJudge(Question):
     @property
     def cache_key(self) -> str:
         """Key of the recorded pairs; judges that differ only in their bounds share it."""
-        asked = self.build_call(self.template.text).api_kwargs
-        return make_cache_key(self.type(), {k: v for k, v in asked.items() if k not in self.beside})
+        request_params = self.build_call(self.template.text).api_kwargs
+        return make_cache_key(
+            self.type(), {k: v for k, v in request_params.items() if k not in self.beside}
+        )
 
     def build_call(self, prompt: str) -> ModelCall:
         """Build the request of a prompt, before a rating's parameters are added."""
@@ -103,10 +107,10 @@ class FreeFormJudge(BaseJudge, FreeForm):
 
     def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
         """See `BaseJudge.judge`."""
-        (said,) = yield (SampleRequest(self.build_call(prompt), 0),)
-        if isinstance(said, UserError):
-            return {"": None}, said
-        return {"": said.text}, None
+        (reply,) = yield (SampleRequest(self.build_call(prompt), 0),)
+        if isinstance(reply, UserError):
+            return {"": None}, reply
+        return {"": reply.text}, None
 
 
 class RatingJudge(BaseJudge, Rating):
@@ -129,10 +133,10 @@ class RatingJudge(BaseJudge, Rating):
 
     def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
         """See `BaseJudge.judge`."""
-        asked = self.build_call(prompt)
-        said = yield from request_rating(
-            asked.params, self.model, self.bounds, 0, self.estimate_by_sampling
+        call = self.build_call(prompt)
+        rating = yield from request_rating(
+            call.params, self.model, self.bounds, 0, self.estimate_by_sampling
         )
-        if said.error:
-            return {"": None, "_raw_answer": None, "_probs": None}, said.error
-        return {"": said.answer, "_raw_answer": said.raw_answer, "_probs": said.probs}, None
+        if rating.error:
+            return {"": None, "_raw_answer": None, "_probs": None}, rating.error
+        return {"": rating.answer, "_raw_answer": rating.raw_answer, "_probs": rating.probs}, None

@@ -53,12 +53,12 @@ def validate_params(params: dict[str, Any], model: str) -> dict[str, Any]:
         InvalidArgument: "messages" is not a list of turns, or a token limit is not an integer.
     """
     turns = params.get("messages")
-    fine = isinstance(turns, list) and all(
+    valid = isinstance(turns, list) and all(
         isinstance(turn, dict) and isinstance(turn.get("content"), str | list | None)
         for turn in turns
     )
-    if not fine:
-        raise InvalidArgument(f"{model}: messages={turns!r:.60} is no list of turns")
+    if not valid:
+        raise InvalidArgument(f"{model}: messages={turns!r:.60} is not a list of turns")
     for key in ("max_tokens", "max_completion_tokens"):
         if not isinstance(params.get(key), int | None):
             raise InvalidArgument(f"{model}: {key}={params[key]!r:.60}: must be an integer")
@@ -87,7 +87,7 @@ class ModelAdapter:
             InvalidArgument: An argument is not callable.
         """
         if not (callable(model_selector) and callable(prepare_function)):
-            raise InvalidArgument("ModelAdapter.register: has to be given two functions")
+            raise InvalidArgument("ModelAdapter.register: must be given two functions")
         cls._handlers.append((model_selector, prepare_function))
 
     @classmethod

@@ -214,8 +214,8 @@ class Question(ABC):
     ) -> None:
         validation.refuse_unknown(self.type(), list(unknown), validation.list_arguments(type(self)))
         self.name = validation.validate_name(name)
-        asked = validation.validate_conversations(paraphrases, messages, system)
-        self.paraphrases, self.messages = asked
+        validated = validation.validate_conversations(paraphrases, messages, system)
+        self.paraphrases, self.messages = validated
         self.system, self.logit_bias = system, validation.validate_logit_bias(logit_bias)
         key = "samples_per_paraphrase"
         self.samples_per_paraphrase = validation.validate_int(key, samples_per_paraphrase)
@@ -322,7 +322,7 @@ class Question(ABC):
             rows: Request and sample index of each row.
             during: Closed after the last script has ended.
         """
-        return (self.row(asked, sample) for asked, sample in rows)
+        return (self.row(call, sample) for call, sample in rows)
 
     def df(
         self, model_groups: Mapping[str, Sequence[str]], details: bool = False
@@ -387,7 +387,7 @@ class QuestionPlan:
         ]
         # Prepare all requests now, so that an error of a ModelAdapter handler is raised before any
         # request is sent.
-        self.sent = [asked.api_kwargs for asked in self.asked]
+        self.sent = [call.api_kwargs for call in self.asked]
         # A conversation that occurs twice gets separate samples for its second occurrence.
         seen: Counter[str] = Counter()
         self.before = []
@@ -399,9 +399,9 @@ class QuestionPlan:
     def iter_requests(self) -> Iterator[SampleRequest]:
         """Yield the request and sample index of each row."""
         each = self.question.samples_per_paraphrase
-        for asked, before in zip(self.asked, cycle(self.before), strict=False):
-            for sample in range(before * each, (before + 1) * each):
-                yield SampleRequest(asked, sample)
+        for call, offset in zip(self.asked, cycle(self.before), strict=False):
+            for sample in range(offset * each, (offset + 1) * each):
+                yield SampleRequest(call, sample)
 
     def take_blocks(self, rows: Iterator[SampleRow]) -> dict[str, list[ParaphraseBlock]]:
         """Consume this question's rows, which are next in the iterator."""
@@ -447,20 +447,20 @@ def ask_questions(
 def run_all(parts: Sequence[QuestionPlan], during: ExitStack, title: str) -> list[SampleRow]:
     """Return the rows of all questions, one question after the other."""
     scripts = (part.question.scripts(part.iter_requests(), during) for part in parts)
-    made = run_scripts(chain.from_iterable(scripts), title, lambda: print_detectable(parts))
-    return list(chain.from_iterable(one if isinstance(one, list) else [one] for one in made))
+    frames = run_scripts(chain.from_iterable(scripts), title, lambda: print_detectable(parts))
+    return list(chain.from_iterable(one if isinstance(one, list) else [one] for one in frames))
 
 
 def print_detectable(parts: Sequence[QuestionPlan]) -> None:
     """Print to stderr which differences between the groups of each question are detectable."""
     from swarm.stats.summary_table import detectable
 
-    said: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for part in parts:
         if len(part.groups) > 1:
             each = part.question.samples_per_paraphrase
-            said[detectable(part.groups, len(part.messages), each)] = None
-    for line in said:
+            lines[detectable(part.groups, len(part.messages), each)] = None
+    for line in lines:
         print(line, file=sys.stderr)
 
 
@@ -502,7 +502,7 @@ def build_question(item: yaml_loader.QuestionEntry) -> Any:
     except UserError as error:
         raise InvalidArgument(f"{item.location}: {error}") from None
     except TypeError:
-        raise InvalidArgument(f"{item.location}: its keys must be texts") from None
+        raise InvalidArgument(f"{item.location}: its keys must be strings") from None
 
 
 def load_questions(place: str | Path) -> list[Question]:
@@ -517,18 +517,20 @@ def load_questions(place: str | Path) -> list[Question]:
     first: dict[str, yaml_loader.QuestionEntry] = {}
     for item in found:
         if (other := first.setdefault(item.said["name"], item)) is not item:
-            raise InvalidArgument(f"{other.location} and {item.location} have one name; rename one")
-    asking = [item for item in found if not str(item.said.get("type")).endswith("_judge")]
-    if not asking:
+            raise InvalidArgument(
+                f"{other.location} and {item.location} have the same name; rename one"
+            )
+    questions = [item for item in found if not str(item.said.get("type")).endswith("_judge")]
+    if not questions:
         raise InvalidArgument(
-            f"{place}: there are no questions in it; it must be {yaml_loader.EXPECTED_FORM}"
+            f"{place}: contains no questions; it must be {yaml_loader.EXPECTED_FORM}"
         )
-    return [build_question(item) for item in asking]
+    return [build_question(item) for item in questions]
 
 
 def forget_answers(question: Question, model: str, judges: bool = False) -> bool:
     """Delete a model's cached answers to a question; see `Question.clear_cache`."""
-    asked = [ModelCall(model, question.params(messages)) for messages in question.as_messages()]
+    calls = [ModelCall(model, question.params(messages)) for messages in question.as_messages()]
     first, number = 0, question.samples_per_paraphrase
     dropped = 0
     while True:
@@ -540,11 +542,13 @@ def forget_answers(question: Question, model: str, judges: bool = False) -> bool
                     question.row(one, sample) for sample in range(first, first + number)
                 ),
             )
-            for one in asked
+            for one in calls
         ]
-        keys = [key for _, some in rows for one in some for key in one.keys]
+        keys = [key for _, replays in rows for one in replays for key in one.keys]
         if judges:
-            keys += [key for one, some in rows for key in _judgement_keys(question, one, some)]
+            keys += [
+                key for one, replays in rows for key in _judgement_keys(question, one, replays)
+            ]
         found = open_answer_cache().delete(list(dict.fromkeys(keys)))
         dropped += found
         if first and not found:
@@ -553,13 +557,15 @@ def forget_answers(question: Question, model: str, judges: bool = False) -> bool
 
 
 def _judgement_keys(
-    question: Question, asked: ModelCall, rows: Sequence[CacheOnlyReplay[Any]]
+    question: Question, call: ModelCall, rows: Sequence[CacheOnlyReplay[Any]]
 ) -> list[str]:
     """Return the cache keys of the verdicts of the question's judges on these answers."""
-    said = content_as_text(asked.params["messages"][-1]["content"])
+    question_text = content_as_text(call.params["messages"][-1]["content"])
     answers = {row.result.columns["answer"] for row in rows if row.result}
     judges = (getattr(question, "judges", None) or {}).values()
-    prompts = [(judge, judge.template.fill(said, a)) for judge in judges for a in sorted(answers)]
+    prompts = [
+        (judge, judge.template.fill(question_text, a)) for judge in judges for a in sorted(answers)
+    ]
     return [
         key
         for one in replay_from_cache(j.judge(prompt) for j, prompt in prompts)

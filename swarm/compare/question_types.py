@@ -53,26 +53,26 @@ def resolve_judges(judges: Any) -> dict[str, Any] | None:
                 "and none "
                 f"that starts with _ or ends with {', '.join(RESERVED_SUFFIXES)}"
             )
-    return {name: resolve_judge(name, said) for name, said in judges.items()}
+    return {name: resolve_judge(name, given) for name, given in judges.items()}
 
 
 def resolve_judge(name: str, said: Any) -> Any:
     """Resolve one judge; see `resolve_judges`."""
-    made = said
+    judge = said
     if isinstance(said, str):
-        made = Question.from_yaml(said)
+        judge = Question.from_yaml(said)
     elif isinstance(said, Mapping):
         try:
-            made = Question.create(**said)
+            judge = Question.create(**said)
         except InvalidArgument as error:
             raise InvalidArgument(f"judge {name}: {error}") from None
-    if not getattr(made, "judges_answers", False):
-        kind = made.type() if isinstance(made, Question) else type(made).__name__
+    if not getattr(judge, "judges_answers", False):
+        kind = judge.type() if isinstance(judge, Question) else type(judge).__name__
         raise InvalidArgument(
             f"judge {name}: must be a free_form_judge or a rating_judge, its arguments or its "
             f"name in YAML; it is a {kind}"
         )
-    return made
+    return judge
 
 
 class FreeForm(Question):
@@ -116,9 +116,9 @@ class FreeForm(Question):
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """See `Question.params`."""
-        own = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        told = {key: value for key, value in own.items() if value is not None}
-        return {**super().params(messages), **told}
+        settings = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        given = {key: value for key, value in settings.items() if value is not None}
+        return {**super().params(messages), **given}
 
     @property
     def layout(self) -> ColumnLayout:
@@ -138,22 +138,22 @@ class FreeForm(Question):
         if not self.judges:
             # One script per paraphrase and model: reading thousands of cached answers takes half
             # the time of one script per row.
-            return (self._answer_rows(list(some)) for _, some in groupby(rows, itemgetter(0)))
+            return (self._answer_rows(list(group)) for _, group in groupby(rows, itemgetter(0)))
         judging = [
             during.enter_context(JudgeRun(name, judge)) for name, judge in self.judges.items()
         ]
-        return (self._judge_row(asked, sample, judging) for asked, sample in rows)
+        return (self._judge_row(call, sample, judging) for call, sample in rows)
 
     def _answer_rows(self, wants: list[SampleRequest]) -> Script[list[SampleRow]]:
-        return [answer_row(said) for said in (yield wants)]
+        return [answer_row(outcome) for outcome in (yield wants)]
 
     def _judge_row(
-        self, asked: ModelCall, sample: int, judging: list[JudgeRun]
+        self, call: ModelCall, sample: int, judging: list[JudgeRun]
     ) -> Script[SampleRow]:
-        row = yield from self.row(asked, sample)
+        row = yield from self.row(call, sample)
         if row.error is not None:
             return row
-        question, answer = asked.params["messages"][-1]["content"], row.columns["answer"]
+        question, answer = call.params["messages"][-1]["content"], row.columns["answer"]
         verdicts = yield from run_together([one.judge_answer(question, answer) for one in judging])
         columns = dict(row.columns)
         for verdict in verdicts:

@@ -59,9 +59,9 @@ def save_figures(place: Path, df: "pd.DataFrame", column: str, by: str) -> list[
     if _needs_heatmap(df, column):
         figures[f"{column_file_stem(column)}_models"] = lambda: heatmap(df, column)
     lines = []
-    for name, made in figures.items():
+    for name, build_figure in figures.items():
         try:
-            figure = made()
+            figure = build_figure()
         except InvalidArgument as error:
             lines += ["", f"No figure: {escape_markdown(str(error))}."]
             (place / f"{name}.png").unlink(missing_ok=True)
@@ -117,12 +117,12 @@ def write_report(
     Raises:
         UserError: The folder cannot be written.
     """
-    how = (
+    method = (
         "Intervals are 95 % ones by a bootstrap of models, paraphrases and samples; p values of "
         "pairs are corrected by Holm's method over all pairs of one table. Answers that were "
         "refused or failed are in no share and no mean; they are counted."
     )
-    lines = [f"# {escape_markdown(title)}", "", how, ""]
+    lines = [f"# {escape_markdown(title)}", "", method, ""]
     for group, models in (groups or {}).items():
         lines.append(
             f"- {escape_markdown(group)}: {', '.join(escape_markdown(model) for model in models)}"
@@ -156,14 +156,14 @@ def write_question_section(folder: str | Path, name: str, df: "pd.DataFrame") ->
     Raises:
         UserError: The folder cannot be written.
     """
-    place = Path(folder) / name
+    section_folder = Path(folder) / name
     rows = (
         json.dumps(to_json_value(row), ensure_ascii=False, default=str)
         for row in df.to_dict("records")
     )
-    _write_text(place / "data.jsonl", "".join(f"{row}\n" for row in rows))
+    _write_text(section_folder / "data.jsonl", "".join(f"{row}\n" for row in rows))
     flat = df.apply(lambda column: to_hashable_column(column.astype(object)))
-    _write_text(place / "data.csv", as_csv(flat))
+    _write_text(section_folder / "data.csv", as_csv(flat))
     sections = [
         f"## {escape_markdown(name)}",
         "",
@@ -172,7 +172,7 @@ def write_question_section(folder: str | Path, name: str, df: "pd.DataFrame") ->
         *_format_counts(df),
     ]
     for column in find_answer_columns(df):
-        sections += ["", *_write_column_section(place, df, column)]
+        sections += ["", *_write_column_section(section_folder, df, column)]
     files = " and ".join(_markdown_link(name, file) for file in ("data.jsonl", "data.csv"))
     sections += ["", f"All answers: {files}."]
     return "\n".join([*sections, ""])
@@ -222,34 +222,36 @@ def _format_counts(df: "pd.DataFrame") -> list[str]:
     # The rows of a model in several groups are repeated, but were requested once.
     keys = [key for key in ("model", "paraphrase_ix", "sample") if key in df]
     once = df.drop_duplicates(keys) if "sample" in df else df
-    told = [_format_cost(once)] if "cost" in df else []
-    for column, what in (("prompt_tokens", "prompt tokens"), ("new_tokens", "new tokens")):
+    parts = [_format_cost(once)] if "cost" in df else []
+    for column, label in (("prompt_tokens", "prompt tokens"), ("new_tokens", "new tokens")):
         if column in df:
-            told.append(f"{once[column].sum():,.0f} {what}")
-    return [*lines, "", f"Answers alone, without judges: {', '.join(told)}."] if told else lines
+            parts.append(f"{once[column].sum():,.0f} {label}")
+    return [*lines, "", f"Unjudged answers: {', '.join(parts)}."] if parts else lines
 
 
-def _write_column_section(place: Path, df: "pd.DataFrame", column: str) -> list[str]:
+def _write_column_section(folder: Path, df: "pd.DataFrame", column: str) -> list[str]:
     """Write one column's tables by group, or by model if there is one group."""
     from swarm.stats.group_tests import pairwise
     from swarm.stats.summary_table import summary
 
     category = _category_column(df)
-    wholes = [f"{column_file_stem(column)}_{what}.csv" for what in ("summary", "differences")]
+    files = [
+        f"{column_file_stem(column)}_{table_kind}.csv" for table_kind in ("summary", "differences")
+    ]
     lines = [
         f"### {escape_markdown(column)}",
-        *(save_figures(place, df, column, category) if len(df) else ()),
+        *(save_figures(folder, df, column, category) if len(df) else ()),
     ]
     found = summary(df, column, category)
-    _write_text(place / wholes[0], as_csv(found))
+    _write_text(folder / files[0], as_csv(found))
     lines += ["", *_summary_table(found, category)]
     if df[category].nunique() < 2:
-        (place / wholes[1]).unlink(missing_ok=True)  # left by a former run with more groups
-        return [*lines, "", f"Whole table: {_markdown_link(place.name, wholes[0])}."]
+        (folder / files[1]).unlink(missing_ok=True)  # left by a former run with more groups
+        return [*lines, "", f"Whole table: {_markdown_link(folder.name, files[0])}."]
     pairs = pairwise(df, column, category)
-    _write_text(place / wholes[1], as_csv(pairs))
+    _write_text(folder / files[1], as_csv(pairs))
     kind = infer_kind(df[column].dropna())
-    links = " and ".join(_markdown_link(place.name, file) for file in wholes)
+    links = " and ".join(_markdown_link(folder.name, file) for file in files)
     return [
         *lines,
         "",
@@ -265,24 +267,26 @@ def _summary_table(found: "pd.DataFrame", category: str) -> list[str]:
     """Format the rows of each category; the first of them has the counts."""
     rows: list[list[str]] = []
     for name, part in found.groupby(category, sort=False):
-        some = part[(part["value"] != 0) | (part["answer"] == "mean")]
-        told = [
+        shown = part[(part["value"] != 0) | (part["answer"] == "mean")]
+        cells = [
             [escape_markdown(_shorten_answer(row["answer"])), _format_interval(row)]
-            for row in some.head(MAX_ANSWERS_SHOWN).to_dict("records")
+            for row in shown.head(MAX_ANSWERS_SHOWN).to_dict("records")
         ]
         first = part.iloc[0]
         if not first["n"]:
-            told = [["–", "–"]]
-        elif len(some) > MAX_ANSWERS_SHOWN:
-            told.append(
+            cells = [["–", "–"]]
+        elif len(shown) > MAX_ANSWERS_SHOWN:
+            cells.append(
                 [
-                    f"{len(some) - MAX_ANSWERS_SHOWN} more",
-                    format_number(some["value"][MAX_ANSWERS_SHOWN:].sum()),
+                    f"{len(shown) - MAX_ANSWERS_SHOWN} more",
+                    format_number(shown["value"][MAX_ANSWERS_SHOWN:].sum()),
                 ]
             )
         counts = [str(first[key]) for key in ("n", "refused", "errors")]
-        rows.append([escape_markdown(str(name)), *told[0], *counts, escape_markdown(first["note"])])
-        rows += [["", *one, "", "", "", ""] for one in told[1:]]
+        rows.append(
+            [escape_markdown(str(name)), *cells[0], *counts, escape_markdown(first["note"])]
+        )
+        rows += [["", *one, "", "", "", ""] for one in cells[1:]]
     return format_table(
         [escape_markdown(category), "answer", "value", "n", "refused", "failed", "note"], rows
     )
@@ -309,26 +313,26 @@ def describe_differences(pairs: "pd.DataFrame") -> list[str]:
     """Summarize the tests of pairs without overclaiming; lines begin with `CONCLUSION_STARTS`."""
     tested = pairs[pairs["p_holm"].notna()]
     if not len(tested):
-        return ["Nothing could be tested: there are too few answers."]
-    seen = tested[tested["p_holm"] <= 0.05]
-    rest = len(tested) - len(seen)
+        return ["Nothing could be tested: too few answers."]
+    detected = tested[tested["p_holm"] <= 0.05]
+    rest = len(tested) - len(detected)
     least = tested["note"].str.extract(r"no p value below (\S+) is")[0].astype(float)
     # Even the smallest possible p value would not be significant after Holm's correction.
     if bool((least * len(tested) > 0.05).all()):
-        return ["No difference could have been seen: there is too little to compare."]
-    if not len(seen):
-        return ["No difference was seen. That does not show that there is none."]
+        return ["No difference could have been detected: too few answers."]
+    if not len(detected):
+        return ["No difference was detected. This does not show that there is none."]
     names = [
         f"{escape_markdown(str(r['a']))} and {escape_markdown(str(r['b']))}"
-        for r in seen.to_dict("records")
+        for r in detected.to_dict("records")
     ]
     more = f" and {len(names) - 5} more pairs" if len(names) > 5 else ""
-    others = f" Of {pluralize(rest, 'other pair')} none was seen to differ." if rest else ""
+    others = f" Of {pluralize(rest, 'other pair')} no difference was detected." if rest else ""
     return [f"Different at 5 %, corrected: {'; '.join(names[:5])}{more}.{others}"]
 
 
-def _format_interval(row: Mapping[str, Any], of: str = "value") -> str:
-    value, low, high = row[of], row["low"], row["high"]
+def _format_interval(row: Mapping[str, Any], column: str = "value") -> str:
+    value, low, high = row[column], row["low"], row["high"]
     if math.isnan(low):
         return format_number(value)
     return f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
@@ -345,7 +349,7 @@ def _format_cost(rows: "pd.DataFrame") -> str:
     free = [escape_markdown(str(name)) for name in costs.index[costs.isna()]]
     if len(free) == len(costs):
         return "no price known"
-    least = f"at least, as no price is known of {', '.join(free[:5])}" if free else ""
+    least = f"at least, as no price is known for {', '.join(free[:5])}" if free else ""
     return f"cost ${costs.sum():.{2 if costs.sum() >= 1 else 6}f} {least}".strip()
 
 

@@ -77,10 +77,10 @@ def _check_writable(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except ImportError as error:
-        raise UserError(f"{missing_extra_error(error)}; nothing was asked") from None
+        raise UserError(f"{missing_extra_error(error)}; no request was sent") from None
     except OSError as error:
         raise UserError(
-            f"folder={folder}: nothing can be written there ({error.strerror}); nothing was asked"
+            f"folder={folder}: is not writable ({error.strerror}); no request was sent"
         ) from None
 
 
@@ -94,13 +94,13 @@ def _ask_and_report(
     by_name = dict(zip((question.name for question in questions), frames, strict=True))
     failed = sum(int(frame["error"].notna().sum()) for frame in frames)
     if all((frame["answer"].isna() & frame["error"].notna()).all() for frame in frames):
-        raise UserError(f"nothing was answered, so {folder} is left as it was")
+        raise UserError(f"there are no answers, so {folder} is unchanged")
     if found := write_report(folder, by_name, groups):
         print(found)
     rows = sum(map(len, frames))
     print(f"{pluralize(rows, 'row')}, {failed} with an error: {folder / 'report.md'}")
     first = shlex.quote(str(folder / questions[0].name / "data.jsonl"))
-    print(f"to browse them: python -m swarm.compare view {first}", file=sys.stderr)
+    print(f"browse them with:  python -m swarm.compare view {first}", file=sys.stderr)
     return by_name
 
 
@@ -124,7 +124,7 @@ def parse_models(models: Any) -> dict[str, list[str]]:
         ):
             return lists
     raise InvalidArgument(
-        "models: has to be a,b for a group each, or {group: [a, b], ...}; e.g. "
+        "models: must be a,b for a group each, or {group: [a, b], ...}; e.g. "
         "models=local/base,local/rooms"
     )
 
@@ -145,15 +145,15 @@ def select_questions(file: Path, names: Any, samples: Any) -> "list[Question]":
     ]
     if names is not None:
         listed = names if isinstance(names, list) else str(names).split(",")
-        wanted = list(dict.fromkeys(str(name).strip() for name in listed))
-        there = {question.name: question for question in found}
-        if missing := [name for name in wanted if name not in there]:
+        requested = list(dict.fromkeys(str(name).strip() for name in listed))
+        by_name = {question.name: question for question in found}
+        if missing := [name for name in requested if name not in by_name]:
             raise InvalidArgument(
-                f"questions={missing[0]}: {file} has {', '.join(there) or 'none'}"
+                f"questions={missing[0]}: {file} has {', '.join(by_name) or 'none'}"
             )
-        found = [there[name] for name in wanted]
+        found = [by_name[name] for name in requested]
     if not found:
-        raise InvalidArgument(f"{file}: there is no question in it that can be asked of a model")
+        raise InvalidArgument(f"{file}: contains no question for a model")
     if samples is not None:
         if type(samples) is not int or samples < 1:
             raise InvalidArgument(f"samples={samples!r}: must be an integer, 1 or more")
@@ -182,4 +182,4 @@ def describe_plan(
         )
         if len(groups) > 1:
             lines.append(f"  {detectable(groups, wordings, each)}")
-    return [*lines, f"models: {', '.join(models)}", "nothing was asked (dry_run)"]
+    return [*lines, f"models: {', '.join(models)}", "no request was sent (dry_run)"]

@@ -111,31 +111,31 @@ class Runner:
             Arguments and (result, parameters that were sent); for a failed call (None, {}), and the
                 reason is printed to stderr.
         """
-        given = [{k: v for k, v in one.items() if not k.startswith("_")} for one in kwargs_list]
+        arguments = [{k: v for k, v in one.items() if not k.startswith("_")} for one in kwargs_list]
         workers = (
             get_max_workers() if max_workers is None else validate_int("max_workers", max_workers)
         )
         owner = getattr(func, "__self__", None)
         if getattr(func, "__func__", None) in SCRIPTED_METHODS:
             make = getattr(owner, f"_{func.__name__}")
-            scripts = [_catch_user_errors(make(**one)) for one in given]
-            done: Iterator[tuple[int, Any]] = as_completed(
+            scripts = [_catch_user_errors(make(**one)) for one in arguments]
+            results: Iterator[tuple[int, Any]] = as_completed(
                 scripts, title or self.model, workers, silent
             )
         else:
-            done = _run_in_threads(func, given, workers, executor)
-        yield from _report_failures(kwargs_list, in_number_order(done) if in_order else done)
+            results = _run_in_threads(func, arguments, workers, executor)
+        yield from _report_failures(kwargs_list, in_number_order(results) if in_order else results)
 
     def _run_one(self, script: Script[RunnerResult | UserError]) -> RunnerResult:
-        [said] = run_scripts([script], self.model)
-        if isinstance(said, UserError):
-            raise said
-        return said
+        [result] = run_scripts([script], self.model)
+        if isinstance(result, UserError):
+            raise result
+        return result
 
     def _get_text(self, params: Mapping[str, Any]) -> Script[RunnerResult | UserError]:
-        asked = ModelCall(self.model, validate_params(params))
-        [heard] = yield [SampleRequest(asked)]
-        return heard if isinstance(heard, UserError) else (heard.text, asked.api_kwargs)
+        call = ModelCall(self.model, validate_params(params))
+        [outcome] = yield [SampleRequest(call)]
+        return outcome if isinstance(outcome, UserError) else (outcome.text, call.api_kwargs)
 
     def _single_token_probs(
         self, params: Mapping[str, Any], num_samples: int = 1, convert_to_probs: bool = True
@@ -143,9 +143,9 @@ class Runner:
         from swarm.compare.token_probs import MOST_TOP_LOGPROBS, read_next_token, with_logprobs
 
         top = params.get("top_logprobs", MOST_TOP_LOGPROBS)
-        asked = ModelCall(self.model, with_logprobs(validate_params(params), top))
-        found = yield from read_next_token(asked, range(num_samples), convert_to_probs)
-        return found.error or (found.answer, asked.api_kwargs)
+        call = ModelCall(self.model, with_logprobs(validate_params(params), top))
+        found = yield from read_next_token(call, range(num_samples), convert_to_probs)
+        return found.error or (found.answer, call.api_kwargs)
 
     def _sample_probs(
         self, params: Mapping[str, Any], num_samples: int
@@ -176,7 +176,7 @@ def validate_params(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not isinstance(params, Mapping) or not params.get("messages"):
         raise InvalidArgument(
-            'params: has to be a dict with "messages": [{"role": ..., "content": ...}]'
+            'params: must be a dict with "messages": [{"role": ..., "content": ...}]'
         )
     validate_conversation(params["messages"])
     return params
@@ -194,9 +194,9 @@ def in_number_order(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any
 
 
 def _report_failures(
-    kwargs_list: Sequence[Mapping[str, Any]], done: Iterator[tuple[int, Any]]
+    kwargs_list: Sequence[Mapping[str, Any]], results: Iterator[tuple[int, Any]]
 ) -> Any:
-    for number, one in done:
+    for number, one in results:
         if isinstance(one, Exception):
             print(f"call {number} failed: {one}", file=sys.stderr)
             one = (None, {})
@@ -204,13 +204,13 @@ def _report_failures(
 
 
 def _run_in_threads(
-    func: Callable[..., Any], given: Sequence[Any], workers: int, executor: Executor | None
+    func: Callable[..., Any], arguments: Sequence[Any], workers: int, executor: Executor | None
 ) -> Generator[tuple[int, Any], None, None]:
     """Yield the index and the result or exception of each call as it completes."""
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
-    own = executor or ThreadPoolExecutor(workers)
-    futures = {own.submit(func, **one): number for number, one in enumerate(given)}
+    pool = executor or ThreadPoolExecutor(workers)
+    futures = {pool.submit(func, **one): number for number, one in enumerate(arguments)}
     try:
         for future in as_completed(futures):
             error = future.exception()
@@ -219,4 +219,4 @@ def _run_in_threads(
         for future in futures:
             future.cancel()
         if executor is None:
-            own.shutdown(wait=False)
+            pool.shutdown(wait=False)

@@ -42,14 +42,14 @@ def read_environment_pairs() -> list[EndpointPair]:
     If OPENAI_BASE_URL is set, OPENAI_API_KEY belongs to that server, which may need no key.
     """
     found = []
-    own = os.environ.get(BASE_URL_VARIABLE, "").strip()
-    if own:
-        found.append((own, os.environ.get("OPENAI_API_KEY", "").strip(), BASE_URL_VARIABLE))
+    base_url = os.environ.get(BASE_URL_VARIABLE, "").strip()
+    if base_url:
+        found.append((base_url, os.environ.get("OPENAI_API_KEY", "").strip(), BASE_URL_VARIABLE))
     for variable in sorted(os.environ):
         for prefix, url in ENDPOINT_URLS.items():
             key = os.environ[variable].strip()
-            moved = own and variable == "OPENAI_API_KEY"
-            if key and not moved and (variable == prefix or variable.startswith(f"{prefix}_")):
+            overridden = base_url and variable == "OPENAI_API_KEY"
+            if key and not overridden and (variable == prefix or variable.startswith(f"{prefix}_")):
                 found.append((url, key, variable))
     return found
 
@@ -62,11 +62,11 @@ class SettingsProxy(type):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if not hasattr(cls, name):
-            near = get_close_matches(name, dir(cls), 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise InvalidArgument(f"Config.{name}: there is no such setting{meant}")
-        own = name in DEFAULTS or name in ("models", "_pairs", "_folder")
-        type.__setattr__(CompareSettings if own else cls, name, value)
+            matches = get_close_matches(name, dir(cls), 1)
+            suggestion = f"; did you mean {matches[0]}?" if matches else ""
+            raise InvalidArgument(f"Config.{name}: no such setting{suggestion}")
+        is_setting = name in DEFAULTS or name in ("models", "_pairs", "_folder")
+        type.__setattr__(CompareSettings if is_setting else cls, name, value)
 
     @property
     def url_key_pairs(cls) -> list[EndpointPair]:

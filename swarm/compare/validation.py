@@ -16,8 +16,8 @@ def list_arguments(kind: type) -> list[str]:
     """Return the arguments of a class, including those of its bases."""
     found: dict[str, None] = {}
     for one in kind.__mro__[:-1]:
-        if made := vars(one).get("__init__"):
-            for parameter in inspect.signature(made).parameters.values():
+        if init := vars(one).get("__init__"):
+            for parameter in inspect.signature(init).parameters.values():
                 if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
                     found[parameter.name] = None
     return [name for name in found if name != "self"]
@@ -30,9 +30,9 @@ def refuse_unknown(what: str, unknown: Sequence[str], known: Sequence[str]) -> N
         InvalidArgument: There are some.
     """
     for name in unknown:
-        near = get_close_matches(str(name), known, 1)
-        meant = f"did you mean {near[0]}? Arguments" if near else "arguments"
-        raise InvalidArgument(f"{what} has no argument {name!r}; {meant}: {', '.join(known)}")
+        matches = get_close_matches(str(name), known, 1)
+        suggestion = f"did you mean {matches[0]}? Arguments" if matches else "arguments"
+        raise InvalidArgument(f"{what} has no argument {name!r}; {suggestion}: {', '.join(known)}")
 
 
 def validate_name(name: str | None) -> str:
@@ -45,7 +45,8 @@ def validate_name(name: str | None) -> str:
         return UNNAMED_QUESTION
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name) or not name.strip("."):
         raise InvalidArgument(
-            f"name={name!r}: a name has letters, digits and _ - [ ] ( ) . alone, and not only dots"
+            f"name={name!r}: a name may contain only letters, digits and _ - [ ] ( ) . and not "
+            f"only dots"
         )
     return name
 
@@ -83,25 +84,21 @@ def validate_conversations(
         InvalidArgument: Both or neither are given, or they are malformed.
     """
     if (paraphrases is None) == (messages is None):
-        raise InvalidArgument(
-            "a question needs either paraphrases=[...] or messages=[[...]], not both"
-        )
+        raise InvalidArgument("a question needs either paraphrases=[...] or messages=[[...]]")
     if system is not None and not isinstance(system, str):
-        raise InvalidArgument(f"system={system!r}: must be a text")
+        raise InvalidArgument(f"system={system!r}: must be a string")
     if paraphrases is not None:
         if isinstance(paraphrases, str) or not isinstance(paraphrases, Sequence) or not paraphrases:
             raise InvalidArgument(
-                f"paraphrases={paraphrases!r}: must be a list of one text or more"
+                f"paraphrases={paraphrases!r}: must be a list of at least one string"
             )
         for one in paraphrases:
             validate_content(f"paraphrases: {one!r}", one)
         return list(paraphrases), None
     if system is not None:
-        raise InvalidArgument(
-            "system goes with paraphrases; write it into messages as their first turn"
-        )
+        raise InvalidArgument("system requires paraphrases; add it to messages as the first turn")
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-        raise InvalidArgument(f"messages={messages!r}: must be a list of one conversation or more")
+        raise InvalidArgument(f"messages={messages!r}: must be a list of at least one conversation")
     return None, [validate_conversation(one) for one in messages]
 
 
@@ -115,10 +112,10 @@ def validate_conversation(turns: Any) -> list[dict[str, Any]]:
     if isinstance(turns, Mapping):
         raise InvalidArgument(f"messages is a list of conversations, each of them a list: [{form}]")
     if isinstance(turns, str) or not isinstance(turns, Sequence) or not turns:
-        raise InvalidArgument(f"messages: {turns!r} is no conversation, which looks like {form}")
+        raise InvalidArgument(f"messages: {turns!r} is not a conversation such as {form}")
     for turn in turns:
         if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
-            raise InvalidArgument(f"messages: {turn!r} is no turn, which looks like {form}")
+            raise InvalidArgument(f"messages: {turn!r} is not a turn such as {form}")
     validate_content(f"messages: the last turn {turns[-1]!r}", turns[-1].get("content"))
     return [dict(turn) for turn in turns]
 
@@ -132,7 +129,7 @@ def validate_content(place: str, value: Any) -> None:
     parts = isinstance(value, Sequence) and bool(value) and all(isinstance(p, dict) for p in value)
     if not (isinstance(value, str) or parts):
         raise InvalidArgument(
-            f'{place}: must be a text, or a list of parts such as {{"type": "text"}}'
+            f'{place}: must be a string, or a list of parts such as {{"type": "text"}}'
         )
 
 
@@ -191,24 +188,24 @@ def parse_model_groups(groups: Any) -> dict[str, list[str]]:
     if not isinstance(groups, Mapping):
         raise InvalidArgument(f"{form}, not as {type(groups).__name__}: {shorten_repr(groups)}")
     if not groups:
-        raise InvalidArgument(f"no models to ask; {form}")
+        raise InvalidArgument(f"no models; {form}")
     found: dict[str, list[str]] = {}
     for group, models in groups.items():
         # Accept a column of a data frame like a list.
         models = models.tolist() if hasattr(models, "tolist") else models
         if not isinstance(group, str):
-            raise InvalidArgument(f"group {group!r}: its name must be a text; {form}")
+            raise InvalidArgument(f"group {group!r}: its name must be a string; {form}")
         if isinstance(models, str) or not isinstance(models, (Sequence, set, frozenset)):
             raise InvalidArgument(
-                f"group {group!r}: {shorten_repr(models)} is no list of models; {form}"
+                f"group {group!r}: {shorten_repr(models)} is not a list of models; {form}"
             )
         for model in models:
             if not isinstance(model, str) or not model.strip():
                 raise InvalidArgument(
-                    f"group {group!r}: {shorten_repr(model)} is no model's name; {form}"
+                    f"group {group!r}: {shorten_repr(model)} is not a model's name; {form}"
                 )
         if not models:
-            raise InvalidArgument(f"group {group!r} has no models; name some or leave it out")
+            raise InvalidArgument(f"group {group!r} has no models; name some or remove it")
         ordered = sorted(models) if isinstance(models, set | frozenset) else models
         found[group] = list(dict.fromkeys(ordered))
     return found

@@ -40,8 +40,8 @@ def list_files(place: str | Path | None = None) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        told = "; set Config.yaml_dir to the folder of your questions" if place is None else ""
-        raise InvalidArgument(f"{path}: there is no such file or folder of questions in YAML{told}")
+        hint = "; set Config.yaml_dir to the folder of your questions" if place is None else ""
+        raise InvalidArgument(f"{path}: no such file or folder of questions in YAML{hint}")
     return sorted(one for one in path.iterdir() if one.suffix in (".yaml", ".yml"))
 
 
@@ -52,24 +52,24 @@ def iter_entries(file: Path) -> Iterator[QuestionEntry | InvalidArgument]:
         InvalidArgument: The file is not a list, or cannot be read.
     """
     try:
-        whole = read_yaml(file, "the questions")
+        content = read_yaml(file, "the questions")
     except UserError as error:
         raise InvalidArgument(str(error)) from None
-    if whole is None:
+    if content is None:
         return
-    if not isinstance(whole, list):
-        raise InvalidArgument(f"{file}: must be {EXPECTED_FORM}; it is a {type(whole).__name__}")
-    for number, said in enumerate(whole, 1):
-        if not isinstance(said, dict):
+    if not isinstance(content, list):
+        raise InvalidArgument(f"{file}: must be {EXPECTED_FORM}; it is a {type(content).__name__}")
+    for number, fields in enumerate(content, 1):
+        if not isinstance(fields, dict):
             yield InvalidArgument(
-                f"{file}: item {number} is no mapping; the file must be {EXPECTED_FORM}"
+                f"{file}: item {number} is not a mapping; the file must be {EXPECTED_FORM}"
             )
-        elif not isinstance(said.get("name"), str):
+        elif not isinstance(fields.get("name"), str):
             yield InvalidArgument(
                 f"{file}: item {number} has no name; the file must be {EXPECTED_FORM}"
             )
         else:
-            yield QuestionEntry(file, number, said)
+            yield QuestionEntry(file, number, fields)
 
 
 def load_entries(place: str | Path | None) -> tuple[list[QuestionEntry], list[InvalidArgument]]:
@@ -102,17 +102,17 @@ def find_entry(name: str, place: str | Path | None = None) -> QuestionEntry:
     if len(named) == 1:
         return named[0]
     if named:
-        places = " and ".join(item.location for item in named)
+        locations = " and ".join(item.location for item in named)
         raise InvalidArgument(
-            f"question {name!r} is there {len(named)} times: {places}; rename one"
+            f"question {name!r} exists {len(named)} times: {locations}; rename one"
         )
-    where = Config.yaml_dir if place is None else place
+    folder = Config.yaml_dir if place is None else place
     names = [item.said["name"] for item in found]
-    near = get_close_matches(str(name), names, 1)
-    meant = f"did you mean {near[0]}? There" if near else "there"
+    matches = get_close_matches(str(name), names, 1)
+    suggestion = f"did you mean {matches[0]}? There" if matches else "there"
     broken = "".join(f"; also, {error}" for error in wrong)
     raise InvalidArgument(
-        f"no question {name!r} in {where}; {meant} are: {format_names(names)}{broken}"
+        f"no question {name!r} in {folder}; {suggestion} are: {format_names(names)}{broken}"
     )
 
 
@@ -123,16 +123,16 @@ def format_names(names: Sequence[str]) -> str:
 
 def resolve_local_judges(item: QuestionEntry) -> dict[str, Any]:
     """Return an item's arguments; judges given by name are first looked up in the same file."""
-    said = dict(item.said)
-    judges = said.get("judges")
+    fields = dict(item.said)
+    judges = fields.get("judges")
     if isinstance(judges, dict) and any(isinstance(one, str) for one in judges.values()):
-        own = {
+        local_judges = {
             one.said["name"]: one.said
             for one in iter_entries(item.file)
             if isinstance(one, QuestionEntry)
         }
-        said["judges"] = {
-            column: own.get(one, one) if isinstance(one, str) else one
+        fields["judges"] = {
+            column: local_judges.get(one, one) if isinstance(one, str) else one
             for column, one in judges.items()
         }
-    return said
+    return fields

@@ -81,27 +81,29 @@ def answer_question(question: ConsortiumQuestion, watch: OnEvent | None = None) 
         QuestionInterrupted: It was interrupted; the members' answers so far are recorded.
     """
     prompt = question.turns[-1].content
-    over: list[Iteration] = []
+    iterations: list[Iteration] = []
     answers: list[AgentAnswer] = []
 
     def record_event(number: int, event: Any) -> None:
         if isinstance(event, AgentAnswer):
             answers.append(event)
         elif isinstance(event, Iteration):
-            over.append(event)
+            iterations.append(event)
         if watch:
             watch(number, event)
 
     try:
-        (came,) = question.consortium.run([Request(question.turns, **question.asked)], record_event)
+        (outcome,) = question.consortium.run(
+            [Request(question.turns, **question.asked)], record_event
+        )
     except KeyboardInterrupt:
-        found = partial_result_to_json(question.consortium, prompt, over, answers)
+        found = partial_result_to_json(question.consortium, prompt, iterations, answers)
         _record_run(question, found, "stopped")
         raise QuestionInterrupted(found) from None
-    if isinstance(came, UserError):
-        _record_run(question, {"original_prompt": prompt}, str(came))
-        raise came
-    found = result_to_json(question.consortium, prompt, came, raw=True)
+    if isinstance(outcome, UserError):
+        _record_run(question, {"original_prompt": prompt}, str(outcome))
+        raise outcome
+    found = result_to_json(question.consortium, prompt, outcome, raw=True)
     _record_run(question, found)
     return found
 
@@ -113,7 +115,7 @@ def _record_run(question: ConsortiumQuestion, found: dict[str, Any], error: str 
     try:
         number = RunLog().add(question.name, question.config, found, error)
     except UserError as why:
-        log.warning("the run is not recorded: %s", why)
+        log.warning("could not record the run: %s", why)
     else:
         found.setdefault("metadata", {})["run"] = number
 
@@ -131,24 +133,24 @@ def stream_progress_lines(
     Raises:
         UserError: There is no answer.
     """
-    remarks, told = WarningCollector(), set[str]()
+    warnings, printed = WarningCollector(), set[str]()
 
     def new_warnings() -> list[str]:
-        words = [one for one in dict.fromkeys(remarks.pop_messages()) if one not in told]
-        told.update(words)
-        return [f"warning: {one}" for one in words]
+        messages = [one for one in dict.fromkeys(warnings.pop_messages()) if one not in printed]
+        printed.update(messages)
+        return [f"warning: {one}" for one in messages]
 
-    def run_question(watch: OnEvent) -> dict[str, Any]:
+    def run_question(on_event: OnEvent) -> dict[str, Any]:
         def forward_event(number: int, event: Any) -> None:
-            words: Any = [*new_warnings(), format_event(question.consortium, event)]
-            watch(number, words)
+            lines: Any = [*new_warnings(), format_event(question.consortium, event)]
+            on_event(number, lines)
 
         return answer_question(question, forward_event)
 
     def join_lines(event: tuple[int, list[str]]) -> str | None:
         return "\n".join(filter(None, event[1])) or None
 
-    with remarks if with_warnings else nullcontext():
+    with warnings if with_warnings else nullcontext():
         try:
             found = yield from map_events(stream_events(run_question), join_lines)
         except UserError:
@@ -164,15 +166,15 @@ async def run_in_daemon_thread(function: Callable[..., T], *given: Any) -> T:
     Unlike `asyncio.to_thread`, which after Ctrl-C waits until a slow member has answered.
     """
     loop = asyncio.get_running_loop()
-    came: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
     def set_outcome(value: Any, error: BaseException | None) -> None:
-        if came.done():
+        if future.done():
             return
         if error is None:
-            came.set_result(value)
+            future.set_result(value)
         else:
-            came.set_exception(error)
+            future.set_exception(error)
 
     def run_function() -> None:
         value, wrong = None, None
@@ -184,7 +186,7 @@ async def run_in_daemon_thread(function: Callable[..., T], *given: Any) -> T:
             loop.call_soon_threadsafe(set_outcome, value, wrong)
 
     threading.Thread(target=run_function, name="swarm-apart", daemon=True).start()
-    return await came
+    return await future
 
 
 logger = logging.getLogger(__name__)
@@ -232,7 +234,7 @@ def create_consortium(
     Raises:
         UserError: A value is invalid, or a model, a package or a key is missing.
     """
-    given = {
+    options = {
         "confidence_threshold": confidence_threshold,
         "max_iterations": max_iterations,
         "min_iterations": min_iterations,
@@ -240,17 +242,17 @@ def create_consortium(
     }
     for old, new in LEGACY_ARGUMENTS.items():
         if old in settings:
-            given[new] = settings.pop(old)
+            options[new] = settings.pop(old)
     if isinstance(models, (str, Mapping)) or not models:
-        raise UserError(f"models={models!r}: must be a list of names, one at least")
+        raise UserError(f"models={models!r}: must be a list of at least one name")
     found = members or MemberRegistry()
-    who = [parse_member(one, found.is_known_name, default_count) for one in models]
+    specs = [parse_member(one, found.is_known_name, default_count) for one in models]
     if arbiter is None:
-        judge = default_arbiter(str(given["strategy"]), who)
+        judge = default_arbiter(str(options["strategy"]), specs)
     else:
         judge = parse_member(arbiter, found.is_known_name)
     config = ConsortiumSettings.from_dict(
-        {"system": system_prompt, **given, **settings, "members": who, "arbiter": judge}
+        {"system": system_prompt, **options, **settings, "members": specs, "arbiter": judge}
     )
     if (
         confidence_threshold != ConsortiumSettings.confidence_threshold
@@ -285,7 +287,7 @@ class ConsortiumConfig(ConsortiumSettings):
         arbiter: Any = None,
         **settings: Any,
     ) -> None:
-        given = {
+        options = {
             **settings,
             "confidence_threshold": confidence_threshold,
             "max_iterations": max_iterations,
@@ -296,16 +298,16 @@ class ConsortiumConfig(ConsortiumSettings):
             "minimum_iterations": minimum_iterations,
             "arbiter": arbiter,
         }
-        given |= {key: value for key, value in older.items() if value is not None}
-        found, remarks = convert_settings(given)
-        for words in remarks:
-            logger.warning("%s", words)
+        options |= {key: value for key, value in older.items() if value is not None}
+        found, warnings = convert_settings(options)
+        for warning in warnings:
+            logger.warning("%s", warning)
         if found.get("arbiter") is None and isinstance(found.get("members"), (list, tuple)):
             names = [member_from_config("members", one) for one in found["members"]]
             found["arbiter"] = default_arbiter(str(found["strategy"]), names)
-        made = ConsortiumSettings.from_dict(found)
+        validated = ConsortiumSettings.from_dict(found)
         super().__init__(
-            **{field.name: getattr(made, field.name) for field in fields(ConsortiumSettings)}
+            **{field.name: getattr(validated, field.name) for field in fields(ConsortiumSettings)}
         )
 
 
@@ -355,7 +357,7 @@ class Orchestrator:
         turns = (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
         if not turns or not turns[-1].content.strip():
             raise UserError(
-                "the prompt is empty; give a question, or a conversation that ends with it"
+                "the prompt is empty; give a question, or a conversation that ends with one"
             )
         question = ConsortiumQuestion(
             None, self.config, self.consortium, turns, self.asked, self.log
@@ -371,16 +373,16 @@ class Orchestrator:
 
         Cancelling it prevents further calls.
         """
-        left = threading.Event()
+        abandoned = threading.Event()
 
         def raise_if_cancelled(number: int, event: Any) -> None:
-            if left.is_set():
+            if abandoned.is_set():
                 raise Cancelled
 
         try:
             return await run_in_daemon_thread(self.orchestrate, prompt, raise_if_cancelled)
         finally:
-            left.set()
+            abandoned.set()
 
 
 ConsortiumOrchestrator = Orchestrator

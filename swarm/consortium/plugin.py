@@ -18,8 +18,8 @@ def register_commands(cli: "click.Group") -> None:
     """
     from swarm.consortium.cli import consortium
 
-    before = cli.commands.get("consortium")
-    consortium.hides_another = before not in (None, consortium)  # type: ignore[attr-defined]
+    existing = cli.commands.get("consortium")
+    consortium.hides_another = existing not in (None, consortium)  # type: ignore[attr-defined]
     cli.add_command(consortium)
 
 
@@ -32,20 +32,20 @@ def register_models(register: Callable[..., None], model_aliases: Iterable[Any])
     try:
         from swarm.multi_agent.consortium.store import ConsortiumStore
 
-        shelf = ConsortiumStore()
-        if not (names := shelf.list_names()):
+        store = ConsortiumStore()
+        if not (names := store.list_names()):
             return
         from swarm.consortium.llm_plugin import AsyncConsortiumModel, ConsortiumModel
     except Exception as error:
-        return _warn_once(f"the saved consortia cannot be used: {error}")
-    taken = {one.model.model_id for one in model_aliases if one.model}
-    taken |= {alias for one in model_aliases for alias in one.aliases}
+        return _warn_once(f"cannot read the saved consortia: {error}")
+    taken_names = {one.model.model_id for one in model_aliases if one.model}
+    taken_names |= {alias for one in model_aliases for alias in one.aliases}
     for name in names:
-        if name in taken:
-            _warn_once(f"the consortium {name} is no model here, as another model has its name")
+        if name in taken_names:
+            _warn_once(f"the consortium {name} is not registered: another model has its name")
             continue
         try:
-            config = shelf.get(name)
+            config = store.get(name)
             register(ConsortiumModel(name, config), AsyncConsortiumModel(name, config))
         except Exception as error:
             _warn_once(f"the consortium {name} cannot be used: {error}")
@@ -55,13 +55,13 @@ warned_messages: set[str] = set()
 """Warnings already printed: llm registers models several times per command."""
 
 
-def _warn_once(words: str) -> None:
+def _warn_once(message: str) -> None:
     """Print a warning to standard error, once."""
     from swarm._util.terminal import escape_control_chars
 
-    if words not in warned_messages:
-        warned_messages.add(words)
+    if message not in warned_messages:
+        warned_messages.add(message)
         print(
-            f"warning: model-swarms: {escape_control_chars(' '.join(words.split()))}",
+            f"warning: model-swarms: {escape_control_chars(' '.join(message.split()))}",
             file=sys.stderr,
         )

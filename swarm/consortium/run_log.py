@@ -80,8 +80,8 @@ class RunLog:
         }
         with self.database.open_transaction() as rows:
             _insert_row(rows, "runs", run)
-            for place, answer in enumerate(_answer_rows(result)):
-                _insert_row(rows, "answers", {"run": number, "number": place, **answer})
+            for index, answer in enumerate(_answer_rows(result)):
+                _insert_row(rows, "answers", {"run": number, "number": index, **answer})
         return number
 
     def get(self, number: str) -> Row:
@@ -128,9 +128,9 @@ class RunLog:
         Raises:
             UserError: The date is invalid, or the file cannot be read.
         """
-        given = {"limit": limit, "since": _parse_since(since), "model": model}
+        parameters = {"limit": limit, "since": _parse_since(since), "model": model}
         with self.database.open_for_reading() as rows:
-            found = [dict(row) for row in rows.execute(LEADERBOARD_QUERY, given)]
+            found = [dict(row) for row in rows.execute(LEADERBOARD_QUERY, parameters)]
         return [{**row, **_win_rate(row["wins"], row["judged"])} for row in found]
 
     def list(self, limit: int = 10, since: str | None = None, name: str | None = None) -> Rows:
@@ -144,12 +144,12 @@ class RunLog:
         Raises:
             UserError: The date is invalid, or the file cannot be read.
         """
-        given = {"limit": limit, "since": _parse_since(since), "name": name}
+        parameters = {"limit": limit, "since": _parse_since(since), "name": name}
         with self.database.open_for_reading() as rows:
             found = rows.execute(
                 "SELECT * FROM runs WHERE time >= :since AND (:name IS NULL OR name = :name) "
                 "ORDER BY time DESC, rowid DESC LIMIT :limit",
-                given,
+                parameters,
             ).fetchall()
         return [_drop_columns(dict(row), "config", "result", "best") for row in found]
 
@@ -180,22 +180,22 @@ def _answer_rows(result: Mapping[str, Any]) -> Iterator[Row]:
         # A vote only determines the winners: the first indices, whose answers are equal.
         first = round(verdict["confidence"] * len(ranking)) if counted and ranking else 1
         ranked = None if counted or len(ranking) < 2 else len(ranking)
-        for place, said in enumerate(iteration["model_responses"]):
+        for index, response in enumerate(iteration["model_responses"]):
             yield {
                 "iteration": number,
-                "member": said["model"],
-                "instance": said["instance"],
+                "member": response["model"],
+                "instance": response["instance"],
                 "role": "member",
-                "text": said.get("response"),
-                "error": said.get("error"),
-                "confidence": said.get("confidence"),
+                "text": response.get("response"),
+                "error": response.get("error"),
+                "confidence": response.get("confidence"),
                 "ranked": ranked,
-                "rank": ranking.index(place) + 1 if ranked and place in ranking else None,
-                "chosen": place in ranking[:first] if ranking else None,
-                "prompt_tokens": said.get("prompt_tokens"),
-                "new_tokens": said.get("completion_tokens"),
-                "cost": said.get("cost"),
-                "seconds": said.get("seconds"),
+                "rank": ranking.index(index) + 1 if ranked and index in ranking else None,
+                "chosen": index in ranking[:first] if ranking else None,
+                "prompt_tokens": response.get("prompt_tokens"),
+                "new_tokens": response.get("completion_tokens"),
+                "cost": response.get("cost"),
+                "seconds": response.get("seconds"),
             }
         if verdict and not counted:
             yield {
@@ -208,13 +208,13 @@ def _answer_rows(result: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _insert_row(rows: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
-    names, places = ", ".join(row), ", ".join(f":{key}" for key in row)
+    names, placeholders = ", ".join(row), ", ".join(f":{key}" for key in row)
     # SQLite rejects lone surrogates, which models may generate.
-    fine = {
+    converted = {
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for key, value in row.items()
     }
-    rows.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", fine)
+    rows.execute(f"INSERT INTO {table} ({names}) VALUES ({placeholders})", converted)
 
 
 def _win_rate(wins: int, judged: int) -> Row:
@@ -229,9 +229,9 @@ def _win_rate(wins: int, judged: int) -> Row:
 
 def _lookup_error(number: str, found: "list[str]") -> str:
     if not found:
-        return f"{number}: there is no run of this id; `runs` lists them"
+        return f"{number}: no run with this id; `runs` lists them"
     return (
-        f"{number}: {len(found)} runs begin like this: {', '.join(one[:12] for one in found[:5])}"
+        f"{number}: {len(found)} runs have this prefix: {', '.join(one[:12] for one in found[:5])}"
     )
 
 
@@ -239,13 +239,13 @@ def _drop_columns(row: Row, *names: str) -> Row:
     return {key: value for key, value in row.items() if key not in names}
 
 
-def _parse_since(given: str | None) -> str:
-    if given is None:
+def _parse_since(date: str | None) -> str:
+    if date is None:
         return ""
     try:
-        return _format_time(datetime.fromisoformat(given).astimezone(UTC))
+        return _format_time(datetime.fromisoformat(date).astimezone(UTC))
     except (ValueError, TypeError):
-        raise UserError(f"since: {given!r} is no date; write it as in 2026-01-31") from None
+        raise UserError(f"since: {date!r} is not a date; use the form 2026-01-31") from None
 
 
 def _format_time(time: datetime) -> str:

@@ -180,7 +180,7 @@ def logic(generator: random.Random) -> Pair:
 def calendar(generator: random.Random) -> Pair:
     """Generate a question for the day or month before or after another, in eight phrasings."""
     names, unit = generator.choice(((DAYS, "day"), (MONTHS, "month")))
-    place = generator.randrange(len(names))
+    index = generator.randrange(len(names))
     direction, sign = generator.choice((("after", 1), ("before", -1)))
     shape = generator.choice(
         (
@@ -194,8 +194,8 @@ def calendar(generator: random.Random) -> Pair:
             "Which {unit} is one {unit} {direction} {name}?",
         )
     )
-    asked = shape.format(direction=direction, name=names[place], unit=unit)
-    return asked, names[(place + sign) % len(names)]
+    question = shape.format(direction=direction, name=names[index], unit=unit)
+    return question, names[(index + sign) % len(names)]
 
 
 def spelling(generator: random.Random) -> Pair:

@@ -43,7 +43,7 @@ def fetch(adapter: str, folder: Path) -> bool:
     if all((target / name).is_file() for name in FILES):
         return False
     if target.exists():
-        raise UserError(f"{target} is there but is no complete expert: move it away first")
+        raise UserError(f"{target} exists but is not a complete expert; move it away first")
     check_files(adapter)
     folder.mkdir(parents=True, exist_ok=True)
     # Hidden name: readers of the folder must not take the incomplete download for an expert.
@@ -74,22 +74,26 @@ def check_files(adapter: str) -> None:
     try:
         info = HfApi().model_info(adapter, timeout=ANSWER_SECONDS)
     except OfflineModeIsEnabled:
-        raise UserError("HF_HUB_OFFLINE is set: nothing can be fetched") from None
+        raise UserError("HF_HUB_OFFLINE is set; unset it to download") from None
     except GatedRepoError:
-        raise UserError(f"{adapter} is gated: accept its licence on its hub page first") from None
+        raise UserError(f"{adapter} is gated; accept its licence on its hub page first") from None
     except RepositoryNotFoundError:
         raise UserError(
-            f"{adapter} is not on {constants.ENDPOINT}, or is private: see `hf auth login`"
+            f"{adapter} does not exist on {constants.ENDPOINT} or is private; see `hf auth login`"
         ) from None
     except HFValidationError:
-        raise UserError(f"{adapter} is no hub id: want owner/name") from None
+        raise UserError(f"{adapter} is not a hub id; give owner/name") from None
     except Exception as error:  # the hub client's and httpx's errors have no common base
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{constants.ENDPOINT} does not answer: {reason}") from None
+        raise UserError(f"{constants.ENDPOINT} cannot be reached: {reason}") from None
     names = {file.rfilename for file in info.siblings or []}
     if missing := [name for name in FILES if name not in names]:
-        why = "; pickled weights can run code" if "adapter_model.bin" in names else ""
-        raise UserError(f"{adapter} has no {' and no '.join(missing)}{why}")
+        hint = (
+            ("; pickled weights can run code and are not loaded")
+            if "adapter_model.bin" in names
+            else ""
+        )
+        raise UserError(f"{adapter} has no {' and no '.join(missing)}{hint}")
 
 
 def download(adapter: str, name: str, folder: Path) -> Path:
@@ -100,7 +104,7 @@ def download(adapter: str, name: str, folder: Path) -> Path:
     try:
         return Path(hf_hub_download(adapter, name, local_dir=folder))
     except GatedRepoError:
-        raise UserError(f"{adapter} is gated: accept its licence on its hub page first") from None
+        raise UserError(f"{adapter} is gated; accept its licence on its hub page first") from None
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{adapter}/{name} cannot be downloaded: {reason}") from None
@@ -110,20 +114,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; a user's mistake is reported in one line."""
     parser = argparse.ArgumentParser(prog="python -m swarm.experts fetch", description=__doc__)
     parser.add_argument(
-        "adapters", nargs="*", metavar="OWNER/NAME", help="adapters (default: the paper's ten)"
+        "adapters", nargs="*", metavar="OWNER/NAME", help="adapters (default: the ten of the paper)"
     )
     parser.add_argument(
         "--to",
         type=Path,
         default=in_checkout("initial_experts/gemma_7b"),
-        help="the folder that gets a folder for each (default: %(default)s)",
+        help="parent folder of the downloaded experts (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         for adapter in options.adapters or PAPER:
-            fresh = fetch(adapter, options.to)
-            print(f"{adapter}: {'fetched' if fresh else 'already there'}")
+            downloaded = fetch(adapter, options.to)
+            print(f"{adapter}: {'fetched' if downloaded else 'already there'}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code

@@ -33,7 +33,7 @@ def read_jsonl(path: Path) -> list[Pair]:
             pairs.append((str(row["prompt"]), str(row["response"])))
         except (ValueError, KeyError, TypeError):
             raise UserError(
-                f'{path}, line {number}: want an object {{"prompt": ..., "response": ...}}'
+                f'{path}, line {number}: expected an object {{"prompt": ..., "response": ...}}'
             ) from None
     return pairs
 
@@ -52,7 +52,7 @@ def read_gym(categories: list[str], count: int, seed: int) -> list[Pair]:
         try:
             tasks = reasoning_gym.create_dataset(category, size=size, seed=seed)
         except ValueError:
-            raise UserError(f"--gym {category} is no category of reasoning-gym") from None
+            raise UserError(f"--gym {category} is not a category of reasoning-gym") from None
         pairs += [(task["question"].strip(), str(task["answer"])) for task in tasks]
     return pairs
 
@@ -61,12 +61,12 @@ def encode(tokenizer: Any, pairs: list[Pair], longest: int) -> list[Encoded]:
     """Tokenize the pairs that fit into `longest` tokens; the response ends the text."""
     found = []
     for prompt, response in pairs:
-        asked = tokenizer.encode(TEMPLATE.format(prompt=prompt))
-        answered = tokenizer.encode(" " + response, add_special_tokens=False)
-        if len(asked) + len(answered) < longest:
-            found.append((asked, [*answered, tokenizer.eos_token_id]))
+        prompt_ids = tokenizer.encode(TEMPLATE.format(prompt=prompt))
+        response_ids = tokenizer.encode(" " + response, add_special_tokens=False)
+        if len(prompt_ids) + len(response_ids) < longest:
+            found.append((prompt_ids, [*response_ids, tokenizer.eos_token_id]))
     if not found:
-        raise UserError(f"no example fits into --tokens {longest}; {len(pairs)} were read")
+        raise UserError(f"none of the {len(pairs)} examples fits into --tokens {longest}")
     return found
 
 
@@ -77,10 +77,10 @@ def batches(data: list[Encoded], tokens: int, seed: int) -> Iterator[list[Encode
     while True:
         generator.shuffle(data)
         for start in range(0, len(data), CHUNK):
-            made: list[list[Encoded]] = [[]]
+            grouped: list[list[Encoded]] = [[]]
             for pair in sorted(data[start : start + CHUNK], key=lambda both: sum(map(len, both))):
-                if (len(made[-1]) + 1) * sum(map(len, pair)) > tokens:
-                    made.append([])
-                made[-1].append(pair)
-            generator.shuffle(made)
-            yield from (batch for batch in made if batch)
+                if (len(grouped[-1]) + 1) * sum(map(len, pair)) > tokens:
+                    grouped.append([])
+                grouped[-1].append(pair)
+            generator.shuffle(grouped)
+            yield from (batch for batch in grouped if batch)

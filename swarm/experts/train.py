@@ -61,20 +61,20 @@ def response_loss(model: Any, batch: list[Encoded], device: str) -> Any:
     """Return the mean cross-entropy of the responses' tokens, in nats, without the prompts'."""
     import torch
 
-    width = max(len(asked) + len(answered) for asked, answered in batch)
+    width = max(len(prompt_ids) + len(response_ids) for prompt_ids, response_ids in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     targets = torch.full_like(ids, -100)
-    for row, (asked, answered) in enumerate(batch):
-        end = len(asked) + len(answered)
-        ids[row, :end] = torch.tensor(asked + answered)
-        targets[row, len(asked) : end] = torch.tensor(answered)
+    for row, (prompt_ids, response_ids) in enumerate(batch):
+        end = len(prompt_ids) + len(response_ids)
+        ids[row, :end] = torch.tensor(prompt_ids + response_ids)
+        targets[row, len(prompt_ids) : end] = torch.tensor(response_ids)
     # Right padding needs no attention mask: earlier tokens of a causal model never attend to it.
     hidden = model.base_model(ids.to(device)).last_hidden_state[:, :-1]
     targets = targets[:, 1:].to(device)
-    wanted = targets != -100
+    scored = targets != -100
     # Logits over the vocabulary are the largest tensor, so compute them only for the responses.
-    logits = model.lm_head(hidden[wanted]).float()
-    return torch.nn.functional.cross_entropy(logits, targets[wanted])
+    logits = model.lm_head(hidden[scored]).float()
+    return torch.nn.functional.cross_entropy(logits, targets[scored])
 
 
 def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str) -> Any:
@@ -100,7 +100,7 @@ def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm, 1 - step / recipe.steps)
     )
-    began, stream = time.monotonic(), batches(data, recipe.tokens, recipe.seed)
+    start, stream = time.monotonic(), batches(data, recipe.tokens, recipe.seed)
     for step in range(1, recipe.steps + 1):
         loss = response_loss(model, next(stream), device)
         optimizer.zero_grad()
@@ -109,7 +109,7 @@ def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str)
         optimizer.step()
         schedule.step()
         if step % 20 == 0 or step == recipe.steps:
-            spent = time.monotonic() - began
+            spent = time.monotonic() - start
             print(
                 f"{label}: step {step}/{recipe.steps}, loss {loss.item():.3f}, {spent:.0f} s",
                 flush=True,
@@ -165,13 +165,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m swarm.experts train",
         description=__doc__,
-        epilog=f"The domains that ship: {', '.join(DOMAINS)}.",
+        epilog=f"Included domains: {', '.join(DOMAINS)}.",
     )
     parser.add_argument(
-        "name", nargs="?", help="the expert's folder; without --jsonl and --gym a domain"
+        "name", nargs="?", help="name of the expert; without --jsonl and --gym a domain"
     )
-    parser.add_argument("--all", action="store_true", help="train every expert that ships")
-    parser.add_argument("--jsonl", type=Path, help='lines of {"prompt": ..., "response": ...}')
+    parser.add_argument("--all", action="store_true", help="train all included experts")
+    parser.add_argument(
+        "--jsonl", type=Path, help='file with lines of {"prompt": ..., "response": ...}'
+    )
     parser.add_argument("--gym", nargs="+", metavar="CATEGORY", help="categories of reasoning-gym")
     parser.add_argument(
         "--steps",
@@ -181,28 +183,33 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         + ")",
     )
     parser.add_argument(
-        "--tokens", type=int, default=default.tokens, help="tokens a step (default %(default)s)"
+        "--tokens", type=int, default=default.tokens, help="tokens per step (default %(default)s)"
     )
     parser.add_argument(
         "--rate", type=float, default=default.rate, help="learning rate (default %(default)s)"
     )
     parser.add_argument(
-        "--seed", type=int, default=default.seed, help="default %(default)s; one for a whole pool"
+        "--seed",
+        type=int,
+        default=default.seed,
+        help="random seed, the same for all experts of a pool (default %(default)s)",
     )
     parser.add_argument(
-        "--base", help="a folder with the base model (default: as conf/model/smollm2.yaml)"
+        "--base", help="folder of the base model (default: as conf/model/smollm2.yaml)"
     )
     parser.add_argument(
-        "--base_name", help="what the expert's config calls the base (default: its hub id)"
+        "--base_name", help="name of the base in the expert's config (default: its hub id)"
     )
     parser.add_argument(
         "--to",
         type=Path,
         default=in_checkout("initial_experts"),
-        help="where the expert's folder goes (default: %(default)s)",
+        help="parent folder of the expert (default: %(default)s)",
     )
     parser.add_argument(
-        "--dtype", default="auto", help="of the base: auto, float32, bfloat16 (quick on new CPUs)"
+        "--dtype",
+        default="auto",
+        help="data type of the base: auto, float32, bfloat16 (fast on recent CPUs)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     parser.add_argument(
@@ -210,7 +217,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="EXPERT",
         nargs="+",
         help="train one adapter on the data of these experts: FOLDER/train.jsonl of an expert's "
-        "folder, or a domain's; its steps are theirs together (data merge)",
+        "folder, or a domain's; with the sum of their steps (data merge)",
     )
     return parser.parse_args(words)
 
@@ -226,8 +233,8 @@ def gather(options: argparse.Namespace, name: str, steps: int) -> list[Pair]:
         return read_gym(options.gym, count, options.seed)
     if name not in DOMAINS:
         raise UserError(
-            f"{name} is none of the domains that ship ({', '.join(DOMAINS)}); "
-            "for another give --jsonl FILE or --gym CATEGORY"
+            f"{name} is not an included domain ({', '.join(DOMAINS)}); "
+            "for other data give --jsonl FILE or --gym CATEGORY"
         )
     return examples(name, count, options.seed)
 
@@ -255,8 +262,8 @@ def merged_data(experts: Sequence[str]) -> list[Pair]:
             found += trained_on(expert)
         else:
             raise UserError(
-                f"--merged {expert}: its training data are not at hand; put them into {data}, a "
-                'line of {"prompt": ..., "response": ...} each'
+                f"--merged {expert}: its training data are missing; put them into {data}, one "
+                '{"prompt": ..., "response": ...} per line'
             )
     return found
 
@@ -269,30 +276,32 @@ def merged_steps(experts: Sequence[str]) -> int:
 def checked(options: argparse.Namespace) -> list[str]:
     """Check the options, and return the names of the experts to train."""
     if options.all == bool(options.name):
-        raise UserError("give one expert's name, or --all")
+        raise UserError("give the name of one expert, or --all")
     if options.all and (options.jsonl or options.gym):
-        raise UserError("--all trains the experts that ship; --jsonl and --gym need a name")
+        raise UserError("--all trains the included experts; --jsonl and --gym need a name")
     if options.merged and (options.all or options.jsonl or options.gym):
-        raise UserError("--merged goes with a name alone, not with --all, --jsonl or --gym")
+        raise UserError("--merged needs a name and excludes --all, --jsonl and --gym")
     if options.jsonl and options.gym:
         raise UserError("give --jsonl or --gym, not both")
     for key in ("steps", "tokens", "rate"):
         if getattr(options, key) is not None and getattr(options, key) <= 0:
-            raise UserError(f"--{key} must be above zero")
+            raise UserError(f"--{key} must be above 0")
     return sorted(DOMAINS) if options.all else [options.name]
 
 
 def run(options: argparse.Namespace) -> None:
     """Train and save every requested expert."""
     names = checked(options)
-    where = device(options.device)
+    chosen_device = device(options.device)
     base = load_base(options.base, options.dtype, options.base_name)
     for name in names:
-        usual = merged_steps(options.merged) if options.merged else STEPS.get(name, Recipe().steps)
-        steps = options.steps or usual
+        default_steps = (
+            merged_steps(options.merged) if options.merged else STEPS.get(name, Recipe().steps)
+        )
+        steps = options.steps or default_steps
         recipe = Recipe(steps, tokens=options.tokens, rate=options.rate, seed=options.seed)
         pairs = gather(options, name, steps)
-        expert = train(pairs, base, where, recipe, name)
+        expert = train(pairs, base, chosen_device, recipe, name)
         save(expert, base.name, options.to / name)
         print(f"{name}: saved to {options.to / name}")
 

@@ -54,7 +54,7 @@ from swarm.tasks.base import Item, Score, metric_task
 from swarm.tasks.metrics import paired_gain
 from swarm.tasks.search_signal import SearchSignalTask
 
-UNTESTED_REASON = "that run has no test"
+UNTESTED_REASON = "that run has no test scores"
 """Reason why a search is not compared with, until it has been tested."""
 
 
@@ -102,10 +102,10 @@ class FinetuneComparison:
         found: dict[str, Any] = {"starting_best_expert": self.label, "in_points": True}
         names = {"dev": ("validation", "utility"), "test": ("single_test", "accuracy")}
         for split, pair in scores.items():
-            for side, mine in zip(("starting", "ending"), pair, strict=True):
+            for side, measured in zip(("starting", "ending"), pair, strict=True):
                 name, measure = names[split]
                 items = self.task.items(split)
-                found |= utility_metrics(task, f"{side}_best_{name}", measure, mine, items)
+                found |= utility_metrics(task, f"{side}_best_{name}", measure, measured, items)
         dev = self.task.items("dev")
         tested = (self.task.items("test"), scores["test"][1]) if self.test else ()
         found["constant_answers"] = certainty.summarize_constant_answers(task, dev, *tested)
@@ -135,7 +135,7 @@ class FinetuneComparison:
         if rows is None:
             return {"not_compared": UNTESTED_REASON}
         if run.metrics["asked"]["test_items"] != digest_items(self.task, "test"):
-            return {"not_compared": "that run was tested on other items"}
+            return {"not_compared": "that run was tested on different items"}
         found = compare_scores(metric_task(self.task), tuned, records_to_scores(rows))
         # Include the prompt equivalents of gradients, if the search used them.
         cost = run.metrics.get("prompt_equivalents", run.metrics["prompts_asked"])
@@ -167,8 +167,8 @@ def compare_scores(task: Any, after: Sequence[Score], before: Sequence[Score]) -
 def scores_table(metrics: dict[str, Any], before: str, after: str) -> list[str]:
     """Format dev and test scores of start and end as a table with these labels."""
     tested = "test_gain" in metrics
-    heads = [f"dev, n = {metrics['ending_best_validation_items']}"]
-    heads += [f"test, n = {metrics['ending_best_single_test_items']}"] if tested else []
+    columns = [f"dev, n = {metrics['ending_best_validation_items']}"]
+    columns += [f"test, n = {metrics['ending_best_single_test_items']}"] if tested else []
     rows = []
     if constant := metrics.get("constant_answers"):
         by_domain = constant["by_domain"]
@@ -181,7 +181,7 @@ def scores_table(metrics: dict[str, Any], before: str, after: str) -> list[str]:
         cells = [_format_metric(metrics, f"{side}_best_validation", "utility")]
         cells += [_format_metric(metrics, f"{side}_best_single_test", "accuracy")] if tested else []
         rows.append([label, *cells])
-    return format_table(("model", *heads), rows)
+    return format_table(("model", *columns), rows)
 
 
 def domain_lines(metrics: dict[str, Any], before: str, after: str) -> list[str]:
@@ -196,19 +196,18 @@ def format_metrics(metrics: dict[str, Any]) -> list[str]:
     found = [*scores_table(metrics, *names), *domain_lines(metrics, *names)]
     found += one_answer_warnings(metrics, names)
     found.append(
-        f"Brackets: 95 % intervals. {metrics['examples']} of the dev items were trained "
-        "on, which flatters the tuned one there."
+        f"Brackets: 95 % intervals. {metrics['examples']} of the dev items were used for training, "
+        "so the dev score of the tuned model is optimistic."
     )
     found.append(
-        f"Chosen: step {metrics['step']} of {metrics['steps']}. Examples learnt from (forward and "
-        f"backward): {metrics['examples_seen']}; held out and looked at (forward): "
-        f"{metrics['examples_looked_at']}; prompts answered for this table: "
-        f"{metrics['prompts_asked']}."
+        f"Chosen: step {metrics['step']} of {metrics['steps']}. Training examples (forward and "
+        f"backward): {metrics['examples_seen']}; held-out examples (forward): "
+        f"{metrics['examples_looked_at']}; prompts for this table: {metrics['prompts_asked']}."
     )
-    if held := metrics.get("held_out"):
+    if held_out := metrics.get("held_out"):
         found.append(
-            f"On dev items held out: {held['starting']:.3f} before, {held['ending']:.3f} "
-            f"after. {_describe_gain(held, 'held-out dev items')}"
+            f"Held-out dev items: {held_out['starting']:.3f} before, {held_out['ending']:.3f} "
+            f"after. {_describe_gain(held_out, 'held-out dev items')}"
         )
     if "test_gain" in metrics:
         test = {
@@ -224,12 +223,12 @@ def format_metrics(metrics: dict[str, Any]) -> list[str]:
         )
     if searched := metrics.get("searched"):
         found.append(
-            f"Beside the best that {searched['run']} found at the cost of {searched['prompts']} "
-            f"dev prompts, {searched['starting']:.3f} on test: "
+            f"Compared to the best found of {searched['run']}, at the cost of "
+            f"{searched['prompts']} dev prompts, {searched['starting']:.3f} on test: "
             f"{_describe_gain(searched, 'test items')}"
         )
-    if why := metrics.get("not_compared"):
-        found.append(f"Not compared with the best found: {why}.")
+    if reason := metrics.get("not_compared"):
+        found.append(f"Not compared with the best found: {reason}.")
     return found
 
 
@@ -243,9 +242,9 @@ def _format_metric(metrics: dict[str, Any], name: str, measure: str) -> str:
     return f"{metrics[f'{name}_{measure}']:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _describe_gain(found: dict[str, Any], of: str) -> str:
+def _describe_gain(found: dict[str, Any], items_name: str) -> str:
     return describe_difference(
-        found["gain"], found["gain_interval"], found["p_value"], found["items"], of, True
+        found["gain"], found["gain_interval"], found["p_value"], found["items"], items_name, True
     )
 
 
@@ -306,7 +305,7 @@ class FinetuneRun:
         check_run_path(name, folder)
         if not isinstance(task, SearchSignalTask) or "logprob" not in task.signals:
             raise UserError(
-                "fine-tuning needs gold answers to learn from: a task of "
+                "fine-tuning needs gold answers: a task of "
                 "swarm.tasks.multiple_choice.MultipleChoice "
                 "or swarm.tasks.exact_match.ExactMatch, e.g. task=nlgraph_mini"
             )
@@ -314,17 +313,19 @@ class FinetuneRun:
             raise UserError("fine-tuning trains an adapter and needs pool=adapters")
         for key, value in (("expert", expert), ("run", run)):
             if value is not None and not (isinstance(value, str) and value.strip()):
-                raise UserError(f"{key}={value!r}: must be null or the name of a folder")
+                raise UserError(f"{key}={value!r}: must be null or a folder name")
         if expert and run:
-            raise UserError(f"expert={expert} and run={run}: give one of the two to start from")
+            raise UserError(f"expert={expert} and run={run}: give only one to start from")
         if type(holdout) not in (int, float) or not 0 <= holdout < 1:
-            raise UserError(f"holdout={holdout!r}: must be a share of dev, from 0 to below 1")
+            raise UserError(f"holdout={holdout!r}: must be a fraction of dev, from 0 to below 1")
         if type(seed) is not int or seed < 0:
             raise UserError(f"seed={seed!r}: must be an integer, 0 or more")
         if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or alpha <= 0:
             raise UserError(f"rank={rank!r}, alpha={alpha!r}: must be an integer and a number")
         if isinstance(targets, str) or not targets or not all(isinstance(t, str) for t in targets):
-            raise UserError(f"targets={targets!r}: must be a list of layers, as [q_proj,v_proj]")
+            raise UserError(
+                f"targets={targets!r}: must be a list of layers, such as [q_proj,v_proj]"
+            )
         self.task: Any = task
         self.model, self.pool, self.engine = model, pool, engine
         self.executor, self.job, self.expert, self.run = executor, job, expert, run
@@ -353,18 +354,24 @@ class FinetuneRun:
         splits = ("dev", "test") if self.test else ("dev",)
         fit_to_context(self.task, tokenizer, self.model.context_length(), splits)
         dev = self.task.items("dev")
-        asked = {"test_items": digest_items(self.task, "test") if self.test else None}
-        trained, held = split_dev_holdout(dev, self.holdout, self.seed)
+        test_digest = {"test_items": digest_items(self.task, "test") if self.test else None}
+        trained, held_out = split_dev_holdout(dev, self.holdout, self.seed)
         label, source = find_start_adapter(self.expert, self.run, self.pool.folder)
         if not (self.folder / "tuned").is_dir():
             check_start_adapter(source, self.fresh["target_modules"], self.model)
         self._open_state(config or {}, label, source)
         if not (self.folder / "tuned").is_dir():
-            self._train_adapter(label, source, [dev[i] for i in trained], [dev[i] for i in held])
+            self._train_adapter(
+                label, source, [dev[i] for i in trained], [dev[i] for i in held_out]
+            )
         metrics = self.state.get("metrics")
-        if metrics is None or metrics["asked"] != asked or self._is_search_tested_now(metrics):
-            metrics = self._compare_start_end(label, held)
-            metrics |= {"asked": asked, **read_note(self.folder / "tuned")["training"]}
+        if (
+            metrics is None
+            or metrics["asked"] != test_digest
+            or self._is_search_tested_now(metrics)
+        ):
+            metrics = self._compare_start_end(label, held_out)
+            metrics |= {"asked": test_digest, **read_note(self.folder / "tuned")["training"]}
             self._save_state(metrics=metrics)
         print("\n".join(format_metrics(metrics)))
         print(f"tuned adapter: {self.folder / 'tuned'}")
@@ -399,7 +406,7 @@ class FinetuneRun:
             self._manifest.remove_paths("start")
             self.state = {}
         elif self.folder.is_dir() and any(self.folder.iterdir()):
-            raise UserError(f"{self.folder} holds something else; choose another name=")
+            raise UserError(f"{self.folder} contains something else; choose another name=")
         self._save_state(identity=identity, config=clean(config))
 
     def _verify(self) -> None:
@@ -411,23 +418,23 @@ class FinetuneRun:
         damaged = self._manifest.read().find_damaged()
         if self._manifest.lost and self._has_started():
             log.warning(
-                "%s is missing or damaged: taken anew, of the files as they are now",
+                "%s is missing or damaged; recomputed from the present files",
                 self.folder / MANIFEST_FILE,
             )
-        for place in damaged:
-            if place != ANSWERS:
+        for path in damaged:
+            if path != ANSWERS:
                 raise UserError(
-                    f"{self.folder / place} is damaged or missing; put it back from a copy, or "
-                    "choose another name= to train anew"
+                    f"{self.folder / path} is damaged or missing; restore it from a copy, or "
+                    "choose another name= to train again"
                 )
-            log.warning("%s is damaged or missing: asked anew", self.folder / place)
-            remove(self.folder / place)
+            log.warning("%s is damaged or missing; evaluated again", self.folder / path)
+            remove(self.folder / path)
             self.state["metrics"] = None
         # A kill may leave a file without a checksum, but never with a wrong one.
         with self._manifest.updating_checksums(STATE_FILE, *damaged):
-            for place in ("start", "tuned", ANSWERS):
-                if not self._manifest.paths_under(place):
-                    self._manifest.add_checksums(place)
+            for path in ("start", "tuned", ANSWERS):
+                if not self._manifest.paths_under(path):
+                    self._manifest.add_checksums(path)
 
     def _has_started(self) -> bool:
         """Return whether the folder contains trained weights."""
@@ -439,8 +446,8 @@ class FinetuneRun:
         if differ:
             changes = "; ".join(f"{k}: {old.get(k)!r} then, {new.get(k)!r} now" for k in differ[:6])
             raise UserError(
-                f"name={self.folder.name}: {self.folder} holds another fine-tuning ({changes}); "
-                "give the same values to go on, or another name= to begin anew"
+                f"name={self.folder.name}: {self.folder} contains another fine-tuning ({changes}); "
+                "give the same values to resume, or another name= to start again"
             )
 
     def _save_state(self, **more: Any) -> None:
@@ -450,7 +457,7 @@ class FinetuneRun:
             write_json(self.folder / STATE_FILE, self.state)
 
     def _train_adapter(
-        self, label: str, source: Path | None, examples: Sequence[Item], held: Sequence[Item]
+        self, label: str, source: Path | None, examples: Sequence[Item], held_out: Sequence[Item]
     ) -> None:
         import torch
         from peft import PeftModel
@@ -465,8 +472,8 @@ class FinetuneRun:
                         self.folder / "start", source, lambda: self._add_fresh_lora(model), label
                     )
             adapted = PeftModel.from_pretrained(model, self.folder / "start", is_trainable=True)
-        pairs = [tokenize_items(self.task, items, tokenizer) for items in (examples, held)]
-        print(f"{self.folder}: trains on {len(examples)} dev items, holds out {len(held)}")
+        pairs = [tokenize_items(self.task, items, tokenizer) for items in (examples, held_out)]
+        print(f"{self.folder}: training on {len(examples)} dev items, holding out {len(held_out)}")
         trainer = Trainer(adapted, self.recipe, self.folder / CHECKPOINT_FILE, print)
         try:
             progress = trainer.train(*pairs)
@@ -474,14 +481,14 @@ class FinetuneRun:
             raise UserError(
                 f"out of memory on {self.device}; lower batch={self.recipe.batch}"
             ) from None
-        seen = progress.step * self.recipe.batch
+        examples_seen = progress.step * self.recipe.batch
         training = {
             "step": progress.best,
             "steps": progress.step,
             "looks": progress.looks,
             "examples": len(examples),
-            "examples_seen": seen,
-            "examples_looked_at": len(progress.looks) * len(held),
+            "examples_seen": examples_seen,
+            "examples_looked_at": len(progress.looks) * len(held_out),
         }
         note = {
             "tuned_from": label,
@@ -501,11 +508,11 @@ class FinetuneRun:
 
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
-            made = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **self.fresh))
-        made.peft_config["default"].base_model_name_or_path = self.model.name or self.model.path
-        return made
+            adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **self.fresh))
+        adapted.peft_config["default"].base_model_name_or_path = self.model.name or self.model.path
+        return adapted
 
-    def _compare_start_end(self, label: str, held: Sequence[int]) -> dict[str, Any]:
+    def _compare_start_end(self, label: str, held_out: Sequence[int]) -> dict[str, Any]:
         """Compare start and end, which are the positions [1, 0] and [0, 1] of a pool."""
         pool = Pool(self.folder.resolve(), ["start", "tuned"])
         pool.open(self.model).check()
@@ -513,7 +520,7 @@ class FinetuneRun:
         try:
             self.executor.open(Worker(self.model, pool, self.task, self.engine))
             compared = FinetuneComparison(
-                self.task, self.executor, self.job, label, held, self.test
+                self.task, self.executor, self.job, label, held_out, self.test
             )
             with self._manifest.updating_checksums(ANSWERS):
                 return compared.compute_metrics(self.folder, run)

@@ -46,8 +46,8 @@ def find_start_adapter(expert: str | None, run: str | None, pool: Path) -> tuple
         folder = find_path(searched.config["pool"].get("folder") or "")
         if not (folder / name / CONFIG_FILE).is_file():
             raise UserError(
-                f"run={run}: its best initial expert {name} is no adapter in {folder}; "
-                "give the folder of one as expert="
+                f"run={run}: its best initial expert {name} is not an adapter in {folder}; "
+                "give the folder of an adapter as expert="
             )
         return name, folder / name
     if not expert:
@@ -84,14 +84,15 @@ def check_start_adapter(source: Path | None, targets: Sequence[str], base: BaseM
     for name, (inputs, outputs, _) in (adapter.shapes if adapter else {}).items():
         if layers.get(name) != (inputs, outputs):
             raise UserError(
-                f"{source}: it adapts {name}, {inputs} to {outputs}, which {base.path} does not "
+                f"{source}: adapts {name}, {inputs} to {outputs}, which {base.path} does not "
                 "have as a linear layer; give an adapter of this base, or its own base as model="
             )
     for target in [] if adapter else targets:
         if not any(f".{name}".endswith(f".{target}") for name in layers):
             have = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
             raise UserError(
-                f"targets has {target!r}, no linear layer of {base.path}; it has: {have}"
+                f"targets has {target!r}, which is not a linear layer of {base.path}; "
+                f"available: {have}"
             )
 
 
@@ -105,9 +106,9 @@ def write_start_adapter(
             for name in (CONFIG_FILE, WEIGHTS_FILE):
                 shutil.copyfile(source / name, to / name)
         else:
-            made = fresh()
-            save_adapter(made, to)
-            made.unload()
+            adapted = fresh()
+            save_adapter(adapted, to)
+            adapted.unload()
 
     write_folder_atomic(folder, write_files, {"copy_of": label}, "adapter")
 
@@ -210,14 +211,14 @@ def mean_loss(model: Any, batch: Sequence[TokenPair]) -> tuple["Tensor", int]:
     targets = torch.tensor([[IGNORE_INDEX] * (longest - len(a)) + a for _, a in batch])
     device = model.device
     # Positions count from a row's first token, not from its padding.
-    places = (mask.cumsum(1) - 1).clamp(min=0)
+    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     # The logits at a position predict the next token: one position more than answer tokens, and the
     # last one is dropped. float32, as a softmax in bfloat16 is too coarse for a loss.
     logits = (
         model(
             input_ids=ids.to(device),
             attention_mask=mask.to(device),
-            position_ids=places.to(device),
+            position_ids=position_ids.to(device),
             logits_to_keep=longest + 1,
             use_cache=False,
         )
@@ -245,10 +246,10 @@ def evaluate_loss(model: Any, pairs: Sequence[TokenPair], batch: int) -> float |
 def batch_indices(count: int, recipe: TrainingArguments, step: int) -> list[int]:
     """Return the indices of the examples of a step; each epoch is a new permutation."""
     found: list[int] = []
-    for place in range(step * recipe.batch, (step + 1) * recipe.batch):
+    for position in range(step * recipe.batch, (step + 1) * recipe.batch):
         # Keyed by seed and epoch: a resumed training draws the same batches without replaying.
-        draw = np.random.Generator(np.random.Philox(key=[recipe.seed, place // count]))
-        found.append(int(draw.permutation(count)[place % count]))
+        draw = np.random.Generator(np.random.Philox(key=[recipe.seed, position // count]))
+        found.append(int(draw.permutation(count)[position % count]))
     return found
 
 
@@ -303,7 +304,7 @@ class Trainer:
         share = min((step + 1) / max(1, steps // WARMUP_DIVISOR), 1 - step / steps)
         for group in self._adam.param_groups:
             group["lr"] = self.recipe.rate * share
-        batch = [examples[place] for place in batch_indices(len(examples), self.recipe, step)]
+        batch = [examples[index] for index in batch_indices(len(examples), self.recipe, step)]
         loss, _ = mean_loss(self.model, batch)
         self._adam.zero_grad()
         loss.backward()
@@ -311,21 +312,21 @@ class Trainer:
         self._adam.step()
         return loss.item()
 
-    def _evaluate(self, step: int, losses: Sequence[float], held: Sequence[TokenPair]) -> None:
+    def _evaluate(self, step: int, losses: Sequence[float], held_out: Sequence[TokenPair]) -> None:
         train = sum(losses) / len(losses) if losses else None
-        loss = evaluate_loss(self.model, held, self.recipe.batch)
+        loss = evaluate_loss(self.model, held_out, self.recipe.batch)
         for name, value in (("training", train), ("held out", loss)):
             if value is not None and not math.isfinite(value):
                 raise UserError(f"the {name} loss is not finite at step {step}; lower rate=")
         better = self.progress.record_evaluation(step, train, loss)
         if better:
             self._best = [weight.detach().clone() for weight in self._weights]
-        told = [
+        loss_texts = [
             "" if value is None else f", {name} loss {value:.4f}"
             for name, value in (("training", train), ("held-out", loss))
         ]
         best = " (lowest so far)" if better and loss is not None else ""
-        self.say(f"step {step:>4} of {self.recipe.steps}{''.join(told)}{best}")
+        self.say(f"step {step:>4} of {self.recipe.steps}{''.join(loss_texts)}{best}")
 
     def _save_checkpoint(self) -> None:
         """Write weights, Adam's moments and evaluations as safetensors (no unpickling)."""
@@ -351,7 +352,7 @@ class Trainer:
         import torch
 
         tensors, looks = read_progress(self.path)
-        told = json.loads(looks)
+        progress = json.loads(looks)
         for i, weight in enumerate(self._weights):
             kinds = ("weight", "best", "average", "square")
             found = {kind: tensors[f"{kind}.{i}"].to(weight.device) for kind in kinds}
@@ -359,13 +360,13 @@ class Trainer:
             self._best[i] = found["best"]
             self._adam.state[weight] = {
                 # AdamW stores its step count as a float tensor.
-                "step": torch.tensor(float(told["looks"][-1][0])),
+                "step": torch.tensor(float(progress["looks"][-1][0])),
                 "exp_avg": found["average"],
                 "exp_avg_sq": found["square"],
             }
-        seen = [(step, train, held) for step, train, held in told["looks"]]
-        self.progress = TrainingProgress(seen[-1][0], seen, told["best"])
-        self.say(f"goes on after step {self.progress.step}")
+        evaluations = [(step, train, held_out) for step, train, held_out in progress["looks"]]
+        self.progress = TrainingProgress(evaluations[-1][0], evaluations, progress["best"])
+        self.say(f"resuming after step {self.progress.step}")
 
 
 def content_digest(tensors: Mapping[str, Any], looks: str) -> str:
@@ -397,6 +398,4 @@ def read_progress(path: Path) -> tuple[dict[str, Any], str]:
             return tensors, looks
     except (OSError, SafetensorError, KeyError):
         pass
-    raise UserError(
-        f"{path} is damaged; put it back from a copy, or remove it and training begins anew"
-    )
+    raise UserError(f"{path} is damaged; restore it from a copy, or remove it to restart training")

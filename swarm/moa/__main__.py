@@ -12,10 +12,10 @@ from swarm.moa.arguments import parse_arguments
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; print a user's error in one line and return its exit code."""
     try:
-        given = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         from swarm.moa.cli import run
 
-        return run(given)
+        return run(options)
     except UserError as error:
         print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         return error.code

@@ -44,8 +44,8 @@ class MixtureProgress:
         self.answers: list[AgentAnswer] = []
         self._notes, self._quiet, self._show = notes, quiet, show
         self._layer = self._layers = 0
-        self._asked: list[CallStarted] = []
-        self._began = time.monotonic()
+        self._calls: list[CallStarted] = []
+        self._started_at = time.monotonic()
         self._live: Live | None = None
 
     def __enter__(self) -> "MixtureProgress":
@@ -85,8 +85,8 @@ class MixtureProgress:
         if event.layer != self._layer:
             self._print_layer()
             self._layer, self._layers = event.layer, event.layers
-            self._asked, self._began = [], time.monotonic()
-        self._asked.append(event)
+            self._calls, self._started_at = [], time.monotonic()
+        self._calls.append(event)
 
     def stop_live(self) -> None:
         """Stop the live display, before anything else is written to the terminal."""
@@ -96,34 +96,34 @@ class MixtureProgress:
 
     def _print_layer(self) -> None:
         """Print the result of the finished layer."""
-        if self._quiet or not self._asked:
+        if self._quiet or not self._calls:
             return
         line = escape_control_chars(
-            format_layer(self._layer, self._layers, len(self._asked), self._current_answers())
+            format_layer(self._layer, self._layers, len(self._calls), self._current_answers())
         )
         if self._live:
             self._live.console.print(Text(line), soft_wrap=True)
         else:
             print(line, file=self._notes, flush=True)
-        self._asked = []
+        self._calls = []
 
     def _current_answers(self) -> list[AgentAnswer]:
         return [answer for answer in self.answers if answer.layer == self._layer]
 
     def _render_live(self) -> Text:
         """Render the live line; called by rich's refresh thread."""
-        here, asked = self._current_answers(), list(self._asked)
-        waiting = [event.name for event in asked]
-        for answer in here:
-            if answer.name in waiting:
-                waiting.remove(answer.name)
+        answers, calls = self._current_answers(), list(self._calls)
+        pending = [event.name for event in calls]
+        for answer in answers:
+            if answer.name in pending:
+                pending.remove(answer.name)
         line = (
-            f"layer {self._layer} of {self._layers}: {len(here)} of {len(asked)} are done, "
-            f"{time.monotonic() - self._began:.0f} s"
-            + (f"; waiting for {', '.join(waiting)}" if waiting else "")
+            f"layer {self._layer} of {self._layers}: {len(answers)} of {len(calls)} done, "
+            f"{time.monotonic() - self._started_at:.0f} s"
+            + (f"; waiting for {', '.join(pending)}" if pending else "")
         )
         return Text(
-            escape_control_chars(line) if asked else "...", no_wrap=True, overflow="ellipsis"
+            escape_control_chars(line) if calls else "...", no_wrap=True, overflow="ellipsis"
         )
 
 
@@ -251,9 +251,9 @@ class ChatSession:
         """
         turn = ChatTurn(question)
         self.turns.append(turn)
-        whole = self.manner.json or not self.manner.streamed
+        complete_only = self.manner.json or not self.manner.streamed
         progress = MixtureProgress(
-            self.notes, self.manner.quiet, None if whole else self._write_text
+            self.notes, self.manner.quiet, None if complete_only else self._write_text
         )
         self._shown = ""
         try:
@@ -275,26 +275,26 @@ class ChatSession:
     def _run_mixture(self, question: str, progress: MixtureProgress) -> Transcript:
         """Run the mixture and print the text, ending with a newline."""
         prompt = build_conversation(self.remembered, question, self.manner.system)
-        over = threading.Event()
+        stopped = threading.Event()
         request = Request(
             prompt,
             self.manner.max_tokens,
             temperature=self.manner.temperature,
             seed=self.manner.seed,
             # Models still running in background threads after an interrupt may stop.
-            decided=lambda text: over.is_set(),
+            decided=lambda text: stopped.is_set(),
         )
         try:
-            shown = self.manner.streamed and not self.manner.json
-            came = self.mixture.run([request], progress, pieces=shown)[0]
-            if isinstance(came, UserError):
-                raise came
+            streamed = self.manner.streamed and not self.manner.json
+            outcome = self.mixture.run([request], progress, pieces=streamed)[0]
+            if isinstance(outcome, UserError):
+                raise outcome
             if not self.manner.json and not self.manner.streamed:
                 progress.stop_live()
-                self._write_text(came.final.text)
-            return came
+                self._write_text(outcome.final.text)
+            return outcome
         finally:
-            over.set()
+            stopped.set()
             if self._shown and not self._shown.endswith("\n"):
                 self._write_text("\n")
 
@@ -305,32 +305,32 @@ class ChatSession:
 
     def _print_warnings(self, turn: ChatTurn) -> None:
         """Print the warnings of a turn, each once."""
-        told = [*(turn.stages.warnings if turn.stages else []), *self.remarks.pop_messages()]
+        warnings = [*(turn.stages.warnings if turn.stages else []), *self.remarks.pop_messages()]
         if turn.error == STOPPED:
             names = [one.name for one in turn.answers if one.error == STOPPED]
-            told += [f"{name}: stopped; its tokens are an estimate" for name in names]
-        turn.warnings = list(dict.fromkeys(told))
+            warnings += [f"{name}: interrupted; its token counts are estimates" for name in names]
+        turn.warnings = list(dict.fromkeys(warnings))
         for warning in turn.warnings:
             print(f"warning: {escape_control_chars(warning)}", file=self.notes, flush=True)
 
 
 COMMANDS = {
-    "/stages": "[N]   every answer of the last turn; with a number, that one and its whole prompt",
-    "/cost": "        calls, tokens and cost of each model, of the last turn and of all",
-    "/models": "      who proposes and who answers",
-    "/history": "     the turns that the next question comes with",
-    "/undo": "        take the last turn out of them",
-    "/clear": "       take all of them out",
+    "/stages": "[N]   all answers of the last turn; with a number, it and its prompt",
+    "/cost": "        calls, tokens and cost of each model, for the last turn and in total",
+    "/models": "      the proposers and the aggregator",
+    "/history": "     the turns sent with the next question",
+    "/undo": "        remove the last turn",
+    "/clear": "       remove all turns",
     "/save": "FILE    write all turns with their stages, as JSON",
-    "/help": "        this list",
-    "/exit": "        leave, as exit, quit and Ctrl-D do",
+    "/help": "        show this list",
+    "/exit": "        leave; also exit, quit and Ctrl-D",
 }
 
 HELP_FOOTER = """\
 A line that begins with // is a question that begins with /. Lines between \"\"\" and \"\"\", and
 lines that end with a backslash, belong together. Ctrl-C stops an answer."""
 
-EXIT_HINT = "exit or Ctrl-D leaves the chat, and so does Ctrl-C once more"
+EXIT_HINT = "exit, Ctrl-D or another Ctrl-C leaves the chat"
 
 
 class TerminalChat:
@@ -353,7 +353,7 @@ class TerminalChat:
         interrupted = False
         while True:
             try:
-                said = read_input(self._ask)
+                line = read_input(self._ask)
             except EOFError:
                 self._print_lines([""])
                 return 0
@@ -365,47 +365,47 @@ class TerminalChat:
                 continue
             interrupted = False
             try:
-                if self._handle_input(said):
+                if self._handle_input(line):
                     return 0
             except UserError as error:
                 self._print_lines([f"error: {error}"])
             except KeyboardInterrupt:
                 self._print_lines(["stopped"])
 
-    def _handle_input(self, said: UserInput) -> bool:
+    def _handle_input(self, line: UserInput) -> bool:
         """Handle one input; return True if the user exits."""
-        if not said.text.strip():
+        if not line.text.strip():
             return False
-        if said.verbatim or not said.text.startswith("/"):
-            if not said.verbatim and said.text in ("exit", "quit"):
+        if line.verbatim or not line.text.startswith("/"):
+            if not line.verbatim and line.text in ("exit", "quit"):
                 return True
-            self.session.answer_question(said.text)
-        elif said.text.startswith("//"):
-            self.session.answer_question(said.text[1:])
+            self.session.answer_question(line.text)
+        elif line.text.startswith("//"):
+            self.session.answer_question(line.text[1:])
         else:
-            word, _, rest = said.text.partition(" ")
-            if word == "/exit":
+            command, _, rest = line.text.partition(" ")
+            if command == "/exit":
                 return True
-            self._print_lines(self._run_command(word, rest.strip()))
+            self._print_lines(self._run_command(command, rest.strip()))
         return False
 
-    def _run_command(self, word: str, rest: str) -> Iterable[str]:
+    def _run_command(self, command: str, argument: str) -> Iterable[str]:
         """Run a command and return its output.
 
         Raises:
             UserError: The command does not exist or fails.
         """
         session = self.session
-        if word not in COMMANDS:
-            near = get_close_matches(word, COMMANDS, 1)
-            meant = f"did you mean {near[0]}? " if near else ""
+        if command not in COMMANDS:
+            matches = get_close_matches(command, COMMANDS, 1)
+            suggestion = f"did you mean {matches[0]}? " if matches else ""
             raise UserError(
-                f"{word}: there is no such command; {meant}/help lists them, and a "
+                f"{command}: no such command; {suggestion}/help lists them, and a "
                 "question that begins with / is written with //"
             )
-        if rest and word not in ("/stages", "/save"):
-            raise UserError(f"{word} takes nothing more; {rest!r} is too much")
-        match word:
+        if argument and command not in ("/stages", "/save"):
+            raise UserError(f"{command} takes no arguments; got {argument!r} is too much")
+        match command:
             case "/help":
                 return [*(f"{name} {about}" for name, about in COMMANDS.items()), HELP_FOOTER]
             case "/models":
@@ -413,19 +413,19 @@ class TerminalChat:
             case "/history":
                 return list(format.format_history(session.remembered)) or ["nothing yet"]
             case "/save":
-                return self._save_session(rest)
+                return self._save_session(argument)
             case "/clear":
                 session.remembered.clear()
-                return ["the next question begins a new conversation"]
-        if word == "/undo":
+                return ["the next question starts a new conversation"]
+        if command == "/undo":
             if not session.remembered:
-                raise UserError("/undo: there is no turn to take out")
+                raise UserError("/undo: there is no turn to remove")
             return [f"taken out: {session.remembered.pop().question}"]
         if not session.turns:
-            raise UserError(f"{word}: nothing was asked yet")
-        if word == "/cost":
+            raise UserError(f"{command}: there is no turn yet")
+        if command == "/cost":
             return format.format_costs(session.turns)
-        return format.format_stages(session.turns[-1], rest)
+        return format.format_stages(session.turns[-1], argument)
 
     def _save_session(self, name: str) -> list[str]:
         """Save the session; existing files are not overwritten unless saved by this session."""
@@ -433,7 +433,7 @@ class TerminalChat:
             raise UserError("/save: name a file, as in /save talk.json")
         path = Path(name).expanduser().resolve()
         if path.exists() and path not in self._saved:
-            raise UserError(f"/save: {name} is there already; choose another name")
+            raise UserError(f"/save: {name} already exists; choose another name")
         turns = [turn_to_json(turn) for turn in self.session.turns]
         write_json(path, {"models": self._models, "turns": turns})
         self._saved.add(path)

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 def format_available_models(providers: Providers, local: LocalModels) -> Iterator[str]:
     """Yield lines that list the available presets, endpoints and local models."""
-    yield "presets (--preset NAME, or the path of a yaml):"
+    yield "presets (--preset NAME, or the path of a yaml file):"
     for name in preset_names():
         first = (conf_folder() / "moa" / f"{name}.yaml").read_text(encoding="utf-8").split("\n")[0]
         yield f"  {name:<12}{first.lstrip('# ')}"
-    yield "endpoints (PROVIDER/MODEL; which models they have is theirs to say):"
+    yield "endpoints (PROVIDER/MODEL; see their documentation for model names):"
     for name, provider in providers.items():
         yield f"  {name:<12}{format_endpoint(provider)}"
-    yield "on this machine:"
+    yield "local models:"
     yield from (f"  local/{name}" for name in local.list_names())
     yield "  local/FOLDER, llm/NAME, function/MODULE:NAME, moa/PRESET"
 
@@ -46,12 +46,12 @@ def format_available_models(providers: Providers, local: LocalModels) -> Iterato
 def format_endpoint(provider: Provider) -> str:
     """Return an endpoint's URL and whether its key is set."""
     key = provider.api_key_env
-    there = key and os.environ.get(key, "").strip()
-    told = f"{key} is {'' if there else 'not '}set" if key else "no key needed"
-    where = (
+    key_set = key and os.environ.get(key, "").strip()
+    key_text = f"{key} is {'' if key_set else 'not '}set" if key else "no key needed"
+    location = (
         f"the URL in {provider.base_url_env}" if provider.is_url_overridden else provider.base_url
     )
-    return f"{where}, {told}"
+    return f"{location}, {key_text}"
 
 
 DIRECT_OPTIONS = ("strategy", "prompt", "quorum", "seed", "context")
@@ -117,59 +117,63 @@ def iterate_slots(mixture: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield mixture["fallback"]
 
 
-def build_settings(given: Namespace, recorded: Mapping[str, Any]) -> MixtureSettings:
+def build_settings(options: Namespace, recorded: Mapping[str, Any]) -> MixtureSettings:
     """Determine the effective settings.
 
     Args:
-        given: Result of `swarm.moa.cli.parse_arguments`.
+        options: Result of `swarm.moa.cli.parse_arguments`.
         recorded: Header of the replayed trace; empty without one.
 
     Raises:
         UserError: An option has no effect, or the preset does not exist.
     """
-    mixture, origin = _initial_mixture(given, recorded)
-    if pairs := parse_counted_names(given.reference_models or []):
+    mixture, origin = _initial_mixture(options, recorded)
+    if pairs := parse_counted_names(options.reference_models or []):
         mixture["proposers"] = [{"model": name, "count": count} for name, count in pairs]
-    if given.aggregator:
-        mixture["aggregator"] = {**mixture.get("aggregator", {}), "model": given.aggregator}
-    if given.fallback:
-        mixture["fallback"] = {"model": given.fallback}
-    if given.rounds is not None:
-        mixture["layers"] = given.rounds + 1
+    if options.aggregator:
+        mixture["aggregator"] = {**mixture.get("aggregator", {}), "model": options.aggregator}
+    if options.fallback:
+        mixture["fallback"] = {"model": options.fallback}
+    if options.rounds is not None:
+        mixture["layers"] = options.rounds + 1
     mixture.update(
-        {key: getattr(given, key) for key in DIRECT_OPTIONS if getattr(given, key) is not None}
+        {key: getattr(options, key) for key in DIRECT_OPTIONS if getattr(options, key) is not None}
     )
-    _fill_open_slots(mixture, given.aggregator)
+    _fill_open_slots(mixture, options.aggregator)
     # Command line options apply to all agents and override the preset's settings.
     for slot in iterate_slots(mixture):
         for key in ("temperature", "max_tokens", "timeout"):
-            if getattr(given, key) is not None:
-                slot[key] = getattr(given, key)
-    asked = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS, **recorded.get("asked", {})}
-    asked.update(
-        {key: getattr(given, key) for key in REQUEST_OPTIONS if getattr(given, key) is not None}
+            if getattr(options, key) is not None:
+                slot[key] = getattr(options, key)
+    request_fields = {
+        "temperature": TEMPERATURE,
+        "max_tokens": MAX_TOKENS,
+        **recorded.get("asked", {}),
+    }
+    request_fields.update(
+        {key: getattr(options, key) for key in REQUEST_OPTIONS if getattr(options, key) is not None}
     )
-    _check_unused_options(given, mixture)
-    return MixtureSettings(mixture, asked, origin)
+    _check_unused_options(options, mixture)
+    return MixtureSettings(mixture, request_fields, origin)
 
 
-def _initial_mixture(given: Namespace, recorded: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _initial_mixture(options: Namespace, recorded: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return the mixture before command line overrides, and its source."""
-    if given.preset:
-        return read_preset(given.preset), f"preset {given.preset}"
+    if options.preset:
+        return read_preset(options.preset), f"preset {options.preset}"
     if "preset" in recorded:
-        return dict(recorded["preset"]), f"as in {given.replay}"
-    if given.aggregator and given.reference_models:
+        return dict(recorded["preset"]), f"as in {options.replay}"
+    if options.aggregator and options.reference_models:
         return {"proposers": []}, "no preset"
     key = bool(os.environ.get("TOGETHER_API_KEY", "").strip())
     remote = [
         name
-        for name, _ in parse_counted_names(given.reference_models or [])
+        for name, _ in parse_counted_names(options.reference_models or [])
         if not _names_local_model([name])
     ]
     if remote and not key:
         raise UserError(
-            f"--aggregator: name the model that makes one answer of those of {', '.join(remote)}; "
+            f"--aggregator: name the model that synthesizes the answers of {', '.join(remote)}; "
             "the default without a key (preset local) is a model of 135 million parameters",
             2,
         )
@@ -185,11 +189,11 @@ def _fill_open_slots(mixture: dict[str, Any], model: str | None) -> None:
     """
     for slot in iterate_slots(mixture):
         if slot.get("model") is None and model is None:
-            raise UserError("this preset leaves the model to you: name one, --model NAME", 2)
+            raise UserError("the preset names no model; give one with --model NAME", 2)
         slot["model"] = slot.get("model") or model
 
 
-def _check_unused_options(given: Namespace, mixture: Mapping[str, Any]) -> None:
+def _check_unused_options(options: Namespace, mixture: Mapping[str, Any]) -> None:
     """Check that all options affect this mixture.
 
     Raises:
@@ -197,21 +201,17 @@ def _check_unused_options(given: Namespace, mixture: Mapping[str, Any]) -> None:
     """
     models = [slot["model"] for slot in iterate_slots(mixture)]
     remote = any(not name.startswith(("local/", "function/", "llm/")) for name in models)
-    alone = mixture.get("layers", 2) == 1
-    calls = "nobody is called in a replay"
+    no_proposers = mixture.get("layers", 2) == 1
+    calls = "a replay calls no model"
     useless = [
-        *((name, calls) for name in CALL_OPTIONS if given.replay),
-        *(
-            (name, "no model here is local/...")
-            for name in LOCAL_OPTIONS
-            if not _names_local_model(models)
-        ),
-        *((name, "all models here are on this machine") for name in REMOTE_OPTIONS if not remote),
-        *((name, "there is no layer of proposers") for name in PROPOSER_OPTIONS if alone),
+        *((name, calls) for name in CALL_OPTIONS if options.replay),
+        *((name, "no model is local") for name in LOCAL_OPTIONS if not _names_local_model(models)),
+        *((name, "all models are local") for name in REMOTE_OPTIONS if not remote),
+        *((name, "there are no proposers") for name in PROPOSER_OPTIONS if no_proposers),
     ]
-    for name, why in useless:
-        if getattr(given, name) not in (None, False):
-            raise UserError(f"--{name} has no effect: {why}; leave it out", 2)
+    for name, reason in useless:
+        if getattr(options, name) not in (None, False):
+            raise UserError(f"--{name} has no effect: {reason}; leave it out", 2)
 
 
 LOCAL_OPTIONS = ("base", "pool", "device")
@@ -220,85 +220,87 @@ CALL_OPTIONS = (*LOCAL_OPTIONS, *REMOTE_OPTIONS, "timeout", "no_cache")
 PROPOSER_OPTIONS = ("reference_models", "quorum", "prompt")
 
 
-def run(given: Namespace) -> int:
+def run(options: Namespace) -> int:
     """Run the command; return the exit code.
 
     Raises:
         UserError: It cannot be run, or the single question has no answer.
     """
     typed, answers, notes = std_streams()
-    remarks = WarningCollector()
-    logging.getLogger("swarm").addHandler(remarks)
-    if given.list:
+    warnings = WarningCollector()
+    logging.getLogger("swarm").addHandler(warnings)
+    if options.list:
         from swarm.registry.local_models import LocalModels
 
         for line in format_available_models(
-            load_providers(given), LocalModels(**_local_options(given, "base", "pool"))
+            load_providers(options), LocalModels(**_local_options(options, "base", "pool"))
         ):
             print(line, file=answers)
         return 0
-    question = _read_question(given, typed)
-    replay = Replay(given.replay) if given.replay else None
-    wanted = build_settings(given, replay.about if replay else {})
-    mixture = _build_mixture(given, wanted, replay)
-    tracker = tracker_by_name(given.tracker)
+    question = _read_question(options, typed)
+    replay = Replay(options.replay) if options.replay else None
+    settings = build_settings(options, replay.about if replay else {})
+    mixture = _build_mixture(options, settings, replay)
+    tracker = tracker_by_name(options.tracker)
     tracker.check()
-    if not given.quiet:
+    if not options.quiet:
         print(
-            escape_control_chars(f"{wanted.origin}: {summarize_mixture(mixture)}"),
+            escape_control_chars(f"{settings.origin}: {summarize_mixture(mixture)}"),
             file=notes,
             flush=True,
         )
-    device = _choose_device(given, notes) if wanted.uses_local_models and not replay else None
+    device = _choose_device(options, notes) if settings.uses_local_models and not replay else None
     mixture.check()
-    if given.trace:
-        mixture.trace = Trace(given.trace, wanted.trace_header)
+    if options.trace:
+        mixture.trace = Trace(options.trace, settings.trace_header)
     if device:
         mixture.open(device)
     turns = MoATracker(tracker)
     session = ChatSession(
-        mixture, wanted.build_chat_options(given), answers, notes, remarks, turns.log_turn
+        mixture, settings.build_chat_options(options), answers, notes, warnings, turns.log_turn
     )
     with track_run(
-        tracker, TrackedRun("moa", new_tracking_folder("moa"), wanted.trace_header)
+        tracker, TrackedRun("moa", new_tracking_folder("moa"), settings.trace_header)
     ) as found:
         try:
-            return _run_session(given, session, question)
+            return _run_session(options, session, question)
         finally:
             found |= turns.log_tables()
 
 
-def _run_session(given: Namespace, session: ChatSession, question: str | None) -> int:
+def _run_session(options: Namespace, session: ChatSession, question: str | None) -> int:
     """Answer the single question, or run the chat; return the exit code."""
     if question is not None:
         session.answer_question(question)
         return 0
-    if not given.quiet:
+    if not options.quiet:
         print("/help lists the commands; exit leaves", file=session.notes, flush=True)
-    ask = make_line_reader(None if given.json else session.answers, session.notes)
+    ask = make_line_reader(None if options.json else session.answers, session.notes)
     return TerminalChat(session, ask, format_models(session.mixture)).run_loop()
 
 
-def _read_question(given: Namespace, typed: TextIO | None) -> str | None:
+def _read_question(options: Namespace, typed: TextIO | None) -> str | None:
     """Return the single question; `None` for a chat.
 
     Raises:
         UserError: It is empty, or an option is for a chat only.
     """
-    question = given.question
+    question = options.question
     if question in (None, "-") and (question or not is_tty(typed)):
         question = typed.read() if typed else ""
     if question is None:
         return None
     if not question.strip():
         raise UserError('the question is empty; give one, as in python -m swarm.moa "Why?"', 2)
-    if given.multi_turn is not None:
-        raise UserError("--multi_turn has no effect: it is for a chat, and this is one question", 2)
+    if options.multi_turn is not None:
+        raise UserError(
+            "--multi_turn has no effect: it applies to a chat, not to a single question", 2
+        )
     return str(question).strip()
 
 
 def _build_mixture(
-    given: Namespace, wanted: MixtureSettings, replay: Replay | None
+    options: Namespace, settings: MixtureSettings, replay: Replay | None
 ) -> MixtureOfAgents:
     """Build the mixture with its models; nothing heavy is loaded.
 
@@ -306,18 +308,18 @@ def _build_mixture(
         UserError: A model does not exist, or a value is invalid.
     """
     if replay:
-        return build_mixture(wanted.with_replayed_models(replay), replay.get_model)
+        return build_mixture(settings.with_replayed_models(replay), replay.get_model)
     from swarm.registry.registry import Roster
 
-    cache: Literal["default"] | None = None if given.no_cache else "default"
-    local = _local_options(given, "base", "pool", "device")
-    roster = Roster(load_providers(given), cache=cache, **local)
-    return build_mixture(wanted.mixture, roster.model)
+    cache: Literal["default"] | None = None if options.no_cache else "default"
+    local = _local_options(options, "base", "pool", "device")
+    roster = Roster(load_providers(options), cache=cache, **local)
+    return build_mixture(settings.mixture, roster.model)
 
 
-def _local_options(given: Namespace, *names: str) -> dict[str, Any]:
+def _local_options(options: Namespace, *names: str) -> dict[str, Any]:
     """Return the given options of local models."""
-    return {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
 def load_providers(given: Namespace) -> "Providers":
@@ -334,7 +336,7 @@ def load_providers(given: Namespace) -> "Providers":
     return found
 
 
-def _choose_device(given: Namespace, notes: TextIO) -> str:
+def _choose_device(options: Namespace, notes: TextIO) -> str:
     """Choose the device of local models, and announce that loading takes time.
 
     Raises:
@@ -342,8 +344,8 @@ def _choose_device(given: Namespace, notes: TextIO) -> str:
     """
     from swarm.engine.base_model import choose_device
 
-    device = choose_device(given.device)
-    if not given.quiet:
-        words = f"loading the models of this machine on {device}; the first time fetches the base"
-        print(words, file=notes, flush=True)
+    device = choose_device(options.device)
+    if not options.quiet:
+        message = f"loading the local models on {device}; the first time downloads the base"
+        print(message, file=notes, flush=True)
     return device

@@ -84,28 +84,28 @@ def _completion_metrics(answer: AgentAnswer) -> dict[str, Any]:
     """Return a completion's fields other than its text; empty if there is none."""
     if answer.completion is None:
         return {}
-    told = asdict(answer.completion)
+    fields = asdict(answer.completion)
     keys = ("reasoning", "finish", "prompt_tokens", "new_tokens", "seconds", "cached")
-    return {key: told[key] for key in keys} | {"cost": answer.completion.known_cost}
+    return {key: fields[key] for key in keys} | {"cost": answer.completion.known_cost}
 
 
 def build_conversation(
     turns: Sequence[ChatTurn], question: str, system: str | None
 ) -> tuple[Message, ...]:
     """Build the conversation of answered turns and a new question."""
-    before = [message for turn in turns for message in turn.messages]
+    previous = [message for turn in turns for message in turn.messages]
     first = [Message("system", system)] if system else []
-    return (*first, *before, Message("user", question))
+    return (*first, *previous, Message("user", question))
 
 
 def format_outcome(answer: AgentAnswer) -> str:
     """Summarize the result of a call."""
     if answer.completion is None:
         return "failed"
-    said = answer.completion
-    took = "from the cache" if said.cached else f"{said.seconds:.1f} s"
+    completion = answer.completion
+    took = "from the cache" if completion.cached else f"{completion.seconds:.1f} s"
     empty = ", empty" if answer.error else ""
-    return f"{took}, {pluralize(said.new_tokens, 'token')}{empty}"
+    return f"{took}, {pluralize(completion.new_tokens, 'token')}{empty}"
 
 
 def format_layer(layer: int, layers: int, asked: int, answers: Sequence[AgentAnswer]) -> str:
@@ -148,10 +148,10 @@ def format_stages(turn: ChatTurn, which: str) -> Iterable[str]:
 
 def format_heading(number: int, answer: AgentAnswer) -> str:
     """Return a call's heading: number, layer, role and result."""
-    asked = answer.completion and not answer.completion.cached
-    cost = f", {format_answer_cost([answer])}" if asked else ""
-    who = f"layer {answer.layer}, {answer.role} {answer_label(answer)}"
-    return f"--- {number}: {who}: {format_outcome(answer)}{cost}"
+    requested = answer.completion and not answer.completion.cached
+    cost = f", {format_answer_cost([answer])}" if requested else ""
+    label = f"layer {answer.layer}, {answer.role} {answer_label(answer)}"
+    return f"--- {number}: {label}: {format_outcome(answer)}{cost}"
 
 
 def format_answer_cost(answers: Sequence[AgentAnswer]) -> str:
@@ -162,9 +162,9 @@ def format_answer_cost(answers: Sequence[AgentAnswer]) -> str:
 
 def format_costs(turns: Sequence[ChatTurn]) -> Iterable[str]:
     """Yield the usage of the last turn and of all turns."""
-    for title, some in (("last turn", turns[-1:]), ("session", turns)):
-        answers = [answer for turn in some for answer in turn.answers]
-        yield f"{title}, {pluralize(len(some), 'question')}:"
+    for title, selected in (("last turn", turns[-1:]), ("session", turns)):
+        answers = [answer for turn in selected for answer in turn.answers]
+        yield f"{title}, {pluralize(len(selected), 'question')}:"
         yield from scheduler.format_usage_table(answers)
 
 
@@ -183,7 +183,7 @@ def summarize_mixture(mixture: MixtureOfAgents) -> str:
     names = ", ".join(_format_agent_count(slot) for slot in mixture.proposers)
     rounds = "" if mixture.layers == 2 else f" in {mixture.layers - 1} rounds"
     one = len(mixture.proposers) == 1 and mixture.proposers[0].count == 1
-    return f"{names} propose{'s' * one}{rounds}, {last}; {mixture.calls} calls a question"
+    return f"{names} propose{'s' * one}{rounds}, {last}; {mixture.calls} calls per question"
 
 
 def format_models(mixture: MixtureOfAgents) -> Iterable[str]:
@@ -197,13 +197,15 @@ def format_models(mixture: MixtureOfAgents) -> Iterable[str]:
     yield f"layer {mixture.layers}: {last.name} {STRATEGY_PHRASES[mixture.strategy]}{settings}"
     if fallback:
         yield f"if that fails: {fallback.name}{_format_agent_settings(fallback)}"
-    yield f"{mixture.calls} calls a question; quorum {mixture.quorum}, prompt {mixture.prompt.form}"
+    yield (
+        f"{mixture.calls} calls per question; quorum {mixture.quorum}, prompt {mixture.prompt.form}"
+    )
 
 
 STRATEGY_PHRASES = {
     "aggregate": "answers",
     "rank": "chooses one",
-    "sequential": "answers, a few proposals at a time",
+    "sequential": "synthesizes, a few proposals at a time",
 }
 
 
@@ -214,5 +216,5 @@ def _format_agent_count(slot: AgentSpec) -> str:
 def _format_agent_settings(slot: AgentSpec) -> str:
     """Format the agent's own settings."""
     keys = ("temperature", "max_tokens", "timeout", "system")
-    told = [f"{key} {value!r}" for key in keys if (value := getattr(slot, key)) is not None]
-    return f" ({', '.join(told)})" if told else ""
+    settings = [f"{key} {value!r}" for key in keys if (value := getattr(slot, key)) is not None]
+    return f" ({', '.join(settings)})" if settings else ""

@@ -246,19 +246,22 @@ the answer.
 def request_to_json(request: Request) -> dict[str, Any]:
     """Convert a request to JSON: its "prompt" or "messages", and the non-default settings."""
     if isinstance(request.prompt, str):
-        asked: dict[str, Any] = {"prompt": request.prompt}
+        found: dict[str, Any] = {"prompt": request.prompt}
     else:
-        asked = {"messages": [turn._asdict() for turn in request.prompt]}
+        found = {"messages": [turn._asdict() for turn in request.prompt]}
     for key, value in _non_default_fields(request).items():
         if key not in OMITTED_FIELDS:
-            asked[key] = list(value) if isinstance(value, tuple) else value
-    return asked
+            found[key] = list(value) if isinstance(value, tuple) else value
+    return found
 
 
 def completion_to_json(completion: Completion) -> dict[str, Any]:
     """Convert a completion to the JSON that `completion_from_json` reads."""
-    whole = asdict(completion)
-    return {"text": completion.text, **{key: whole[key] for key in _non_default_fields(completion)}}
+    values = asdict(completion)
+    return {
+        "text": completion.text,
+        **{key: values[key] for key in _non_default_fields(completion)},
+    }
 
 
 def completion_from_json(said: Mapping[str, Any]) -> Completion:
@@ -272,7 +275,7 @@ def completion_from_json(said: Mapping[str, Any]) -> Completion:
     }
     if "tokens" in values:
         values["tokens"] = tuple(
-            Token(text, logprob, tuple((word, chance) for word, chance in top))
+            Token(text, logprob, tuple((token, chance) for token, chance in top))
             for text, logprob, top in values["tokens"]
         )
     return Completion(**values)
@@ -289,9 +292,9 @@ def completion_from_fields(values: Mapping[str, Any]) -> Completion:
     A frozen dataclass sets each attribute through `object.__setattr__`, which is slow. This fills a
     mutable class with the same slots and then changes its class.
     """
-    made = _MutableCompletion(**values)
-    made.__class__ = Completion
-    return cast(Completion, made)
+    completion = _MutableCompletion(**values)
+    completion.__class__ = Completion
+    return cast(Completion, completion)
 
 
 def _non_default_fields(value: Any) -> dict[str, Any]:

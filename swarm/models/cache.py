@@ -108,10 +108,10 @@ class Cache:
         found: dict[str, Any] = {}
         with self.open_connection() as connection:
             for first in range(0, len(keys), KEYS_PER_QUERY):
-                some = keys[first : first + KEYS_PER_QUERY]
-                places = ",".join("?" * len(some))
-                asked = f"SELECT key, value FROM answers WHERE key IN ({places})"
-                found.update(connection.execute(asked, some).fetchall())
+                chunk = keys[first : first + KEYS_PER_QUERY]
+                placeholders = ",".join("?" * len(chunk))
+                query = f"SELECT key, value FROM answers WHERE key IN ({placeholders})"
+                found.update(connection.execute(query, chunk).fetchall())
         return _parse_values(found)
 
     def get_range(self, first: str, last: str) -> dict[str, Any]:
@@ -168,28 +168,30 @@ class Cache:
         Raises:
             UserError: The file cannot be written.
         """
-        kept: dict[str, Any] = {}
-        mine: list[str] = []
+        stored: dict[str, Any] = {}
+        claimed: list[str] = []
         with self.open_connection() as connection:
             presence = _presence(self.path)
             connection.execute("BEGIN IMMEDIATE")
             try:
                 for first in range(0, len(keys), KEYS_PER_QUERY):
-                    some = keys[first : first + KEYS_PER_QUERY]
-                    asked = f"FROM answers WHERE key IN ({','.join('?' * len(some))})"
-                    found = dict(connection.execute(f"SELECT key, value {asked}", some).fetchall())
-                    asked = asked.replace("answers", "claims")
-                    claims = dict(connection.execute(f"SELECT key, owner {asked}", some).fetchall())
+                    chunk = keys[first : first + KEYS_PER_QUERY]
+                    query = f"FROM answers WHERE key IN ({','.join('?' * len(chunk))})"
+                    found = dict(connection.execute(f"SELECT key, value {query}", chunk).fetchall())
+                    query = query.replace("answers", "claims")
+                    claims = dict(
+                        connection.execute(f"SELECT key, owner {query}", chunk).fetchall()
+                    )
                     others = {*claims.values()} - {presence.number}
                     alive = {owner for owner in others if presence.sees(owner)}
-                    free = [k for k in some if k not in found and claims.get(k) not in alive]
+                    free = [k for k in chunk if k not in found and claims.get(k) not in alive]
                     connection.executemany(CLAIM, [(key, presence.number) for key in free])
-                    kept, mine = kept | found, mine + free
+                    stored, claimed = stored | found, claimed + free
                 connection.execute("COMMIT")
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
-        return _parse_values(kept), mine
+        return _parse_values(stored), claimed
 
     def release(self, keys: Sequence[str]) -> None:
         """Release claims of this process, whether or not their answers arrived.
@@ -224,23 +226,23 @@ class Cache:
         Raises:
             UserError: The file cannot be used; also errors of `ask`.
         """
-        asked: dict[str, T] = {}
-        kept: dict[str, Any] = {}
-        left, wait, until = list(keys), FIRST_LOOK, time.monotonic() + (timeout or math.inf)
-        while left:
-            found, mine = self.claim(left)
-            kept |= found
-            if not found and not mine and time.monotonic() > until:
-                mine = left
+        computed: dict[str, T] = {}
+        stored: dict[str, Any] = {}
+        remaining, delay, until = list(keys), FIRST_LOOK, time.monotonic() + (timeout or math.inf)
+        while remaining:
+            found, claimed = self.claim(remaining)
+            stored |= found
+            if not found and not claimed and time.monotonic() > until:
+                claimed = remaining
             try:
-                asked |= ask(mine) if mine else {}
+                computed |= ask(claimed) if claimed else {}
             finally:
-                self.release(mine)
-            left = [key for key in left if key not in found and key not in asked]
-            if left and not mine:
-                time.sleep(wait)
-                wait = min(LAST_LOOK, 1.5 * wait)
-        return asked, kept
+                self.release(claimed)
+            remaining = [key for key in remaining if key not in found and key not in computed]
+            if remaining and not claimed:
+                time.sleep(delay)
+                delay = min(LAST_LOOK, 1.5 * delay)
+        return computed, stored
 
     def _thread_connection(self) -> sqlite3.Connection:
         """Return this thread's connection; connections are not reused after a fork."""
@@ -276,7 +278,7 @@ class Cache:
         except (sqlite3.Error, OSError) as error:
             raise UserError(
                 f"the cache {self.path} cannot be used: {error}; name another file (cache.file, or "
-                "its folder in MODEL_SWARMS_CACHE), or keep no answers (cache=null, --no_cache)"
+                "its folder in MODEL_SWARMS_CACHE), or disable the cache (cache=null, --no_cache)"
             ) from None
 
 
@@ -424,32 +426,33 @@ class CachedModel:
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `swarm.models.base.generate_each`."""
-        asked = self._keyed_requests(requests)
-        kept = self.cache.get([key for key, _ in asked])
+        keyed = self._keyed_requests(requests)
+        stored = self.cache.get([key for key, _ in keyed])
         found: dict[str, Completion | UserError] = {
-            k: _restore_completion(v) for k, v in kept.items()
+            k: _restore_completion(v) for k, v in stored.items()
         }
-        new = {key: request for key, request in asked if key not in found}
+        new = {key: request for key, request in keyed if key not in found}
 
         def once(keys: Sequence[str]) -> dict[str, Completion | UserError]:
-            came = zip(keys, generate_each(self.model, [new[key] for key in keys]), strict=True)
+            answers = zip(keys, generate_each(self.model, [new[key] for key in keys]), strict=True)
             return {
-                k: a if isinstance(a, UserError) else self._store_completion(k, a) for k, a in came
+                k: a if isinstance(a, UserError) else self._store_completion(k, a)
+                for k, a in answers
             }
 
         for first in range(0, len(new), REQUESTS_PER_BATCH):
-            said, others = self.cache.once(list(new)[first : first + REQUESTS_PER_BATCH], once)
-            found |= said | {key: _restore_completion(value) for key, value in others.items()}
-        return [found[key] for key, _ in asked]
+            computed, others = self.cache.once(list(new)[first : first + REQUESTS_PER_BATCH], once)
+            found |= computed | {key: _restore_completion(value) for key, value in others.items()}
+        return [found[key] for key, _ in keyed]
 
     def stream(self, request: Request) -> Stream:
         """Stream one answer (see `swarm.models.base.stream`); a cached one is a single piece."""
-        ((key, whole),) = self._keyed_requests([request])
-        if key in (kept := self.cache.get([key])):
-            answer = _restore_completion(kept[key])
+        ((key, keyed),) = self._keyed_requests([request])
+        if key in (stored := self.cache.get([key])):
+            answer = _restore_completion(stored[key])
             yield Delta(answer.text, answer.reasoning)
             return answer
-        answer = yield from stream(self.model, whole)
+        answer = yield from stream(self.model, keyed)
         return self._store_completion(key, answer)
 
     def request_key(self, request: Request) -> str:
@@ -459,15 +462,15 @@ class CachedModel:
     def _keyed_requests(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
         """Return the requests to pass to the model, each with its cache key."""
         seen: Counter[tuple[str, int]] = Counter()
-        asked = []
+        keyed = []
         for request in requests:
             key = self.request_key(request)
             sample = 0 if request.temperature == 0 else request.sample + seen[key, request.sample]
             seen[key, request.sample] += 1
-            asked.append(
+            keyed.append(
                 (make_sample_key(key, sample), replace(request, sample=sample, decided=None))
             )
-        return asked
+        return keyed
 
     def _store_completion(self, key: str, answer: Completion) -> Completion:
         return completion_from_json(self.cache.put(key, completion_to_json(answer), self.label))
@@ -490,7 +493,7 @@ class CacheWriter:
 
     def __init__(self, cache: Cache | None, label: str | None) -> None:
         self._cache, self._label = cache, label
-        self._waiting: dict[str, Any] = {}
+        self._pending: dict[str, Any] = {}
         self._written: dict[str, Any] = {}
         self._error: UserError | None = None
 
@@ -502,15 +505,15 @@ class CacheWriter:
         """
         if self._error:
             raise self._error
-        if self._cache and not self._waiting:
+        if self._cache and not self._pending:
             asyncio.get_running_loop().call_soon(self._write_pending)
-        self._waiting[key] = answer
+        self._pending[key] = answer
 
     def _write_pending(self) -> None:
-        waiting, self._waiting = self._waiting, {}
+        pending, self._pending = self._pending, {}
         try:
             assert self._cache
-            self._written |= self._cache.put_many(waiting, self._label)
+            self._written |= self._cache.put_many(pending, self._label)
         except UserError as error:
             self._error = error
 
@@ -597,9 +600,9 @@ def count_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
     Raises:
         UserError: The file cannot be read or created.
     """
-    asked = f"SELECT COUNT(*), COALESCE(SUM({ENTRY_BYTES}), 0) FROM answers WHERE {which.condition}"
+    query = f"SELECT COUNT(*), COALESCE(SUM({ENTRY_BYTES}), 0) FROM answers WHERE {which.condition}"
     with cache.open_connection() as connection:
-        number, size = connection.execute(asked, which.values).fetchone()
+        number, size = connection.execute(query, which.values).fetchone()
         return number, size
 
 

@@ -39,8 +39,8 @@ class FunctionModel(ThreadedModel):
                 raise UserError(
                     f"function={function!r}: must be package.module:name, or a function"
                 )
-        told = function if isinstance(function, str) else function_name(function)
-        super().__init__(f"function/{told}", concurrency)
+        function_text = function if isinstance(function, str) else function_name(function)
+        super().__init__(f"function/{function_text}", concurrency)
         self.function = function
 
     def check(self) -> None:
@@ -67,23 +67,24 @@ class FunctionModel(ThreadedModel):
 
     def _generate_one(self, request: Request, streamed: bool) -> Stream:
         if request.choices:
-            raise UserError(f"{self.who}: a function does not score choices")
+            raise UserError(f"{self.who}: a function cannot score choices")
         function = self._load_function()
         try:
-            given = function(request.prompt)
-            if isinstance(given, Iterator):
-                given = yield from _join_pieces(given)
-            elif isinstance(given, str | Completion):
-                given = given if isinstance(given, Completion) else Completion(given)
-                yield Delta(given.text, given.reasoning)
+            result = function(request.prompt)
+            if isinstance(result, Iterator):
+                result = yield from _join_pieces(result)
+            elif isinstance(result, str | Completion):
+                result = result if isinstance(result, Completion) else Completion(result)
+                yield Delta(result.text, result.reasoning)
         except (Exception, SystemExit) as error:
             raise UserError(f"{self.who} failed: {describe_exception(error, function)}") from error
-        if not isinstance(given, Completion):
+        if not isinstance(result, Completion):
             raise UserError(
-                f"{self.who} gave {given!r:.80}: it has to be a text, a Completion or an iterator "
-                "of texts"
+                f"{self.who} returned {result!r:.80}: must be a string, a Completion or an "
+                f"iterator "
+                "of strings"
             )
-        return replace(given, model=given.model or self.who)
+        return replace(result, model=result.model or self.who)
 
     def _load_function(self) -> Callable[..., Any]:
         if not isinstance(self.function, str):
@@ -118,18 +119,20 @@ def describe_exception(error: BaseException, function: Callable[..., Any] | None
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(function, "__code__", None)
     if code is None:
-        own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
+        relevant = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
     else:
-        own = [frame for frame in frames if frame.filename == code.co_filename]
-    where = f" ({Path(own[-1].filename).name} line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {to_one_line(str(error))}{where}"
+        relevant = [frame for frame in frames if frame.filename == code.co_filename]
+    location = (
+        f" ({Path(relevant[-1].filename).name} line {relevant[-1].lineno})" if relevant else ""
+    )
+    return f"{type(error).__name__}: {to_one_line(str(error))}{location}"
 
 
 def _join_pieces(pieces: Iterator[Any]) -> Stream:
-    said = []
+    texts = []
     for piece in pieces:
         if not isinstance(piece, str):
-            raise TypeError(f"it yielded {piece!r:.80}, which is not a text")
-        said.append(piece)
+            raise TypeError(f"it yielded {piece!r:.80}, which is not a string")
+        texts.append(piece)
         yield Delta(piece)
-    return Completion("".join(said))
+    return Completion("".join(texts))

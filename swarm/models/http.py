@@ -128,13 +128,15 @@ class StreamingTransport(Generic[P]):
             self._emit_pieces(parse_response(self.post.who, reader.parse_event, content))
 
         try:
-            ended = await self.post.stream_events(body, handle_event)
+            complete = await self.post.stream_events(body, handle_event)
         except (ConnectionFailed, RequestTimeout):
             if not reader.is_complete:
                 raise
         else:
-            if not (ended or reader.is_complete):
-                raise ServerFault(f"{self.post.who}: the answer broke off")
+            if not (complete or reader.is_complete):
+                raise ServerFault(
+                    f"{self.post.who}: the connection closed before the response was complete"
+                )
         self._emit_pieces(reader.flush_pending())
         # Redact again: a key split over two events is visible only here.
         return self.post.redact_key(reader.assemble_response())
@@ -181,7 +183,9 @@ class RetryingClient(Generic[T]):
             last = f"; {failed.summary}" if failed.times else ""
             if not last and (wait := self.throttle.remaining_pause) > 0:
                 last = f"; the server asks to wait {wait:.0f} s (Retry-After)"
-            raise RequestTimeout(f"{self.who}: no answer within {call.timeout:g} s{last}") from None
+            raise RequestTimeout(
+                f"{self.who}: no response within {call.timeout:g} s{last}"
+            ) from None
 
     async def _attempt_call(
         self,
@@ -191,18 +195,18 @@ class RetryingClient(Generic[T]):
         failed: "CallFailures",
         clock: asyncio.Timeout | None = None,
     ) -> T:
-        began = sent = 0.0
+        start = sent = 0.0
         while True:
             try:
                 async with self._acquire_place(call, failed) as sent:
-                    if not began:
-                        began = sent
+                    if not start:
+                        start = sent
                         if clock and call.timeout:
-                            clock.reschedule(began + call.timeout)
+                            clock.reschedule(start + call.timeout)
                     content = await exchange(call.body)
                 self.throttle.record_success(sent)
                 return parse_response(
-                    self.who, self.read, number, content, time.monotonic() - began
+                    self.who, self.read, number, content, time.monotonic() - start
                 )
             except DeadlineExceeded:
                 raise failed.build_final_error(self._rate_limit_timeout).with_attempt_count(
@@ -222,7 +226,7 @@ class RetryingClient(Generic[T]):
                 )
                 if wait is None or exchange.begun:
                     raise error.with_attempt_count(failed.times) from None
-            if call.timeout and time.monotonic() + wait >= began + call.timeout:
+            if call.timeout and time.monotonic() + wait >= start + call.timeout:
                 raise TimeoutError
             self.repeated += 1
             await asyncio.sleep(wait)
@@ -279,7 +283,7 @@ class CallFailures:
     @property
     def summary(self) -> str:
         """Number of attempts and the last error."""
-        return f"asked {self.times} times, and told at last: {self.last}"
+        return f"{self.times} attempts; last error: {self.last}"
 
     def add(self, error: RequestError, throttle: AdaptiveThrottle) -> None:
         """Count a failed attempt."""
@@ -336,7 +340,7 @@ class CallFailures:
         """Mark the last error as final and return it."""
         error = self.last
         assert error
-        error.args = (f"{error}; not repeated beyond {most:g} s (limits.rate_limit_timeout)",)
+        error.args = (f"{error}; no retry after {most:g} s (limits.rate_limit_timeout)",)
         # An overtaken request does not imply that others will fail.
         error.passing, error.general = False, self.overtaken < MAX_OVERTAKEN
         return error
@@ -358,8 +362,8 @@ def parse_response(who: str, function: Callable[..., T], *given: Any) -> T:
         words = to_one_line(str(error))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         content = given[0] if len(given) == 1 else given[1]
-        words = f"its form is another: {to_one_line(json.dumps(content, ensure_ascii=False))}"
-    raise ServerFault(f"{who}: not the agreed answer: {words}")
+        words = f"unexpected form: {to_one_line(json.dumps(content, ensure_ascii=False))}"
+    raise ServerFault(f"{who}: invalid response: {words}")
 
 
 class HttpClient:

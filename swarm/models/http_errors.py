@@ -19,9 +19,7 @@ CONTENT_ERROR_CODES = (
 )
 """Error codes caused by the request's text; another text may be accepted."""
 
-MISSING_KEY_HINT = (
-    "; no key was sent: put it into OPENAI_API_KEY, or into the variable of api_key_env"
-)
+MISSING_KEY_HINT = "; no key was sent: set OPENAI_API_KEY, or the variable named by api_key_env"
 """Hint for a server that requires a key when none was sent."""
 
 MAX_RETRY_AFTER_S = 120.0
@@ -53,7 +51,7 @@ class RequestError(UserError):
         """Return the error with the number of attempts in its message."""
         if times == 1:
             return self
-        error = type(self)(f"{self}; asked {times} times", self.after, self.content)
+        error = type(self)(f"{self}; {times} attempts", self.after, self.content)
         error.passing, error.general = self.passing, self.general
         return error
 
@@ -137,7 +135,7 @@ def error_from_response(
     elif kind is NotFound:
         message += "; check the URL and the model's name"
     elif 300 <= status < 400:
-        message += f"; it points to {to_one_line(headers.get('Location') or 'nowhere')}"
+        message += f"; it points to {to_one_line(headers.get('Location') or 'an unknown location')}"
     elif kind is RateLimited and after:
         message += f"; it asks to wait {after:.0f} s"
     error = kind(message, after, content)

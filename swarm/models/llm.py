@@ -58,7 +58,7 @@ class LLM(ThreadedModel):
 
     def __init__(self, model: str, concurrency: int | None = None) -> None:
         if not isinstance(model, str) or not model.strip():
-            raise UserError(f"model={model!r}: must be the name of a model that llm knows")
+            raise UserError(f"model={model!r}: must be the name of a model of llm")
         super().__init__(f"llm/{model}", concurrency)
         self.model = model
         self._model: Any = None
@@ -70,8 +70,8 @@ class LLM(ThreadedModel):
         self._line, self._pace = threading.Lock(), threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = super().__getstate__()
-        return {k: v for k, v in kept.items() if k not in ("_line", "_pace")} | {"_model": None}
+        state = super().__getstate__()
+        return {k: v for k, v in state.items() if k not in ("_line", "_pace")} | {"_model": None}
 
     def check(self) -> None:
         """Check the package, the model and its key; see `swarm.tasks.base.RequiresSetup.check`.
@@ -99,10 +99,10 @@ class LLM(ThreadedModel):
                 ) from None
             known = llm.get_model_aliases()
             if self.model not in known:
-                near = get_close_matches(self.model, known, 1)
-                meant = f"did you mean llm/{near[0]}? " if near else ""
+                matches = get_close_matches(self.model, known, 1)
+                suggestion = f"did you mean llm/{matches[0]}? " if matches else ""
                 raise UserError(
-                    f"{self.who}: llm knows no such model; {meant}`llm models` lists them, `llm "
+                    f"{self.who}: llm has no such model; {suggestion}`llm models` lists them, `llm "
                     "install` adds plugins"
                 )
             self._model = known[self.model]
@@ -110,18 +110,18 @@ class LLM(ThreadedModel):
 
     def _generate_one(self, request: Request, streamed: bool) -> Stream:
         if request.choices:
-            raise UserError(f"{self.who}: it does not score choices")
+            raise UserError(f"{self.who}: cannot score choices")
         model = self._load_model()
-        asked = split_conversation(request, self.who)
+        parts = split_conversation(request, self.who)
         end = math.inf if request.timeout is None else time.monotonic() + request.timeout
         options, failed = self._build_options(model, request), CallFailures()
         while True:
-            sent, begun = self._wait_for_admission(failed, end), False
-            pieces = self._stream_response(model, asked, options, streamed)
+            sent, started = self._wait_for_admission(failed, end), False
+            pieces = self._stream_response(model, parts, options, streamed)
             try:
                 while True:
                     piece = next(pieces)
-                    begun = True
+                    started = True
                     yield piece
             except StopIteration as whole:
                 with self._pace:
@@ -129,7 +129,7 @@ class LLM(ThreadedModel):
                 completion: Completion = whole.value
                 return completion
             except RateLimited as error:
-                self._wait_after_rate_limit(error, sent, failed, end, begun)
+                self._wait_after_rate_limit(error, sent, failed, end, started)
 
     def _wait_for_admission(self, failed: CallFailures, end: float) -> float:
         """Wait until a request may be sent; return the time.
@@ -137,24 +137,28 @@ class LLM(ThreadedModel):
         Raises:
             RequestError: It cannot be sent before its deadline, or requests are no longer accepted.
         """
-        most = self.limits.rate_limit_timeout
+        rate_limit_timeout = self.limits.rate_limit_timeout
         try:
             with self._line:
                 while True:
                     with self._pace:
                         step = self.throttle.next_wait(
-                            lambda: min(end, failed.retry_deadline(most, self.throttle))
+                            lambda: min(
+                                end, failed.retry_deadline(rate_limit_timeout, self.throttle)
+                            )
                         )
                         if step <= 0:
                             return self.throttle.record_send()
                     time.sleep(step)
         except DeadlineExceeded:
             if failed.last and end == math.inf:
-                raise failed.build_final_error(most).with_attempt_count(failed.times) from None
+                raise failed.build_final_error(rate_limit_timeout).with_attempt_count(
+                    failed.times
+                ) from None
             raise self._timeout_error(failed) from None
 
     def _wait_after_rate_limit(
-        self, error: RateLimited, sent: float, failed: CallFailures, end: float, begun: bool
+        self, error: RateLimited, sent: float, failed: CallFailures, end: float, started: bool
     ) -> None:
         """Wait before retrying a rate-limited request.
 
@@ -163,21 +167,21 @@ class LLM(ThreadedModel):
         """
         with self._pace:
             failed.add(error, self.throttle)
-            wait = failed.rate_limit_delay(sent, self.throttle, self.limits.rate_limit_timeout)
-        if wait is None or begun:
+            delay = failed.rate_limit_delay(sent, self.throttle, self.limits.rate_limit_timeout)
+        if delay is None or started:
             raise error.with_attempt_count(failed.times) from None
-        if time.monotonic() + wait >= end:
+        if time.monotonic() + delay >= end:
             raise self._timeout_error(failed) from None
-        time.sleep(wait)
+        time.sleep(delay)
 
     def _timeout_error(self, failed: CallFailures) -> RequestTimeout:
         last = f"; {failed.summary}" if failed.times else "; other requests meet a rate limit (429)"
-        return RequestTimeout(f"{self.who}: no answer in time (timeout){last}")
+        return RequestTimeout(f"{self.who}: no response in time (timeout){last}")
 
     def _stream_response(
         self,
         model: "llm.Model",
-        asked: "ConversationParts",
+        parts: "ConversationParts",
         options: dict[str, Any],
         streamed: bool,
     ) -> Stream:
@@ -189,7 +193,7 @@ class LLM(ThreadedModel):
         text: list[str] = []
         reasoning: list[str] = []
         try:
-            response = self._start_response(model, asked, options, streamed)
+            response = self._start_response(model, parts, options, streamed)
             for event in response.stream_events():
                 if event.chunk and event.type in ("text", "reasoning"):
                     thought = event.type == "reasoning"
@@ -217,7 +221,7 @@ class LLM(ThreadedModel):
     def _start_response(
         self,
         model: "llm.Model",
-        asked: "ConversationParts",
+        parts: "ConversationParts",
         options: dict[str, Any],
         streamed: bool,
     ) -> "llm.Response":
@@ -225,17 +229,17 @@ class LLM(ThreadedModel):
         import llm
 
         conversation = model.conversation()
-        messages = [llm.system(asked.system)] if asked.system else []
-        for said, answer in asked.earlier:
-            messages += [llm.user(said), llm.assistant(answer)]
+        messages = [llm.system(parts.system)] if parts.system else []
+        for question, answer in parts.earlier:
+            messages += [llm.user(question), llm.assistant(answer)]
             # Plugins before llm 0.32 read the conversation's responses, later ones the messages.
-            told: Any = {"model": model.model_id, "messages": [messages[-1].to_dict()]}
-            kept = llm.Response.from_dict(told, model=model)
-            kept.prompt = llm.Prompt(said, model, system=asked.system or None)
-            conversation.responses.append(kept)
+            fields: Any = {"model": model.model_id, "messages": [messages[-1].to_dict()]}
+            response = llm.Response.from_dict(fields, model=model)
+            response.prompt = llm.Prompt(question, model, system=parts.system or None)
+            conversation.responses.append(response)
         return conversation.prompt(
-            asked.text,
-            system=asked.system or None,
+            parts.text,
+            system=parts.system or None,
             messages=messages,
             stream=streamed and model.can_stream,
             options=options,
@@ -256,16 +260,16 @@ class LLM(ThreadedModel):
                 options[name] = value
             elif setting not in (*self._warned, "max_new_tokens"):
                 self._warned.add(setting)
-                log.warning("%s: it takes no %s; it answers as it does without", self.who, names[0])
+                log.warning("%s: the model has no option %s, which is ignored", self.who, names[0])
         return options
 
     def _error_text(self, error: Exception) -> str:
         """Return an error's message in one line, without the key, which a server may repeat."""
-        words = str(error)
+        text = str(error)
         with suppress(Exception):
             if key := self._load_model().get_key():
-                words = words.replace(key, "***")
-        return to_one_line(words) or type(error).__name__
+                text = text.replace(key, "***")
+        return to_one_line(text) or type(error).__name__
 
 
 def find_rate_limit(who: str, error: Exception, words: str) -> RateLimited | None:
@@ -282,16 +286,16 @@ def find_rate_limit(who: str, error: Exception, words: str) -> RateLimited | Non
         if one is None:
             return None
         response = getattr(one, "response", None)
-        places = (
+        statuses = (
             getattr(one, "status_code", None),
             getattr(one, "code", None),
             getattr(response, "status_code", None),
         )
-        if HTTPStatus.TOO_MANY_REQUESTS in places:
+        if HTTPStatus.TOO_MANY_REQUESTS in statuses:
             headers = getattr(response, "headers", None) or {}
             body = getattr(one, "body", None)
-            told = {"error": {**(body if isinstance(body, dict) else {}), "message": words}}
-            found = error_from_response(who, HTTPStatus.TOO_MANY_REQUESTS, headers, told, None)
+            content = {"error": {**(body if isinstance(body, dict) else {}), "message": words}}
+            found = error_from_response(who, HTTPStatus.TOO_MANY_REQUESTS, headers, content, None)
             assert isinstance(found, RateLimited)
             return found
         one = one.__cause__ or one.__context__
@@ -318,15 +322,15 @@ def split_conversation(request: Request, who: str) -> ConversationParts:
         return ConversationParts("", [], request.prompt)
     system: list[str] = []
     earlier: list[tuple[str, str]] = []
-    said: list[str] = []
+    texts: list[str] = []
     for turn in request.prompt:
         if turn.role == "system":
             system.append(turn.content)
         elif turn.role == "user":
-            said.append(turn.content)
+            texts.append(turn.content)
         else:
-            earlier.append(("\n\n".join(said), turn.content))
-            said = []
-    if not said:
-        raise UserError(f"{who}: the last turn has to be the user's")
-    return ConversationParts("\n\n".join(system), earlier, "\n\n".join(said))
+            earlier.append(("\n\n".join(texts), turn.content))
+            texts = []
+    if not texts:
+        raise UserError(f"{who}: the last turn must be the user's")
+    return ConversationParts("\n\n".join(system), earlier, "\n\n".join(texts))

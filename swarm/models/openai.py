@@ -124,7 +124,7 @@ class OpenAI:
             and api_key_env in (API_KEY_ENV, client.api_key_env)
             and limits in (None, client.limits)
         ):
-            raise UserError("client: it has another base_url, api_key_env or limits of its own")
+            raise UserError("client: its base_url, api_key_env or limits differ")
         self.model, self.tokens_field, self.samples_at_once = model, tokens_field, samples_at_once
         fixed = {"model": model, "temperature": temperature, "seed": seed, **(body or {})}
         self.fixed = {key: value for key, value in fixed.items() if value is not None}
@@ -136,7 +136,7 @@ class OpenAI:
         self.cache, self.greedy_once = cache, greedy_once
         self.totals = Usage()
         self._stream_options = True
-        self._tells: bool | None = None  # supports log probabilities; None until known
+        self._returns_logprobs: bool | None = None  # supports log probabilities; None until known
         self._warned = False
 
     def check(self) -> None:
@@ -147,8 +147,8 @@ class OpenAI:
         """
         if self.model is None:
             raise UserError(
-                f"no model is named for {self.client.url}: a judge's is "
-                "task.scorer.model.model=NAME, a candidate's candidate.model.model=NAME"
+                f"no model is set for {self.client.url}: give task.scorer.model.model=NAME "
+                "for a judge, candidate.model.model=NAME for a candidate"
             )
         self.client.check()
 
@@ -171,12 +171,12 @@ class OpenAI:
         An error that affects all requests, such as a wrong key or an unknown model, stops the
         remaining ones.
         """
-        possible = [request for request in requests if not request.choices]
+        supported = [request for request in requests if not request.choices]
         try:
             self.check()
-            found = iter(self._generate_with_cache(possible, self.client.run_each_call))
+            found = iter(self._generate_with_cache(supported, self.client.run_each_call))
         except UserError as error:
-            found = iter([error] * len(possible))
+            found = iter([error] * len(supported))
         return [self._choices_error() if request.choices else next(found) for request in requests]
 
     def stream(self, request: Request) -> Stream:
@@ -188,54 +188,56 @@ class OpenAI:
             UserError: See `generate`; also if the endpoint cuts the answer off.
         """
         self.check()
-        asked = self.list_pending_samples([request])
-        for answer in self._load_cached(asked).values():
+        pending = self.list_pending_samples([request])
+        for answer in self._load_cached(pending).values():
             self.totals.cached += 1
-            done = self.build_completion(answer, cached=True)
-            yield Delta(done.text, done.reasoning, number_tool_calls(done.tool_calls))
-            return done
-        before = self.client.repeated
+            completion = self.build_completion(answer, cached=True)
+            yield Delta(
+                completion.text, completion.reasoning, number_tool_calls(completion.tool_calls)
+            )
+            return completion
+        retries_before = self.client.repeated
         try:
-            answer = yield from self._stream_uncached(asked)
+            answer = yield from self._stream_uncached(pending)
         except BadRequest as error:
             if not self._stream_options or "stream_options" not in json.dumps(error.content):
                 raise
             self._stream_options = False
-            answer = yield from self._stream_uncached(asked)
-        self._log_requests(1, 1, self.client.repeated - before)
+            answer = yield from self._stream_uncached(pending)
+        self._log_requests(1, 1, self.client.repeated - retries_before)
         return self.build_completion(answer, cached=False)
 
     def _stream_uncached(
-        self, asked: list[PendingSample]
+        self, pending: list[PendingSample]
     ) -> Generator[Delta, None, CompletionFields]:
         keeping = CacheWriter(self.cache, self.model)
-        [call], read, refused = self._build_calls([asked], keeping, again=False)
+        [call], read, refused = self._build_calls([pending], keeping, retry_logprobs=False)
         options = {"stream_options": {"include_usage": True}} if self._stream_options else {}
         call = call._replace(body={**call.body, "stream": True, **options})
         [answer] = yield from self.client.stream(call, StreamedCompletion, read, refused)
-        return keeping.get_stored(asked[0].key, answer)
+        return keeping.get_stored(pending[0].key, answer)
 
     def _generate_with_cache(
         self, requests: Sequence[Request], ask: Callable[..., list[Any]]
     ) -> list[Any]:
-        asked = self.list_pending_samples(requests)
-        kept = self._load_cached(asked)
-        new = {answer.key: answer for answer in asked if answer.key not in kept}
-        before = self.client.repeated
+        pending = self.list_pending_samples(requests)
+        stored = self._load_cached(pending)
+        new = {answer.key: answer for answer in pending if answer.key not in stored}
+        retries_before = self.client.repeated
 
         def once(keys: Sequence[str]) -> dict[str, Any]:
             return self._request_uncached([new[key] for key in keys], ask)
 
         if self.cache:
             timeout = min((one.timeout for one in new.values() if one.timeout), default=None)
-            said, others = self.cache.once(list(new), once, timeout)
-            kept |= others
+            new_answers, others = self.cache.once(list(new), once, timeout)
+            stored |= others
         else:
-            said = once(list(new))
-        self.totals.cached += len(asked) - len(said)
-        found = {**kept, **said}
-        self._log_requests(len(asked), len(said), self.client.repeated - before)
-        answers = [(found[one.key], one.key in kept) for one in asked]
+            new_answers = once(list(new))
+        self.totals.cached += len(pending) - len(new_answers)
+        found = {**stored, **new_answers}
+        self._log_requests(len(pending), len(new_answers), self.client.repeated - retries_before)
+        answers = [(found[one.key], one.key in stored) for one in pending]
         return [
             a if isinstance(a, UserError) else self.build_completion(a, old) for a, old in answers
         ]
@@ -246,17 +248,17 @@ class OpenAI:
         """Return answers or errors by key."""
         found: dict[str, Any] = {}
         keeping = CacheWriter(self.cache, self.model)
-        while left := [answer for answer in new if answer.key not in found]:
+        while remaining := [answer for answer in new if answer.key not in found]:
             if found:
                 log.warning(
-                    "%s: gives fewer answers at once than asked for (n), so each sample is asked "
-                    "for by itself; samples_at_once: 1 in the providers' file says so beforehand",
+                    "%s: returns fewer samples than requested (n), so each sample is requested "
+                    "separately; set samples_at_once: 1 in the providers file",
                     self.client.who,
                 )
                 self.samples_at_once = 1
-            groups = group_samples(left, self.samples_at_once)
-            for group, said in zip(groups, ask(*self._build_calls(groups, keeping)), strict=True):
-                each = [said] * len(group) if isinstance(said, UserError) else said
+            groups = group_samples(remaining, self.samples_at_once)
+            for group, result in zip(groups, ask(*self._build_calls(groups, keeping)), strict=True):
+                each = [result] * len(group) if isinstance(result, UserError) else result
                 found.update(zip((answer.key for answer in group), each, strict=False))
         return {key: keeping.get_stored(key, answer) for key, answer in found.items()}
 
@@ -269,28 +271,33 @@ class OpenAI:
 
     def _choices_error(self) -> UserError:
         return UserError(
-            f"{self.model}: a chat endpoint does not score choices; have the text read instead "
-            "(a task's task.scoring=generate, a judge's --reading text)"
+            f"{self.model}: a chat endpoint cannot score choices; parse the text instead "
+            "(task.scoring=generate for a task, --reading text for a judge)"
         )
 
-    def _load_cached(self, asked: Sequence[PendingSample]) -> dict[str, CompletionFields]:
+    def _load_cached(self, pending: Sequence[PendingSample]) -> dict[str, CompletionFields]:
         if not self.cache:
             return {}
-        kept = self.cache.get([answer.key for answer in asked])
+        stored = self.cache.get([answer.key for answer in pending])
         # Earlier versions stored answers without the requested log probabilities.
         useless = [
-            one.key for one in asked if one.key in kept and lacks_logprobs(one.body, kept[one.key])
+            one.key
+            for one in pending
+            if one.key in stored and lacks_logprobs(one.body, stored[one.key])
         ]
         if useless:
             self.cache.delete(useless)
-        return {key: answer for key, answer in kept.items() if key not in useless}
+        return {key: answer for key, answer in stored.items() if key not in useless}
 
     def _build_calls(
-        self, groups: Sequence[Sequence[PendingSample]], keeping: CacheWriter, again: bool = True
+        self,
+        groups: Sequence[Sequence[PendingSample]],
+        keeping: CacheWriter,
+        retry_logprobs: bool = True,
     ) -> tuple[list[Call], Any, Any]:
         """Return the calls, and the handlers of answers and refusals."""
         calls = [build_call(group, self.tokens_field) for group in groups]
-        return calls, *self.response_handlers(groups, calls, keeping, again)
+        return calls, *self.response_handlers(groups, calls, keeping, retry_logprobs)
 
     def response_handlers(
         self, groups: Any, calls: Any, keeping: CacheWriter, again: bool = True
@@ -317,20 +324,20 @@ class OpenAI:
                 self._record_usage(answer)
             lacks = any(lacks_logprobs(calls[number].body, answer) for answer in answers)
             if not lacks and any(answer.get("tokens") for answer in answers):
-                self._tells = True
-            if lacks and again and self._tells is not False:
+                self._returns_logprobs = True
+            if lacks and again and self._returns_logprobs is not False:
                 lacking[number] += 1
                 if lacking[number] <= min(MAX_LOGPROB_RETRIES, self.client.limits.retries):
-                    raise MalformedResponse("no log probabilities, which were asked for")
+                    raise MalformedResponse("the requested log probabilities are missing")
                 # An endpoint that has returned them before may do so the next time.
-                self._tells = self._tells or False
+                self._returns_logprobs = self._returns_logprobs or False
             return store_answers(number, answers)
 
         def handle_bad_request(number: int, error: BadRequest) -> list[CompletionFields]:
             if (reason := error_code(error.content)) not in CONTENT_ERROR_CODES:
                 raise error
             self.totals.failed += len(groups[number])
-            log.warning("%s; its answer counts as empty", error)
+            log.warning("%s; counted as an empty answer", error)
             empty = {"text": "", "prompt_tokens": 0, "new_tokens": 0, "finish": reason}
             return store_answers(number, [empty] * len(groups[number]))
 
@@ -345,21 +352,21 @@ class OpenAI:
         other = answer.get("model", "")
         if other != self.model and not self._warned and not is_same_model(str(self.model), other):
             self._warned = True
-            log.warning("%s: the answers are by another model, %s", self.client.who, other)
+            log.warning("%s: the responses are from another model, %s", self.client.who, other)
 
     def build_completion(self, answer: CompletionFields, cached: bool) -> Completion:
         """Build a completion from stored fields."""
         cost, priced = compute_cost(answer, self.prices), bool(self.prices)
-        told = {**answer, "cost": cost, "cached": cached, "priced": priced}
-        lists = "tokens" in told or "tool_calls" in told
-        return completion_from_json(told) if lists else completion_from_fields(told)
+        fields = {**answer, "cost": cost, "cached": cached, "priced": priced}
+        lists = "tokens" in fields or "tool_calls" in fields
+        return completion_from_json(fields) if lists else completion_from_fields(fields)
 
-    def _log_requests(self, wanted: int, asked: int, repeated: int) -> None:
+    def _log_requests(self, total: int, new: int, repeated: int) -> None:
         log.info(
-            "%s: %d answers, %d of them asked for now, %d requests repeated; so far %s",
+            "%s: %d answers, %d of them new, %d retries; total so far: %s",
             self.client.who,
-            wanted,
-            asked,
+            total,
+            new,
             repeated,
             asdict(self.totals),
         )
@@ -382,11 +389,11 @@ async def open_sampler(model: OpenAI) -> AsyncIterator[GenerateSamples]:
         UserError: There is no key.
     """
     keeping = CacheWriter(model.cache, model.model)
-    under_way: dict[int, list[PendingSample]] = {}
+    in_flight: dict[int, list[PendingSample]] = {}
     calls: dict[int, Call] = {}
     numbers = itertools.count()
-    read, refused = model.response_handlers(under_way, calls, keeping)
-    async with model.client.open_caller(read, refused) as asked:
+    read, refused = model.response_handlers(in_flight, calls, keeping)
+    async with model.client.open_caller(read, refused) as call:
 
         async def generate_samples(
             keys: Sequence[str], request: Request, sample: int
@@ -394,18 +401,18 @@ async def open_sampler(model: OpenAI) -> AsyncIterator[GenerateSamples]:
             number, body = next(numbers), build_body(request, model.tokens_field, model.fixed)
             if "seed" in body:
                 body["seed"] += sample
-            some = [PendingSample(key, key, body, request.timeout) for key in keys]
-            under_way[number], calls[number] = some, build_call(some, model.tokens_field)
+            samples = [PendingSample(key, key, body, request.timeout) for key in keys]
+            in_flight[number], calls[number] = samples, build_call(samples, model.tokens_field)
             try:
-                answers = await asked(number, calls[number])
+                answers = await call(number, calls[number])
             finally:
-                del under_way[number], calls[number]
+                del in_flight[number], calls[number]
             # Let the event loop run `CacheWriter`, which writes this iteration's answers.
             await asyncio.sleep(0)
-            said = zip(keys, answers, strict=False)
+            answered = zip(keys, answers, strict=False)
             return [
                 model.build_completion(keeping.get_stored(key, one), cached=False)
-                for key, one in said
+                for key, one in answered
             ]
 
         yield generate_samples

@@ -42,9 +42,9 @@ def parse_answers(content: Any, most: int, seconds: float) -> list[CompletionFie
     answers = [parse_choice(choice) for choice in list(choices)[:most]]
     usage, model = content.get("usage") or {}, content.get("model")
     for name, counted in USAGE_FIELDS.items():
-        part, over = divmod(int(usage.get(counted) or 0), len(answers))
+        part, remainder = divmod(int(usage.get(counted) or 0), len(answers))
         for number, answer in enumerate(answers):
-            answer[name] = part + (number < over)
+            answer[name] = part + (number < remainder)
     for answer in answers:
         answer["seconds"] = round(seconds, 6)
         if model and isinstance(model, str):
@@ -55,9 +55,9 @@ def parse_answers(content: Any, most: int, seconds: float) -> list[CompletionFie
 def parse_choice(choice: Mapping[str, Any]) -> CompletionFields:
     """Parse one answer, without fields shared by all; empty fields are left out."""
     text, thoughts = split_message_text(choice["message"])
-    told = split_thoughts(text)
-    answer: CompletionFields = {"text": told.text}
-    if thoughts := (thoughts + told.reasoning).strip():
+    split = split_thoughts(text)
+    answer: CompletionFields = {"text": split.text}
+    if thoughts := (thoughts + split.reasoning).strip():
         answer["reasoning"] = thoughts
     if calls := choice["message"].get("tool_calls"):
         answer["tool_calls"] = [dict(call) for call in calls]
@@ -96,7 +96,7 @@ def split_message_text(message: Mapping[str, Any]) -> tuple[str, str]:
         )
         text = join_text_parts(text)
     if not isinstance(text, str):
-        raise MalformedResponse("the content is not a text")
+        raise MalformedResponse("the content is not a string")
     return text, thoughts
 
 
@@ -109,7 +109,7 @@ def join_text_parts(parts: Any) -> str:
 
 def parse_tokens(choice: Mapping[str, Any]) -> list[Token]:
     """Parse the tokens of an answer or of a piece, if log probabilities were requested."""
-    told = (choice.get("logprobs") or {}).get("content") or []
+    entries = (choice.get("logprobs") or {}).get("content") or []
     return [
         Token(
             str(token["token"]),
@@ -119,7 +119,7 @@ def parse_tokens(choice: Mapping[str, Any]) -> list[Token]:
                 for t in token.get("top_logprobs") or []
             ),
         )
-        for token in told
+        for token in entries
     ]
 
 
@@ -249,9 +249,9 @@ def is_same_model(asked: str, other: str) -> bool:
 
     Servers add a date or a tag, omit the vendor, and resolve "latest".
     """
-    mine, theirs = (name.casefold().rsplit("/", 1)[-1] for name in (asked, other))
-    mine = mine.removesuffix("-latest")
-    return not theirs or mine in theirs or theirs in mine
+    requested, returned = (name.casefold().rsplit("/", 1)[-1] for name in (asked, other))
+    requested = requested.removesuffix("-latest")
+    return not returned or requested in returned or returned in requested
 
 
 CHARS_PER_TOKEN = 4
@@ -309,8 +309,8 @@ def build_body(request: Request, tokens_field: str, fixed: Mapping[str, Any]) ->
 
 def override_fields(body: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
     """Override fields of a body; those set to `None` are removed."""
-    whole = {**body, **told}
-    return {key: value for key, value in whole.items() if value is not None}
+    fields = {**body, **told}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def list_pending_samples(
@@ -330,11 +330,11 @@ def list_pending_samples(
         body = build_body(request, tokens_field, fixed)
         # Hide secrets in the cache key: another API key in the body must not pay for all answers
         # again.
-        told = {
+        fields = {
             name: HIDDEN if isinstance(one, str) and SECRET.search(name) else one
             for name, one in body.items()
         }
-        key = alike = make_cache_key("chat", url, told)
+        key = alike = make_cache_key("chat", url, fields)
         if body.get("temperature") != 0 or not greedy_once:
             sample = request.sample + seen[key, request.sample]
             seen[key, request.sample] += 1

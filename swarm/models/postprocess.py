@@ -22,29 +22,29 @@ def stream_until_stop(stream: Stream, stops: Sequence[str]) -> Stream:
     """
     if not stops:
         return (yield from stream)
-    text, said = "", 0
-    ended = False
+    text, sent = "", 0
+    stopped = False
     while True:
         try:
             delta = next(stream)
         except StopIteration as end:
             completion: Completion = end.value
-            if not ended and len(text) > said:
-                yield Delta(text[said:])
+            if not stopped and len(text) > sent:
+                yield Delta(text[sent:])
             return truncate_at_stop(completion, stops)
         text += delta.text
         end_at = _find_first_stop(text, stops)
         safe = len(text) - _partial_stop_length(text, stops) if end_at is None else end_at
-        if not ended and (safe > said or delta.reasoning):
-            yield Delta(text[said:safe], delta.reasoning, delta.tool_calls)
-            said = max(said, safe)
+        if not stopped and (safe > sent or delta.reasoning):
+            yield Delta(text[sent:safe], delta.reasoning, delta.tool_calls)
+            sent = max(sent, safe)
         elif delta.tool_calls:
             yield Delta(tool_calls=delta.tool_calls)
-        ended = end_at is not None
+        stopped = end_at is not None
 
 
 def _find_first_stop(text: str, stops: Sequence[str]) -> int | None:
-    found = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+    found = [index for stop in stops if stop and (index := text.find(stop)) >= 0]
     return min(found, default=None)
 
 
@@ -65,42 +65,42 @@ class ThoughtSplitter:
     """
 
     def __init__(self) -> None:
-        self._held = ""
-        self._in: bool | None = None
+        self._pending = ""
+        self._in_thoughts: bool | None = None
 
     def feed(self, piece: str) -> Delta:
         """Add text and return what is certain by now."""
-        if self._in is False:
+        if self._in_thoughts is False:
             return Delta(piece)
-        self._held += piece
-        if self._in is None:
-            begun = self._held.lstrip()
-            tag = next(filter(begun.startswith, OPENING_TAGS), "")
-            if not tag and any(tag.startswith(begun) for tag in OPENING_TAGS):
+        self._pending += piece
+        if self._in_thoughts is None:
+            start = self._pending.lstrip()
+            tag = next(filter(start.startswith, OPENING_TAGS), "")
+            if not tag and any(tag.startswith(start) for tag in OPENING_TAGS):
                 return Delta()
-            self._in = bool(tag)
+            self._in_thoughts = bool(tag)
             if not tag:
                 return self.flush_pending()
-            self._held = begun.removeprefix(tag)
+            self._pending = start.removeprefix(tag)
         return self._split_at_closing_tag()
 
     def flush_pending(self) -> Delta:
         """Return text held back because it might have begun a tag."""
-        held, self._held = self._held, ""
-        return Delta(reasoning=held) if self._in else Delta(held)
+        pending, self._pending = self._pending, ""
+        return Delta(reasoning=pending) if self._in_thoughts else Delta(pending)
 
     def _split_at_closing_tag(self) -> Delta:
-        places = [(self._held.find(tag), tag) for tag in CLOSING_TAGS if tag in self._held]
-        if places:
-            place, tag = min(places)
-            thought, self._held = self._held[:place], self._held[place + len(tag) :]
-            self._in = False
+        matches = [(self._pending.find(tag), tag) for tag in CLOSING_TAGS if tag in self._pending]
+        if matches:
+            index, tag = min(matches)
+            thought, self._pending = self._pending[:index], self._pending[index + len(tag) :]
+            self._in_thoughts = False
             return Delta(self.flush_pending().text, thought)
         # Hold back the beginning of a possible tag.
-        place = self._held.rfind("<")
-        if place < 0 or not any(tag.startswith(self._held[place:]) for tag in CLOSING_TAGS):
-            place = len(self._held)
-        thought, self._held = self._held[:place], self._held[place:]
+        index = self._pending.rfind("<")
+        if index < 0 or not any(tag.startswith(self._pending[index:]) for tag in CLOSING_TAGS):
+            index = len(self._pending)
+        thought, self._pending = self._pending[:index], self._pending[index:]
         return Delta(reasoning=thought)
 
 

@@ -35,9 +35,8 @@ def split_sample_count(name: str) -> tuple[str, int]:
         return name, 1
     if not head or not 1 <= int(tail) <= MAX_SAMPLE_COUNT:
         raise UserError(
-            f"{name}: a model is asked from 1 to {MAX_SAMPLE_COUNT} times; if :{tail} belongs to "
-            "its name, "
-            f"write {name}:1"
+            f"{name}: the sample count must be from 1 to {MAX_SAMPLE_COUNT}; if :{tail} is "
+            f"part of the name, write {name}:1"
         )
     return head, int(tail)
 
@@ -72,7 +71,7 @@ PROVIDER_KEYS: dict[str, tuple[tuple[type, ...], str]] = {
     "samples_at_once": ((int,), "an integer, 1 or more"),
     "temperature": (NUMBER_TYPES, "a number or null"),
     "seed": ((int, type(None)), "an integer or null"),
-    "body": ((dict,), "a mapping of fields of the request"),
+    "body": ((dict,), "a mapping of request fields"),
     "prices": ((dict,), "a mapping such as {gpt-4o-mini: {prompt: 0.1, new: 0.4}}"),
 }
 """Allowed keys of a provider: types, and their description in messages."""
@@ -94,7 +93,7 @@ class Provider:
         check_keys(settings)
         self.name = name
         if "base_url" not in settings:
-            raise UserError("base_url is missing: the endpoint's URL without /chat/completions")
+            raise UserError("base_url is missing: set the endpoint's URL without /chat/completions")
         self.base_url = validate_url(settings["base_url"])
         self.base_url_env = _parse_env_name("base_url_env", settings)
         self.api_key_env = _parse_env_name("api_key_env", settings)
@@ -116,7 +115,7 @@ class Provider:
         """
         url = self._resolve_url()
         newest = self.tokens_field is None and f"{url}/".startswith(OFFICIAL_API_URL)
-        own: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "base_url": url,
             "api_key_env": self.client.api_key_env,
             "tokens_field": "max_completion_tokens"
@@ -127,7 +126,7 @@ class Provider:
             "client": self.client,
             **self.asked,
         }
-        return OpenAI(name, **{**own, **settings})
+        return OpenAI(name, **{**defaults, **settings})
 
     @cached_property
     def client(self) -> HttpClient:
@@ -176,17 +175,17 @@ class Providers(Mapping[str, Provider]):
         shipped = conf_folder() / "providers.yaml"
         settings = read_provider_settings(shipped)
         origin = dict.fromkeys(settings, shipped)
-        if (own := _find_user_file(file)) is not None:
-            for name, changed in read_provider_settings(own).items():
+        if (user_file := _find_user_file(file)) is not None:
+            for name, changed in read_provider_settings(user_file).items():
                 settings[name] = merge_settings(settings.get(name, {}), changed)
-                origin[name] = own
-        made = {}
+                origin[name] = user_file
+        providers = {}
         for name, keys in settings.items():
             try:
-                made[name] = Provider(name, keys)
+                providers[name] = Provider(name, keys)
             except UserError as error:
                 raise UserError(f"{origin[name]}: {name}: {error}") from None
-        return cls(made)
+        return cls(providers)
 
     def __getitem__(self, name: str) -> Provider:
         return self._providers[name]
@@ -213,21 +212,21 @@ def read_provider_settings(file: Path) -> dict[str, dict[str, Any]]:
         # contain secrets.
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
         quotes = isinstance(error, (yaml.composer.ComposerError, yaml.constructor.ConstructorError))
-        why = "" if quotes else f": {error.problem}"
-        raise UserError(f"{file}{line}: it is no yaml{why}") from None
+        problem = "" if quotes else f": {error.problem}"
+        raise UserError(f"{file}{line}: is not valid yaml{problem}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
-        raise UserError(f"{file}: it is no yaml") from None
+        raise UserError(f"{file}: is not valid yaml") from None
     except OSError as error:
-        raise UserError(f"{file}: it cannot be read: {error.strerror}") from None
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise UserError(f"{file}: it has to have the form PROVIDER: {{base_url: ..., ...}}")
+        raise UserError(f"{file}: must have the form PROVIDER: {{base_url: ..., ...}}")
     for name, settings in found.items():
         if not isinstance(name, str) or not name or "/" in name:
-            raise UserError(f"{file}: {name!r}: a provider's name is a word without /")
+            raise UserError(f"{file}: {name!r}: a provider name must not contain /")
         if not isinstance(settings, dict):
-            raise UserError(f"{file}: {name}: has to be a mapping such as {{base_url: ...}}")
+            raise UserError(f"{file}: {name}: must be a mapping such as {{base_url: ...}}")
         try:
             check_keys(settings)
         except UserError as error:
@@ -243,17 +242,17 @@ def check_keys(settings: Mapping[Any, Any]) -> None:
     """
     for key, value in settings.items():
         _check_known_key(key, PROVIDER_KEYS, "")
-        kinds, wanted = PROVIDER_KEYS[key]
+        kinds, allowed = PROVIDER_KEYS[key]
         if not isinstance(value, kinds) or isinstance(value, bool):
-            raise UserError(f"{key}: has to be {wanted}")
+            raise UserError(f"{key}: must be {allowed}")
     if settings.get("samples_at_once", 1) < 1:
-        raise UserError(f"samples_at_once: has to be {PROVIDER_KEYS['samples_at_once'][1]}")
+        raise UserError(f"samples_at_once: must be {PROVIDER_KEYS['samples_at_once'][1]}")
     if settings.get("tokens_field") not in (None, "max_tokens", "max_completion_tokens"):
-        raise UserError(f"tokens_field: has to be {PROVIDER_KEYS['tokens_field'][1]}")
+        raise UserError(f"tokens_field: must be {PROVIDER_KEYS['tokens_field'][1]}")
     for key, value in settings.get("limits", {}).items():
         _check_known_key(key, [field.name for field in fields(Limits)], "limits.")
         if not isinstance(value, NUMBER_TYPES):
-            raise UserError(f"limits.{key}: has to be a number or null")
+            raise UserError(f"limits.{key}: must be a number or null")
 
 
 def merge_settings(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,17 +268,17 @@ def _find_user_file(file: str | Path | None) -> Path | None:
     """Return the path of the user's file; `None` if none is named and the default is missing."""
     if named := file or os.environ.get(PROVIDERS_VARIABLE, "").strip():
         return Path(named).expanduser()
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    default = home / "model-swarms" / "providers.yaml"
+    config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    default = config_home / "model-swarms" / "providers.yaml"
     return default if default.is_file() else None
 
 
 def _check_known_key(key: object, keys: Any, above: str) -> None:
     if key in keys:
         return
-    near = get_close_matches(str(key), keys, 1)
-    meant = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(keys)}"
-    raise UserError(f"{above}{key}: there is no such key; {meant}")
+    matches = get_close_matches(str(key), keys, 1)
+    suggestion = f"did you mean {matches[0]}?" if matches else f"allowed: {', '.join(keys)}"
+    raise UserError(f"{above}{key}: no such key; {suggestion}")
 
 
 def _parse_env_name(key: str, settings: Mapping[str, Any]) -> str | None:
@@ -294,7 +293,7 @@ def _parse_price(model: object, prices: object) -> dict[str, float]:
     if not isinstance(priced, dict) or not all(
         isinstance(p, NUMBER_TYPES) for p in priced.values()
     ):
-        raise UserError(f"prices.{model}: has to be a mapping such as {{prompt: 0.1, new: 0.4}}")
+        raise UserError(f"prices.{model}: must be a mapping such as {{prompt: 0.1, new: 0.4}}")
     try:
         return validate_prices(prices)
     except UserError as error:

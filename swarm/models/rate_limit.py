@@ -55,10 +55,10 @@ class Limits:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not 0 < value < float("inf"):
                 raise UserError(f"limits.{key}={value!r}: must be a number above 0")
-        most = self.rate_limit_timeout
-        number = isinstance(most, (int, float)) and not isinstance(most, bool)
-        if not number or not 0 <= most < float("inf"):
-            raise UserError(f"limits.rate_limit_timeout={most!r}: must be a number from 0 on")
+        timeout = self.rate_limit_timeout
+        number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+        if not number or not 0 <= timeout < float("inf"):
+            raise UserError(f"limits.rate_limit_timeout={timeout!r}: must be a number, 0 or more")
 
 
 class Pacer:
@@ -126,8 +126,8 @@ class AdaptiveThrottle:
         self._changed = self._increased = self._free = 0.0
         self._since, self._fruitless = 0, 0
         self._quiet_until = self._paused_until = 0.0
-        self._sent: deque[float] = deque(maxlen=1000)
-        self._came: deque[float] = deque(maxlen=1000)
+        self._sent_at: deque[float] = deque(maxlen=1000)
+        self._accepted_at: deque[float] = deque(maxlen=1000)
         self._lines: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
 
     def __reduce__(self) -> tuple[type["AdaptiveThrottle"], tuple[()]]:
@@ -182,7 +182,7 @@ class AdaptiveThrottle:
     def record_send(self) -> float:
         """Count a request sent now; return the time."""
         now = time.monotonic()
-        self._sent.append(now)
+        self._sent_at.append(now)
         if self.rate is not None:
             self._free = max(now, self._free) + 1.0 / self.rate
         return now
@@ -192,13 +192,13 @@ class AdaptiveThrottle:
         now = time.monotonic()
         self.accepted, self.last_accepted = self.accepted + 1, now
         self._fruitless, self._paused_until = 0, 0.0
-        self._came.append(now)
+        self._accepted_at.append(now)
         if self.rate is None or sent < self._changed:
             return
         self._since += 1
         step = min(self.STEP, self._increase * (now - self._increased))
-        of = self._lowered_to if self._increase == self.SLOWLY else self.rate
-        self.rate, self._increased = self.rate + step * of, now
+        reference = self._lowered_to if self._increase == self.SLOWLY else self.rate
+        self.rate, self._increased = self.rate + step * reference, now
 
     def record_refusal(self, sent: float, after: float | None, overtaken: bool = False) -> None:
         """Record a refusal of a request sent at `sent`.
@@ -215,7 +215,8 @@ class AdaptiveThrottle:
         now = time.monotonic()
         if self.rate is None:
             self._lower_rate(
-                self.FEW * max(1, sum(at > now - 1.0 for at in self._sent)), self.QUICKLY
+                self.FEW * max(1, sum(sent_at > now - 1.0 for sent_at in self._sent_at)),
+                self.QUICKLY,
             )
         elif not self._since:
             pause = min(self.LONGEST_PAUSE, self.FIRST_PAUSE * 2.0**self._fruitless)
@@ -227,11 +228,12 @@ class AdaptiveThrottle:
             self._lower_rate(self.FEW * self.rate, self.QUICKLY)
         else:
             window = min(self.WINDOW, now - self._changed)
-            came = sum(at > now - window for at in self._came)
+            accepted = sum(sent_at > now - window for sent_at in self._accepted_at)
             # The rate of a window that is too short or was mostly idle is unreliable.
-            told = window >= 1.0 and came >= self.ENOUGH
+            measured = window >= 1.0 and accepted >= self.ENOUGH
             self._lower_rate(
-                self.MANY * (min(self.rate, came / window) if told else self.rate), self.SLOWLY
+                self.MANY * (min(self.rate, accepted / window) if measured else self.rate),
+                self.SLOWLY,
             )
 
     def _lower_rate(self, rate: float, increase: float) -> None:
@@ -271,8 +273,8 @@ class RateLimiter:
     async def wait_for_limits(self, tokens: float) -> None:
         """Wait until the client's limits allow one more request."""
         begin = max(self.tokens.reserve_slot(tokens), self._requests.reserve_slot())
-        if begin and (wait := begin - time.monotonic()) > 0:
-            await asyncio.sleep(wait)
+        if begin and (delay := begin - time.monotonic()) > 0:
+            await asyncio.sleep(delay)
 
     @asynccontextmanager
     async def acquire_place(
@@ -292,9 +294,9 @@ class RateLimiter:
             await self.wait_for_limits(tokens)
             while True:
                 while await throttle.wait_until_clear(latest):
-                    if (wait := self._requests.reserve_slot() - time.monotonic()) <= 0:
+                    if (delay := self._requests.reserve_slot() - time.monotonic()) <= 0:
                         break
-                    await asyncio.sleep(wait)
+                    await asyncio.sleep(delay)
                 await gate.acquire()
                 # A refusal may have arrived while this request waited for the gate.
                 if throttle.next_send_time() <= time.monotonic():

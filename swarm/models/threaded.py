@@ -45,17 +45,17 @@ class EventLoopThread:
         self, work: Callable[[Callable[[P], None]], Coroutine[Any, Any, T]]
     ) -> Generator[P, None, T]:
         """Yield the items that a coroutine emits, and return its result; closing cancels it."""
-        waiting: queue.SimpleQueue[P] = queue.SimpleQueue()
+        pieces: queue.SimpleQueue[P] = queue.SimpleQueue()
 
         async def run_to_end() -> T:
             try:
-                return await work(waiting.put)
+                return await work(pieces.put)
             finally:
-                waiting.put(STREAM_END)
+                pieces.put(STREAM_END)
 
         future = asyncio.run_coroutine_threadsafe(run_to_end(), self._loop)
         try:
-            while (piece := waiting.get()) is not STREAM_END:
+            while (piece := pieces.get()) is not STREAM_END:
                 yield piece
             return future.result()
         finally:
@@ -65,11 +65,11 @@ class EventLoopThread:
 async def run_in_thread(function: Callable[..., T], *given: Any) -> T:
     """Run a blocking function in a daemon thread, which does not keep the process alive."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
     def set_outcome(result: Any, error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(result) if error is None else done.set_exception(error)
+        if not future.done():
+            future.set_result(result) if error is None else future.set_exception(error)
 
     def run_function() -> None:
         result, error = None, None
@@ -80,7 +80,7 @@ async def run_in_thread(function: Callable[..., T], *given: Any) -> T:
         loop.call_soon_threadsafe(set_outcome, result, error)
 
     threading.Thread(target=run_function, daemon=True).start()
-    return await done
+    return await future
 
 
 _shared_loop: EventLoopThread | None = None
@@ -158,15 +158,15 @@ class ThreadedModel:
     def _run_requests(self, requests: Sequence[Request], through: bool) -> list[Any]:
         """Return one result per request; unless `through`, the first failure stops the rest."""
         found: list[Any] = [None] * len(requests)
-        waiting = queue.SimpleQueue[int]()
+        numbers = queue.SimpleQueue[int]()
         for number in range(len(requests)):
-            waiting.put(number)
+            numbers.put(number)
         failed: list[BaseException] = []
 
         def run_worker() -> None:
-            while not failed and not waiting.empty():
+            while not failed and not numbers.empty():
                 with suppress(queue.Empty):
-                    number = waiting.get_nowait()
+                    number = numbers.get_nowait()
                     try:
                         found[number] = _exhaust_stream(
                             self._stream_in_thread(requests[number], streamed=False)
@@ -197,39 +197,39 @@ class ThreadedModel:
 
     def _stream_in_thread(self, request: Request, streamed: bool) -> Stream:
         """Run `_generate_one` in a new thread; abandon it at the request's timeout."""
-        place = self._acquire_slot()
+        slot = self._acquire_slot()
         start = time.monotonic()
         end = None if request.timeout is None else start + request.timeout
-        said: queue.SimpleQueue[Delta | Completion | BaseException] = queue.SimpleQueue()
+        pieces: queue.SimpleQueue[Delta | Completion | BaseException] = queue.SimpleQueue()
 
         def run_generation() -> None:
             stream = stream_until_stop(self._generate_one(request, streamed), request.stop)
             try:
-                while not place.is_released():
-                    said.put(next(stream))
+                while not slot.is_released():
+                    pieces.put(next(stream))
             except StopIteration as whole:
-                said.put(whole.value)
+                pieces.put(whole.value)
             except BaseException as error:
-                said.put(error)
+                pieces.put(error)
             finally:
                 stream.close()
-                place.release()
+                slot.release()
 
         threading.Thread(target=run_generation, daemon=True).start()
         try:
             while True:
-                left = None if end is None else max(0.0, end - time.monotonic())
-                one = said.get(timeout=left)
+                remaining = None if end is None else max(0.0, end - time.monotonic())
+                one = pieces.get(timeout=remaining)
                 if isinstance(one, BaseException):
                     raise one
                 if isinstance(one, Completion):
                     return replace(one, seconds=time.monotonic() - start)
                 yield one
         except queue.Empty:
-            message = f"{self.who}: no answer within {request.timeout:g} s (timeout)"
+            message = f"{self.who}: no response within {request.timeout:g} s (timeout)"
             raise RequestTimeout(message) from None
         finally:
-            place.release()
+            slot.release()
 
 
 class _ConcurrencySlot:

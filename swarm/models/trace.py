@@ -129,22 +129,22 @@ class TracingModel:
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `swarm.models.base.generate_each`."""
-        came = generate_each(self.model, requests)
-        for request, one in zip(requests, came, strict=True):
+        answers = generate_each(self.model, requests)
+        for request, one in zip(requests, answers, strict=True):
             self.trace.add_call(self.call, request, one)
-        return came
+        return answers
 
     def stream(self, request: Request) -> Generator[Delta, None, Completion]:
         """Stream one answer, see `swarm.models.base.stream`; closing early adds an error."""
-        came: Completion | UserError = UserError("closed before its end")
+        outcome: Completion | UserError = UserError("closed before its end")
         try:
-            came = yield from stream(self.model, request)
+            outcome = yield from stream(self.model, request)
         except UserError as error:
-            came = error
+            outcome = error
             raise
         finally:
-            self.trace.add_call(self.call, request, came)
-        return came
+            self.trace.add_call(self.call, request, outcome)
+        return outcome
 
 
 class Replay:
@@ -167,7 +167,7 @@ class Replay:
         self.path = Path(path).expanduser()
         self.about: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._came: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        self._outcomes: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
         self._models: dict[str, ReplayModel] = {}
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
@@ -176,22 +176,22 @@ class Replay:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the trace {self.path}: {error}") from None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"{self.path}, line {number}: no call of a trace: {error!r}") from None
-        if lines and not self.about and not self._came:
-            raise UserError(f"{self.path} is no trace: it has no line of a call")
+            raise UserError(f"{self.path}, line {number}: not a call: {error!r}") from None
+        if lines and not self.about and not self._outcomes:
+            raise UserError(f"{self.path} is not a trace: it contains no calls")
 
     def _parse_line(self, number: int, line: str) -> None:
         try:
             record = json.loads(line)
         except ValueError:
-            log.warning("%s, line %d is not whole and is left out", self.path, number)
+            log.warning("%s, line %d is incomplete and is ignored", self.path, number)
             return
         if "about" in record:
             self.about = record["about"]
             return
         error = record.get("error")
-        came = UserError(error) if error is not None else completion_from_json(record["answer"])
-        self._came[record["call"]["name"]][request_key(record["request"])].append(came)
+        outcome = UserError(error) if error is not None else completion_from_json(record["answer"])
+        self._outcomes[record["call"]["name"]][request_key(record["request"])].append(outcome)
 
     def get_model(self, name: str) -> "ReplayModel":
         """Return the model of that name, always the same instance.
@@ -199,20 +199,20 @@ class Replay:
         Raises:
             UserError: The trace has no calls of this model.
         """
-        if name not in self._came:
-            found = ", ".join(sorted(self._came)) or "nobody"
-            raise UserError(
-                f"the trace {self.path} has no answer of {name}; it has those of {found}"
-            )
+        if name not in self._outcomes:
+            found = ", ".join(sorted(self._outcomes)) or "none"
+            raise UserError(f"the trace {self.path} has no answers of {name}; available: {found}")
         return self._models.setdefault(name, ReplayModel(self, name))
 
     def next_completion(self, name: str, request: Request) -> Completion | UserError:
         """Return the next answer of `name` to a request, or its error."""
         key = request_key(request_to_json(request))
         with self._lock:
-            if not (came := self._came[name].get(key)):
-                return UserError(f"{name} was not asked this in the trace {self.path}: {key:.200}")
-            found: Completion | UserError = came.pop(0) if len(came) > 1 else came[0]
+            if not (outcomes := self._outcomes[name].get(key)):
+                return UserError(
+                    f"{name}: no answer to this request in the trace {self.path}: {key:.200}"
+                )
+            found: Completion | UserError = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
             return found
 
 

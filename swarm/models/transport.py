@@ -36,13 +36,13 @@ def validate_url(url: object) -> str:
     parts = split_url(url)
     if not isinstance(url, str) or parts is None:
         raise UserError(
-            "base_url or url: has to begin with http:// or https:// and name a host, and a port "
+            "base_url or url: must begin with http:// or https:// and name a host, and a port "
             "from 1 to 65535 if any, as in http://localhost:8000/v1"
         )
     if "@" in parts.netloc or parts.query:
         raise UserError(
-            f"the URL of {parts.hostname}: no user, password or key may be in it; name the "
-            "environment variable that holds the key in api_key_env"
+            f"the URL of {parts.hostname}: must not contain a user, password or key; name the "
+            "environment variable with the key in api_key_env"
         )
     return url
 
@@ -67,8 +67,8 @@ def validate_env_name(name: object) -> str | None:
     if name is None or (isinstance(name, str) and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name)):
         return name
     raise UserError(
-        "api_key_env: has to be the name of an environment variable (capital letters, digits "
-        "and _), not the key itself; null where no key is needed"
+        "api_key_env: must be the name of an environment variable (capital letters, digits "
+        "and _), not the key itself; null if no key is needed"
     )
 
 
@@ -87,7 +87,9 @@ def read_key(who: str, variable: str | None) -> str | None:
             "api_key_env=null if none is needed"
         )
     if not key.isascii() or not key.isprintable():
-        raise UserError(f"{who}: what the environment variable {variable} holds cannot be a key")
+        raise UserError(
+            f"{who}: the value of the environment variable {variable} is not a valid key"
+        )
     return key
 
 
@@ -103,7 +105,7 @@ def proxy_for(url: str) -> str | None:
     proxy = urllib.request.getproxies().get(parts.scheme)
     if proxy is not None and split_url(proxy) is None:
         raise UserError(
-            f"the environment variable {parts.scheme}_proxy: has to begin with http:// or "
+            f"the environment variable {parts.scheme}_proxy: must begin with http:// or "
             "https:// and name a host, and a port from 1 to 65535 if any"
         )
     return proxy
@@ -123,17 +125,17 @@ class EventStreamParser:
     """Incremental parser of server-sent events (WHATWG HTML, 9.2.6)."""
 
     def __init__(self) -> None:
-        self._left = b""
+        self._buffer = b""
         self._name = ""
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
         """Yield the events completed by this chunk, which may be cut at any byte."""
-        waiting = self._left + chunk
+        buffer = self._buffer + chunk
         # A trailing carriage return may be the first half of a CRLF.
-        sure = len(waiting) - waiting.endswith(b"\r")
-        *lines, rest = LINE_END.split(waiting[:sure])
-        self._left = rest + waiting[sure:]
+        complete_length = len(buffer) - buffer.endswith(b"\r")
+        *lines, rest = LINE_END.split(buffer[:complete_length])
+        self._buffer = rest + buffer[complete_length:]
         for line in lines:
             yield from self._parse_line(line.decode("utf-8", "replace").removeprefix("\ufeff"))
 
@@ -251,8 +253,8 @@ class HttpTransport:
             if event.data.strip() == "[DONE]":
                 return True
             text = self._redact_text(event.data)
-            content, sound = try_parse_json(text)
-            if not sound:
+            content, is_json = try_parse_json(text)
+            if not is_json:
                 raise ServerFault(f"{self.who}: an event is not JSON: {to_one_line(text)}")
             take({"error": content} if event.name == "error" else content)
         return False
@@ -268,15 +270,15 @@ class HttpTransport:
         import aiohttp
 
         if isinstance(error, aiohttp.ConnectionTimeoutError):
-            wait = f"{self.limits.connect_timeout:g} s (limits.connect_timeout)"
-            return RequestTimeout(f"{self.who}: no connection within {wait}")
+            timeout = f"{self.limits.connect_timeout:g} s (limits.connect_timeout)"
+            return RequestTimeout(f"{self.who}: no connection within {timeout}")
         if isinstance(error, TimeoutError):
-            wait = f"{self.limits.timeout:g} s (limits.timeout)"
-            return RequestTimeout(f"{self.who}: no answer within {wait}")
-        words = to_one_line(self._redact_text(describe_connection_error(error)))
+            timeout = f"{self.limits.timeout:g} s (limits.timeout)"
+            return RequestTimeout(f"{self.who}: no response within {timeout}")
+        description = to_one_line(self._redact_text(describe_connection_error(error)))
         if isinstance(error, aiohttp.ClientConnectorError):
-            words += " (is the server running, and is this its URL?)"
-        return ConnectionFailed(f"{self.who}: the connection failed: {words}")
+            description += " (is the server running, and is this its URL?)"
+        return ConnectionFailed(f"{self.who}: the connection failed: {description}")
 
     def _parse_response(self, response: "aiohttp.ClientResponse", raw: bytes) -> Any:
         """Parse the body of a response.
@@ -285,14 +287,14 @@ class HttpTransport:
             RequestError: It is an error, or not JSON.
         """
         text = self._redact_text(raw.decode("utf-8", "replace"))
-        content, sound = try_parse_json(text)
+        content, is_json = try_parse_json(text)
         if response.status >= 300:
             names = ("Retry-After", "Retry-After-Ms", "Location")
-            told = {name: response.headers.get(name, "") for name in names}
-            headers = {name: self._redact_text(value) for name, value in told.items()}
+            known = {name: response.headers.get(name, "") for name in names}
+            headers = {name: self._redact_text(value) for name, value in known.items()}
             raise error_from_response(self.who, response.status, headers, content, self.api_key_env)
-        if not sound:
-            raise ServerFault(f"{self.who}: the answer is not JSON: {to_one_line(text)}")
+        if not is_json:
+            raise ServerFault(f"{self.who}: the response is not JSON: {to_one_line(text)}")
         return content
 
     def _redact_text(self, text: str) -> str:

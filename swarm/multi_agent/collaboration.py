@@ -48,9 +48,9 @@ class Collaboration(ABC, Generic[S]):
 
     @abstractmethod
     def _iterate_rounds(
-        self, request: Request, logged: set[str], tell: Callable[[Any], None]
+        self, request: Request, logged: set[str], notify: Callable[[Any], None]
     ) -> Script[S]:
-        """Script of a request; `tell` receives events, `logged` contains logged warnings."""
+        """Script of a request; `notify` receives events, `logged` contains logged warnings."""
 
     @property
     def members(self) -> list[Model]:
@@ -81,8 +81,8 @@ class Collaboration(ABC, Generic[S]):
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `swarm.models.base.generate_each`."""
-        came = self.run(requests)
-        return [one.final if isinstance(one, Transcript) else one for one in came]
+        transcripts = self.run(requests)
+        return [one.final if isinstance(one, Transcript) else one for one in transcripts]
 
     def run(self, requests: Sequence[Request], watch: OnEvent | None = None) -> list[S | UserError]:
         """Return a transcript or an error per request, in order.
@@ -99,11 +99,11 @@ class Collaboration(ABC, Generic[S]):
         self, requests: Sequence[Request], watch: OnEvent | None = None
     ) -> list[Script[S]]:
         logged: set[str] = set()  # a failed member is logged once for all requests
-        told: Callable[[int, Any], None] = watch or ignore_event
+        notify: Callable[[int, Any], None] = watch or ignore_event
 
         def build_script(number: int, request: Request) -> Script[S]:
-            own = self._iterate_rounds(request, logged, lambda event: told(number, event))
-            return stop_when_decided(own, request)
+            script = self._iterate_rounds(request, logged, lambda event: notify(number, event))
+            return stop_when_decided(script, request)
 
         return [build_script(number, request) for number, request in enumerate(requests)]
 
@@ -142,8 +142,8 @@ class RequestContext(Generic[S]):
         if self.request.timeout is None:
             return slot.timeout
         # Not 0: a call without time left should fail with the usual timeout error.
-        left = max(0.001, self.started + self.request.timeout - time.monotonic())
-        return left if slot.timeout is None else min(left, slot.timeout)
+        remaining = max(0.001, self.started + self.request.timeout - time.monotonic())
+        return remaining if slot.timeout is None else min(remaining, slot.timeout)
 
     def add_warning(self, words: str) -> None:
         """Add a warning to the transcript, and log it once."""
@@ -156,9 +156,9 @@ class RequestContext(Generic[S]):
     def build_transcript(self, final: Completion) -> S:
         """Complete the transcript with the final answer and the total usage of all calls."""
         if self._left_out:
-            many = f"up to {self._left_out} of the oldest exchanges are"
-            many = "the oldest exchange is" if self._left_out == 1 else many
-            self.add_warning(f"context={self.owner.context}: {many} left out")
+            omitted = f"up to {self._left_out} of the oldest exchanges are"
+            omitted = "the oldest exchange is" if self._left_out == 1 else omitted
+            self.add_warning(f"context={self.owner.context}: {omitted} left out")
         calls = [answer.completion for answer in self.stages.answers if answer.completion]
         usage = sum_usage(calls)
         self.stages.final = replace(
@@ -175,8 +175,8 @@ class RequestContext(Generic[S]):
 
 def are_costs_known(calls: Sequence[Completion]) -> bool | None:
     """Return whether the cost of all calls is known; see `Completion.priced`."""
-    told = {call.priced for call in calls}
-    return False if False in told else True if True in told else None
+    price_flags = {call.priced for call in calls}
+    return False if False in price_flags else True if True in price_flags else None
 
 
 def stop_when_decided(script: Script[S], request: Request) -> Script[S]:
@@ -193,7 +193,7 @@ def stop_when_decided(script: Script[S], request: Request) -> Script[S]:
             stages: S = end.value
             return stages
         if request.decided and request.decided(""):
-            raise UserError("nobody waits for the answer any more")
+            raise UserError("the answer is no longer needed")
         answers = yield calls
 
 
@@ -219,7 +219,7 @@ def number_samples(asked: Sequence[tuple[Model, Request]], sample: int) -> list[
 def failure_reasons(came: Iterable[AgentAnswer]) -> list[str]:
     """Return the failures by agent, each reason once."""
     counted = Counter(f"{answer.name}: {answer.error}" for answer in came if answer.error)
-    return [why if n == 1 else f"{why} ({n} times)" for why, n in counted.items()]
+    return [reason if n == 1 else f"{reason} ({n} times)" for reason, n in counted.items()]
 
 
 E = TypeVar("E")
@@ -241,20 +241,20 @@ def stream_events(run: Callable[[OnEvent], T]) -> Generator[tuple[int, Any], Non
         run: Function that reports its events to the given callback.
     """
     events: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
-    left = threading.Event()
+    abandoned = threading.Event()
 
     def forward_event(number: int, event: Any) -> None:
-        if left.is_set():
+        if abandoned.is_set():
             raise Cancelled
         events.put((True, (number, event)))
 
     def run_in_thread() -> None:
-        came: T | BaseException
+        outcome: T | BaseException
         try:
-            came = run(forward_event)
+            outcome = run(forward_event)
         except BaseException as error:
-            came = error
-        events.put((False, came))
+            outcome = error
+        events.put((False, outcome))
 
     threading.Thread(target=run_in_thread, name="swarm-followed", daemon=True).start()
     try:
@@ -264,11 +264,11 @@ def stream_events(run: Callable[[OnEvent], T]) -> Generator[tuple[int, Any], Non
                 break
             yield event
     finally:
-        left.set()
+        abandoned.set()
     if isinstance(event, BaseException):
         raise event
-    came: T = event
-    return came
+    outcome: T = event
+    return outcome
 
 
 def map_events(
@@ -283,7 +283,7 @@ def map_events(
             try:
                 event = next(events)
             except StopIteration as end:
-                came: T = end.value
-                return came
-            if (made := change(event)) is not None:
-                yield made
+                result: T = end.value
+                return result
+            if (changed := change(event)) is not None:
+                yield changed

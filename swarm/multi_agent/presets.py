@@ -37,10 +37,10 @@ def preset_path(kind: str, name: str) -> Path:
         return Path(name).expanduser()
     names = list_shipped_presets(kind)
     if name not in names:
-        near = get_close_matches(name, names, 1)
-        meant = f"did you mean {near[0]}? There" if near else "there"
+        matches = get_close_matches(name, names, 1)
+        suggestion = f"did you mean {matches[0]}? There" if matches else "there"
         raise UserError(
-            f"preset {name!r}: there is none of this name; {meant} are {', '.join(names)}, "
+            f"preset {name!r}: not found; {suggestion} are {', '.join(names)}, "
             "and your own yaml by its path, as in ./mine.yaml"
         )
     return conf_folder() / kind / f"{name}.yaml"
@@ -53,12 +53,12 @@ def check_mapping(place: str, value: Any, allowed: Sequence[str]) -> dict[str, A
         UserError: It is not a mapping, or has another key.
     """
     if not isinstance(value, dict):
-        raise UserError(f"{place}: {value!r} is no mapping of {', '.join(allowed)}")
+        raise UserError(f"{place}: {value!r} is not a mapping of {', '.join(allowed)}")
     for key in value:
         if key not in allowed:
-            near = get_close_matches(str(key), allowed, 1)
-            meant = f"did you mean {near[0]}? Keys" if near else "keys"
-            raise UserError(f"{place}: {key!r} is not known; {meant}: {', '.join(allowed)}")
+            matches = get_close_matches(str(key), allowed, 1)
+            suggestion = f"did you mean {matches[0]}? Keys" if matches else "keys"
+            raise UserError(f"{place}: {key!r} is not known; {suggestion}: {', '.join(allowed)}")
     return dict(value)
 
 
@@ -103,10 +103,10 @@ def validate_preset(found: Any) -> dict[str, Any]:
         raise UserError(f"layers: {layers!r} is not a positive integer")
     slots = preset.get("proposers") or []
     if not isinstance(slots, list):
-        raise UserError(f"proposers: {slots!r} is no list")
+        raise UserError(f"proposers: {slots!r} is not a list")
     preset["proposers"] = [_parse_slot(f"proposers[{n}]", slot) for n, slot in enumerate(slots)]
     if preset.get("aggregator") is None:
-        raise UserError("aggregator: name the model that makes the answer")
+        raise UserError("aggregator: name the model that writes the answer")
     for key in ("aggregator", "fallback"):
         if preset.get(key) is not None:
             preset[key] = _parse_slot(key, preset[key])
@@ -136,17 +136,20 @@ def build_mixture(
     """
     settings = validate_preset(dict(preset))
 
-    def build_agent(place: str, given: Mapping[str, Any]) -> AgentSpec:
-        name = given.get("model") or model
+    def build_agent(place: str, settings_of: Mapping[str, Any]) -> AgentSpec:
+        name = settings_of.get("model") or model
         if name is None:
             raise UserError(
-                f"{place}.model: this preset leaves the model to you; name one in a "
-                "yaml of your own, or with candidate.model=NAME"
+                f"{place}.model: the preset names no model; set it in a "
+                "yaml file, or with candidate.model=NAME"
             )
-        return AgentSpec(model_of(name), name, **{k: v for k, v in given.items() if k != "model"})
+        return AgentSpec(
+            model_of(name), name, **{k: v for k, v in settings_of.items() if k != "model"}
+        )
 
     settings["proposers"] = [
-        build_agent(f"proposers[{n}]", given) for n, given in enumerate(settings["proposers"])
+        build_agent(f"proposers[{n}]", settings_of)
+        for n, settings_of in enumerate(settings["proposers"])
     ]
     for key in ("aggregator", "fallback"):
         if settings.get(key) is not None:
@@ -156,10 +159,10 @@ def build_mixture(
     return MixtureOfAgents(**settings, trace=trace)
 
 
-def _parse_slot(place: str, given: Any) -> dict[str, Any]:
+def _parse_slot(location: str, value: Any) -> dict[str, Any]:
     """Parse an agent, which may be written as a model name only."""
-    slot = check_mapping(place, {"model": given} if isinstance(given, str) else given, SLOT_KEYS)
+    slot = check_mapping(location, {"model": value} if isinstance(value, str) else value, SLOT_KEYS)
     name = slot.get("model")
     if name is not None and (not isinstance(name, str) or not name.strip()):
-        raise UserError(f"{place}.model: {name!r} is no name of a model")
+        raise UserError(f"{location}.model: {name!r} is not a model name")
     return slot

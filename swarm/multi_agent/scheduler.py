@@ -52,15 +52,23 @@ class AgentCall:
     @property
     def trace_record(self) -> dict[str, Any]:
         """Description of the call for the trace."""
-        who = {"name": self.slot.name, "role": self.role, "layer": self.layer}
-        return {**who, "sample": self.sample}
+        fields = {"name": self.slot.name, "role": self.role, "layer": self.layer}
+        return {**fields, "sample": self.sample}
 
     def build_answer(self, came: Completion | UserError) -> AgentAnswer:
         """Build the answer of this call from its result."""
-        said = None if isinstance(came, UserError) else came
-        error = "" if said and said.text.strip() else EMPTY_ANSWER if said else str(came)
+        completion = None if isinstance(came, UserError) else came
+        error = (
+            ""
+            if completion and completion.text.strip()
+            else EMPTY_ANSWER
+            if completion
+            else str(came)
+        )
         prompt = self.request.prompt
-        return AgentAnswer(self.layer, self.role, self.slot.name, self.sample, prompt, said, error)
+        return AgentAnswer(
+            self.layer, self.role, self.slot.name, self.sample, prompt, completion, error
+        )
 
 
 def build_stopped_answer(call: AgentCall, text: str = "", reasoning: str = "") -> AgentAnswer:
@@ -70,10 +78,10 @@ def build_stopped_answer(call: AgentCall, text: str = "", reasoning: str = "") -
     characters.
     """
     prompt = call.request.prompt
-    asked = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
-    read, new = (ceil(len(one) / CHARS_PER_TOKEN) for one in (asked, text + reasoning))
+    prompt_text = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
+    read, new = (ceil(len(one) / CHARS_PER_TOKEN) for one in (prompt_text, text + reasoning))
     prices = getattr(call.slot.model, "prices", None)
-    said = Completion(
+    completion = Completion(
         text,
         prompt_tokens=read,
         new_tokens=new,
@@ -82,7 +90,7 @@ def build_stopped_answer(call: AgentCall, text: str = "", reasoning: str = "") -
         finish=STOPPED,
         priced=None if prices is None else bool(prices),
     )
-    return replace(call.build_answer(said), error=STOPPED)
+    return replace(call.build_answer(completion), error=STOPPED)
 
 
 Script = Generator[list[AgentCall], list[AgentAnswer], S]
@@ -101,21 +109,21 @@ def run_in_lockstep(
     trace: Trace | None = None,
 ) -> list[T | UserError]:
     """Run scripts concurrently and return their results in order; each round is one batch."""
-    done: dict[int, T | UserError] = {}
-    waiting: dict[int, Any] = dict.fromkeys(range(len(scripts)))
-    while waiting:
-        asked: list[tuple[int, AgentCall]] = []
-        for number, answers in waiting.items():
+    results: dict[int, T | UserError] = {}
+    pending: dict[int, Any] = dict.fromkeys(range(len(scripts)))
+    while pending:
+        calls: list[tuple[int, AgentCall]] = []
+        for number, answers in pending.items():
             try:
-                asked += [(number, call) for call in scripts[number].send(answers)]
+                calls += [(number, call) for call in scripts[number].send(answers)]
             except StopIteration as end:
-                done[number] = end.value
+                results[number] = end.value
             except UserError as error:
-                done[number] = error
-        waiting = {}
-        for (number, _), answer in zip(asked, run_calls(asked, watch, trace), strict=True):
-            waiting.setdefault(number, []).append(answer)
-    return [done[number] for number in range(len(scripts))]
+                results[number] = error
+        pending = {}
+        for (number, _), answer in zip(calls, run_calls(calls, watch, trace), strict=True):
+            pending.setdefault(number, []).append(answer)
+    return [results[number] for number in range(len(scripts))]
 
 
 def stream_final_answer(
@@ -129,54 +137,54 @@ def stream_final_answer(
         UserError: Raised by the script; or the final answer was cut off after its first piece.
     """
     answers: Any = None
-    given = False
+    yielded = False
     while True:
         try:
             calls = script.send(answers)
         except StopIteration as end:
             stages: S = end.value
-            if not given and (stages.final.text or stages.final.reasoning):
+            if not yielded and (stages.final.text or stages.final.reasoning):
                 yield Delta(stages.final.text, stages.final.reasoning)
             return stages
         if len(calls) > 1 or not calls[0].last:
             answers = run_calls([(0, call) for call in calls], watch, trace)
             continue
         answer = yield from _stream_call(calls[0], watch, trace)
-        given = bool(answer.text)
+        yielded = bool(answer.text)
         answers = [answer]
 
 
 def _stream_call(
-    call: AgentCall, watch: OnEvent, trace: Trace | None
+    call: AgentCall, on_event: OnEvent, trace: Trace | None
 ) -> Generator[Delta, None, AgentAnswer]:
     """Stream one call; a failure before the first text is returned as a failed answer."""
-    watch(0, call.started_event)
+    on_event(0, call.started_event)
     model = call.slot.model
     if trace:
         model = TracingModel(model, call.slot.name, trace, call.trace_record)
     pieces = stream(model, call.request)
-    begun = False
-    given: list[Delta] = []
+    started = False
+    deltas: list[Delta] = []
     try:
         while True:
             delta = next(pieces)
-            begun = begun or bool(delta.text)
-            given.append(delta)
+            started = started or bool(delta.text)
+            deltas.append(delta)
             yield delta
     except StopIteration as end:
         answer = call.build_answer(end.value)
     except UserError as error:
         answer = call.build_answer(error)
-        if begun:
-            watch(0, answer)
+        if started:
+            on_event(0, answer)
             raise
     except (KeyboardInterrupt, GeneratorExit):
-        texts = ("".join(one.text for one in given), "".join(one.reasoning for one in given))
-        watch(0, build_stopped_answer(call, *texts))
+        texts = ("".join(one.text for one in deltas), "".join(one.reasoning for one in deltas))
+        on_event(0, build_stopped_answer(call, *texts))
         raise
     finally:
         pieces.close()
-    watch(0, answer)
+    on_event(0, answer)
     return answer
 
 
@@ -191,29 +199,29 @@ def run_calls(
         asked: Calls, each with the index of its request.
     """
     batches: dict[int, list[int]] = {}
-    for place, (number, call) in enumerate(asked):
-        batches.setdefault(id(call.slot.model), []).append(place)
+    for index, (number, call) in enumerate(asked):
+        batches.setdefault(id(call.slot.model), []).append(index)
         watch(number, call.started_event)
-    places = list(batches.values())
+    groups = list(batches.values())
     work = []
-    for some in places:
-        calls = [asked[place][1] for place in some]
+    for group in groups:
+        calls = [asked[index][1] for index in group]
         work.append(partial(generate_each, calls[0].slot.model, [call.request for call in calls]))
     answers: dict[int, AgentAnswer] = {}
     try:
-        for batch, came in run_concurrently(work):
-            for place, one in zip(places[batch], came, strict=True):
-                number, call = asked[place]
+        for batch, outcomes in run_concurrently(work):
+            for index, one in zip(groups[batch], outcomes, strict=True):
+                number, call = asked[index]
                 if trace:
                     trace.add_call(call.trace_record, call.request, one)
-                answers[place] = call.build_answer(one)
-                watch(number, answers[place])
+                answers[index] = call.build_answer(one)
+                watch(number, answers[index])
     except KeyboardInterrupt:
-        for place, (number, call) in enumerate(asked):
-            if place not in answers:
+        for index, (number, call) in enumerate(asked):
+            if index not in answers:
                 watch(number, build_stopped_answer(call))
         raise
-    return [answers[place] for place in range(len(asked))]
+    return [answers[index] for index in range(len(asked))]
 
 
 def run_concurrently(work: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]:
@@ -224,19 +232,19 @@ def run_concurrently(work: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]
     if len(work) == 1:
         yield 0, work[0]()
         return
-    came: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
+    outcomes: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 
     def run_one(number: int) -> None:
         try:
-            came.put((number, work[number](), None))
+            outcomes.put((number, work[number](), None))
         except BaseException as error:
-            came.put((number, None, error))
+            outcomes.put((number, None, error))
 
     for number in range(len(work)):
         name = f"swarm-collab-{number}"
         threading.Thread(target=run_one, args=(number,), name=name, daemon=True).start()
     for _ in work:
-        number, result, error = came.get()
+        number, result, error = outcomes.get()
         if error is not None:
             raise error
         yield number, result

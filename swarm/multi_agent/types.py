@@ -37,19 +37,25 @@ class AgentSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise UserError(f"a slot's name: {self.name!r} is not a text")
+            raise UserError(f"a slot's name: {self.name!r} is not a string")
         if not callable(getattr(self.model, "generate", None)):
-            raise UserError(f"{self.name}: {self.model!r} is no model, it cannot generate")
+            raise UserError(
+                f"{self.name}: {self.model!r} is not a model, it has no method generate"
+            )
         temperature, timeout = _finite_or_none(self.temperature), _finite_or_none(self.timeout)
-        for key, fine, allowed in (
-            ("temperature", temperature is not None and temperature >= 0, "null or 0 and above"),
-            ("timeout", timeout is not None and timeout > 0, "null or seconds above 0"),
+        for key, valid, allowed in (
+            (
+                "temperature",
+                temperature is not None and temperature >= 0,
+                "null or a number, 0 or more",
+            ),
+            ("timeout", timeout is not None and timeout > 0, "null or a number of seconds above 0"),
             ("max_tokens", _is_positive_int(self.max_tokens), "null or an integer, 1 or more"),
-            ("system", isinstance(self.system, str) and self.system.strip(), "null or a text"),
+            ("system", isinstance(self.system, str) and self.system.strip(), "null or a string"),
             ("count", _is_positive_int(self.count), "an integer, 1 or more"),
         ):
             value = getattr(self, key)
-            if not fine and (value is not None or key == "count"):
+            if not valid and (value is not None or key == "count"):
                 raise UserError(f"{self.name}: {key}={value!r}: must be {allowed}")
 
 
@@ -153,10 +159,10 @@ def add_system_text(turns: Messages, text: str | None) -> Messages:
     """Append text to the system turn, or insert a new one at the beginning."""
     if text is None:
         return turns
-    for place, turn in enumerate(turns):
+    for index, turn in enumerate(turns):
         if turn.role == "system":
             longer = Message("system", f"{turn.content}\n\n{text}")
-            return (*turns[:place], longer, *turns[place + 1 :])
+            return (*turns[:index], longer, *turns[index + 1 :])
     return (Message("system", text), *turns)
 
 
@@ -171,12 +177,12 @@ def find_exchanges(turns: Messages) -> list[list[int]]:
     System turns belong to none; the last exchange starts with the last user turn.
     """
     found: list[list[int]] = []
-    for place, turn in enumerate(turns):
+    for index, turn in enumerate(turns):
         if turn.role == "system":
             continue
         if turn.role == "user" or not found:
             found.append([])
-        found[-1].append(place)
+        found[-1].append(index)
     return found[:-1]
 
 
@@ -198,13 +204,12 @@ def fit_to_context(
     """
     old = find_exchanges(turns)
     for left_out in range(len(old) + 1):
-        gone = {place for exchange in old[:left_out] for place in exchange}
-        written = write(tuple(turn for place, turn in enumerate(turns) if place not in gone))
+        omitted = {index for exchange in old[:left_out] for index in exchange}
+        written = write(tuple(turn for index, turn in enumerate(turns) if index not in omitted))
         if context is None or estimate_tokens(written) <= context:
             return written, left_out
     raise UserError(
         f"context={context}: the last question and the answers that belong to it are about "
-        f"{estimate_tokens(written)} tokens, and none of them is cut; raise context, or have the "
-        "proposers "
-        "write less (max_tokens)"
+        f"{estimate_tokens(written)} tokens, and none of them is truncated; raise context, "
+        "or lower the proposers' max_tokens"
     )

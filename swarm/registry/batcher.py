@@ -45,7 +45,7 @@ class Batcher:
     """
 
     def __init__(self) -> None:
-        self._stand: ModelGroup | None = None
+        self._group: ModelGroup | None = None
         self._engine: Any = None
         self._device = "cpu"
         self._positions = np.zeros((0, 0))
@@ -61,8 +61,8 @@ class Batcher:
             UserError: Its adapter is incompatible with those already added.
         """
         with self._gate:
-            self._stand = self._stand.merge_with(stand) if self._stand else stand
-            return len(self._stand.places) - 1
+            self._group = self._group.merge_with(stand) if self._group else stand
+            return len(self._group.places) - 1
 
     def open(self, device: str) -> None:
         """Load the engine once, and the models added since, on the first `device` given.
@@ -71,37 +71,37 @@ class Batcher:
             UserError: The files do not form a model, or the device lacks memory.
         """
         with self._busy:
-            stand = self._stand
-            assert stand is not None
-            if len(self._positions) == len(stand.places):
+            group = self._group
+            assert group is not None
+            if len(self._positions) == len(group.places):
                 return
             if self._engine is None:
                 self._device = device
             # Drop the engine first: its state is undefined if loading fails.
             engine, self._engine, self._positions = self._engine, None, np.zeros((0, 0))
-            self._engine = stand.load(self._device, engine)
+            self._engine = group.load(self._device, engine)
             # One plan for all rounds, so that an answer does not depend on the number of requests.
             self._engine.plan = "stacked"
-            self._positions = stand.positions
+            self._positions = group.positions
 
     def is_loaded(self, place: int) -> bool:
         """Return whether a model is loaded."""
         return place < len(self._positions)
 
     def submit_requests(
-        self, place: ModelIndex, requests: Sequence[Request]
+        self, index: ModelIndex, requests: Sequence[Request]
     ) -> list[PendingRequest]:
         """Submit requests to loaded models; each answer arrives in its own future."""
-        asked = [PendingRequest(place, request) for request in requests]
-        for one in asked:
+        pending = [PendingRequest(index, request) for request in requests]
+        for one in pending:
             one.request = replace(one.request, decided=_build_stop_check(one))
         with self._gate:
-            self._waiting += asked
-            if asked and not self._answering:
+            self._waiting += pending
+            if pending and not self._answering:
                 self._answering = True
                 # Not a daemon: the process must not end while this thread is inside torch.
                 threading.Thread(target=self._run_rounds, name="swarm-local", daemon=False).start()
-        return asked
+        return pending
 
     def embed(self, place: ModelIndex, texts: Sequence[str]) -> list[Embedding]:
         """Embed texts with a loaded model, between two rounds.
@@ -113,7 +113,7 @@ class Batcher:
         with self._busy:
             embed = getattr(self._engine, "embed", None)
             if embed is None:
-                raise NoEmbeddings("a mixture of several models' tokens makes no embeddings")
+                raise NoEmbeddings("a mixture of several models' tokens has no embeddings")
             found: list[Embedding] = embed(self._build_position(place), texts)
             return found
 
@@ -123,18 +123,18 @@ class Batcher:
         while True:
             time.sleep(BATCH_WAIT_S)
             with self._gate:
-                fresh, self._waiting = self._waiting, []
-                if not fresh and not ready:
+                new, self._waiting = self._waiting, []
+                if not new and not ready:
                     self._answering = False
                     return
             with self._busy:
-                ready += [one for one in fresh if self._fits_context(one)]
+                ready += [one for one in new if self._fits_context(one)]
                 ready = [one for one in ready if not one.left]
                 if ready:
                     chosen = select_round(ready)
                     self._run_round(chosen)
-                    done = {one for row in chosen for one in row}
-                    ready = [one for one in ready if one not in done]
+                    finished = {one for row in chosen for one in row}
+                    ready = [one for one in ready if one not in finished]
 
     def _fits_context(self, one: PendingRequest) -> bool:
         """Return whether a request fits the context; otherwise set its error."""
@@ -160,9 +160,9 @@ class Batcher:
             for one, completion in zip(row, completions, strict=True):
                 one.answer.set_result(completion)
 
-    def _build_position(self, place: ModelIndex) -> np.ndarray:
+    def _build_position(self, index: ModelIndex) -> np.ndarray:
         """Return the position of one model, or the weighted sum of several."""
-        parts = ((place, 1.0),) if isinstance(place, int) else place
+        parts = ((index, 1.0),) if isinstance(index, int) else index
         found: np.ndarray = sum(share * self._positions[one] for one, share in parts)
         return found
 
@@ -174,8 +174,8 @@ def select_round(ready: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
     for one in ready:
         if bool(one.request.choices) == scored:
             rows.setdefault(one.place, []).append(one)
-    most = min(map(len, rows.values()))
-    return [row[:most] for row in rows.values()]
+    shortest = min(map(len, rows.values()))
+    return [row[:shortest] for row in rows.values()]
 
 
 def _build_stop_check(one: PendingRequest) -> Callable[[str], bool]:

@@ -46,8 +46,8 @@ class SharedLocalModel:
         self, home: "LocalModels", name: str, folder: Path | None, base: BaseModel
     ) -> None:
         self.home, self.name, self.folder, self.base = home, name, folder, base
-        self._together: Batcher | None = None
-        self._place: ModelIndex = 0
+        self._batcher: Batcher | None = None
+        self._index: ModelIndex = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.home.get_model, (self.name,)
@@ -59,12 +59,12 @@ class SharedLocalModel:
             UserError: They do not, or the base cannot be downloaded.
         """
         with self.home.lock:
-            if self._together is None:
-                stand = model_group(self.folder, self.base)
-                stand.check()
-                together = self.home.get_batcher(stand.group_key)
-                self._place = together.add_model(stand)
-                self._together = together
+            if self._batcher is None:
+                group = model_group(self.folder, self.base)
+                group.check()
+                batcher = self.home.get_batcher(group.group_key)
+                self._index = batcher.add_model(group)
+                self._batcher = batcher
 
     def fingerprint(self) -> str:
         """Return a string that depends on the weights.
@@ -77,12 +77,12 @@ class SharedLocalModel:
     @property
     def is_loaded(self) -> bool:
         """True if it is in memory."""
-        return self._together is not None and self._together.is_loaded(self._last_index)
+        return self._batcher is not None and self._batcher.is_loaded(self._last_index)
 
     @property
     def _last_index(self) -> int:
         """Largest index it needs; indices are loaded in order."""
-        return self._place if isinstance(self._place, int) else max(self._place)[0]
+        return self._index if isinstance(self._index, int) else max(self._index)[0]
 
     def open(self, device: str | None = None) -> None:
         """Load the model if it is not in memory.
@@ -94,9 +94,9 @@ class SharedLocalModel:
             UserError: See `check`; also if the device does not exist or lacks memory.
         """
         self.check()
-        assert self._together is not None
+        assert self._batcher is not None
         if not self.is_loaded:
-            self._together.open(choose_device(self.home.device or device))
+            self._batcher.open(choose_device(self.home.device or device))
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer all requests; see `swarm.models.base.Model.generate`.
@@ -114,13 +114,13 @@ class SharedLocalModel:
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """Return an answer or an error per request; see `swarm.models.base.generate_each`."""
         try:
-            asked, began = self._submit_requests(requests), time.monotonic()
+            pending, start = self._submit_requests(requests), time.monotonic()
         except UserError as error:
             return [error] * len(requests)
         try:
-            return [self._wait_for_completion(one, began) for one in asked]
+            return [self._wait_for_completion(one, start) for one in pending]
         finally:
-            for one in asked:
+            for one in pending:
                 one.left = True
 
     def stream(self, request: Request) -> Stream:
@@ -131,20 +131,20 @@ class SharedLocalModel:
             texts.put(text)
             return bool(request.decided and request.decided(text))
 
-        (one,), began = self._submit_requests([replace(request, decided=on_text)]), time.monotonic()
+        (one,), start = self._submit_requests([replace(request, decided=on_text)]), time.monotonic()
         one.answer.add_done_callback(lambda _: texts.put(None))
-        said = ""
+        sent = ""
         try:
-            while (text := _next_text(texts, _remaining_seconds(request, began))) is not None:
+            while (text := _next_text(texts, _remaining_seconds(request, start))) is not None:
                 ready = stable_prefix(text, request.stop)
-                if ready.startswith(said) and ready != said:
-                    yield Delta(ready[len(said) :])
-                    said = ready
-            answer = self._wait_for_completion(one, began)
+                if ready.startswith(sent) and ready != sent:
+                    yield Delta(ready[len(sent) :])
+                    sent = ready
+            answer = self._wait_for_completion(one, start)
             if isinstance(answer, UserError):
                 raise answer
-            if answer.text[len(said) :]:
-                yield Delta(answer.text[len(said) :])
+            if answer.text[len(sent) :]:
+                yield Delta(answer.text[len(sent) :])
             return answer
         finally:
             one.left = True
@@ -153,9 +153,9 @@ class SharedLocalModel:
         """Embed texts; see `swarm.models.base.SupportsEmbedding`."""
         if not self.is_loaded:
             self.open()
-        assert self._together is not None
+        assert self._batcher is not None
         try:
-            return self._together.embed(self._place, texts)
+            return self._batcher.embed(self._index, texts)
         except UserError as error:
             kind = NoEmbeddings if isinstance(error, NoEmbeddings) else UserError
             raise kind(f"local/{self.name}: {error}", error.code) from None
@@ -163,38 +163,38 @@ class SharedLocalModel:
     def _submit_requests(self, requests: Sequence[Request]) -> list[PendingRequest]:
         if not self.is_loaded:
             self.open()
-        assert self._together is not None
-        own = [self._with_model_seed(one) if one.temperature else one for one in requests]
-        return self._together.submit_requests(self._place, own)
+        assert self._batcher is not None
+        seeded = [self._with_model_seed(one) if one.temperature else one for one in requests]
+        return self._batcher.submit_requests(self._index, seeded)
 
     def _with_model_seed(self, request: Request) -> Request:
         digest = hashlib.blake2b(f"{request.seed or 0} {self.name}".encode(), digest_size=8)
         return replace(request, seed=int.from_bytes(digest.digest(), "big"))
 
-    def _wait_for_completion(self, one: PendingRequest, began: float) -> Completion | UserError:
+    def _wait_for_completion(self, pending: PendingRequest, start: float) -> Completion | UserError:
         """Wait for the answer; return it or the error."""
         try:
-            answer = one.answer.result(_remaining_seconds(one.request, began))
+            answer = pending.answer.result(_remaining_seconds(pending.request, start))
         except UserError as error:
             return UserError(f"local/{self.name}: {error}", error.code)
         except TimeoutError:
-            seconds = one.request.timeout
-            return UserError(f"local/{self.name}: no answer within {seconds:g} s (timeout)")
-        return replace(answer, model=self.name, seconds=time.monotonic() - began)
+            seconds = pending.request.timeout
+            return UserError(f"local/{self.name}: no response within {seconds:g} s (timeout)")
+        return replace(answer, model=self.name, seconds=time.monotonic() - start)
 
 
 def stable_prefix(text: str, stop: Sequence[str]) -> str:
     """Return the text without a partial character or a possible prefix of a stop string."""
     text = text.rstrip("\ufffd")
-    begun = (k for one in stop for k in range(1, len(one)) if text.endswith(one[:k]))
-    return text[: len(text) - max(begun, default=0)]
+    overlaps = (k for one in stop for k in range(1, len(one)) if text.endswith(one[:k]))
+    return text[: len(text) - max(overlaps, default=0)]
 
 
-def _remaining_seconds(request: Request, began: float) -> float | None:
+def _remaining_seconds(request: Request, start: float) -> float | None:
     """Return the seconds left for an answer; `None` is no limit."""
     if request.timeout is None:
         return None
-    return max(0.0, began + request.timeout - time.monotonic())
+    return max(0.0, start + request.timeout - time.monotonic())
 
 
 def _next_text(texts: "SimpleQueue[str | None]", seconds: float | None) -> str | None:
@@ -222,14 +222,14 @@ class BlendedModel(SharedLocalModel):
     def __init__(self, home: "LocalModels", coefficients: Mapping[str, float]) -> None:
         for name, share in coefficients.items():
             if isinstance(share, bool) or not isinstance(share, int | float):
-                raise UserError(f"{name}: {share!r} is no coefficient; give a number")
+                raise UserError(f"{name}: {share!r} is not a coefficient; give a number")
             if not math.isfinite(share):
-                raise UserError(f"{name}: {share} is no coefficient; give a finite number")
+                raise UserError(f"{name}: {share} is not a coefficient; give a finite number")
         self.parts = {name: float(share) for name, share in coefficients.items() if share}
         super().__init__(
             home, describe_position(list(self.parts), list(self.parts.values())), None, home.base
         )
-        self._voices = [home.get_model(name) for name in self.parts or ("base",)]
+        self._parts = [home.get_model(name) for name in self.parts or ("base",)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlendedModel, (self.home, self.parts)
@@ -240,28 +240,28 @@ class BlendedModel(SharedLocalModel):
         Raises:
             UserError: They are not.
         """
-        if self._together is not None:
+        if self._batcher is not None:
             return
-        for voice in self._voices:
-            voice.check()
-        first, *others = self._voices
-        if alone := [one.name for one in others if one._together is not first._together]:
+        for part in self._parts:
+            part.check()
+        first, *others = self._parts
+        if separate := [one.name for one in others if one._batcher is not first._batcher]:
             raise UserError(
-                f"{alone[0]} and {first.name} cannot be mixed: they are no adapters of one base"
+                f"{separate[0]} and {first.name} cannot be mixed: they are no adapters of one base"
             )
-        places = [voice._place for voice in self._voices]
+        indices = [part._index for part in self._parts]
         shares = self.parts.values() or [1.0]
-        self._place = tuple(
-            (place, share)
-            for place, share in zip(places, shares, strict=True)
-            if isinstance(place, int)
+        self._index = tuple(
+            (index, share)
+            for index, share in zip(indices, shares, strict=True)
+            if isinstance(index, int)
         )
-        self._together = first._together
+        self._batcher = first._batcher
 
     def fingerprint(self) -> str:
         """Return a string that depends on the weights and the coefficients."""
-        told = [(voice.fingerprint(), self.parts.get(voice.name)) for voice in self._voices]
-        return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+        identities = [(part.fingerprint(), self.parts.get(part.name)) for part in self._parts]
+        return hashlib.sha256(repr(identities).encode()).hexdigest()[:16]
 
 
 BASE_NAME = "base"
@@ -296,8 +296,8 @@ class LocalModels:
     ) -> None:
         self.given, self.pool, self.device = base, Path(pool), validate_device(device)
         self.lock = threading.Lock()
-        self._voices: dict[str, SharedLocalModel] = {}
-        self._together: dict[object, Batcher] = {}
+        self._parts: dict[str, SharedLocalModel] = {}
+        self._batchers: dict[object, Batcher] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as settings, with nothing loaded."""
@@ -324,9 +324,9 @@ class LocalModels:
             UserError: It does not exist.
         """
         with self.lock:
-            if name not in self._voices:
-                self._voices[name] = SharedLocalModel(self, name, *self._locate_model(name))
-            return self._voices[name]
+            if name not in self._parts:
+                self._parts[name] = SharedLocalModel(self, name, *self._locate_model(name))
+            return self._parts[name]
 
     def list_names(self) -> list[str]:
         """List the base, the pool's experts, and the runs with a best model."""
@@ -345,33 +345,35 @@ class LocalModels:
 
     def get_batcher(self, key: object) -> Batcher:
         """Return the batcher of a group key; the caller must hold the lock."""
-        return self._together.setdefault(key, Batcher())
+        return self._batchers.setdefault(key, Batcher())
 
     def _locate_model(self, name: str) -> tuple[Path | None, BaseModel]:
         """Return the folder of a name, `None` for the base, and its base model."""
         if name == BASE_NAME:
             return None, self.base
-        here = [
+        folders = [
             folder for folder in (find_path(self.pool) / name, find_path(name)) if folder.is_dir()
         ]
-        if not here or not name.strip():
+        if not folders or not name.strip():
             raise UserError(self._unknown_message(name))
-        folder = here[0]
+        folder = folders[0]
         if (folder / "state.json").is_file() or not _holds_model(folder):
-            run = load_finished_run(folder, f"take what it has so far, local/{folder}/global_best")
+            run = load_finished_run(
+                folder, f"use its best position so far, local/{folder}/global_best"
+            )
             return best_folder(run), self.base if self.given else base_of_run(run)
         other = not self.given and is_adapter_folder(str(folder))
         return folder, _base_of_adapter(folder, self.base) if other else self.base
 
     def _unknown_message(self, name: str) -> str:
         names = self.list_names()
-        near = get_close_matches(name, names, 1)
-        meant = f"did you mean local/{near[0]}? " if near else ""
+        matches = get_close_matches(name, names, 1)
+        suggestion = f"did you mean local/{matches[0]}? " if matches else ""
         more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
         return (
-            f"local/{name}: there is no such model; {meant}there are "
+            f"local/{name}: no such model; {suggestion}available: "
             f"{', '.join(names[:MAX_NAMES_SHOWN])}"
-            f"{more}, or give a folder with a finished search, an adapter, a model or a mixture"
+            f"{more}, or a folder with a finished search, an adapter, a model or a mixture"
         )
 
 
@@ -387,14 +389,14 @@ def _base_from_path(path: str) -> BaseModel:
     return shipped if path == shipped.path else BaseModel(path)
 
 
-def _base_of_adapter(folder: Path, usual: BaseModel | None = None) -> BaseModel:
+def _base_of_adapter(folder: Path, default: BaseModel | None = None) -> BaseModel:
     """Return the base named by an adapter: the usual one, or another with the same settings."""
-    usual = usual or shipped_base()
+    default = default or shipped_base()
     name = read_adapter(folder).base_model
-    known = {Path(one).name.lower() for one in (usual.path, usual.name) if one}
+    known = {Path(one).name.lower() for one in (default.path, default.name) if one}
     if name is None or Path(name).name.lower() in known:
-        return usual
-    return base_model_like(usual, name)
+        return default
+    return base_model_like(default, name)
 
 
 def _holds_model(folder: Path) -> bool:

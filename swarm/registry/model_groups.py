@@ -103,8 +103,8 @@ class AdapterGroup:
     def positions(self) -> np.ndarray:
         """A unit vector per adapter, zeros for the base; shape [P, K]."""
         found = np.zeros((len(self.members), len(self.adapters)))
-        own = [row for row, member in enumerate(self.members) if member]
-        found[own, range(len(own))] = 1
+        rows = [row for row, member in enumerate(self.members) if member]
+        found[rows, range(len(rows))] = 1
         return found
 
     @property
@@ -223,36 +223,36 @@ def group_models(folders: Sequence[Path | None], base: BaseModel) -> list[ModelG
         UserError: A folder is missing or contains no model, or adapters belong to another base.
     """
     found: dict[object, ModelGroup] = {}
-    for place, folder in enumerate(folders or [None]):
-        stand = model_group(folder, base, place)
-        known = found.get(stand.group_key)
-        found[stand.group_key] = known.merge_with(stand) if known else stand
+    for index, folder in enumerate(folders or [None]):
+        group = model_group(folder, base, index)
+        known = found.get(group.group_key)
+        found[group.group_key] = known.merge_with(group) if known else group
     return sorted(
         found.values(), key=lambda one: (one.group_key != base, isinstance(one, EnsembleGroup))
     )
 
 
-def model_group(folder: Path | None, base: BaseModel, place: int = 0) -> ModelGroup:
+def model_group(folder: Path | None, base: BaseModel, index: int = 0) -> ModelGroup:
     """Return the group of a single folder.
 
     Raises:
         UserError: See `group_models`.
     """
     if folder is None:
-        return AdapterGroup(base, [place], [None])
+        return AdapterGroup(base, [index], [None])
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder")
+        raise UserError(f"{folder}: no such folder")
     verify_run_file(folder)
     if is_adapter_folder(str(folder)):
         adapter = read_adapter(folder)
         check_base_models([adapter], base)
-        return AdapterGroup(base, [place], [adapter])
+        return AdapterGroup(base, [index], [adapter])
     if (folder / MIXTURE_FILE).is_file():
         panel, weights = read_mixture(folder, base.trust_remote_code)
-        return EnsembleGroup(panel, [place], [weights])
-    own = replace(base, path=str(folder), name=None, **WITHOUT_WHEEL)
-    own.resolve()
-    return AdapterGroup(own, [place], [None])
+        return EnsembleGroup(panel, [index], [weights])
+    full_model = replace(base, path=str(folder), name=None, **WITHOUT_WHEEL)
+    full_model.resolve()
+    return AdapterGroup(full_model, [index], [None])
 
 
 @lru_cache(maxsize=1)
@@ -274,11 +274,11 @@ def build_basis(adapters: Sequence[Adapter]) -> dict[str, tuple["Tensor", "Tenso
 
     found = {}
     for module, (inputs, outputs) in common_shapes(adapters).items():
-        mine = [(k, one) for k, one in enumerate(adapters) if module in one.shapes]
-        rank = max(one.shapes[module][2] for _, one in mine)
+        adapting = [(k, one) for k, one in enumerate(adapters) if module in one.shapes]
+        rank = max(one.shapes[module][2] for _, one in adapting)
         down = torch.zeros(len(adapters), rank, inputs)
         up = torch.zeros(len(adapters), outputs, rank)
-        for k, one in mine:
+        for k, one in adapting:
             a, b = one.load_factors(module)
             down[k, : len(a)] = a
             up[k, :, : len(a)] = b.double() * one.lora_scaling(module)
@@ -299,8 +299,8 @@ def load_finished_run(folder: str | Path, otherwise: str) -> RunFolder:
     # Between the last iteration and the final selection another model may still become the best.
     if run.finished is None or not run.metrics:
         raise UserError(
-            f"{run.path}: the search is not over; go on with the search by the command that began "
-            f"it, or {otherwise}"
+            f"{run.path}: the search is not finished; resume it with the command that "
+            f"started it, or {otherwise}"
         )
     return run
 
@@ -320,7 +320,7 @@ def base_of_run(run: RunFolder) -> BaseModel:
         return base_from_settings(run.config["model"])
     except (KeyError, TypeError, AttributeError):
         raise UserError(
-            f"{run.path / 'config.json'} names no base; say which it is, of a candidate by "
+            f"{run.path / 'config.json'} names no base; set it for a candidate with "
             "model@candidate.base=local candidate.base.path=FOLDER_OR_HUB_ID"
         ) from None
 

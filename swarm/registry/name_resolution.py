@@ -64,8 +64,8 @@ def _setting_to_json(value: Any) -> Any:
         return [_setting_to_json(one) for one in value]
     if not isinstance(value, AgentSpec):
         return repr(value)
-    told = {one.name: getattr(value, one.name) for one in fields(value)}
-    return {**told, "model": model_identity(value.model)}
+    values = {one.name: getattr(value, one.name) for one in fields(value)}
+    return {**values, "model": model_identity(value.model)}
 
 
 MODEL_KINDS = ("local", "llm", "function", "moa", "consortium")
@@ -81,8 +81,8 @@ def suggest_prefix(name: str, known: Iterable[str]) -> str | None:
     first, slash, _ = name.partition("/")
     if not slash or first in known or re.sub("-?ai$", "", first) in known:
         return None
-    near = get_close_matches(first.lower(), known, 1, 0.75)
-    return near[0] if near else None
+    matches = get_close_matches(first.lower(), known, 1, 0.75)
+    return matches[0] if matches else None
 
 
 def default_provider(name: str, providers: Providers) -> Provider:
@@ -91,22 +91,22 @@ def default_provider(name: str, providers: Providers) -> Provider:
     Raises:
         UserError: The environment does not determine it, or the name resembles another one.
     """
-    near = suggest_prefix(name, (*MODEL_KINDS, *providers))
+    matches = suggest_prefix(name, (*MODEL_KINDS, *providers))
     likely = ("together", "openai") if "/" in name else ("openai", "together")
-    there = [providers[one] for one in likely if one in providers]
-    moved = [one for one in there if one.is_url_overridden]
-    with_key = [one for one in there if os.environ.get(one.api_key_env or "", "").strip()]
-    found = next(iter(moved + with_key), None)
-    if near is not None:
-        meant = f"{name}: did you mean {near}/{name.partition('/')[2]}?"
+    known = [providers[one] for one in likely if one in providers]
+    overridden = [one for one in known if one.is_url_overridden]
+    with_key = [one for one in known if os.environ.get(one.api_key_env or "", "").strip()]
+    found = next(iter(overridden + with_key), None)
+    if matches is not None:
+        suggestion = f"{name}: did you mean {matches}/{name.partition('/')[2]}?"
         if found is not None:
-            meant += f" If {found.name} has a model of this name, write {found.name}/{name}"
-        raise UserError(meant)
+            suggestion += f" If {found.name} has this model, write {found.name}/{name}"
+        raise UserError(suggestion)
     if found is None:
         raise UserError(
-            f"{name}: nothing says where this model is: set OPENAI_API_KEY, TOGETHER_API_KEY for "
-            "Together's models, or OPENAI_BASE_URL for a server of your own; or name the place, as "
-            f"in local/base, ollama/NAME or PROVIDER/MODEL ({', '.join(providers)})"
+            f"{name}: the model's location is unknown: set OPENAI_API_KEY, TOGETHER_API_KEY for "
+            "Together's models, or OPENAI_BASE_URL for another server; or add a prefix, "
+            f"as in local/base, ollama/NAME or PROVIDER/MODEL ({', '.join(providers)})"
         )
     return found
 

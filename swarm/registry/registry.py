@@ -94,10 +94,10 @@ class Roster:
         try:
             return self._get_model(full)
         except UserError:
-            near = self._name_resolver.suggest_name(name) if full == name else None
-            if near is None:
+            suggestion = self._name_resolver.suggest_name(name) if full == name else None
+            if suggestion is None:
                 raise
-            raise UserError(f"{name}: there is no such model; did you mean {near}?") from None
+            raise UserError(f"{name}: no such model; did you mean {suggestion}?") from None
 
     def _get_model(self, name: str) -> Model:
         with self._lock:
@@ -142,22 +142,20 @@ class Roster:
 
     def _create_model(self, name: str) -> Model:
         if not isinstance(name, str) or not name.strip() or name != name.strip():
-            raise UserError(
-                f"{name!r} is no name of a model, such as local/base or ollama/qwen2:7b"
-            )
+            raise UserError(f"{name!r} is not a model name, such as local/base or ollama/qwen2:7b")
         first, slash, rest = name.partition("/")
-        ways: dict[str, Callable[[str], Model]] = {
+        factories: dict[str, Callable[[str], Model]] = {
             "local": self._local_model,
             "llm": self._llm_model,
             "function": FunctionModel,
             "moa": self._moa_model,
             "consortium": self._consortium_model,
         }
-        way = ways.get(first)
-        if slash and not rest and (way or first in self.providers):
-            raise UserError(f"{name}: the model's name is missing after {first}/")
-        if slash and way:
-            return way(rest)
+        factory = factories.get(first)
+        if slash and not rest and (factory or first in self.providers):
+            raise UserError(f"{name}: the model name is missing after {first}/")
+        if slash and factory:
+            return factory(rest)
         if slash and first in self.providers:
             return self.providers[first].create_model(rest, cache=self.cache)
         return default_provider(name, self.providers).create_model(name, cache=self.cache)
@@ -198,8 +196,8 @@ class Roster:
     def _build_composite(self, name: str, make: Callable[[], Model]) -> Model:
         """Build a model of other models; raise if it contains itself."""
         if name in self._building:
-            way = [*self._building[self._building.index(name) :], name]
-            raise UserError(f"{name} contains itself: {' -> '.join(way)}")
+            cycle = [*self._building[self._building.index(name) :], name]
+            raise UserError(f"{name} contains itself: {' -> '.join(cycle)}")
         self._building.append(name)
         try:
             return make()

@@ -123,8 +123,8 @@ class Remote:
         return self._link.ask("call", self._link.ask("getattr", self, "__enter__"))
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        told = (None, None, None) if error is None else (type(error), error, None)
-        return self._link.ask("call", self._link.ask("getattr", self, "__exit__"), *told)
+        error_info = (None, None, None) if error is None else (type(error), error, None)
+        return self._link.ask("call", self._link.ask("getattr", self, "__exit__"), *error_info)
 
     def __hash__(self) -> int:
         return hash(self._number if self._plain is MISSING else self._plain)
@@ -135,8 +135,8 @@ class Remote:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Remote) and other._plain is MISSING and self._plain is MISSING:
             return self._number == other._number or self._link.ask("eq", self, other) is True
-        mine, its = plain_of(self), plain_of(other)
-        return not is_remote(mine, its) and mine == its
+        own_value, other_value = plain_of(self), plain_of(other)
+        return not is_remote(own_value, other_value) and own_value == other_value
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -185,7 +185,7 @@ def special_methods() -> None:
             if self._plain is not MISSING and name in ("getitem", "contains"):
                 return getattr(operator, name)(self._plain, *args)
             if name == "contains":
-                raise TypeError("what an object of the program contains is not asked of it")
+                raise TypeError("an object of the program does not support contains")
             return self._link.ask(name, self, *args)
 
         return method
@@ -228,14 +228,14 @@ class Link:
         self._calls += 1
         number = self._calls
         named = named or {}
-        sent = [self.encode(one) for one in args]
+        encoded_args = [self.encode(one) for one in args]
         sent_named = {key: self.encode(one) for key, one in named.items()}
-        self.send(["ask", number, name, sent, sent_named])
-        what, value, changes = self.answer(number)
-        for place, form in changes.items():
-            old = args[int(place)] if place.isdigit() else named[place]
+        self.send(["ask", number, name, encoded_args, sent_named])
+        outcome, value, changes = self.answer(number)
+        for position, form in changes.items():
+            old = args[int(position)] if position.isdigit() else named[position]
             restore(old, self.decode(form))
-        if what == "raise":
+        if outcome == "raise":
             raise self._error(value)
         return self.decode(value)
 
@@ -247,9 +247,9 @@ class Link:
                 if message[0] == "ask":
                     self._serve(*message[1:])
                     continue
-                what, answered, value, changes = message
-                if what in ("done", "raise") and answered == number and type(changes) is dict:
-                    return what, value, changes
+                outcome, answered, value, changes = message
+                if outcome in ("done", "raise") and answered == number and type(changes) is dict:
+                    return outcome, value, changes
             except (ValueError, TypeError, KeyError, IndexError):
                 pass
             self._lose()
@@ -289,19 +289,19 @@ class Link:
     ) -> None:
         """Run a function, and send its result and the changes to its arguments."""
         try:
-            what, value = "done", self.encode(work(*args, **(named or {})))
+            outcome, value = "done", self.encode(work(*args, **(named or {})))
         except Exception as error:
-            what, value = "raise", self._told(error)
+            outcome, value = "raise", self._told(error)
         changes = {}
-        for place, form, one in forms:
+        for position, form, one in forms:
             with suppress(Exception):
-                if holds_mutable(one) and (now := self.encode(one)) != form:
-                    changes[place] = now
-        self.send([what, number, value, changes])
+                if holds_mutable(one) and (new_form := self.encode(one)) != form:
+                    changes[position] = new_form
+        self.send([outcome, number, value, changes])
 
-    def _serve(self, number: int, name: str, sent: Any, sent_named: Any) -> None:
+    def _serve(self, number: int, name: str, encoded_args: Any, sent_named: Any) -> None:
         try:
-            args = [self.decode(form) for form in sent]
+            args = [self.decode(form) for form in encoded_args]
             named = {key: self.decode(form) for key, form in sent_named.items()}
             if self.guarded:
                 check_allowed(name, args)
@@ -309,7 +309,7 @@ class Link:
         except Exception as error:
             self.send(["raise", number, self._told(error), {}])
             return
-        forms = [(str(i), form, args[i]) for i, form in enumerate(sent)]
+        forms = [(str(i), form, args[i]) for i, form in enumerate(encoded_args)]
         forms += [(key, form, named[key]) for key, form in sent_named.items()]
         self.reply(number, work, args, named, forms)
 
@@ -375,8 +375,8 @@ class Link:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             fields = [str(one) for one in value._fields]
             return ["named", [type(value).__name__, fields, [self.encode(one) for one in value]]]
-        if self.guarded and (place := importable(value)):
-            return ["import", place]
+        if self.guarded and (import_path := importable(value)):
+            return ["import", import_path]
         base = next((one for one in BASES if isinstance(value, one)), None)
         return ["mine", self._number(value), *([self.encode(content(value, base))] if base else [])]
 
@@ -391,57 +391,57 @@ class Link:
         if type(form) is not list:
             return form
         name, *more = form
-        told = more[0]
+        payload = more[0]
         if name in LISTS:
-            return LISTS[name]([self.decode(one) for one in told])
+            return LISTS[name]([self.decode(one) for one in payload])
         if name in MAPPINGS:
-            return MAPPINGS[name]({self.decode(key): self.decode(one) for key, one in told})
+            return MAPPINGS[name]({self.decode(key): self.decode(one) for key, one in payload})
         if name in BYTES:
-            return BYTES[name].fromhex(told)
+            return BYTES[name].fromhex(payload)
         if name in DATES:
-            return DATES[name].fromisoformat(told)
+            return DATES[name].fromisoformat(payload)
         if name == "mine":
-            return Remote(self, int(told), self.decode(more[1]) if len(more) > 1 else MISSING)
+            return Remote(self, int(payload), self.decode(more[1]) if len(more) > 1 else MISSING)
         if name == "yours":
-            return self._own[told]
+            return self._own[payload]
         if name == "import" and not self.guarded:
-            found = importlib.import_module(told[0])
-            for part in told[1].split("."):
+            found = importlib.import_module(payload[0])
+            for part in payload[1].split("."):
                 found = getattr(found, part)
             return found
-        return self._decode_rare(name, told)
+        return self._decode_rare(name, payload)
 
-    def _decode_rare(self, name: str, told: Any) -> Any:
+    def _decode_rare(self, name: str, payload: Any) -> Any:
         if name == "int":
-            return int(told, 16)
+            return int(payload, 16)
         if name == "timedelta":
-            return datetime.timedelta(*told)
+            return datetime.timedelta(*payload)
         if name == "complex":
-            return complex(*told)
+            return complex(*payload)
         if name in ("range", "slice", "Fraction"):
             kind = {"range": range, "slice": slice, "Fraction": Fraction}[name]
-            return kind(*(self.decode(one) for one in told))
+            return kind(*(self.decode(one) for one in payload))
         if name == "Decimal":
-            return Decimal(told)
+            return Decimal(payload)
         if name == "type":
-            return next(one for one in (*PLAIN, type(None)) if one.__name__ == told)
+            return next(one for one in (*PLAIN, type(None)) if one.__name__ == payload)
         if name == "class":
-            return self._error_class(*told)
+            return self._error_class(*payload)
         if name == "error":
-            return self._error(told)
+            return self._error(payload)
         if name == "named":
-            kind, fields, values = told
+            kind, fields, values = payload
             return namedtuple(kind, fields)(*(self.decode(one) for one in values))
         if name == "array":
             numpy = importlib.import_module("numpy")
-            dtype = numpy.dtype(str(told[0]))
-            return numpy.array(self.decode(told[2]), dtype=dtype).reshape(told[1])
-        raise TypeError(f"{name!r:.40} is no value")
+            dtype = numpy.dtype(str(payload[0]))
+            return numpy.array(self.decode(payload[2]), dtype=dtype).reshape(payload[1])
+        raise TypeError(f"{name!r:.40} is not a value")
 
     def _encode_error_class(self, kind: type[BaseException]) -> list[Any]:
         nearest = next(one for one in kind.__mro__ if one.__module__ == "builtins")
-        own = [] if kind is nearest else [self._number(kind), kind.__name__]
-        return ["class", [nearest.__name__, *own]]
+        number_and_name = [] if kind is nearest else [self._number(kind), kind.__name__]
+        return ["class", [nearest.__name__, *number_and_name]]
 
     def _error_class(self, base: Any, number: int | None = None, name: str = "") -> Any:
         known = getattr(builtins, base)
@@ -461,19 +461,19 @@ class Link:
             args = []
         return [self._encode_error_class(type(error))[1], args]
 
-    def _error(self, told: Any) -> BaseException:
+    def _error(self, payload: Any) -> BaseException:
         """Decode an error that `_told` has encoded."""
         try:
-            (kind, args) = told
-            made = self._error_class(*kind)
-            if made is Gone:
+            (kind, args) = payload
+            error_class = self._error_class(*kind)
+            if error_class is Gone:
                 self.lost = True
                 return Gone()
-            error = made.__new__(made)
+            error = error_class.__new__(error_class)
             error.args = tuple(self.decode(one) for one in args)
             return error
         except Exception:
-            return RuntimeError("an error that cannot be told")
+            return RuntimeError("an error that cannot be described")
 
 
 def check_allowed(name: str, args: Any) -> None:
@@ -491,7 +491,7 @@ def check_allowed(name: str, args: Any) -> None:
             return
     elif name == "call" or name in UNARY or name in (*COMPARED, *BINARY, *ITEMS, "eq"):
         return
-    raise TypeError(f"{name} is not allowed on what the test passes")
+    raise TypeError(f"{name} is not allowed on an object of the test")
 
 
 def importable(value: Any) -> list[str] | None:
@@ -526,19 +526,19 @@ def holds_mutable(value: Any) -> bool:
 def restore(old: Any, new: Any) -> None:
     """Update a passed value in place to its state after the call."""
 
-    def kept(before: Any, after: Any) -> Any:
-        if type(before) is type(after) and holds_mutable(before):
-            restore(before, after)
-            return before
-        return after
+    def kept(old_value: Any, new_value: Any) -> Any:
+        if type(old_value) is type(new_value) and holds_mutable(old_value):
+            restore(old_value, new_value)
+            return old_value
+        return new_value
 
     if type(old) is tuple and type(new) is tuple:
         for pair in zip(old, new, strict=False):
             kept(*pair)
     elif isinstance(old, dict):
-        whole = {key: kept(old[key], one) if key in old else one for key, one in new.items()}
+        restored = {key: kept(old[key], one) if key in old else one for key, one in new.items()}
         old.clear()
-        old.update(whole)
+        old.update(restored)
     elif isinstance(old, set):
         old.clear()
         old.update(new)
@@ -577,8 +577,8 @@ class Names(dict):
 def judge(link: Link, task: dict[str, Any], verdict: int) -> NoReturn:
     """Run the test; writes "passed", "failed", "unreadable", or "absent" without a program."""
 
-    def end(word: str) -> NoReturn:
-        os.write(verdict, word.encode())
+    def end(outcome_word: str) -> NoReturn:
+        os.write(verdict, outcome_word.encode())
         os._exit(0)
 
     try:
@@ -588,8 +588,8 @@ def judge(link: Link, task: dict[str, Any], verdict: int) -> NoReturn:
     try:
         if not link.receive():
             end("unreadable")
-        what, _, _ = link.answer(0)
-        if what == "raise":
+        outcome, _, _ = link.answer(0)
+        if outcome == "raise":
             end("failed")
         names = Names(link, set(task["asked"]), task["modules"])
         program = sys.modules["program"] = types.ModuleType("program")

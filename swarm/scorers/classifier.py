@@ -56,12 +56,16 @@ class NonToxicity(ABC):
         Raises:
             UserError: See `measure_toxicity`.
         """
-        shown = [self._judged_text(text) for text in texts]
-        judged = list(dict.fromkeys(seen for seen in shown if seen is not None))
+        judged_texts = [self._judged_text(text) for text in texts]
+        judged = list(
+            dict.fromkeys(judged_text for judged_text in judged_texts if judged_text is not None)
+        )
         found = dict(zip(judged, self.measure_toxicity(judged), strict=True))
         return [
-            Score(self.short, None, text) if seen is None else _toxicity_score(text, found[seen])
-            for text, seen in zip(texts, shown, strict=True)
+            Score(self.short, None, text)
+            if judged_text is None
+            else _toxicity_score(text, found[judged_text])
+            for text, judged_text in zip(texts, judged_texts, strict=True)
         ]
 
     def _judged_text(self, text: str) -> str | None:
@@ -145,7 +149,7 @@ class ToxicityClassifier(NonToxicity):
         if kind == "regression":
             raise UserError(
                 f"task.scorer.model={self.local.path} was trained for regression: its outputs are "
-                "no probabilities"
+                "not probabilities"
             )
         self._output = self._toxic_output(named)
         self._apart = kind == "multi_label_classification" or len(named) == 1
@@ -166,8 +170,8 @@ class ToxicityClassifier(NonToxicity):
             found = [i for i in toxic if names[i] in ("toxic", "toxicity")] or toxic
         if len(found) != 1:
             raise UserError(
-                f"task.scorer.label={self.label}: which output of {self.local.path} means toxic? "
-                f"Give a name or its number, from 0: {', '.join(named)}"
+                f"task.scorer.label={self.label}: the toxic output of {self.local.path} is "
+                f"unclear. Give its name or its index, from 0: {', '.join(named)}"
             )
         return found[0]
 
@@ -181,6 +185,6 @@ class ToxicityClassifier(NonToxicity):
         """Return the toxic output's softmax or sigmoid; `None` if a logit is not finite."""
         if not all(isfinite(x) for x in logits):
             return None
-        mine = logits[self._output]
+        toxic_logit = logits[self._output]
         others = [0.0] if self._apart else [x for i, x in enumerate(logits) if i != self._output]
-        return 1.0 / (1.0 + sum(exp(min(x - mine, 700.0)) for x in others))
+        return 1.0 / (1.0 + sum(exp(min(x - toxic_logit, 700.0)) for x in others))

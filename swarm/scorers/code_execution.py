@@ -83,7 +83,9 @@ class CodeScorer:
         """
         kind = sandbox.choose(self.sandbox, self.memory, self.processes)
         if kind == "none":
-            log.warning("task.scorer.sandbox=none: code of a model runs with your rights")
+            log.warning(
+                "task.scorer.sandbox=none: code written by a model runs with your permissions"
+            )
         try:
             passed = self._run_programs(["pass"], "", "assert True")
         except sandbox.NoSandbox:
@@ -91,7 +93,7 @@ class CodeScorer:
         if not passed:
             raise UserError(
                 f"task.scorer.memory={self.memory}, task.scorer.seconds={self.seconds}: not even an"
-                " empty program can be run within these limits here; raise them (the limits need"
+                " empty program can run within these limits; raise them (the limits require"
                 " Linux)."
             )
 

@@ -84,24 +84,24 @@ def build_root(task: dict[str, Any]) -> None:
     root = task["folder"]
     mount("none", "/", None, REC | PRIVATE)
     mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
-    for place, size in task["sizes"].items():
-        os.makedirs(root + place, exist_ok=True)
-        mount("tmpfs", root + place, "tmpfs", NOSUID | NODEV, f"size={size},mode=1777")
+    for target, size in task["sizes"].items():
+        os.makedirs(root + target, exist_ok=True)
+        mount("tmpfs", root + target, "tmpfs", NOSUID | NODEV, f"size={size},mode=1777")
     for path in task["links"]:
-        place = root + path
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        os.symlink(os.readlink(path), place)
+        target = root + path
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.symlink(os.readlink(path), target)
     for path in (*task["paths"], *task["devices"]):
-        place = root + path
-        os.makedirs(os.path.dirname(place), exist_ok=True)
+        target = root + path
+        os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.isdir(path):
-            os.makedirs(place, exist_ok=True)
+            os.makedirs(target, exist_ok=True)
         else:
-            open(place, "w").close()
-        mount(path, place, None, BIND | REC)
-    for place in mounted_below(root):
-        if place[len(root) :] not in ("", *task["devices"], *task["sizes"]):
-            read_only(place)
+            open(target, "w").close()
+        mount(path, target, None, BIND | REC)
+    for target in mounted_below(root):
+        if target[len(root) :] not in ("", *task["devices"], *task["sizes"]):
+            read_only(target)
     os.makedirs(root + "/proc")
     with suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
@@ -121,17 +121,23 @@ def build_root(task: dict[str, Any]) -> None:
 def mounted_below(root: str) -> list[str]:
     """Return the mount points at and below a path."""
     with open("/proc/self/mountinfo") as file:
-        places = [line.split()[4] for line in file]
+        mount_points = [line.split()[4] for line in file]
     # mountinfo escapes blanks and the like in octal.
-    places = [re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), one) for one in places]
-    return [place for place in places if place == root or place.startswith(root + "/")]
+    mount_points = [
+        re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), one) for one in mount_points
+    ]
+    return [
+        mount_point
+        for mount_point in mount_points
+        if mount_point == root or mount_point.startswith(root + "/")
+    ]
 
 
 def read_only(place: str) -> None:
     """Make a bind mount read-only, with the flags that cannot be cleared."""
     have = os.statvfs(place).f_flag
-    kept = sum(flag for known, flag in KEPT_FLAGS.items() if have & known)
-    mount(None, place, None, REMOUNT | BIND | RDONLY | NOSUID | kept)
+    kept_flags = sum(flag for known, flag in KEPT_FLAGS.items() if have & known)
+    mount(None, place, None, REMOUNT | BIND | RDONLY | NOSUID | kept_flags)
 
 
 def supervise(worker: int, task: dict[str, Any]) -> NoReturn:
@@ -141,17 +147,17 @@ def supervise(worker: int, task: dict[str, Any]) -> NoReturn:
     """
     end = time.monotonic() + task["clock"]
     while True:
-        ended = 0
+        ended_pid = 0
         with suppress(ChildProcessError):
             # A few at a time: a fork bomb leaves orphans faster than they are reaped.
             for _ in range(16):
-                ended = os.waitpid(-1, os.WNOHANG)[0]
-                if ended in (0, worker):
+                ended_pid = os.waitpid(-1, os.WNOHANG)[0]
+                if ended_pid in (0, worker):
                     break
-        if ended == worker or time.monotonic() > end or (os.getpid() == 1 and excess(task)):
+        if ended_pid == worker or time.monotonic() > end or (os.getpid() == 1 and excess(task)):
             break
         signal.sigtimedwait([signal.SIGCHLD], 0.02)
-    if ended != worker:
+    if ended_pid != worker:
         os.kill(worker, signal.SIGKILL)
     os._exit(0)
 
@@ -192,8 +198,8 @@ def main() -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
-    for limit, most in task["limits"].items():
-        resource.setrlimit(getattr(resource, limit), (most, most))
+    for limit, maximum in task["limits"].items():
+        resource.setrlimit(getattr(resource, limit), (maximum, maximum))
     link = Link(connection, task["role"] == "judge")
     if task["role"] == "judge":
         judge(link, task, verdict)

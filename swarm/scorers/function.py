@@ -45,8 +45,8 @@ class FunctionScorer:
         template: str = "{prompt}",
     ) -> None:
         self.function = function if callable(function) else None
-        told = function_name(function) if callable(function) else function
-        self.path = validation.check_optional_text("function", told)
+        path = function_name(function) if callable(function) else function
+        self.path = validation.check_optional_text("function", path)
         self.highest = None if highest is None else to_finite_float(highest)
         if highest is not None and self.highest is None:
             raise UserError(f"task.highest: {highest!r} is neither null nor a number.")
@@ -92,14 +92,15 @@ class FunctionScorer:
 
     def _call_function(self, function: Callable[..., Any], item: Item, text: str) -> float:
         try:
-            given = function(self.template.format_map(item), text, dict(item))
+            value_returned = function(self.template.format_map(item), text, dict(item))
         except Exception as error:
-            what = f"{type(error).__name__}: {error}{_error_location(error, function)}"
-            raise UserError(f"{self.path} failed on item {item['id']!r}: {what}.") from error
-        value = to_finite_float(given)
+            description = f"{type(error).__name__}: {error}{_error_location(error, function)}"
+            raise UserError(f"{self.path} failed on item {item['id']!r}: {description}.") from error
+        value = to_finite_float(value_returned)
         if value is None:
             raise UserError(
-                f"{self.path} returned {given!r:.80} for item {item['id']!r}: it has to be a finite"
+                f"{self.path} returned {value_returned!r:.80} for item {item['id']!r}: must be "
+                f"a finite"
                 " number."
             )
         if self.highest is not None and value > self.highest:
@@ -118,16 +119,16 @@ class FunctionScorer:
         if self.function is not None:
             return self.function
         if self.path is None:
-            raise UserError("task.function is missing: name yours, task.function=module.name.")
+            raise UserError("task.function is missing: set task.function=module.name.")
         module, _, name = self.path.rpartition(".")
         if not module:
             raise UserError(f"task.function: {self.path!r} is not module.name.")
         try:
             function = getattr(import_module(module), name, None)
         except Exception as error:
-            what = f"{type(error).__name__}: {error}{_error_location(error, None)}"
+            description = f"{type(error).__name__}: {error}{_error_location(error, None)}"
             raise UserError(
-                f"task.function: {module} cannot be imported from {Path.cwd()}: {what}."
+                f"task.function: {module} cannot be imported from {Path.cwd()}: {description}."
             ) from error
         if not callable(function):
             raise UserError(f"task.function: {module} has no function {name!r}.")
@@ -180,22 +181,22 @@ def source_digest(function: Callable[..., Any]) -> str:
     in the module's folder that they import. Other definitions of the module do not count, so that a
     script can contain the function and start the search.
     """
-    told = []
+    parts = []
     while isinstance(function, partial):
-        told.append(repr((function.args, function.keywords)))
+        parts.append(repr((function.args, function.keywords)))
         function = function.func
     function = inspect.unwrap(function)
     target: Any = function if hasattr(function, "__code__") else type(function)
     if inspect.isclass(function) or inspect.isroutine(function):
         target = function
     try:
-        own = inspect.getsource(target)
+        source = inspect.getsource(target)
     except (OSError, TypeError):
         code = getattr(target, "__code__", None)
-        own = repr((code.co_code, code.co_consts) if code else target)
+        source = repr((code.co_code, code.co_consts) if code else target)
     file = getattr(inspect.getmodule(target), "__file__", None)
-    told += [own, *(_used_definitions(Path(file), own, {Path(file)}) if file else [])]
-    return hashlib.sha256("\0".join(told).encode("utf-8", "replace")).hexdigest()[:16]
+    parts += [source, *(_used_definitions(Path(file), source, {Path(file)}) if file else [])]
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _used_definitions(file: Path, source: str, seen: set[Path]) -> list[str]:
@@ -210,23 +211,23 @@ def _used_definitions(file: Path, source: str, seen: set[Path]) -> list[str]:
         for name in _defined_names(node):
             defined.setdefault(name, []).append(node)
     found: dict[int, str] = {}
-    waiting = set(IDENTIFIER.findall(source))
+    pending = set(IDENTIFIER.findall(source))
     met: set[str] = set()
-    while waiting:
-        name = waiting.pop()
+    while pending:
+        name = pending.pop()
         met.add(name)
         for node in defined.get(name, ()):
             if node.lineno in found:
                 continue
             found[node.lineno] = ast.get_source_segment(text, node) or ""
-            waiting |= set(IDENTIFIER.findall(found[node.lineno])) - met
-    told = [found[line] for line in sorted(found)]
+            pending |= set(IDENTIFIER.findall(found[node.lineno])) - met
+    definitions = [found[line] for line in sorted(found)]
     for line in found.values():
-        for beside in _imported_files(file, line) - seen:
-            seen.add(beside)
-            whole = beside.read_text(encoding="utf-8", errors="replace")
-            told += [whole, *_used_definitions(beside, whole, seen)]
-    return told
+        for imported in _imported_files(file, line) - seen:
+            seen.add(imported)
+            source_text = imported.read_text(encoding="utf-8", errors="replace")
+            definitions += [source_text, *_used_definitions(imported, source_text, seen)]
+    return definitions
 
 
 def _defined_names(node: ast.stmt) -> list[str]:
@@ -250,8 +251,8 @@ def _imported_files(file: Path, statement: str) -> set[Path]:
             named += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             inner = [alias.name for alias in node.names]
-            whole = [f"{node.module}.{name}" for name in inner]
-            named += [node.module, *whole] if node.module else inner
+            submodules = [f"{node.module}.{name}" for name in inner]
+            named += [node.module, *submodules] if node.module else inner
     paths = [file.parent / name.replace(".", "/") for name in named]
     both = [one for path in paths for one in (path.with_suffix(".py"), path / "__init__.py")]
     return {one for one in both if one.is_file() and one != file}
@@ -261,7 +262,9 @@ def _error_location(error: Exception, function: Callable[..., Any] | None) -> st
     """Return the line of the user's file at which an error was raised, if known."""
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(function, "__code__", None)
-    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    relevant = [
+        frame for frame in frames if code is not None and frame.filename == code.co_filename
+    ]
     if code is None:
-        own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
-    return f" ({Path(own[-1].filename).name} line {own[-1].lineno})" if own else ""
+        relevant = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
+    return f" ({Path(relevant[-1].filename).name} line {relevant[-1].lineno})" if relevant else ""

@@ -52,17 +52,17 @@ class TextBatcher:
         """
         import torch
 
-        waiting = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+        pending = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
         found: dict[int, T] = {}
-        while waiting:
-            tokens = max(1, lengths[waiting[0]])
-            chosen = waiting[: max(1, self.budget // tokens)]
+        while pending:
+            tokens = max(1, lengths[pending[0]])
+            chosen = pending[: max(1, self.budget // tokens)]
             try:
                 found.update(zip(chosen, answer(chosen), strict=True))
             except torch.OutOfMemoryError:
                 self._halve_budget(len(chosen), tokens)
                 continue
-            waiting = waiting[len(chosen) :]
+            pending = pending[len(chosen) :]
         return [found[i] for i in range(len(lengths))]
 
     def _halve_budget(self, rows: int, tokens: int) -> None:
@@ -71,8 +71,8 @@ class TextBatcher:
         torch.cuda.empty_cache()
         if rows == 1:
             raise UserError(
-                f"out of memory: no room for {tokens} tokens of one text in {self.who}; give it a "
-                "device of its own with task.scorer.device"
+                f"out of memory: {tokens} tokens of one text do not fit into {self.who}; give it a "
+                "separate device with task.scorer.device"
             )
         self.budget = rows * tokens // 2
 
@@ -125,7 +125,7 @@ class ScoringModel:
             return read_config(folder)
         from huggingface_hub import constants
 
-        off = "the hub is switched off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else ""
+        off = "the hub is disabled (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else ""
         if problem := off or hub_unreachable_reason(constants.ENDPOINT):
             raise UserError(
                 f"task.scorer.model={self.path} is not in the hub's cache and {problem}; give a "
@@ -152,7 +152,7 @@ class ScoringModel:
         if folder.is_dir():
             return check_model_folder(folder)
         if not is_hub_id(self.path):
-            raise UserError(f"task.scorer.model={self.path}: there is no such folder")
+            raise UserError(f"task.scorer.model={self.path}: no such folder")
         return None
 
     def open(self, folder: Path, kind: str, worker: str) -> None:
@@ -179,7 +179,7 @@ class ScoringModel:
             wrap_load_errors(f"task.scorer.model={self.path} cannot be opened"),
         ):
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
-            self.network, said = getattr(transformers, kind).from_pretrained(
+            self.network, loading_info = getattr(transformers, kind).from_pretrained(
                 folder,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
@@ -188,7 +188,7 @@ class ScoringModel:
             )
             self.network.eval().requires_grad_(False).to(self.where)
         # transformers initializes missing weights randomly, which would give random scores.
-        if missing := sorted(said["missing_keys"]):
+        if missing := sorted(loading_info["missing_keys"]):
             raise UserError(
                 f"task.scorer.model={self.path} was not trained to score texts: {missing[0]} is "
                 "missing from its weights"
@@ -205,8 +205,10 @@ class ScoringModel:
 
         count, number = torch.cuda.device_count(), int(self.device.partition(":")[2] or 0)
         if number >= count:
-            there = f"cuda:0 to cuda:{count - 1}" if count else "none on this machine"
-            raise UserError(f"task.scorer.device={self.device}: no such GPU; allowed: {there}, cpu")
+            available = f"cuda:0 to cuda:{count - 1}" if count else "none"
+            raise UserError(
+                f"task.scorer.device={self.device}: no such GPU; allowed: {available}, cpu"
+            )
         return self.device
 
     def encode(
@@ -241,12 +243,12 @@ class ScoringModel:
         """Return the network's logits for each text, in order; empty for a text without tokens."""
         full = [i for i, row in enumerate(rows) if row["input_ids"]]
         lengths = [len(rows[i]["input_ids"]) for i in full]
-        done = self.batches.run(
+        computed = self.batches.run(
             lengths, lambda some: self._forward_batch([rows[full[i]] for i in some])
         )
         found: list[list[float]] = [[] for _ in rows]
-        for i, mine in zip(full, done, strict=True):
-            found[i] = mine
+        for i, logits in zip(full, computed, strict=True):
+            found[i] = logits
         return found
 
     def _forward_batch(self, rows: Sequence[TokenRow]) -> list[list[float]]:
@@ -255,7 +257,7 @@ class ScoringModel:
 
         import torch
 
-        taken = inspect.signature(self.network.forward).parameters
+        accepted = inspect.signature(self.network.forward).parameters
         fills = {"input_ids": self._padding_id(rows)}
         longest = max(len(row["input_ids"]) for row in rows)
         batch = {
@@ -264,7 +266,7 @@ class ScoringModel:
                 device=self.where,
             )
             for name in rows[0]
-            if name != "token_type_ids" or name in taken
+            if name != "token_type_ids" or name in accepted
         }
         with torch.inference_mode():
             found: list[list[float]] = self.network(**batch).logits.float().cpu().tolist()

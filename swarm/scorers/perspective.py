@@ -82,8 +82,8 @@ class PerspectiveScorer(NonToxicity):
             return self._cached_toxicity(texts)
         except UserError as error:
             raise UserError(
-                f"{error}; what was judged so far is kept where there is a cache, and the same "
-                "command goes on with the search"
+                f"{error}; results so far are stored if there is a cache, and the same "
+                "command resumes the search"
             ) from None
 
     def _cached_toxicity(self, texts: Sequence[str]) -> list[float | None]:
@@ -108,15 +108,15 @@ class PerspectiveScorer(NonToxicity):
             log.warning("%s; the text counts as unparsed", error)
             return store_value(number, None)
 
-        before = self.client.repeated
+        retries_before = self.client.repeated
         values = self.client.run_calls([Call(bodies[i]) for i in new], parse_value, handle_refusal)
         found.update(zip((names[i] for i in new), values, strict=True))
         log.info(
-            "%s: %d texts, %d of them asked for now, %d requests repeated",
+            "%s: %d texts, %d of them requested, %d retries",
             self.client.who,
             len(texts),
             len(new),
-            self.client.repeated - before,
+            self.client.repeated - retries_before,
         )
         return [found[name] for name in names]
 

@@ -85,11 +85,11 @@ class RewardModelScorer:
 
     def _model_class(self, config: Mapping[str, Any]) -> str:
         """Return the class of transformers that opens a model with this configuration."""
-        path, own = self.local.path, config.get("auto_map") or {}
+        path, auto_map = self.local.path, config.get("auto_map") or {}
         classes = [str(name) for name in config.get("architectures") or []]
         if (
             any(name.endswith(CLASSIFIER_SUFFIX) for name in classes)
-            or f"AutoModel{CLASSIFIER_SUFFIX}" in own
+            or f"AutoModel{CLASSIFIER_SUFFIX}" in auto_map
         ):
             if len(named := label_names(config)) != 1:
                 raise UserError(
@@ -97,15 +97,15 @@ class RewardModelScorer:
                     f"{len(named)} ({', '.join(named[:6])})"
                 )
             return f"AutoModel{CLASSIFIER_SUFFIX}"
-        if "AutoModel" not in own:
+        if "AutoModel" not in auto_map:
             raise UserError(
-                f"task.scorer.model={path} is {', '.join(classes) or 'of no stated class'}: a "
+                f"task.scorer.model={path} is {', '.join(classes) or 'of unknown class'}: a "
                 f"reward model is a ...{CLASSIFIER_SUFFIX}, or has code with get_score"
             )
         if not self.local.trust_remote_code:
             raise UserError(
-                f"task.scorer.model={path} comes with Python code of its own ({own['AutoModel']}): "
-                "read it, then let it run with task.scorer.trust_remote_code=true"
+                f"task.scorer.model={path} comes with Python code ({auto_map['AutoModel']}): "
+                "review it, then allow it with task.scorer.trust_remote_code=true"
             )
         return "AutoModel"
 
@@ -132,8 +132,8 @@ class RewardModelScorer:
         tokenizer = self.local.tokenizer
         if tokenizer.chat_template:
             # The template contains the special tokens itself.
-            said = tokenizer.apply_chat_template(_conversation(prompt, answer), tokenize=False)
-            return self.local.encode(str(said), special=False)
+            text = tokenizer.apply_chat_template(_conversation(prompt, answer), tokenize=False)
+            return self.local.encode(str(text), special=False)
         if tokenizer.sep_token is not None:
             return self.local.encode(prompt, answer)
         return self.local.encode(PLAIN_TEMPLATE.format(prompt=prompt, answer=answer))
@@ -149,11 +149,11 @@ class RewardModelScorer:
             chosen = [turns[i] for i in places]
             with torch.inference_mode():
                 if hasattr(network, "get_scores"):
-                    said = network.get_scores(tokenizer, chosen)
+                    rewards = network.get_scores(tokenizer, chosen)
                 else:
-                    said = [network.get_score(tokenizer, turn) for turn in chosen]
+                    rewards = [network.get_score(tokenizer, turn) for turn in chosen]
             # For one conversation such code may return a bare number.
-            return [float(x) for x in torch.as_tensor(said, dtype=torch.float64).flatten()]
+            return [float(x) for x in torch.as_tensor(rewards, dtype=torch.float64).flatten()]
 
         lengths = [len(self.local.encode(a + b)["input_ids"]) for a, b in pairs]
         return self.local.batches.run(lengths, score_batch)

@@ -61,7 +61,7 @@ class Regex(RuleScorer):
             self.pattern = re.compile(validation.check_text("scorer.pattern", pattern))
         except re.error as error:
             raise UserError(
-                f"task.scorer.pattern: {pattern!r} is no regular expression: {error}."
+                f"task.scorer.pattern: {pattern!r} is not a regular expression: {error}."
             ) from None
         self.take = validation.check_one_of("scorer.take", take, ("first", "last"))
 
@@ -73,8 +73,8 @@ class Regex(RuleScorer):
         """See `RuleScorer.read_answer`."""
         found = None
         for match in self.pattern.finditer(text):
-            taken = next(filter(None, match.groups()), "" if match.re.groups else match.group())
-            found = taken.strip() or found
+            matched = next(filter(None, match.groups()), "" if match.re.groups else match.group())
+            found = matched.strip() or found
             if found and self.take == "first":
                 break
         return found
@@ -122,10 +122,10 @@ class Numeric(RuleScorer):
 
     def answer_value(self, item: Item, answer: str) -> float:
         """See `RuleScorer.answer_value`."""
-        gold, given = _to_decimal(item["answer"]), _to_decimal(answer)
-        if gold is None or given is None:
+        gold, predicted = _to_decimal(item["answer"]), _to_decimal(answer)
+        if gold is None or predicted is None:
             return 0.0
-        return float(abs(given - gold) <= max(self.absolute, self.relative * abs(gold)))
+        return float(abs(predicted - gold) <= max(self.absolute, self.relative * abs(gold)))
 
     def build_stop_check(self, item: Item) -> Callable[[str], bool]:
         """See `swarm.tasks.free_text.SupportsEarlyStop`."""
@@ -162,7 +162,7 @@ class F1(RuleScorer):
             if (wrong := gold_answer_error(one)) is not None:
                 return wrong
             if not split_words(str(one)):
-                return f'its "answer" has no word but articles: {one!r}'
+                return f'its "answer" has no word other than articles: {one!r}'
         return None
 
     def read_answer(self, text: str) -> str | None:
@@ -215,5 +215,5 @@ def _to_decimal(value: object) -> Decimal | None:
 def _check_tolerance(key: str, value: object) -> Decimal:
     number = _to_decimal(value) if not isinstance(value, str) else None
     if number is None or number < 0:
-        raise UserError(f"task.scorer.{key}: {value!r} is not a number from 0 on.")
+        raise UserError(f"task.scorer.{key}: {value!r} is not a number, 0 or more.")
     return number

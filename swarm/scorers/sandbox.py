@@ -98,36 +98,40 @@ class Sandbox:
             tempfile.TemporaryFile() as errors,
         ):
             tasks = [{"role": "play", "programs": list(programs)}, _judging(prompt, test)]
-            begun: list[subprocess.Popen[bytes]] = []
+            started: list[subprocess.Popen[bytes]] = []
             try:
                 for task, end in zip(tasks, ends, strict=True):
-                    home = Path(folder) / str(task["role"])
-                    home.mkdir()
-                    begun.append(self._begin(home, task, end, errors))
+                    home_folder = Path(folder) / str(task["role"])
+                    home_folder.mkdir()
+                    started.append(self._begin(home_folder, task, end, errors))
                 for end in ends:
                     end.close()
-                said = self._verdict(begun[1])
+                outcome = self._verdict(started[1])
             finally:
                 for end in ends:
                     end.close()
-                for process in begun:
+                for process in started:
                     _end(process)
             errors.seek(0)
-            if said not in ("passed", "failed", "unreadable", "late"):
-                why = errors.read(2000).decode("utf-8", "replace").strip().splitlines()
-                raise NoSandbox(why[-1] if why else said or "its processes ended at once")
-            return None if said == "unreadable" else said == "passed"
+            if outcome not in ("passed", "failed", "unreadable", "late"):
+                stderr_lines = errors.read(2000).decode("utf-8", "replace").strip().splitlines()
+                raise NoSandbox(
+                    stderr_lines[-1]
+                    if stderr_lines
+                    else outcome or "its processes ended immediately"
+                )
+            return None if outcome == "unreadable" else outcome == "passed"
 
     def _begin(
-        self, home: Path, task: Mapping[str, Any], end: socket.socket, errors: IO[bytes]
+        self, home_folder: Path, task: Mapping[str, Any], end: socket.socket, errors: IO[bytes]
     ) -> "subprocess.Popen[bytes]":
         """Start one of the two processes, with its task on its standard input."""
-        inside = str(home) if self.kind == "none" else HOME
-        whole = {
+        inside = str(home_folder) if self.kind == "none" else HOME
+        message = {
             **task,
             "enter": self.kind == "namespaces",
             "socket": end.fileno(),
-            "folder": str(home),
+            "folder": str(home_folder),
             "home": HOME,
             "links": links(),
             "paths": paths(),
@@ -144,7 +148,7 @@ class Sandbox:
             with _before_all_others():
                 process = subprocess.Popen(
                     self._command(),
-                    cwd=home,
+                    cwd=home_folder,
                     env=_environment(inside),
                     stdin=subprocess.PIPE,
                     stdout=stdout,
@@ -156,7 +160,7 @@ class Sandbox:
             raise NoSandbox(f"{error.filename}: {error.strerror}") from None
         assert process.stdin is not None
         with suppress(OSError):  # a process that has already ended is detected by its verdict
-            process.stdin.write(json.dumps(whole).encode())
+            process.stdin.write(json.dumps(message).encode())
             process.stdin.close()
         return process
 
@@ -164,7 +168,7 @@ class Sandbox:
         python = [sys.executable, "-I", "-c", _source()]
         if self.kind != "bubblewrap":
             return python
-        words = [
+        command = [
             "bwrap",
             "--unshare-user",
             "--unshare-pid",
@@ -183,29 +187,29 @@ class Sandbox:
             "--gid",
             str(confined.USER),
         ]
-        for place, size in SIZES.items():
+        for target, size in SIZES.items():
             number = int(size.removesuffix("m")) * 2**20
-            words += ["--size", str(number), "--perms", "1777", "--tmpfs", place]
+            command += ["--size", str(number), "--perms", "1777", "--tmpfs", target]
         for path in links():
-            words += ["--symlink", os.readlink(path), path]
+            command += ["--symlink", os.readlink(path), path]
         for path in paths():
-            words += ["--ro-bind", path, path]
+            command += ["--ro-bind", path, path]
         for path in devices():
-            words += ["--dev-bind", path, path]
+            command += ["--dev-bind", path, path]
         # /proc is read-only too: for a program of root's, /proc/sys is the machine's own.
-        words += ["--proc", "/proc", "--remount-ro", "/proc", "--remount-ro", "/"]
-        return [*words, "--chdir", HOME, "--", *python]
+        command += ["--proc", "/proc", "--remount-ro", "/proc", "--remount-ro", "/"]
+        return [*command, "--chdir", HOME, "--", *python]
 
     def _verdict(self, process: "subprocess.Popen[bytes]") -> str:
         """Return the verdict of the test's process."""
         assert process.stdout is not None
         process.stdin = None  # closed: communicate() must not write to it
         try:
-            said, _ = process.communicate(timeout=self.clock + CLOCK)
+            output, _ = process.communicate(timeout=self.clock + CLOCK)
         except subprocess.TimeoutExpired:
             return "late"
         # No output: killed by its supervisor, or by a limit.
-        return said.decode("utf-8", "replace") or ("late" if process.returncode == 0 else "")
+        return output.decode("utf-8", "replace") or ("late" if process.returncode == 0 else "")
 
 
 def choose(kind: str, memory: int, processes: int) -> str:
@@ -221,14 +225,14 @@ def choose(kind: str, memory: int, processes: int) -> str:
         return kind
     failed = {}
     for one in KINDS if kind == "auto" else (kind,):
-        if (why := why_not(one)) is None:
+        if (reason := why_not(one)) is None:
             return one
-        failed[one] = why
-    told = "; ".join(f"{one}: {why}" for one, why in failed.items())
+        failed[one] = reason
+    reasons = "; ".join(f"{one}: {reason}" for one, reason in failed.items())
     raise UserError(
-        f"task.scorer.sandbox={kind}: no sandbox works here, and code of a model is not run "
-        f"without ({told}). Install bubblewrap or allow user namespaces; scorer.sandbox=none runs "
-        "it as any program of yours"
+        f"task.scorer.sandbox={kind}: no sandbox works here, and code written by a model is not "
+        f"run without one ({reasons}). Install bubblewrap or allow user namespaces; "
+        "scorer.sandbox=none runs it with your permissions"
     )
 
 
@@ -250,14 +254,14 @@ def why_not(kind: str) -> str | None:
 
 def _judging(prompt: str, test: str) -> dict[str, Any]:
     """Return the task of a test's process."""
-    asked = re.findall(r"^\s*(?:async\s+)?(?:def|class)\s+(\w+)", prompt, re.MULTILINE)
+    requested = re.findall(r"^\s*(?:async\s+)?(?:def|class)\s+(\w+)", prompt, re.MULTILINE)
     imports = re.findall(r"^(?:import|from)[ \t].*$", prompt, re.MULTILINE)
     return {
         "role": "judge",
         "test": test,
-        "asked": asked,
+        "asked": requested,
         "imports": [*filter(_compiles, imports)],
-        "modules": {name: one for name, one in _modules(test).items() if name not in asked},
+        "modules": {name: one for name, one in _modules(test).items() if name not in requested},
     }
 
 
@@ -300,8 +304,8 @@ def _source() -> str:
 
 def _forbids_namespaces() -> bool:
     """Return whether this bubblewrap can forbid namespaces, in which memory would be unlimited."""
-    done = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False)
-    return DISABLE_USERNS in done.stdout + done.stderr
+    completed = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False)
+    return DISABLE_USERNS in completed.stdout + completed.stderr
 
 
 @functools.cache
@@ -314,9 +318,9 @@ def paths() -> list[str]:
         str(Path(sys.executable).parent),
         str(Path(sys.executable).resolve().parent),
     }
-    wanted = [*SYSTEM, *python, *_libraries()]
-    there = [path for path in wanted if os.path.exists(path) and not os.path.islink(path)]
-    shallow = sorted({path for path in there if path != "/"}, key=len)
+    candidates = [*SYSTEM, *python, *_libraries()]
+    existing = [path for path in candidates if os.path.exists(path) and not os.path.islink(path)]
+    shallow = sorted({path for path in existing if path != "/"}, key=len)
     return [one for i, one in enumerate(shallow) if not _below(one, shallow[:i])]
 
 
@@ -359,14 +363,14 @@ def _before_all_others() -> Iterator[None]:
     RLIMIT_NPROC does not apply to root's processes, so that a fork bomb would starve the
     supervisor, which counts them.
     """
-    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
     with suppress(OSError):
         if os.geteuid() == 0:
             os.setpriority(os.PRIO_PROCESS, 0, -20)
     try:
         yield
     finally:
-        os.setpriority(os.PRIO_PROCESS, 0, mine)
+        os.setpriority(os.PRIO_PROCESS, 0, priority)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

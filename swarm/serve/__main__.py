@@ -11,10 +11,10 @@ from swarm.serve.cli import parse_arguments
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; print a user's error in one line and return its exit code."""
     try:
-        given = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         from swarm.serve.server import run
 
-        run(given)
+        run(options)
         return 0
     except UserError as error:
         print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)

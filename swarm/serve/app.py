@@ -103,8 +103,8 @@ class ChatService:
         return self._model_entry(resolve_name(name, self.models))
 
     def _model_entry(self, name: str) -> dict[str, Any]:
-        made = {"created": self.began, "owned_by": "model-swarms"}
-        return {"id": name, "object": "model", **made}
+        metadata = {"created": self.began, "owned_by": "model-swarms"}
+        return {"id": name, "object": "model", **metadata}
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Answer a conversation, streamed or not."""
@@ -126,7 +126,7 @@ class ChatService:
         name = resolve_name(asked.model, self.models)
         model = unwrap_model(self.models[name])
         if not isinstance(model, SupportsEmbedding):
-            raise HttpError(f"{name}: it makes no embeddings; local models do", 404, "model")
+            raise HttpError(f"{name}: has no embeddings; only local models do", 404, "model")
         work = partial(model.embed, asked.texts)
         try:
             found = await run_in_turn(self.line, work, partial(_wait_for_disconnect, request))
@@ -139,14 +139,23 @@ class ChatService:
         return _json_response(encode_embeddings(name, found, asked.base64), headers=NO_STORE)
 
     async def _answer(
-        self, request: Request, asked: Sequence[ChatRequest], kind: type[ChatResponseBuilder]
+        self,
+        request: Request,
+        chat_requests: Sequence[ChatRequest],
+        kind: type[ChatResponseBuilder],
     ) -> Response:
         """Answer one request, or several that differ in their prompts."""
-        first, name = asked[0], resolve_name(asked[0].model, self.models)
+        first, name = chat_requests[0], resolve_name(chat_requests[0].model, self.models)
         model = self.models[name]
         if first.request.top_logprobs and isinstance(model, Collaboration):
-            raise HttpError(f"logprobs: {name} is several models and tells none", 400, "logprobs")
-        ready = [one.of_endpoint() if is_endpoint(model) else one.of_others() for one in asked]
+            raise HttpError(
+                f"logprobs: {name} is a combination of several models and returns none",
+                400,
+                "logprobs",
+            )
+        ready = [
+            one.of_endpoint() if is_endpoint(model) else one.of_others() for one in chat_requests
+        ]
         headers = {**NO_STORE, **({IGNORED: ", ".join(ready[0][1])} if ready[0][1] else {})}
         left = partial(_wait_for_disconnect, request)
         reply = kind(name, first.request.top_logprobs != 0, first.usage)
@@ -157,9 +166,11 @@ class ChatService:
                 if first.streamed:
                     # Wait for the first event: a failure before it can still have its own status
                     # code.
-                    begun = await anext(events)
-                    told = _stream_response(begun, events, first, reply)
-                    return StreamingResponse(told, headers=headers, media_type="text/event-stream")
+                    first_event = await anext(events)
+                    stream = _stream_response(first_event, events, first, reply)
+                    return StreamingResponse(
+                        stream, headers=headers, media_type="text/event-stream"
+                    )
                 samples += await _collect_response(events, first.count)
             return _json_response(reply.build_response(samples), headers=headers)
         except ClientDisconnected:
@@ -194,25 +205,25 @@ async def _wait_for_disconnect(request: Request) -> None:
 async def _collect_response(events: SampleEvents, count: int) -> list[Completion]:
     samples: dict[int, Completion] = {}
     async with aclosing(events):
-        async for number, what in events:
-            if isinstance(what, Completion):
-                samples[number] = what
+        async for number, event in events:
+            if isinstance(event, Completion):
+                samples[number] = event
     return [samples[number] for number in range(count)]
 
 
 async def _stream_response(
     first: tuple[int, Delta | Completion],
     events: SampleEvents,
-    asked: ChatRequest,
+    chat_request: ChatRequest,
     reply: ChatResponseBuilder,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream; one that fails ends with an error instead of [DONE]."""
     samples: dict[int, Completion] = {}
-    begun: set[int] = set()
+    opened: set[int] = set()
 
     def encode_sample_event(number: int, what: Delta | Completion) -> bytes:
-        head = b"" if number in begun else reply.open_sample(number)
-        begun.add(number)
+        head = b"" if number in opened else reply.open_sample(number)
+        opened.add(number)
         if isinstance(what, Delta):
             return head + reply.encode_delta(number, what)
         samples[number] = what
@@ -223,7 +234,7 @@ async def _stream_response(
             yield encode_sample_event(*first)
             async for one in events:
                 yield encode_sample_event(*one)
-            yield reply.close_stream([samples[number] for number in range(asked.count)])
+            yield reply.close_stream([samples[number] for number in range(chat_request.count)])
         except ClientDisconnected:
             return
         except Exception as error:
@@ -232,10 +243,10 @@ async def _stream_response(
 
 def _log_error(error: Exception, name: str) -> HttpError:
     """Return the error for the client; log those not caused by the client."""
-    told = http_error_from(error, name)
-    if told.status >= 500:
-        log.warning("asked for %s: %s", name, escape_control_chars(str(told)))
-    return told
+    http_error = http_error_from(error, name)
+    if http_error.status >= 500:
+        log.warning("request for %s: %s", name, escape_control_chars(str(http_error)))
+    return http_error
 
 
 async def handle_http_error(request: Request, error: HttpError) -> Response:
@@ -245,9 +256,11 @@ async def handle_http_error(request: Request, error: HttpError) -> Response:
 
 async def handle_unknown_path(request: Request, error: HTTPException) -> Response:
     """Return an error for an unknown path or method."""
-    what = f"{request.method} {request.url.path}: {error.detail}"
-    told = HttpError(what, error.status_code)
-    return _json_response(told.body, told.status, {**told.headers, **(error.headers or {})})
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    http_error = HttpError(message, error.status_code)
+    return _json_response(
+        http_error.body, http_error.status, {**http_error.headers, **(error.headers or {})}
+    )
 
 
 async def handle_unexpected_error(request: Request, error: Exception) -> Response:

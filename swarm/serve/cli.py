@@ -13,18 +13,18 @@ DEFAULT_KEY_VARIABLE = "SWARM_API_KEY"
 """Default environment variable of the API key required from clients."""
 
 DESCRIPTION = """\
-Serve models to every program that speaks OpenAI's language: the base, the experts, what searches
+Serve models over an OpenAI-compatible API: the base model, the experts, the models that searches
 have found, mixtures of agents, consortia.
 
-  python -m swarm.serve                            all that there is
+  python -m swarm.serve                            all available models
   python -m swarm.serve --model local/base --model moa/lite
 """
 
 EPILOG = """\
-A program then takes the URL for OpenAI's: export OPENAI_BASE_URL=http://127.0.0.1:8000/v1
+Clients then use this URL instead of OpenAI's: export OPENAI_BASE_URL=http://127.0.0.1:8000/v1
 
-Whoever reaches the address may use the models, so it is one of this machine's own, and another one
-wants a key: export SWARM_API_KEY=... before the server starts. Ctrl-C ends it.
+Everyone who can reach the address may use the models. So the default is a loopback address, and
+others need a key: export SWARM_API_KEY=... before the server starts. Ctrl-C stops it.
 """
 
 
@@ -34,18 +34,18 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: It is invalid, or would allow access without a key.
     """
-    given = build_parser().parse_args([_normalize_option(word) for word in words])
+    options = build_parser().parse_args([_normalize_option(argument) for argument in words])
     for name in ("base", "pool", "device", "host"):
-        if getattr(given, name) is not None and not getattr(given, name).strip():
-            raise UserError(f"--{name}: nothing follows it; name one or leave it out", 2)
-    given.key = _read_api_key(given.api_key_env)
-    if not (given.key or given.insecure or is_loopback(given.host)):
+        if getattr(options, name) is not None and not getattr(options, name).strip():
+            raise UserError(f"--{name}: the value is empty; give one or leave the option out", 2)
+    options.key = _read_api_key(options.api_key_env)
+    if not (options.key or options.insecure or is_loopback(options.host)):
         raise UserError(
-            f"--host {given.host}: others could use the models without a key: set "
-            f"{given.api_key_env or DEFAULT_KEY_VARIABLE}, or say --insecure if you want that",
+            f"--host {options.host}: reachable by others without a key: set "
+            f"{options.api_key_env or DEFAULT_KEY_VARIABLE}, or pass --insecure to allow this",
             2,
         )
-    return given
+    return options
 
 
 def is_loopback(host: str) -> bool:
@@ -67,20 +67,20 @@ def _read_api_key(variable: str | None) -> str | None:
         raise UserError(f"--api-key-env {variable}: this environment variable is not set", 2)
     if not (key.isascii() and key.isprintable()):
         raise UserError(
-            f"{variable or DEFAULT_KEY_VARIABLE}: a key has printable ASCII characters only", 2
+            f"{variable or DEFAULT_KEY_VARIABLE}: a key may have printable ASCII characters only", 2
         )
     return key or None
 
 
-def _normalize_option(word: str) -> str:
+def _normalize_option(argument: str) -> str:
     """Replace underscores in an option's name by hyphens."""
-    name, equals, value = word.partition("=")
+    name, equals, value = argument.partition("=")
     return (name.replace("_", "-") if name.startswith("--") else name) + equals + value
 
 
 def build_parser() -> MoAArgumentParser:
     """Build the parser, with options in groups."""
-    made = MoAArgumentParser(
+    parser = MoAArgumentParser(
         prog="python -m swarm.serve",
         usage="%(prog)s [OPTION ...]",
         description=DESCRIPTION,
@@ -88,10 +88,10 @@ def build_parser() -> MoAArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_model_options(made.add_argument_group("what is served"))
-    _add_address_options(made.add_argument_group("where, and to whom"))
-    _add_answering_options(made.add_argument_group("how it is answered"))
-    return made
+    _add_model_options(parser.add_argument_group("what is served"))
+    _add_address_options(parser.add_argument_group("address and access"))
+    _add_answering_options(parser.add_argument_group("requests"))
+    return parser
 
 
 def _add_model_options(group: argparse._ArgumentGroup) -> None:
@@ -100,37 +100,39 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         "--model",
         action="append",
         metavar="NAME",
-        help="serve this one; may be repeated. Any "
-        "name of docs/models.md; default: the base, the experts, the bests of finished searches, "
-        "and the mixtures and consortia whose members can be asked",
+        help="model to serve; repeatable. Any "
+        "name of docs/models.md; default: the base, the experts, the best models of finished "
+        "searches, and the mixtures and consortia whose members are available",
     )
     add(
         "--base",
         metavar="MODEL",
-        help="the base of local names: an option of conf/model or a folder",
+        help="base model of local/ names: an option of conf/model or a folder",
     )
-    add("--pool", metavar="FOLDER", help="the experts of local names")
-    add("--device", metavar="DEVICE", help="where local models run: cpu, cuda, cuda:1")
-    add("--providers", metavar="FILE", type=Path, help="endpoints of your own")
+    add("--pool", metavar="FOLDER", help="folder of the experts of local/ names")
+    add("--device", metavar="DEVICE", help="device of local models: cpu, cuda, cuda:1")
+    add("--providers", metavar="FILE", type=Path, help="yaml file of custom endpoints")
     add(
-        "--preload", action="store_true", help="load local models now; else the first question does"
+        "--preload",
+        action="store_true",
+        help="load local models at startup instead of at the first request",
     )
 
 
 def _add_address_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--host", default="127.0.0.1", help="address to bind; default %(default)s")
-    add("--port", type=parse_port, default=8000, help="default %(default)s; 0 takes a free one")
+    add("--port", type=parse_port, default=8000, help="default %(default)s; 0 selects a free one")
     add(
         "--api-key-env",
         metavar="NAME",
-        help="the environment variable with the key that clients "
-        f"have to give; default {DEFAULT_KEY_VARIABLE}, where it is set",
+        help="environment variable with the key required from "
+        f"clients; default {DEFAULT_KEY_VARIABLE}, if set",
     )
     add(
         "--insecure",
         action="store_true",
-        help="allow another address than this machine's own without a key",
+        help="allow an address that is not loopback without a key",
     )
 
 
@@ -141,28 +143,28 @@ def _add_answering_options(group: argparse._ArgumentGroup) -> None:
         type=number_type(int, 1),
         default=32,
         metavar="N",
-        help="requests that are answered at once; default %(default)s",
+        help="maximum number of concurrent requests; default %(default)s",
     )
     add(
         "--queue",
         type=number_type(int, 0),
         default=256,
         metavar="N",
-        help="requests that may wait for that; more get a 429; default %(default)s",
+        help="maximum number of waiting requests; more get a 429; default %(default)s",
     )
     add(
         "--max-tokens",
         type=number_type(int, 1),
         default=1024,
         metavar="N",
-        help="of an answer where the request does not say; default %(default)s",
+        help="maximum new tokens if the request sets none; default %(default)s",
     )
     add(
         "--no-cache",
         action="store_true",
-        help="keep no answers of endpoints and use none that were kept",
+        help="do not use the answer cache",
     )
-    add("--trace", metavar="FILE", type=Path, help="write every call there, as JSON lines")
+    add("--trace", metavar="FILE", type=Path, help="log every call to this file, as JSON lines")
 
 
 def parse_port(word: str) -> int:

@@ -49,18 +49,18 @@ class HttpError(UserError):
     @property
     def body(self) -> dict[str, Any]:
         """The error as JSON."""
-        usual = "invalid_request_error" if self.status < 500 else "server_error"
-        kind = ERROR_TYPES.get(self.status, usual)
-        told = {"message": str(self), "type": kind, "param": self.parameter, "code": self.reason}
-        return {"error": told}
+        default_type = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = ERROR_TYPES.get(self.status, default_type)
+        fields = {"message": str(self), "type": kind, "param": self.parameter, "code": self.reason}
+        return {"error": fields}
 
     @property
     def headers(self) -> dict[str, str]:
         """Headers that control the official client's automatic retries."""
-        told = {"x-should-retry": "true" if self.again else "false"}
+        found = {"x-should-retry": "true" if self.again else "false"}
         if self.status == 401:
-            told["WWW-Authenticate"] = "Bearer"
-        return told | ({"Retry-After": f"{self.after:.0f}"} if self.after else {})
+            found["WWW-Authenticate"] = "Bearer"
+        return found | ({"Retry-After": f"{self.after:.0f}"} if self.after else {})
 
 
 def http_error_from(error: BaseException, name: str) -> HttpError:
@@ -77,7 +77,7 @@ def http_error_from(error: BaseException, name: str) -> HttpError:
         return HttpError(str(error), status, again=error.passing, after=error.after)
     if isinstance(error, UserError):
         return HttpError(str(error), 400 if name.startswith("local/") else 502)
-    return HttpError(f"{name}: it failed with {type(error).__name__}", 500)
+    return HttpError(f"{name}: failed with {type(error).__name__}", 500)
 
 
 MAX_BODY_BYTES = 16 * 2**20
@@ -109,13 +109,13 @@ class ApiKeyGuard:
         if self._key is None:
             host = request.headers.get("host", "")
             if self.local and not LOCAL_HOST_PATTERN.fullmatch(host):
-                raise HttpError(f"Host: {host!r:.80} is no address of this machine", 403)
+                raise HttpError(f"Host: {host!r:.80} is not an address of this machine", 403)
             return
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode(), self._key)
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        right = hmac.compare_digest(key.strip().encode(), self._key)
         if kind.lower() != "bearer" or not right:
-            what = "the key is wrong" if given else "a key is needed: Authorization: Bearer KEY"
-            raise HttpError(what, 401, reason="invalid_api_key")
+            message = "the key is wrong" if key else "a key is needed: Authorization: Bearer KEY"
+            raise HttpError(message, 401, reason="invalid_api_key")
 
 
 async def read_json_body(request: Request) -> Any:
@@ -129,7 +129,7 @@ async def read_json_body(request: Request) -> Any:
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise HttpError("Content-Type: has to be application/json", 415)
+        raise HttpError("Content-Type: must be application/json", 415)
     parts, length = [], 0
     try:
         async for part in request.stream():
@@ -138,12 +138,12 @@ async def read_json_body(request: Request) -> Any:
             if length > MAX_BODY_BYTES:
                 raise HttpError(f"the body has more than {MAX_BODY_BYTES} bytes", 413)
     except ClientDisconnect:
-        raise HttpError("the body broke off") from None
+        raise HttpError("the body is incomplete") from None
     try:
         return json.loads(b"".join(parts), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise HttpError(f"the body is not JSON: {error}") from None
 
 
-def _reject_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON")
+def _reject_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number of JSON")

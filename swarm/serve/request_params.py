@@ -136,42 +136,45 @@ def parse_chat_request(body: Any, longest: int) -> ChatRequest:
         HttpError: A parameter is missing, invalid or unsupported.
     """
     if not isinstance(body, dict):
-        raise HttpError("the body has to be a JSON object")
-    left = {key: value for key, value in body.items() if value is not None}
-    model, messages = left.pop("model", None), left.pop("messages", None)
+        raise HttpError("the body must be a JSON object")
+    remaining = {key: value for key, value in body.items() if value is not None}
+    model, messages = remaining.pop("model", None), remaining.pop("messages", None)
     if not isinstance(model, str) or not model:
-        raise _parameter_error("model", "has to be the name of a model; GET /v1/models lists them")
-    streamed = _parse_flag(left, "stream")
-    options = left.pop("stream_options", {})
+        raise _parameter_error("model", "must be the name of a model; GET /v1/models lists them")
+    streamed = _parse_flag(remaining, "stream")
+    options = remaining.pop("stream_options", {})
     if not isinstance(options, dict) or (options and not streamed):
-        raise _parameter_error("stream_options", "has to be an object, and goes with stream")
-    logprobs, top = _parse_flag(left, "logprobs"), _parse_int(left, "top_logprobs", 0, MAX_LOGPROBS)
+        raise _parameter_error("stream_options", "must be an object, and requires stream")
+    logprobs, top = (
+        _parse_flag(remaining, "logprobs"),
+        _parse_int(remaining, "top_logprobs", 0, MAX_LOGPROBS),
+    )
     if top is not None and not logprobs:
-        raise _parameter_error("top_logprobs", "goes with logprobs: true")
+        raise _parameter_error("top_logprobs", "requires logprobs: true")
     turns, passed, refused = _parse_messages(messages)
     ignored = ["messages.name"] if passed and refused is None else []
-    tools, unable = _parse_tools(left)
+    tools, unable = _parse_tools(remaining)
     passed, refused = passed | tools, refused or unable
     request = Request(
         turns,
-        max_new_tokens=_parse_max_tokens(left) or longest,
-        temperature=_parse_temperature(left),
-        seed=_parse_int(left, "seed", -(2**63), 2**63 - 1),
-        stop=_parse_stops(left.pop("stop", [])),
+        max_new_tokens=_parse_max_tokens(remaining) or longest,
+        temperature=_parse_temperature(remaining),
+        seed=_parse_int(remaining, "seed", -(2**63), 2**63 - 1),
+        stop=_parse_stops(remaining.pop("stop", [])),
         top_logprobs=(top or -1) if logprobs else 0,
     )
-    count = _parse_int(left, "n", 1, MAX_SAMPLES) or 1
+    count = _parse_int(remaining, "n", 1, MAX_SAMPLES) or 1
     if tools and tools.get("tool_choice") != "none":
         ignored.append("tools")
-    for name in _effective(left):
+    for name in _effective(remaining):
         if name in SHAPING or name in OPTIONAL:
             ignored.append(name)
         else:
             refused = refused or _parameter_error(
-                name, f"cannot be applied by this model; {_leave(name)}"
+                name, f"is not supported by this model; {_leave(name)}"
             )
         if name not in OPTIONAL:
-            passed[name] = left[name]
+            passed[name] = remaining[name]
     usage = options.get("include_usage") is True
     return ChatRequest(model, request, count, streamed, usage, passed, refused, tuple(ignored))
 
@@ -191,25 +194,32 @@ def read_completion(body: Any, longest: int = 16) -> list[ChatRequest]:
         HttpError: See `parse_chat_request`.
     """
     if not isinstance(body, dict):
-        raise HttpError("the body has to be a JSON object")
-    left = {key: value for key, value in body.items() if value is not None}
-    prompts, logprobs = left.pop("prompt", None), _parse_int(left, "logprobs", 0, MAX_LOGPROBS)
+        raise HttpError("the body must be a JSON object")
+    remaining = {key: value for key, value in body.items() if value is not None}
+    prompts, logprobs = (
+        remaining.pop("prompt", None),
+        _parse_int(remaining, "logprobs", 0, MAX_LOGPROBS),
+    )
     prompts = [prompts] if isinstance(prompts, str) else prompts
     if not isinstance(prompts, list) or not prompts:
-        raise _parameter_error("prompt", "has to be a text or a list of texts")
-    for name, fine in COMPLETION.items():
-        if left.pop(name, fine[0]) not in fine:
-            raise _parameter_error(name, "cannot be applied here; leave it out")
-    if left.get("stream") and len(prompts) > 1:
-        raise _parameter_error("prompt", "has to be a single text where stream is true")
+        raise _parameter_error("prompt", "must be a string or a list of strings")
+    for name, neutral in COMPLETION.items():
+        if remaining.pop(name, neutral[0]) not in neutral:
+            raise _parameter_error(name, "is not supported; leave it out")
+    if remaining.get("stream") and len(prompts) > 1:
+        raise _parameter_error("prompt", "must be a single string if stream is true")
     for name in ("messages", "tools"):
-        if left.get(name):
-            raise _parameter_error(name, "goes to /v1/chat/completions; here there is a prompt")
+        if remaining.get(name):
+            raise _parameter_error(name, "belongs to /v1/chat/completions; use prompt")
     found = []
     for prompt in prompts:
-        one = parse_chat_request({**left, "messages": [{"role": "user", "content": ""}]}, longest)
-        told = (logprobs or -1) if logprobs is not None else 0
-        request = replace(one.request, prompt=_parse_text("prompt", prompt), top_logprobs=told)
+        one = parse_chat_request(
+            {**remaining, "messages": [{"role": "user", "content": ""}]}, longest
+        )
+        top_logprobs = (logprobs or -1) if logprobs is not None else 0
+        request = replace(
+            one.request, prompt=_parse_text("prompt", prompt), top_logprobs=top_logprobs
+        )
         found.append(replace(one, request=request))
     return found
 
@@ -240,18 +250,18 @@ def parse_embedding_request(body: Any) -> EmbeddingRequest:
         HttpError: A parameter is missing, invalid or unsupported.
     """
     if not isinstance(body, dict):
-        raise HttpError("the body has to be a JSON object")
+        raise HttpError("the body must be a JSON object")
     left = {key: value for key, value in body.items() if value is not None}
     model, texts = left.pop("model", None), left.pop("input", None)
     if not isinstance(model, str) or not model:
-        raise _parameter_error("model", "has to be the name of a model; GET /v1/models lists them")
+        raise _parameter_error("model", "must be the name of a model; GET /v1/models lists them")
     texts = [texts] if isinstance(texts, str) else texts
     if not isinstance(texts, list) or not 0 < len(texts) <= MAX_TEXTS:
-        raise _parameter_error("input", f"has to be a text or a list of 1 to {MAX_TEXTS} texts")
+        raise _parameter_error("input", f"must be a string or a list of 1 to {MAX_TEXTS} texts")
     if any(isinstance(one, int | list) for one in texts):
         raise _parameter_error(
             "input",
-            "has to be texts: token ids of another tokenizer would mean other words "
+            "must be texts: token ids of another tokenizer would mean other words "
             "(LangChain: check_embedding_ctx_length=False)",
         )
     found = tuple(_parse_text("input", one) for one in texts)
@@ -259,19 +269,19 @@ def parse_embedding_request(body: Any) -> EmbeddingRequest:
         raise _parameter_error("input", "has an empty text in it")
     form = left.pop("encoding_format", "float")
     if form not in ("float", "base64"):
-        raise _parameter_error("encoding_format", "has to be float or base64")
+        raise _parameter_error("encoding_format", "must be float or base64")
     if "dimensions" in left:
-        raise _parameter_error("dimensions", "cannot be applied here; leave it out")
+        raise _parameter_error("dimensions", "is not supported; leave it out")
     for name in left:
         if name not in IGNORED_PARAMETERS:
-            what = f"{name!r:.80}: is no parameter that is known here; leave it out"
+            what = f"{name!r:.80}: unknown parameter; leave it out"
             raise HttpError(what, 400, name, "unknown_parameter")
     return EmbeddingRequest(model, found, form == "base64")
 
 
-def _parse_max_tokens(left: dict[str, Any]) -> int | None:
-    new = _parse_int(left, "max_completion_tokens", 1, 2**31)
-    old = _parse_int(left, "max_tokens", 1, 2**31)
+def _parse_max_tokens(remaining: dict[str, Any]) -> int | None:
+    new = _parse_int(remaining, "max_completion_tokens", 1, 2**31)
+    old = _parse_int(remaining, "max_tokens", 1, 2**31)
     if new and old and new != old:
         raise _parameter_error(
             "max_tokens", f"contradicts max_completion_tokens={new}; give one of them"
@@ -279,35 +289,33 @@ def _parse_max_tokens(left: dict[str, Any]) -> int | None:
     return new or old
 
 
-def _effective(left: Mapping[str, Any]) -> Iterator[str]:
+def _effective(remaining: Mapping[str, Any]) -> Iterator[str]:
     """Yield the remaining parameters that have an effect.
 
     Raises:
         HttpError: One is unknown, invalid, or not supported by any model.
     """
-    for name, value in left.items():
+    for name, value in remaining.items():
         if name in IGNORED_PARAMETERS or any(
-            value == fine for fine in NEUTRAL_VALUES.get(name, ())
+            value == neutral for neutral in NEUTRAL_VALUES.get(name, ())
         ):
             continue
         if name not in NEUTRAL_VALUES:
-            what = f"{name!r:.80}: is no parameter that is known here; leave it out"
-            raise HttpError(what, 400, name, "unknown_parameter")
+            message = f"{name!r:.80}: unknown parameter; leave it out"
+            raise HttpError(message, 400, name, "unknown_parameter")
         if name in NUMBERS:
-            least, most = NUMBERS[name]
+            lowest, highest = NUMBERS[name]
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not least <= value <= most:
-                raise _parameter_error(name, f"has to be a number from {least} to {most}")
+            if not number or not lowest <= value <= highest:
+                raise _parameter_error(name, f"must be a number from {lowest} to {highest}")
         elif name in SHAPING and not isinstance(value, str):
-            raise _parameter_error(name, "has to be a text")
+            raise _parameter_error(name, "must be a string")
         elif name in (*DECISIVE, *OPTIONAL):
             kind = list if name in OPTIONAL else dict
             if not isinstance(value, kind):
-                raise _parameter_error(
-                    name, f"has to be {'a list' if kind is list else 'an object'}"
-                )
+                raise _parameter_error(name, f"must be {'a list' if kind is list else 'an object'}")
         elif name not in SHAPING:
-            raise _parameter_error(name, f"cannot be applied here; {_leave(name)}")
+            raise _parameter_error(name, f"is not supported; {_leave(name)}")
         yield name
 
 
@@ -321,63 +329,63 @@ def _parse_tools(left: dict[str, Any]) -> tuple[dict[str, Any], HttpError | None
     if not isinstance(tools, list) or not all(
         isinstance(one, dict) and isinstance(one.get("type"), str) for one in tools
     ):
-        raise _parameter_error("tools", "has to be a list of objects, each with a type")
+        raise _parameter_error("tools", "must be a list of objects, each with a type")
     if not (choice in (*FREE_CHOICES, "required") or isinstance(choice, dict)):
         raise _parameter_error(
-            "tool_choice", "has to be none, auto, required, or an object that names a tool"
+            "tool_choice", "must be none, auto, required, or an object that names a tool"
         )
     if parallel is not None and not isinstance(parallel, bool):
-        raise _parameter_error("parallel_tool_calls", "has to be true or false")
+        raise _parameter_error("parallel_tool_calls", "must be true or false")
     given = choice.get("allowed_tools") if isinstance(choice, dict) else None
     free = choice in FREE_CHOICES or (isinstance(given, dict) and given.get("mode") == "auto")
     if not tools:
         if not free:
-            raise _parameter_error("tool_choice", "goes with tools, and there are none")
+            raise _parameter_error("tool_choice", "requires tools")
         return {}, None
     told = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
     refused = _parameter_error(
         "tool_choice",
-        'cannot be applied by this model, which calls no tools; leave it out, or give "none" or '
+        'is not supported by this model, which calls no tools; leave it out, or give "none" or '
         '"auto"',
     )
     return {key: one for key, one in told.items() if one is not None}, None if free else refused
 
 
 def _leave(name: str) -> str:
-    fine = " or ".join(map(json.dumps, NEUTRAL_VALUES[name]))
-    return f"leave it out, or give {fine}"
+    neutral = " or ".join(map(json.dumps, NEUTRAL_VALUES[name]))
+    return f"leave it out, or give {neutral}"
 
 
 def _parse_messages(messages: Any) -> tuple[tuple[Message, ...], dict[str, Any], HttpError | None]:
     """Return the conversation, the messages for endpoints, and the error for other models."""
     if not isinstance(messages, list) or not messages:
-        raise _parameter_error("messages", "has to be a list of turns, one at least")
+        raise _parameter_error("messages", "must be a list of at least one message")
     found, sent, more = [], [], False
     refused: HttpError | None = None
     for n, turn in enumerate(messages):
-        place = f"messages.[{n}]"
+        location = f"messages.[{n}]"
         if not isinstance(turn, dict) or turn.get("role") not in [*ROLE_MAP]:
-            raise _parameter_error(f"{place}.role", f"has to be one of {', '.join(ROLE_MAP)}")
-        own = _parse_tool_fields(place, turn)
+            raise _parameter_error(f"{location}.role", f"must be one of {', '.join(ROLE_MAP)}")
+        message_fields = _parse_tool_fields(location, turn)
         for key, value in turn.items():
-            if key not in (*KNOWN_MESSAGE_KEYS, *own) and value not in (None, [], ""):
-                raise _parameter_error(f"{place}.{key}", "is not supported here")
+            if key not in (*KNOWN_MESSAGE_KEYS, *message_fields) and value not in (None, [], ""):
+                raise _parameter_error(f"{location}.{key}", "is not supported")
         content, role = turn.get("content"), ROLE_MAP[turn["role"]]
-        if own:
-            where = f"{place}.{'tool_calls' if 'tool_calls' in own else 'role'}"
+        if message_fields:
+            where = f"{location}.{'tool_calls' if 'tool_calls' in message_fields else 'role'}"
             refused, more = refused or _tool_turn_error(where), True
         if turn.get("name"):
-            own["name"], more = _parse_text(f"{place}.name", turn["name"]), True
+            message_fields["name"], more = _parse_text(f"{location}.name", turn["name"]), True
         try:
             # A turn that calls tools may have no text.
-            empty = content is None and "tool_calls" in own
-            text = "" if empty else _parse_content(f"{place}.content", content)
+            empty = content is None and "tool_calls" in message_fields
+            text = "" if empty else _parse_content(f"{location}.content", content)
         except Pictures as error:
             text, refused, more = "", refused or error, True
         else:
             content = None if empty else text
         found.append(Message(role, text))
-        sent.append({"role": role, "content": content, **own})
+        sent.append({"role": role, "content": content, **message_fields})
     return tuple(found), {"messages": sent} if more else {}, refused
 
 
@@ -389,7 +397,7 @@ def _parse_tool_fields(place: str, turn: Mapping[str, Any]) -> dict[str, Any]:
     if turn["role"] != "assistant" or not calls:
         return {}
     if not isinstance(calls, list) or not all(isinstance(one, dict) for one in calls):
-        raise _parameter_error(f"{place}.tool_calls", "has to be a list of objects")
+        raise _parameter_error(f"{place}.tool_calls", "must be a list of objects")
     return {"tool_calls": calls}
 
 
@@ -402,64 +410,68 @@ class Pictures(HttpError):
     """Message parts that only an endpoint may support."""
 
 
-def _parse_content(place: str, content: Any) -> str:
+def _parse_content(location: str, content: Any) -> str:
     """Parse message content; parts are joined by newlines."""
     if isinstance(content, list) and content:
         texts = []
         for n, part in enumerate(content):
             if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-                raise _parameter_error(f"{place}.[{n}]", "has to be a part with a type")
+                raise _parameter_error(f"{location}.[{n}]", "must be an object with a type")
             if part["type"] != "text":
-                where = f"{place}.[{n}]"
-                raise Pictures(f"{where}: this model reads parts of type text alone", 400, where)
-            texts.append(_parse_text(f"{place}.[{n}].text", part.get("text")))
+                part_location = f"{location}.[{n}]"
+                raise Pictures(
+                    f"{part_location}: this model accepts parts of type text only",
+                    400,
+                    part_location,
+                )
+            texts.append(_parse_text(f"{location}.[{n}].text", part.get("text")))
         return "\n".join(texts)
-    return _parse_text(place, content)
+    return _parse_text(location, content)
 
 
-def _parse_text(place: str, text: Any) -> str:
+def _parse_text(location: str, text: Any) -> str:
     if not isinstance(text, str):
-        raise _parameter_error(place, "has to be a text or a list of parts of type text")
+        raise _parameter_error(location, "must be a string or a list of parts of type text")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _parameter_error(place, "has half a character in it (a lone surrogate)") from None
+        raise _parameter_error(location, "contains a lone surrogate") from None
     return text
 
 
 def _parse_stops(stop: Any) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
-        raise _parameter_error("stop", "has to be a text or a list of texts, none of them empty")
+        raise _parameter_error("stop", "must be a non-empty string or a list of them")
     return tuple(_parse_text("stop", one) for one in stops)
 
 
-def _parse_temperature(left: dict[str, Any]) -> float | None:
-    value = left.pop("temperature", None)
+def _parse_temperature(remaining: dict[str, Any]) -> float | None:
+    value = remaining.pop("temperature", None)
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value <= 2 or not math.isfinite(value):
-        raise _parameter_error("temperature", "has to be a number from 0 to 2")
+        raise _parameter_error("temperature", "must be a number from 0 to 2")
     return float(value)
 
 
-def _parse_flag(left: dict[str, Any], name: str) -> bool:
-    value = left.pop(name, False)
+def _parse_flag(remaining: dict[str, Any], name: str) -> bool:
+    value = remaining.pop(name, False)
     if not isinstance(value, bool):
-        raise _parameter_error(name, "has to be true or false")
+        raise _parameter_error(name, "must be true or false")
     return value
 
 
-def _parse_int(left: dict[str, Any], name: str, least: int, most: int) -> int | None:
-    value = left.pop(name, None)
-    if value is not None and (type(value) is not int or not least <= value <= most):
-        raise _parameter_error(name, f"has to be an integer from {least} to {most}")
+def _parse_int(remaining: dict[str, Any], name: str, lowest: int, highest: int) -> int | None:
+    value = remaining.pop(name, None)
+    if value is not None and (type(value) is not int or not lowest <= value <= highest):
+        raise _parameter_error(name, f"must be an integer from {lowest} to {highest}")
     return value
 
 
-def _parameter_error(name: str, what: str) -> HttpError:
-    return HttpError(f"{name}: {what}", 400, name)
+def _parameter_error(name: str, reason: str) -> HttpError:
+    return HttpError(f"{name}: {reason}", 400, name)
 
 
 MAX_NAMES_SHOWN = 10
@@ -474,16 +486,16 @@ def resolve_name(name: str, models: Mapping[str, Model]) -> str:
     """
     if name in models:
         return name
-    short = [one for one in models if one.partition("/")[2] == name]
-    if len(short) == 1:
-        return short[0]
-    whole = {one.partition("/")[2]: one for one in models} | {one: one for one in models}
-    near = short or [whole[one] for one in get_close_matches(name, whole, 1)]
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    suffix_matches = [one for one in models if one.partition("/")[2] == name]
+    if len(suffix_matches) == 1:
+        return suffix_matches[0]
+    full_names = {one.partition("/")[2]: one for one in models} | {one: one for one in models}
+    matches = suffix_matches or [full_names[one] for one in get_close_matches(name, full_names, 1)]
+    suggestion = f"did you mean {' or '.join(matches)}? " if matches else ""
     more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
-    there = f"{', '.join(list(models)[:MAX_NAMES_SHOWN])}{more}"
-    what = f"model {name!r:.200}: is not served here; {meant}there are {there}"
-    raise HttpError(what, 404, "model", "model_not_found")
+    available = f"{', '.join(list(models)[:MAX_NAMES_SHOWN])}{more}"
+    message = f"model {name!r:.200}: is not served; {suggestion}available models: {available}"
+    raise HttpError(message, 404, "model", "model_not_found")
 
 
 def select_models(roster: "Roster", names: Sequence[str]) -> dict[str, Model]:
@@ -521,12 +533,12 @@ def discover_models(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, M
 
 def trace_models(models: Mapping[str, Model], trace: Trace) -> dict[str, Model]:
     """Trace the calls of models; for a collaboration those of its members."""
-    made = {}
+    traced = {}
     for name, model in models.items():
         if hasattr(model, "trace"):
             model.trace = trace
-        made[name] = model if hasattr(model, "trace") else TracingModel(model, name, trace)
-    return made
+        traced[name] = model if hasattr(model, "trace") else TracingModel(model, name, trace)
+    return traced
 
 
 def _list_collaborations() -> list[str]:

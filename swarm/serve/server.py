@@ -97,10 +97,12 @@ def bind_socket(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=kind, backlog=2048)
     except (OSError, UnicodeError) as error:
         more = (
-            "; --port 0 takes a free one" if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
+            "; --port 0 selects a free one"
+            if getattr(error, "errno", 0) == errno.EADDRINUSE
+            else ""
         )
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"{host}:{port} cannot be bound: {why}{more}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{host}:{port} cannot be bound: {reason}{more}") from None
 
 
 def server_url(bound: socket.socket) -> str:
@@ -109,26 +111,25 @@ def server_url(bound: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def format_greeting(url: str, names: list[str], given: Namespace) -> list[str]:
+def format_greeting(url: str, names: list[str], options: Namespace) -> list[str]:
     """Return the messages at startup: address, models, and an example request."""
-    variable = given.api_key_env or DEFAULT_KEY_VARIABLE
-    sent = f' -H "Authorization: Bearer ${variable}"' if given.key else ""
+    variable = options.api_key_env or DEFAULT_KEY_VARIABLE
+    header = f' -H "Authorization: Bearer ${variable}"' if options.key else ""
     body = f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    lines = [f"serving {len(names)} models at {url}" + (f", key in {variable}" if sent else "")]
+    lines = [f"serving {len(names)} models at {url}" + (f", key in {variable}" if header else "")]
     lines += [f"  {name}" for name in names]
-    if not given.preload and any(name.startswith("local/") for name in names):
+    if not options.preload and any(name.startswith("local/") for name in names):
         lines.append(
-            "models of this machine are loaded at the first question; --preload does it "
-            "at the start"
+            "local models are loaded at the first request; --preload loads them at startup"
         )
     return [
         *lines,
-        f"curl {url}/chat/completions -H 'Content-Type: application/json'{sent} -d '{body}'",
-        "Ctrl-C ends it",
+        f"curl {url}/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'",
+        "Ctrl-C stops it",
     ]
 
 
-def _load_models(given: Namespace) -> dict[str, Model]:
+def _load_models(options: Namespace) -> dict[str, Model]:
     """Return the models to serve.
 
     Raises:
@@ -138,34 +139,36 @@ def _load_models(given: Namespace) -> dict[str, Model]:
     from swarm.registry.local_models import LocalModels
     from swarm.registry.registry import Roster
 
-    own: dict[str, Any] = {
-        name: getattr(given, name) for name in ("base", "pool", "device") if getattr(given, name)
+    locations: dict[str, Any] = {
+        name: getattr(options, name)
+        for name in ("base", "pool", "device")
+        if getattr(options, name)
     }
-    cache: Literal["default"] | None = None if given.no_cache else "default"
-    roster = Roster(Providers.load(given.providers), cache=cache, **own)
-    if given.model:
-        return select_models(roster, list(dict.fromkeys(given.model)))
-    found, left_out = discover_models(roster, LocalModels(**own).list_names())
+    cache: Literal["default"] | None = None if options.no_cache else "default"
+    roster = Roster(Providers.load(options.providers), cache=cache, **locations)
+    if options.model:
+        return select_models(roster, list(dict.fromkeys(options.model)))
+    found, left_out = discover_models(roster, LocalModels(**locations).list_names())
     if left_out:
         print(
             escape_control_chars(
-                f"not served, as a key or a file is missing or the model is left open: "
-                f"{', '.join(left_out)} (--model NAME says what)"
+                f"not served, as a key, a file or a model name is missing: "
+                f"{', '.join(left_out)} (--model NAME shows which)"
             )
         )
     if not found:
-        raise UserError("there is no model to serve; --model NAME names one, see docs/models.md")
+        raise UserError("no model to serve; give one with --model NAME, see docs/models.md")
     return found
 
 
 def _preload_models(models: Mapping[str, Model], device: str | None) -> None:
     from swarm.engine.base_model import choose_device
 
-    place = choose_device(device)
-    print(f"loading the models of this machine on {place}", flush=True)
+    chosen_device = choose_device(device)
+    print(f"loading the local models on {chosen_device}", flush=True)
     for model in models.values():
         if opened := getattr(model, "open", None):
-            opened(place)
+            opened(chosen_device)
 
 
 def _check_packages() -> None:
@@ -176,6 +179,4 @@ def _check_packages() -> None:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise UserError(
-            f"{error.name} is missing: pip install 'model-swarms[serve]' brings what a server needs"
-        ) from None
+        raise UserError(f"{error.name} is missing: pip install 'model-swarms[serve]'") from None

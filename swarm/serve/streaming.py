@@ -75,11 +75,11 @@ class ChatResponseBuilder:
 
     def encode_delta(self, number: int, delta: Delta) -> bytes:
         """Encode the event of a piece; empty if the piece has no text."""
-        told: dict[str, Any] = {"reasoning_content": delta.reasoning, "content": delta.text}
-        told = {key: text for key, text in told.items() if text}
+        fields: dict[str, Any] = {"reasoning_content": delta.reasoning, "content": delta.text}
+        fields = {key: text for key, text in fields.items() if text}
         if delta.tool_calls:
-            told["tool_calls"] = list(delta.tool_calls)
-        return self._encode_chunk(number, told) if told else b""
+            fields["tool_calls"] = list(delta.tool_calls)
+        return self._encode_chunk(number, fields) if fields else b""
 
     def close_sample(self, number: int, sample: Completion) -> bytes:
         """Encode the event that ends a sample, with its log probabilities.
@@ -91,15 +91,15 @@ class ChatResponseBuilder:
 
     def close_stream(self, samples: Sequence[Completion]) -> bytes:
         """Encode the events that end the stream."""
-        done = b"data: [DONE]\n\n"
+        terminator = b"data: [DONE]\n\n"
         if not self.usage:
-            return done
+            return terminator
         head = self._response_head("chat.completion.chunk")
-        return encode_event({**head, "choices": [], "usage": usage_to_json(samples)}) + done
+        return encode_event({**head, "choices": [], "usage": usage_to_json(samples)}) + terminator
 
     def _encode_chunk(self, number: int, delta: dict[str, Any], **end: Any) -> bytes:
-        ended = end or {"finish_reason": None, "logprobs": None}
-        choice = {"index": number, "delta": delta, **ended}
+        finish = end or {"finish_reason": None, "logprobs": None}
+        choice = {"index": number, "delta": delta, **finish}
         later = {"usage": None} if self.usage else {}
         return encode_event(
             {**self._response_head("chat.completion.chunk"), "choices": [choice], **later}
@@ -111,14 +111,14 @@ class ChatResponseBuilder:
     def _finish_fields(self, sample: Completion) -> dict[str, Any]:
         if sample.finish in LENGTH_ERROR_CODES:
             raise HttpError(
-                f"{self.model}: the messages are too long for it", 400, "messages", sample.finish
+                f"{self.model}: the messages are too long", 400, "messages", sample.finish
             )
         if self.logprobs and sample.text and not sample.tokens:
-            raise HttpError(f"logprobs: {self.model} does not tell them", 400, "logprobs")
-        told = (
+            raise HttpError(f"logprobs: {self.model} does not return them", 400, "logprobs")
+        logprobs = (
             {"content": [_token_to_json(one) for one in sample.tokens]} if self.logprobs else None
         )
-        return {"finish_reason": finish_reason(sample.finish), "logprobs": told}
+        return {"finish_reason": finish_reason(sample.finish), "logprobs": logprobs}
 
 
 class TextReply(ChatResponseBuilder):
@@ -151,11 +151,11 @@ class TextReply(ChatResponseBuilder):
 
     def close_stream(self, samples: Sequence[Completion]) -> bytes:
         """See `ChatResponseBuilder.close_stream`."""
-        done = b"data: [DONE]\n\n"
+        terminator = b"data: [DONE]\n\n"
         if not self.usage:
-            return done
+            return terminator
         head = self._response_head("text_completion")
-        return encode_event({**head, "choices": [], "usage": usage_to_json(samples)}) + done
+        return encode_event({**head, "choices": [], "usage": usage_to_json(samples)}) + terminator
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         return encode_event({**self._response_head("text_completion"), "choices": [choice]})
@@ -215,8 +215,8 @@ def _token_to_json(token: Token) -> dict[str, Any]:
 
 
 def _logprob_entry(text: str, logprob: float) -> dict[str, Any]:
-    told = list(text.encode("utf-8", "replace"))
-    return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": told}
+    utf8_bytes = list(text.encode("utf-8", "replace"))
+    return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": utf8_bytes}
 
 
 Mailbox = asyncio.Queue[Any]
@@ -259,7 +259,7 @@ class RequestQueue:
             self.waiting.append(mail)
         else:
             raise HttpError(
-                f"{self.queue} requests wait already (--queue); ask again later",
+                f"{self.queue} requests are waiting already (--queue); try again later",
                 429,
                 again=True,
                 after=RETRY_AFTER_S,
@@ -290,7 +290,7 @@ class RequestQueue:
 
 def shutdown_error() -> HttpError:
     """Return the error for a server shutdown."""
-    return HttpError("the server is being stopped; ask again when it is back", 503, again=True)
+    return HttpError("the server is shutting down; try again later", 503, again=True)
 
 
 async def stream_samples(
@@ -316,29 +316,33 @@ async def stream_samples(
     """
     mail: Mailbox = asyncio.Queue()
     line.enter_queue(mail)
-    watch = asyncio.ensure_future(left())
-    watch.add_done_callback(lambda _: mail.put_nowait(ClientDisconnected()))
-    gone = threading.Event()
-    begun = False
+    disconnect_watch = asyncio.ensure_future(left())
+    disconnect_watch.add_done_callback(lambda _: mail.put_nowait(ClientDisconnected()))
+    disconnected = threading.Event()
+    started = False
     missing = count
     try:
         while missing:
-            came = await mail.get()
-            if isinstance(came, BaseException):
-                raise came
-            if came is TURN_SIGNAL:
-                begun = True
-                asked = replace(request, decided=lambda _: gone.is_set())
+            event = await mail.get()
+            if isinstance(event, BaseException):
+                raise event
+            if event is TURN_SIGNAL:
+                started = True
+                stoppable = replace(request, decided=lambda _: disconnected.is_set())
                 start_sample_threads(
-                    line, model, [replace(asked, sample=n) for n in range(count)], mail, gone
+                    line,
+                    model,
+                    [replace(stoppable, sample=n) for n in range(count)],
+                    mail,
+                    disconnected,
                 )
                 continue
-            missing -= isinstance(came[1], Completion)
-            yield came
+            missing -= isinstance(event[1], Completion)
+            yield event
     finally:
-        gone.set()
-        watch.cancel()
-        if line.leave_queue(mail) and not begun:
+        disconnected.set()
+        disconnect_watch.cancel()
+        if line.leave_queue(mail) and not started:
             line.release_turn()
 
 
@@ -432,18 +436,18 @@ def start_sample_threads(
         if not running:
             line.release_turn()
 
-    def call_on_loop(what: Callable[..., object], *how: object) -> None:
+    def call_on_loop(function: Callable[..., object], *args: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: the server has ended
-            loop.call_soon_threadsafe(what, *how)
+            loop.call_soon_threadsafe(function, *args)
 
     def run_sample(number: int, request: Request) -> None:
         try:
             with (
                 closing(stream(model, request)) as pieces,
-                closing(stream_until_stop(pieces, request.stop)) as shown,
+                closing(stream_until_stop(pieces, request.stop)) as deltas,
             ):
                 while not gone.is_set():
-                    call_on_loop(mail.put_nowait, (number, next(shown)))
+                    call_on_loop(mail.put_nowait, (number, next(deltas)))
         except StopIteration as end:
             call_on_loop(mail.put_nowait, (number, end.value))
         except BaseException as error:
@@ -451,9 +455,11 @@ def start_sample_threads(
         finally:
             call_on_loop(on_thread_end)
 
-    for asked in enumerate(requests):
+    for arguments in enumerate(requests):
         try:
-            threading.Thread(target=run_sample, args=asked, name="swarm-serve", daemon=True).start()
+            threading.Thread(
+                target=run_sample, args=arguments, name="swarm-serve", daemon=True
+            ).start()
         except RuntimeError as error:  # too many threads
             mail.put_nowait(error)
             on_thread_end()

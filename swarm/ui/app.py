@@ -76,13 +76,13 @@ class HostGuard:
             return await self._app(scope, receive, _with_headers(send))
         await self._welcome(scope, send, [pair for pair in query if pair[0] != TOKEN])
 
-    def _is_token(self, given: str) -> bool:
+    def _is_token(self, token: str) -> bool:
         # Constant time, so that response times do not reveal the token.
-        return hmac.compare_digest(given.encode(), str(self._token).encode())
+        return hmac.compare_digest(token.encode(), str(self._token).encode())
 
     def _is_bearer(self, scope: dict[str, Any]) -> bool:
-        kind, _, given = _header(scope, b"authorization").partition(" ")
-        return kind.lower() in ("bearer", "token") and self._is_token(given.strip())
+        kind, _, token = _header(scope, b"authorization").partition(" ")
+        return kind.lower() in ("bearer", "token") and self._is_token(token.strip())
 
     def _has_cookie(self, scope: dict[str, Any]) -> bool:
         name = _cookie_name(scope)
@@ -95,10 +95,10 @@ class HostGuard:
         """Set the cookie, and redirect to the URL without the token to keep it out of histories."""
         path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
         # A single slash: two would start a URL relative to the scheme, on another host.
-        where = "/" + path.lstrip("/") + (f"?{urlencode(query)}" if query else "")
+        location = "/" + path.lstrip("/") + (f"?{urlencode(query)}" if query else "")
         cookie = f"{_cookie_name(scope)}={self._token}; HttpOnly; SameSite=Strict; Path=/"
         headers = [
-            (b"location", where.encode("latin-1")),
+            (b"location", location.encode("latin-1")),
             (b"set-cookie", cookie.encode()),
             (b"cache-control", b"no-store"),
         ]
@@ -118,21 +118,21 @@ def _cookie_name(scope: dict[str, Any]) -> str:
     return f"model_swarms_{port}" if port.isdigit() else "model_swarms"
 
 
-async def _refused(scope: dict[str, Any], send: Any, why: bytes) -> None:
+async def _refused(scope: dict[str, Any], send: Any, reason: bytes) -> None:
     if scope["type"] == "websocket":
         return await send({"type": "websocket.close", "code": 1008})
     kind = [(b"content-type", b"text/plain; charset=utf-8")]
     await send({"type": "http.response.start", "status": 403, "headers": kind})
-    await send({"type": "http.response.body", "body": why})
+    await send({"type": "http.response.body", "body": reason})
 
 
 def is_allowed(scope: dict[str, Any]) -> bool:
     """Return whether a request addresses this machine and does not originate from another site."""
     host = _header(scope, b"host")
     origins = [value.decode("latin-1") for key, value in scope["headers"] if key == b"origin"]
-    here = f"http://{host}".lower()
+    own_origin = f"http://{host}".lower()
     return bool(LOCAL_HOST_PATTERN.fullmatch(host)) and all(
-        origin.lower() == here for origin in origins
+        origin.lower() == own_origin for origin in origins
     )
 
 
@@ -141,11 +141,11 @@ def _with_headers(send: Any) -> Any:
 
     async def send_with_headers(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            own = {name.lower() for name, _ in message["headers"]}
+            existing = {name.lower() for name, _ in message["headers"]}
             more = [
                 (name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()
             ]
-            message["headers"] = [*message["headers"], *(m for m in more if m[0] not in own)]
+            message["headers"] = [*message["headers"], *(m for m in more if m[0] not in existing)]
         await send(message)
 
     return send_with_headers
@@ -198,7 +198,7 @@ def serve_pages(home: AppState, host: str, port: int, browser: bool, guarded: bo
             )
         )
         logging.getLogger("nicegui").setLevel(logging.ERROR)
-        print(f"the page is at {url} (Ctrl-C ends it)", flush=True)
+        print(f"serving the page at {url} (Ctrl-C stops it)", flush=True)
         if token is None:
             print("--no-token: every user of this machine can start searches on it", flush=True)
         if browser:

@@ -23,8 +23,8 @@ MAX_POINTS = 20_000
 def particle_chart(run: RunFolder) -> dict[str, Any]:
     """Plot the best so far and every particle."""
     best = _line_series("best so far", run.best_so_far(), COLOURS[0], 2.5) | {"step": "end", "z": 5}
-    most = max(1, MAX_POINTS // max(1, len(run.utilities)))
-    step = math.ceil(run.particles / most)
+    max_points = max(1, MAX_POINTS // max(1, len(run.utilities)))
+    step = math.ceil(run.particles / max_points)
     others = [
         _line_series(f"particle {i}", run.utilities[:, i], TEXT_COLOUR, 1)
         | {"lineStyle": _thin_line_style()}
@@ -100,30 +100,32 @@ def front_chart(run: RunFolder, found: ParetoFront) -> dict[str, Any]:
             }
         )
     names = [one.name for one in reversed(order)]
-    made = _build_chart(chart.y_name, series, 0, legend=names)
+    chart_options = _build_chart(chart.y_name, series, 0, legend=names)
     value = {"type": "value", "scale": True}
-    made["xAxis"] = {key: one for key, one in made["xAxis"].items() if key != "data"} | value
-    made["xAxis"]["name"] = chart.x_name
-    made["tooltip"]["formatter"] = "{b}: {c}"
-    return made
+    chart_options["xAxis"] = {
+        key: one for key, one in chart_options["xAxis"].items() if key != "data"
+    } | value
+    chart_options["xAxis"]["name"] = chart.x_name
+    chart_options["tooltip"]["formatter"] = "{b}: {c}"
+    return chart_options
 
 
 def _build_chart(
-    what: str, series: list[dict[str, Any]], iterations: int, legend: list[str]
+    y_name: str, series: list[dict[str, Any]], iterations: int, legend: list[str]
 ) -> dict[str, Any]:
-    quiet = {"color": TEXT_COLOUR}
+    text_style = {"color": TEXT_COLOUR}
     lines = {"lineStyle": {"color": TEXT_COLOUR, "opacity": 0.25}}
     from_zero = series[0]["type"] == "bar"
     return {
         "animation": False,
-        "textStyle": quiet,
+        "textStyle": text_style,
         "grid": {"left": 8, "right": 16, "top": 34, "bottom": 62, "containLabel": True},
         "legend": {
             "data": legend,
             "type": "scroll",
             "bottom": 4,
-            "textStyle": quiet,
-            "pageTextStyle": quiet,
+            "textStyle": text_style,
+            "pageTextStyle": text_style,
         },
         "tooltip": {"trigger": "item", "renderMode": "richText", "confine": True},
         "xAxis": {
@@ -132,14 +134,14 @@ def _build_chart(
             "name": "iteration",
             "nameLocation": "middle",
             "nameGap": 26,
-            "axisLabel": quiet,
+            "axisLabel": text_style,
         },
         "yAxis": {
             "type": "value",
             "scale": not from_zero,
-            "name": what,
-            "axisLabel": quiet,
-            "nameTextStyle": {"align": "left", **quiet},
+            "name": y_name,
+            "axisLabel": text_style,
+            "nameTextStyle": {"align": "left", **text_style},
             "splitLine": lines,
         },
         "series": series,

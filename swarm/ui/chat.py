@@ -72,53 +72,54 @@ class AnswerCard:
 
     def refresh_card(self) -> None:
         """Show what was received since the last refresh."""
-        asking = self.asking
+        worker = self.asking
         if self._over:
             return
-        self._text.set_text(escape_control_chars(asking.text))
+        self._text.set_text(escape_control_chars(worker.text))
         self._notes.set_text(
-            "\n".join(map(escape_control_chars, [*asking.notes, *asking.turn.warnings]))
+            "\n".join(map(escape_control_chars, [*worker.notes, *worker.turn.warnings]))
         )
         self._state.set_text(self._status_text())
-        for answer in asking.turn.answers[self._calls :]:
+        for answer in worker.turn.answers[self._calls :]:
             self._calls += 1
             with self._stages:
                 _draw_call(self._calls, answer)
         self._stages.set_visibility(self._calls > 0)
         self._stages.set_text(f"Stages: {pluralize(self._calls, 'call')}")
-        if asking.state == "done":
+        if worker.state == "done":
             self._over = True
             self._spinner.set_visibility(False)
-            self._wrong.set_text(escape_control_chars(asking.turn.error))
-            self._wrong.set_visibility(bool(asking.turn.error))
+            self._wrong.set_text(escape_control_chars(worker.turn.error))
+            self._wrong.set_visibility(bool(worker.turn.error))
 
     def _status_text(self) -> str:
         """Return the current activity, or the resources used."""
-        asking = self.asking
+        worker = self.asking
         took = f"{time.monotonic() - self._began:.0f} s"
-        if asking.state == "loading":
+        if worker.state == "loading":
             return f"loading the model, {took}"
-        if asking.state == "answering":
-            waiting = ", ".join(map(escape_control_chars, list(asking.waiting)))
-            return f"answering, {took}" + (f"; waiting for {waiting}" if waiting else "")
-        stages = asking.turn.stages
+        if worker.state == "answering":
+            pending = ", ".join(map(escape_control_chars, list(worker.waiting)))
+            return f"answering, {took}" + (f"; waiting for {pending}" if pending else "")
+        stages = worker.turn.stages
         if stages is None:
             return took
-        account = scheduler.sum_usage(asking.turn.answers)
+        account = scheduler.sum_usage(worker.turn.answers)
         tokens = f"{account.prompt_tokens} + {account.new_tokens} tokens"
-        kept = f", {account.cached} from the cache" if account.cached else ""
+        cached = f", {account.cached} from the cache" if account.cached else ""
         empty = "" if stages.final.text.strip() else "an empty answer; "
-        cost = _format_cost(asking.turn.answers)
-        return f"{empty}{stages.final.seconds:.1f} s, {tokens}{kept}{cost}"
+        cost = _format_cost(worker.turn.answers)
+        return f"{empty}{stages.final.seconds:.1f} s, {tokens}{cached}{cost}"
 
 
 def _draw_call(count: int, answer: AgentAnswer) -> None:
     """Draw one call: model, outcome, prompt and answer."""
-    where = "" if answer.role == "model" else f"layer {answer.layer}, {answer.role} "
-    words = (
-        f"{count}. {where}{answer_label(answer)}: {format_outcome(answer)}{_format_cost([answer])}"
+    layer_text = "" if answer.role == "model" else f"layer {answer.layer}, {answer.role} "
+    title = (
+        f"{count}. {layer_text}{answer_label(answer)}: "
+        f"{format_outcome(answer)}{_format_cost([answer])}"
     )
-    with ui.expansion(escape_control_chars(words)).classes("chat-call").props("dense"):
+    with ui.expansion(escape_control_chars(title)).classes("chat-call").props("dense"):
         if isinstance(answer.prompt, str):
             _draw_part("prompt", answer.prompt)
         else:
@@ -134,8 +135,8 @@ def _draw_call(count: int, answer: AgentAnswer) -> None:
 
 def _format_cost(answers: Sequence[AgentAnswer]) -> str:
     """Format the cost of answers; empty for local models, which have no price."""
-    asked = [one for one in answers if one.completion and not _is_local(one.name)]
-    return f", {format_answer_cost(asked)}" if asked else ""
+    remote = [one for one in answers if one.completion and not _is_local(one.name)]
+    return f", {format_answer_cost(remote)}" if remote else ""
 
 
 def _is_local(name: str) -> bool:
@@ -176,7 +177,7 @@ class ChatPanel:
     def __init__(
         self, sides: Callable[[], Sequence[ChatColumn]], manner: Callable[[], ChatOptions]
     ) -> None:
-        self._sides, self._manner = sides, manner
+        self._sides, self._chat_settings = sides, manner
         self._before: dict[str, list[ChatTurn]] = {}
         self._all: list[dict[str, Any]] = []
         self._shown: list[tuple[str, AnswerCard]] = []
@@ -210,22 +211,22 @@ class ChatPanel:
         if not question or self._timer.active or not (sides := self._sides()):
             return
         self._field.value = ""
-        manner = self._manner()
+        settings = self._chat_settings()
         self._shown = []
         with self._log:
             ui.label(question).classes("text self-end rounded px-3 py-2 chat-question")
             with ui.element("div").classes("w-full chat-answers"):
                 for side in sides:
-                    before = self._before.get(side.key, []) if manner.multi_turn else []
-                    asking = ChatWorker(side.name, side.find, question, before, manner)
-                    self._shown.append((side.key, AnswerCard(asking)))
-        told = {
-            "temperature": manner.temperature,
-            "max_tokens": manner.max_tokens,
-            "seed": manner.seed,
-            "system": manner.system,
+                    previous = self._before.get(side.key, []) if settings.multi_turn else []
+                    worker = ChatWorker(side.name, side.find, question, previous, settings)
+                    self._shown.append((side.key, AnswerCard(worker)))
+        fields = {
+            "temperature": settings.temperature,
+            "max_tokens": settings.max_tokens,
+            "seed": settings.seed,
+            "system": settings.system,
         }
-        self._all.append({"question": question, **told, "answers": []})
+        self._all.append({"question": question, **fields, "answers": []})
         for _, one in self._shown:
             one.asking.start()
         self._set_busy(True)
@@ -261,7 +262,7 @@ class ChatPanel:
 
     def _download_conversation(self) -> None:
         if not self._all:
-            ui.notify("nothing was asked yet")
+            ui.notify("there is no question yet")
             return
         ui.download.content(json.dumps(self._all, indent=1), "conversation.json")
 
@@ -276,10 +277,10 @@ class ChatSettings:
     def __init__(self, temperature: float) -> None:
         with ui.element("div").classes("chat-settings w-full"):
             self._temperature = ui.number("Temperature", value=temperature, min=0, step=0.1)
-            self._tokens = ui.number("New tokens at most", value=256, min=1, precision=0)
+            self._tokens = ui.number("Maximum new tokens", value=256, min=1, precision=0)
             self._seed = ui.number("Seed", value=None, min=0, precision=0)
-            self._turns = ui.switch("With the turns before", value=True)
-            self._system = ui.textarea("System", placeholder="What the models are told first")
+            self._turns = ui.switch("Include previous turns", value=True)
+            self._system = ui.textarea("System", placeholder="System prompt of all models")
         self._system.props("autogrow dense rows=1").classes("chat-wide")
         for field in (self._temperature, self._tokens, self._seed):
             field.props("dense")

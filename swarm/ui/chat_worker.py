@@ -44,7 +44,7 @@ class ChatWorker:
         before: Sequence[ChatTurn],
         manner: ChatOptions,
     ) -> None:
-        self.name, self._find, self._manner = name, find, manner
+        self.name, self._find, self._chat_settings = name, find, manner
         self._prompt = build_conversation(before, question, manner.system)
         self._over = threading.Event()
         self.turn = ChatTurn(question)
@@ -74,8 +74,8 @@ class ChatWorker:
     def _run_worker(self) -> None:
         try:
             model = self._find()
-            for prepare, given in (("check", ()), ("open", (None,))):
-                getattr(model, prepare, lambda *_: None)(*given)
+            for prepare, args in (("check", ()), ("open", (None,))):
+                getattr(model, prepare, lambda *_: None)(*args)
             if self._over.is_set():
                 return
             self.state = "answering"
@@ -85,15 +85,15 @@ class ChatWorker:
         except UserError as error:
             self._finish_turn(error=str(error))
         except Exception as error:  # shown on the page instead of a traceback
-            self._finish_turn(error=f"{self.name}: it failed with {type(error).__name__}: {error}")
+            self._finish_turn(error=f"{self.name}: failed with {type(error).__name__}: {error}")
 
     def _build_request(self) -> Request:
-        manner = self._manner
+        settings = self._chat_settings
         return Request(
             self._prompt,
-            manner.max_tokens,
-            temperature=manner.temperature,
-            seed=manner.seed,
+            settings.max_tokens,
+            temperature=settings.temperature,
+            seed=settings.seed,
             decided=lambda text: self._over.is_set(),
         )
 
@@ -105,12 +105,12 @@ class ChatWorker:
         """
         if not isinstance(model, Collaboration):
             return self._stream_answer(model)
-        (came,) = model.run(
+        (outcome,) = model.run(
             [self._build_request()], lambda number, event: self._handle_event(model, event)
         )
-        if isinstance(came, UserError):
-            raise came
-        stages: Transcript = came
+        if isinstance(outcome, UserError):
+            raise outcome
+        stages: Transcript = outcome
         return stages
 
     def _stream_answer(self, model: Model) -> Transcript:

@@ -10,17 +10,17 @@ from swarm.errors import UserError
 from swarm.serve.cli import is_loopback
 
 DESCRIPTION = """\
-The page in a browser: searches, models, conversations and comparisons.
+Web application for searches, models, conversations and comparisons.
 
 \b
 python -m swarm.ui                                 http://127.0.0.1:8080/?token=...
 python -m swarm.ui --port 0 --no-browser           any free port, no browser
 python -m swarm.ui --pool my_experts --base local  other experts of another base
 
-The address that it prints has a token, which it asks for: whoever has it can start processes here.
+The printed address contains an access token: everyone who has it can start processes here.
 
-It shows the runs in search/ below the folder where it is started. It answers this machine alone,
-and sends nothing anywhere. Ctrl-C ends it; searches that were started from it go on.
+It shows the runs in search/ of the current folder. It is reachable from this machine only, and
+sends no data elsewhere. Ctrl-C stops it; searches that it started continue.
 """
 
 
@@ -30,31 +30,29 @@ and sends nothing anywhere. Ctrl-C ends it; searches that were started from it g
     type=click.IntRange(0, 65535),
     default=8080,
     show_default=True,
-    help="Where it is served; 0 takes a free one.",
+    help="Port of the server; 0 selects a free one.",
 )
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="An address of this machine's own."
-)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Loopback address to bind.")
 @click.option("--no-browser", is_flag=True, help="Do not open the browser.")
 @click.option(
     "--no-token",
     is_flag=True,
-    help="Ask for no token: every user of this machine can start searches.",
+    help="Require no token: every user of this machine can start searches.",
 )
 @click.option(
     "--pool",
     metavar="FOLDER",
     default="initial_experts",
     show_default=True,
-    help="The experts of local names.",
+    help="Folder of the experts of local/ names.",
 )
 @click.option(
     "--base",
     metavar="MODEL",
-    help="The base of local names: an option of conf/model or "
-    "a folder; by default the one that the experts name.",
+    help="Base model of local/ names: an option of conf/model or "
+    "a folder; default: the base named by the experts.",
 )
-@click.option("--device", metavar="DEVICE", help="Where local models run: cpu, cuda, cuda:1.")
+@click.option("--device", metavar="DEVICE", help="Device of local models: cpu, cuda, cuda:1.")
 def ui(
     port: int,
     host: str,
@@ -68,11 +66,13 @@ def ui(
     try:
         for name, value in {"host": host, "pool": pool, "base": base, "device": device}.items():
             if value is not None and not value.strip():
-                raise UserError(f"--{name}: nothing follows it; name one or leave it out", 2)
+                raise UserError(
+                    f"--{name}: the value is empty; give one or leave the option out", 2
+                )
         if not is_loopback(host):
             raise UserError(
-                f"--host {host}: whoever reaches the page can start searches here, so it is served "
-                "at this machine's own addresses only, such as 127.0.0.1; from elsewhere: "
+                f"--host {host}: everyone who can reach the page can start searches, so it is "
+                "served on loopback addresses only, such as 127.0.0.1; from another machine use "
                 f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE",
                 2,
             )
@@ -97,6 +97,4 @@ def _check_packages() -> None:
         import nicegui  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise UserError(
-            f"{error.name} is missing: pip install 'model-swarms[ui]' brings what the page needs"
-        ) from None
+        raise UserError(f"{error.name} is missing: pip install 'model-swarms[ui]'") from None

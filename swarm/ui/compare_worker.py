@@ -92,7 +92,7 @@ class CompareWorker:
         tokens: int,
     ) -> None:
         if len(set(names)) < 2:
-            raise UserError("models: choose two or more to compare")
+            raise UserError("models: choose at least two to compare")
         if not question.strip():
             raise UserError("the question is empty; type one")
         self._home, self._names = home, names
@@ -125,7 +125,7 @@ class CompareWorker:
             raise self._error
         df = self._frame
         if df is None:
-            raise UserError("stopped; what was answered is kept, and the same again goes on")
+            raise UserError("stopped; answers so far are stored, and the same comparison resumes")
         if df["error"].notna().all():
             raise UserError(str(df["error"].iloc[0]))
         return df, figure_to_png(self._question.plot(df)), "\n".join(self._iterate_remarks(df))
@@ -136,7 +136,7 @@ class CompareWorker:
         except UserError as error:
             self._error = error
         except Exception as error:  # shown on the page instead of a traceback
-            self._error = UserError(f"it failed with {type(error).__name__}: {error}")
+            self._error = UserError(f"failed with {type(error).__name__}: {error}")
         self._ended.set()
 
     def _collect_answers(self) -> "pd.DataFrame | None":
@@ -165,10 +165,10 @@ class CompareWorker:
 
     def _iterate_remarks(self, df: "pd.DataFrame") -> Iterator[str]:
         """Yield remarks on each model with failed answers and on the detectable difference."""
-        for model, mine in df.groupby("model", sort=False):
-            errors = mine["error"].dropna()
+        for model, rows in df.groupby("model", sort=False):
+            errors = rows["error"].dropna()
             if len(errors):
-                yield f"{model}: {len(errors)} of {len(mine)} answers failed: {errors.iloc[0]}"
+                yield f"{model}: {len(errors)} of {len(rows)} answers failed: {errors.iloc[0]}"
         groups = {name: [name] for name in dict.fromkeys(self._names)}
         yield detectable(groups, 1, self._question.samples_per_paraphrase)
 
@@ -194,20 +194,20 @@ def resolve_file(home: AppState, path: str) -> Path:
         UserError: The path is outside of the folder, or does not exist.
     """
     if not path.strip():
-        raise UserError("name a file: a .jsonl, .csv or .parquet with a column answer")
+        raise UserError("give a .jsonl, .csv or .parquet file with a column answer")
     folder = home.folder.resolve()
     try:
         file = (folder / path.strip()).resolve()
-        there = file.is_file()
+        exists = file.is_file()
     except (OSError, ValueError) as error:
-        raise UserError(f"{path!r:.80} is no path: {error}") from None
+        raise UserError(f"{path!r:.80} is not a path: {error}") from None
     if not file.is_relative_to(folder):
         raise UserError(
-            f"{path}: lies outside of the folder where the page was started, {folder}; "
+            f"{path}: is outside of the folder where the page was started, {folder}; "
             "start the page there, or open the file with python -m swarm.compare.view"
         )
-    if not there:
-        raise UserError(f"{path}: there is no such file below {folder}")
+    if not exists:
+        raise UserError(f"{path}: no such file below {folder}")
     return file
 
 

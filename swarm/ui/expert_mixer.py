@@ -55,14 +55,14 @@ def describe_expert(expert: Adapter) -> str:
     """Describe an expert: rank, adapted modules, size, base, and first line of its card."""
     ranks = sorted({rank for _, _, rank in expert.shapes.values()})
     size = (expert.folder / WEIGHTS_FILE).stat().st_size
-    told = [
+    facts = [
         "rank " + " to ".join(dict.fromkeys(str(rank) for rank in (ranks[0], ranks[-1]))),
         ", ".join(sorted({module.rpartition(".")[2] for module in expert.shapes})),
         f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB",
         f"of {expert.base_model}" if expert.base_model else "",
         _read_card(expert.folder / "README.md"),
     ]
-    return "; ".join(filter(None, told))
+    return "; ".join(filter(None, facts))
 
 
 def _read_card(card: Path) -> str:
@@ -96,7 +96,7 @@ def list_bests(home: AppState) -> list[BestOfRun]:
 
 def _best_of_run(home: AppState, run: RunFolder, have: set[str]) -> BestOfRun:
     position = run.positions[run.find_best()].tolist()
-    words = describe_position(run.experts, position, run.groups)
+    description = describe_position(run.experts, position, run.groups)
     numbers = {}
     for split in ("dev", "test"):
         try:
@@ -104,11 +104,11 @@ def _best_of_run(home: AppState, run: RunFolder, have: set[str]) -> BestOfRun:
         except (UserError, *UNREADABLE_ERRORS):
             one = None
         numbers[split] = f"{format_interval(one.utility, one.ends)}, n = {one.items}" if one else ""
-    why = _unmixable_reason(home, run, dict(zip(run.experts, position, strict=False)), have)
+    reason = _unmixable_reason(home, run, dict(zip(run.experts, position, strict=False)), have)
     shares = dict(zip(run.experts, position, strict=False))
-    own = None if why else {name: shares.get(name, 0.0) for name in sorted(have)}
+    coefficients = None if reason else {name: shares.get(name, 0.0) for name in sorted(have)}
     name = run.path.relative_to(home.runs_folder).as_posix()
-    return BestOfRun(name, words, numbers["dev"], numbers["test"], own, why)
+    return BestOfRun(name, description, numbers["dev"], numbers["test"], coefficients, reason)
 
 
 def _unmixable_reason(
@@ -117,16 +117,16 @@ def _unmixable_reason(
     """Return why a run's best cannot be mixed from the present experts; empty if it can."""
     note = read_note(run.path / "global_best")
     if note.get("space") != "factor" or len(run.groups) > 1:
-        return "it is not one coefficient an expert in the factor space"
+        return "it does not have one coefficient per expert in the factor space"
     used = {name for name, share in shares.items() if share and name != BASE_ROW}
     if missing := sorted(used - have):
-        return f"{missing[0]} is no expert of {home.pool}"
+        return f"{missing[0]} is not an expert of {home.pool}"
     try:
         folder = run.config["pool"]["folder"]
     except (UserError, KeyError, TypeError):
         return ""
     same = find_path(folder).resolve() == find_path(home.pool).resolve()
-    return "" if same else f"its experts are those of {folder}"
+    return "" if same else f"its experts are from {folder}"
 
 
 def normalize_coefficients(coefficients: Mapping[str, float]) -> dict[str, float]:
@@ -137,7 +137,7 @@ def normalize_coefficients(coefficients: Mapping[str, float]) -> dict[str, float
     """
     total = sum(coefficients.values())
     if abs(total) < 1e-9:
-        raise UserError("the coefficients sum to 0, so that no factor makes their sum 1")
+        raise UserError("the coefficients sum to 0 and cannot be scaled to 1")
     return {name: share / total for name, share in coefficients.items()}
 
 
@@ -150,17 +150,19 @@ def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -
     """
     name = name.strip()
     if not RUN_NAME_PATTERN.fullmatch(name) or name.startswith("."):
-        raise UserError(f"{name!r:.80} is no name; give one without / that begins with no point")
+        raise UserError(
+            f"{name!r:.80} is not a valid name; it must not contain / or begin with a dot"
+        )
     shares = {expert: share for expert, share in coefficients.items() if share}
     if not shares:
-        raise UserError("all coefficients are 0, and that is the base itself; move one of them")
+        raise UserError("all coefficients are 0, which is the base itself; change one of them")
     pool = Pool(home.pool, experts=list(shares)).open(home.roster.local.base)
     target = home.folder / MIXTURES_FOLDER / name
     try:
         # mkdir is atomic: it reserves the name, and an existing mixture is never overwritten.
         target.mkdir(parents=True)
     except FileExistsError:
-        raise UserError(f"{MIXTURES_FOLDER}/{name} is there already; choose another name") from None
+        raise UserError(f"{MIXTURES_FOLDER}/{name} already exists; choose another name") from None
     except OSError as error:
         raise UserError(f"{MIXTURES_FOLDER}/{name} cannot be written: {error.strerror}") from None
     try:

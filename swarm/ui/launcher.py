@@ -81,7 +81,7 @@ class SearchLauncher:
         path = output_path(run)
         with self._lock:
             if self.is_starting(run) or running_info(run) is not None:
-                raise UserError(f"the search {run.name} is at work already")
+                raise UserError(f"the search {run.name} is already running")
             try:
                 make_folder(path.parent, private=True)
                 with open(path, "wb", opener=private) as file:
@@ -109,18 +109,23 @@ class SearchLauncher:
         """
         found = load_command(run)
         if found is None:
-            raise UserError(f"{run.name} keeps no command: go on by the command that began it")
-        if f"name={run.name}" not in found["arguments"]:
-            raise UserError(f"the command in {run.name} is that of another run; it may be a copy")
-        if any(HIDDEN in str(word) for word in found["arguments"]):
             raise UserError(
-                f"the command of {run.name} had a secret in it, which is not kept: go on by the "
-                "command that began it; best give it as ${oc.env:NAME_OF_A_VARIABLE}"
+                f"{run.name} has no stored command: resume it with the original command"
+            )
+        if f"name={run.name}" not in found["arguments"]:
+            raise UserError(
+                f"the command in {run.name} belongs to another run; the folder may be a copy"
+            )
+        if any(HIDDEN in str(argument) for argument in found["arguments"]):
+            raise UserError(
+                f"the command of {run.name} contained a secret, which is not stored: resume it "
+                f"with the "
+                "original command; pass secrets as ${oc.env:NAME_OF_A_VARIABLE}"
             )
         directory = Path(str(found.get("directory", "")))
         if not directory.is_dir():
-            raise UserError(f"the folder {directory} where {run.name} began is not there any more")
-        self.start_search(run, [str(word) for word in found["arguments"]], directory)
+            raise UserError(f"the working directory {directory} of {run.name} no longer exists")
+        self.start_search(run, [str(argument) for argument in found["arguments"]], directory)
 
     def stop_search(self, run: Path) -> None:
         """Stop a search as Ctrl-C does; it can be resumed.
@@ -133,12 +138,12 @@ class SearchLauncher:
             os.killpg(self._begun[run].pid, signal.SIGTERM)
             return
         if note is None:
-            raise UserError(f"no search is at work in {run.name}")
+            raise UserError(f"no search is running in {run.name}")
         pid, host = note.get("pid"), note.get("host")
         if not isinstance(pid, int) or host != socket.gethostname() or not _holds_folder(pid, run):
             raise UserError(
-                f"{run.name} is held by process {pid} of {host}, which is not this user's or not "
-                "on this machine; end it there"
+                f"{run.name} is running as process {pid} on {host}, of another user or "
+                "machine; stop it there"
             )
         os.kill(pid, signal.SIGTERM)
 
@@ -154,20 +159,20 @@ def check_search(arguments: Sequence[str], directory: Path) -> tuple[bool, str]:
     Returns:
         Whether the search can start, and the plan with its cost, or a one-line error.
     """
-    done: subprocess.CompletedProcess[Any] = subprocess.run(
+    completed: subprocess.CompletedProcess[Any] = subprocess.run(
         [sys.executable, "-m", SEARCH_MODULE, *arguments, "dry_run=true"],
         cwd=directory,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
     )
-    said, told = (
+    stdout, stderr = (
         escape_control_chars(one.decode("utf-8", "replace")).strip()
-        for one in (done.stdout, done.stderr)
+        for one in (completed.stdout, completed.stderr)
     )
-    if done.returncode == 0:
-        return True, said
-    last = (told or said or f"it ended with code {done.returncode}").split("\n")[-1]
+    if completed.returncode == 0:
+        return True, stdout
+    last = (stderr or stdout or f"exit code {completed.returncode}").split("\n")[-1]
     return False, last.removeprefix("error: ")
 
 

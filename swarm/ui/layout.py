@@ -91,9 +91,9 @@ def page_frame(title: str, here: str | None = None) -> Iterator[None]:
         yield
 
 
-def _draw_link(name: str, path: str, here: str) -> None:
+def _draw_link(name: str, path: str, current: str) -> None:
     link = ui.link(name, path)
-    if name == here:
+    if name == current:
         link.classes("here").props("aria-current=page")
 
 
@@ -105,10 +105,10 @@ def draw_heading(text: str) -> None:
 def draw_facts(found: Iterable[tuple[str, str]]) -> None:
     """Draw short facts, as (label, value)."""
     with ui.row().classes("w-full gap-x-8 gap-y-2"):
-        for what, much in found:
+        for label, value in found:
             with ui.column().classes("gap-0"):
-                ui.label(what).classes("quiet text-sm")
-                ui.label(much).classes("text-base")
+                ui.label(label).classes("quiet text-sm")
+                ui.label(value).classes("text-base")
 
 
 def draw_plain_table(
@@ -180,17 +180,17 @@ class CoefficientSliders:
 
     def _on_slider_moved(self, name: str, value: float | None) -> None:
         if value is not None:
-            self._set_coefficient(name, float(value), moved=True)
+            self._set_coefficient(name, float(value), by_slider=True)
 
     def _on_number_typed(self, name: str) -> None:
         value = self._numbers[name].value
         self._set_coefficient(name, 0.0 if value is None else float(value))
 
-    def _set_coefficient(self, name: str, value: float, moved: bool = False) -> None:
+    def _set_coefficient(self, name: str, value: float, by_slider: bool = False) -> None:
         self.coefficients[name] = value
         self._numbers[name].set_value(value)
         slider = self._sliders[name]
-        if not moved:
+        if not by_slider:
             slider.props(
                 f":min={min(MIN_COEFFICIENT, value):.2f} :max={max(MAX_COEFFICIENT, value):.2f}"
             )

@@ -76,19 +76,19 @@ def take_snapshot(home: AppState, name: str) -> RunSnapshot:
     """
     path = home.run_path(name)
     stamp = state_stamp(path) or (0, 0)
-    kept, line = load_command(path), home.run_index.get_run(name)
+    command, line = load_command(path), home.run_index.get_run(name)
     error = (
         "" if line and line.state != "failed" else read_failure(output_path(path), stamp[0] / 1e9)
     )
-    log, told = read_tail(path / "log.txt", 6_000), read_tail(output_path(path), 6_000)
+    log, output = read_tail(path / "log.txt", 6_000), read_tail(output_path(path), 6_000)
     return RunSnapshot(
         line=line,
         beginning=home.launcher.is_starting(path),
         note=running_info(path),
         stamp=stamp,
-        said=told if error or not log else log,
+        said=output if error or not log else log,
         error=error,
-        command=format_command(kept["arguments"]) if kept else "",
+        command=format_command(command["arguments"]) if command else "",
     )
 
 
@@ -110,10 +110,10 @@ def describe_unreadable(error: Exception) -> str:
 
 def _build_run_series(run: RunFolder) -> RunSeries:
     models = TestComparison(run)
-    kind, short, told = summarize_verdict(models)
+    kind, headline, sentences = summarize_verdict(models)
     # A report cannot know whether the search is still running; the page shows that beside the name.
-    short = short if run.finished else "Not over yet"
-    also = [words for words in list_caveats(run.metrics) if words not in told]
+    headline = headline if run.finished else "Not over yet"
+    also = [caveat for caveat in list_caveats(run.metrics) if caveat not in sentences]
     position = run.positions[models.places["ending"]]
     best = f"Best found: {describe_position(run.experts, position, run.groups)}."
     table, *more = (
@@ -121,8 +121,8 @@ def _build_run_series(run: RunFolder) -> RunSeries:
     )
     return RunSeries(
         kind=kind,
-        verdict=short,
-        told=[told, best, *also],
+        verdict=headline,
+        told=[sentences, best, *also],
         figures=headline_figures(models),
         models=table,
         domains=more,
@@ -142,20 +142,20 @@ def _front_fields(run: RunFolder) -> dict[str, Any]:
 
 def format_progress(note: dict[str, Any]) -> tuple[str, float]:
     """Return the progress of a running search as text and as a share of its iterations."""
-    told = [describe_progress(note)]
+    parts = [describe_progress(note)]
     if isinstance(speed := note.get("prompts_per_second"), int | float):
-        told.append(f"{speed:.3g} prompts/s")
-    if isinstance(left := note.get("seconds_left"), int | float):
-        told.append(f"at most {format_duration(round(left))} left")
+        parts.append(f"{speed:.3g} prompts/s")
+    if isinstance(seconds_left := note.get("seconds_left"), int | float):
+        parts.append(f"at most {format_duration(round(seconds_left))} left")
     if isinstance(best := note.get("best"), int | float):
-        told.append(f"best {format_number(best)}")
+        parts.append(f"best {format_number(best)}")
     done, total = note.get("done") or 0, note.get("total") or 0
     within = done / total if total else 0.0
-    return ", ".join(told), _progress_share(note.get("iteration"), note.get("most"), within)
+    return ", ".join(parts), _progress_share(note.get("iteration"), note.get("most"), within)
 
 
-def _progress_share(iteration: Any, most: Any, within: float) -> float:
+def _progress_share(iteration: Any, maximum: Any, within: float) -> float:
     """Return the completed share of the start and all iterations."""
-    if not isinstance(iteration, int) or not isinstance(most, int):
+    if not isinstance(iteration, int) or not isinstance(maximum, int):
         return 0.0
-    return max(0.0, min(1.0, (iteration + within) / (most + 1)))
+    return max(0.0, min(1.0, (iteration + within) / (maximum + 1)))

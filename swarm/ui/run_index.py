@@ -45,7 +45,7 @@ class RunSummary:
 
     def to_row(self) -> dict[str, Any]:
         """Return the row of a table."""
-        when = datetime.fromtimestamp(self.changed).strftime("%Y-%m-%d %H:%M")
+        changed = datetime.fromtimestamp(self.changed).strftime("%Y-%m-%d %H:%M")
         return {
             "name": self.name,
             "task": self.task,
@@ -57,7 +57,7 @@ class RunSummary:
             "gain_text": self.gain_text,
             "iterations": self.iterations,
             "changed": self.changed,
-            "when": when,
+            "when": changed,
         }
 
 
@@ -103,17 +103,17 @@ def _extract_facts(state: dict[str, Any]) -> dict[str, Any]:
     metrics = state["metrics"] or {}
     known = [u for entry in state["rounds"] for u in entry["utilities"] if u is not None]
     gain, ends = metrics.get("test_gain"), metrics.get("test_gain_interval", (0.0, 0.0))
-    told = (
+    gain_text = (
         "–"
         if gain is None
         else f"{format_signed(gain)} [{format_signed(ends[0])}, {format_signed(ends[1])}]"
     )
-    told += " (one answer)" * bool(metrics.get("ending_best_single_test_one_answer"))
+    gain_text += " (one answer)" * bool(metrics.get("ending_best_single_test_one_answer"))
     return {
         "task": str(state["identity"].get("task.name") or "–"),
         "best": metrics.get("ending_best_validation_utility", max(known, default=None)),
         "gain": gain,
-        "gain_text": told,
+        "gain_text": gain_text,
         "iterations": max(0, len(state["rounds"]) - 1),
         "over": state["finished"] if metrics else None,
     }
@@ -123,8 +123,8 @@ def _run_state(path: Path, facts: dict[str, Any], changed: float) -> dict[str, A
     """Add the state of a run to its facts: running, finished, failed or stopped."""
     rest = {key: value for key, value in facts.items() if key != "over"}
     rest["changed"] = changed
-    left = (path / STATUS_FILE).exists()
-    note = running_info(path) if left else None
+    has_status = (path / STATUS_FILE).exists()
+    note = running_info(path) if has_status else None
     if note is not None:
         return {**rest, "state": "running", "why": describe_progress(note)}
     if facts["over"]:
@@ -132,14 +132,14 @@ def _run_state(path: Path, facts: dict[str, Any], changed: float) -> dict[str, A
     if error := read_failure(output_path(path), changed):
         return {**rest, "state": "failed", "why": error}
     # A search that ends in order removes its status file; a killed one leaves it behind.
-    after = f"{'killed ' if left else ''}after iteration {facts['iterations']}"
+    after = f"{'killed ' if has_status else ''}after iteration {facts['iterations']}"
     return {**rest, "state": "stopped", "why": after}
 
 
 def describe_progress(note: dict[str, Any]) -> str:
     """Describe the progress of a running search in a few words."""
-    what, most = str(note.get("what", "begins")), note.get("most")
-    if most and what == f"iteration {note.get('iteration')}":
-        what += f" of at most {most}"
+    stage, maximum = str(note.get("what", "begins")), note.get("most")
+    if maximum and stage == f"iteration {note.get('iteration')}":
+        stage += f" of at most {maximum}"
     done, total = note.get("done"), note.get("total")
-    return f"{what}, {done} of {total} items" if total else what
+    return f"{stage}, {done} of {total} items" if total else stage

@@ -89,12 +89,12 @@ def build_arguments(
     name = name.strip()
     run = home.run_path(name)
     if not re.fullmatch(r"[\w.+-]+", name):
-        raise UserError(f"Name: {name!r:.80} may have letters, digits, and . _ + - only")
+        raise UserError(f"Name: {name!r:.80} may contain letters, digits and . _ + - only")
     if run.exists():
         raise UserError(
-            f"Name: there is a run {name} already; open it to go on with it, or choose another name"
+            f"Name: the run {name} already exists; open it to resume it, or choose another name"
         )
-    said = [
+    arguments = [
         f"{group}={option}"
         for group, option in chosen.items()
         if group == "task" or option != default_options().get(group)
@@ -104,8 +104,8 @@ def build_arguments(
         if text and not re.fullmatch(r"\d{1,12}", text):
             raise UserError(f"{NUMBER_FIELDS[key]}: {text!r:.40} is not an integer")
         if text:
-            said.append(f"{key}={int(text)}")
-    return [*said, *_parse_lines(lines), f"name={name}"]
+            arguments.append(f"{key}={int(text)}")
+    return [*arguments, *_parse_lines(lines), f"name={name}"]
 
 
 def _parse_lines(lines: str) -> Sequence[str]:
@@ -120,7 +120,7 @@ def _parse_lines(lines: str) -> Sequence[str]:
             continue
         parts = OVERRIDE_LINE.fullmatch(text)
         if not parts or (parts[3] is None and parts[1] != "~"):
-            raise UserError(f"Further keys, line {number}: {text!r:.60} is no key=value")
+            raise UserError(f"Further keys, line {number}: {text!r:.60} is not a key=value")
         key = parts[2]
         if key in RESERVED_KEYS or key.startswith("hydra"):
             has = "has a field above" if key in (*CONFIG_GROUPS, "name") else "cannot be set here"

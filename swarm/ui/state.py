@@ -68,5 +68,5 @@ class AppState:
         if len(parts) > 2 or not all(
             RUN_NAME_PATTERN.fullmatch(one) and one[0] != "." for one in parts
         ):
-            raise UserError(f"{name!r:.80} is no name of a run; allowed: the name of a folder")
+            raise UserError(f"{name!r:.80} is not a run name; allowed: the name of a folder")
         return self.runs_folder / name

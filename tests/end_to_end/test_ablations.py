@@ -216,7 +216,7 @@ def test_a_killed_study_ends_its_search_and_an_interrupted_one_says_how_to_go_on
     stopped.send_signal(signal.SIGINT)
     _, err = stopped.communicate(timeout=60)
     assert stopped.returncode == 130 and "Traceback" not in err, err
-    assert err.endswith("stopped; the same command goes on\n")
+    assert err.endswith("stopped; the same command resumes\n")
     after = RunFolder(folder / "full")
     assert len(after.rounds) >= len(before.rounds) and after.finished is None
 

@@ -100,11 +100,11 @@ def test_it_goes_on_where_it_stopped(done: tuple[Path, list[str], str]) -> None:
     [
         (["methods=[pso,pso]"], "methods: 'pso' is listed more than once"),
         (["methods=pso"], "methods=pso: must be a list"),
-        (["methods=[nothing]"], "optimizer=nothing: there is no such option"),
-        (["methods=[vote]"], "ensembles need a search"),
-        (["methods=['pso foo']"], "methods: 'pso foo' must be an optimizer, then keys"),
+        (["methods=[nothing]"], "optimizer=nothing: no such option"),
+        (["methods=[vote]"], "needs a search too"),
+        (["methods=['pso foo']"], "methods: 'pso foo' must be an optimizer and keys"),
         (["methods=[pso]", "seeds=0"], "seeds=0: must be an integer"),
-        (["methods=[pso]", "budget=2"], "budget=2: pso needs at least 4 positions"),
+        (["methods=[pso]", "budget=2"], "budget=2 positions: pso begins with the pool's 4"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -250,7 +250,7 @@ def test_one_adapter_of_all_experts_data(tmp_path: Path, tiny_llama: Path) -> No
     ]
     result = compare(*words)
     assert result.returncode == 1, "no expert has its data there"
-    assert "its training data are not at hand; put them into" in result.stderr
+    assert "its training data are missing; put them into" in result.stderr
     row = json.dumps({"prompt": "Is there a path?", "response": "Yes"}) + "\n"
     for expert in pool.iterdir():
         (expert / "train.jsonl").write_text(row * 8)

@@ -361,7 +361,7 @@ def test_an_ended_viewer_and_a_wrong_address_are_told(browser: Any, url: str) ->
         page.goto(f"{running.url}#view=pairs")
         page.get_by_text("There is nothing to compare").wait_for()
         page.goto(f"{running.url}#sort=quality")
-        page.get_by_text("quality: there is no such column; there are answer").wait_for()
+        page.get_by_text("quality: no such column; there are answer").wait_for()
         page.goto(f"{running.url}#sort=answer")
         place(page, 1, 1)
         assert answer(page) == "alone" and page.locator("#failure").is_hidden()

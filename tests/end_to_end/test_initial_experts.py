@@ -224,8 +224,8 @@ def test_training_learns_saves_and_repeats(tiny_llama: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "give one expert's name"),
-        (("nonsense",), "none of the domains"),
+        ((), "give the name of one expert"),
+        (("nonsense",), "not an included domain"),
         (("--all", "--gym", "chain_sum"), "need a name"),
         (("mine", "--jsonl", "nowhere.jsonl"), "cannot be read"),
         (("rooms", "--steps", "0"), "--steps must be"),
@@ -243,7 +243,7 @@ def test_gym_pairs() -> None:
     pairs = script(ROOT / "swarm" / "experts" / "pairs.py")
     found = pairs.read_gym(["chain_sum", "letter_counting"], 10, seed=0)
     assert len(found) == 10 and found == pairs.read_gym(["chain_sum", "letter_counting"], 10, 0)
-    with pytest.raises(Exception, match="no category"):
+    with pytest.raises(Exception, match="not a category"):
         pairs.read_gym(["nonsense"], 10, 0)
 
 
@@ -286,7 +286,7 @@ def test_fetching_takes_two_files_and_skips(tmp_path: Path) -> None:
         ("owner/pickled", "pickled weights"),
         ("owner/nobody", "is not on"),
         ("owner/gated", "is gated"),
-        ("no/hub/id", "is no hub id"),
+        ("no/hub/id", "is not a hub id"),
     ],
 )
 def test_fetching_mistakes_take_one_line(tmp_path: Path, adapter: str, says: str) -> None:
@@ -319,5 +319,5 @@ def test_the_data_of_a_merge(tmp_path: Path) -> None:
     assert found == [("Roses are", "red"), *train.trained_on("rooms")]
     assert train.merged_steps(["x/poems", "rooms"]) == 140
     (tmp_path / "rooms").mkdir()
-    with pytest.raises(UserError, match="its training data are not at hand"):
+    with pytest.raises(UserError, match="its training data are missing"):
         train.merged_data([str(tmp_path / "rooms")])

@@ -134,16 +134,16 @@ def test_lists_and_truth_values() -> None:
     ("words", "told"),
     [
         (["--agregator", "x"], "did you mean --aggregator?"),
-        (["two", "words"], "words: put the question in quotes"),
+        (["two", "words"], "words: quote the question"),
         (["--max_tokens", "0"], "--max_tokens: '0' is not an integer of 1 or more"),
         (["--temperature", "hot"], "--temperature: 'hot' is not a number"),
         (["--rounds", "2", "--layers", "2"], "contradict each other"),
         (["--multi_turn=maybe"], "'maybe' is not true or false"),
         (["--preset", "ligth", "?"], "did you mean lite?"),
-        (["--preset", "self", "?"], "name one, --model NAME"),
-        (["--list", "?"], "--list goes with"),
-        (["--model", "", "?"], "--aggregator: nothing follows it"),
-        (["--preset", " ", "?"], "--preset: nothing follows it"),
+        (["--preset", "self", "?"], "with --model NAME"),
+        (["--list", "?"], "--list can be combined"),
+        (["--model", "", "?"], "--aggregator: the value is empty"),
+        (["--preset", " ", "?"], "--preset: the value is empty"),
         (["--preset", "local", "--num_proc", "2", "?"], "--num_proc has no effect"),
         (["--preset", "lite", "--device", "cpu", "?"], "--device has no effect"),
         ([*AGAIN, "--no-multi-turn", "?"], "--multi_turn has no effect"),
@@ -152,7 +152,7 @@ def test_lists_and_truth_values() -> None:
         ([*AGAIN, "--quorum", "3", "?"], "quorum=3: there are only 2 answers"),
         (["--model", "big", "--reference_models", "a,,b", "?"], "a name is missing"),
         (["--replay", "nowhere.jsonl", "?"], "cannot read the trace nowhere.jsonl"),
-        (["--replay", "a", "--trace", "a", "?"], "would write over"),
+        (["--replay", "a", "--trace", "a", "?"], "would overwrite"),
         (["--providers", "nowhere.yaml", *AGAIN, "?"], "nowhere.yaml: it cannot be read"),
         (["  "], "the question is empty"),
     ],
@@ -240,7 +240,7 @@ def test_one_question(
     out, err = capsys.readouterr()
     assert out == f"big says {STRANGE}\n"
     first, layer, last = err.splitlines()
-    assert first == "no preset: one, two propose, big answers; 3 calls a question"
+    assert first == "no preset: one, two propose, big answers; 3 calls per question"
     assert re.match(r"layer 1 of 2: 2 of 2 answered \(\w+ \d\.\d s, 3 tokens; \w+ ", layer)
     assert last.startswith("layer 2 of 2: 1 of 1 answered (big")
     bodies = [asked.body for asked in loopback.asked]
@@ -277,9 +277,9 @@ def test_again_is_kept_and_replayed_without_a_network(
     replayed, err = capsys.readouterr()
     assert replayed == first and f"as in {trace}" in err and len(loopback.asked) == 6
     assert main(["--replay", trace, "--quiet", "Another?"]) == 1
-    assert "was not asked this in the trace" in capsys.readouterr().err
+    assert "no answer to this request in the trace" in capsys.readouterr().err
     assert main(["--replay", trace, "--timeout", "3", "Why?"]) == 2
-    assert "nobody is called in a replay" in capsys.readouterr().err
+    assert "a replay calls no model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["-"]])

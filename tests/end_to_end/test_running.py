@@ -122,7 +122,7 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 143 and "Traceback" not in err + out, err
-    assert "stopped; the same command with name=long goes on" in err
+    assert "stopped; the same command with name=long resumes" in err
     assert second.returncode == 1 and second.stderr.count("\n") == 1
     assert f"process {note['pid']}" in second.stderr and "name=" in second.stderr
     assert note["most"] == 2000 and note["what"] == f"iteration {note['iteration']}"
@@ -170,4 +170,4 @@ def test_an_interrupt_that_compiled_code_makes_its_own_error_of(name: str, code:
     words = [sys.executable, "-c", SWALLOWING.format(name)]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == code
-    assert done.stderr == "stopped; the same command with name=lost goes on\n"
+    assert done.stderr == "stopped; the same command with name=lost resumes\n"

@@ -59,16 +59,16 @@ def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WRONG = {
-    "--host 0.0.0.0": "--host 0.0.0.0: others could use the models without a key: set SWARM_API",
-    "--host box": "--host box: others could use",
+    "--host 0.0.0.0": "--host 0.0.0.0: reachable by others without a key: set SWARM_API",
+    "--host box": "--host box: reachable by others",
     "--api-key-env UNSET_KEY": "--api-key-env UNSET_KEY: this environment variable is not set",
     "--port 70000": "'70000' is not an integer from 0 to 65535",
     "--concurrency 0": "'0' is not an integer of 1 or more",
     "--prot 1": "did you mean --port?",
     "--model function/json:none": "json has no function none",
-    "--model moa/none": "preset 'none': there is none of this name",
+    "--model moa/none": "preset 'none': not found",
     "--model function/json:dumps --host nobody.invalid --insecure": "nobody.invalid:8000 cannot be",
-    "--model function/json:dumps --port {taken}": "--port 0 takes a free one",
+    "--model function/json:dumps --port {taken}": "--port 0 selects a free one",
 }
 
 
@@ -179,7 +179,7 @@ def test_a_process(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
     )
     try:
         lines = lines_until(process, "Ctrl-C")
-        assert lines[0] == "loading the models of this machine on cpu"
+        assert lines[0] == "loading the local models on cpu"
         assert lines[1].startswith("serving 3 models at http://127.0.0.1:")
         assert lines[2:4] == ["  local/base", "  local/amber"]
         url = lines[1].split()[4].rstrip(",")
@@ -190,7 +190,7 @@ def test_a_process(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
         the_page_says(url, answer)
         client = openai.OpenAI(base_url=url, api_key=SECRET, max_retries=0)
         asked: Any = {"model": "function/endless:words", "messages": HI, "stream": True}
-        with pytest.raises(openai.APIError, match="is being stopped"):
+        with pytest.raises(openai.APIError, match="is shutting down"):
             for number, _ in enumerate(client.chat.completions.create(**asked)):
                 if number == 10:
                     process.send_signal(signal.SIGINT)

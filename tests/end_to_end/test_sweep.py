@@ -243,7 +243,7 @@ def test_killed_interrupted_and_gone_on_with_it_is_the_same_table(
             break
         shutil.rmtree(folder / "trial_01")  # it had ended before the signal came
     assert stopped.returncode == 130 and "Traceback" not in err, err
-    assert "stopped; the same command with name=broken goes on" in err
+    assert "stopped; the same command with name=broken resumes" in err
     last = run(broken)
     assert last.returncode == 0, last.stderr
     assert "trial_00 (of 2)" in last.stdout and "already finished" in last.stdout

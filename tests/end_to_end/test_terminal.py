@@ -135,10 +135,10 @@ def test_commands_of_click_have_examples_that_they_understand(name: str | None) 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("search --nonsense", 2, "--nonsense: there is no such flag"),
+        ("search --nonsense", 2, "--nonsense: no such flag"),
         ("search --multrun", 2, "did you mean --multirun?"),
         ("search optimizer=3", 2, "as in optimizer=pso"),
-        ("search task=null", 2, "a group takes the name of an option"),
+        ("search task=null", 2, "give a group the name of an option"),
         ("search task=nlgraph_mini job=3", 2, "job.particles=5"),
         ("sweep trials=2 space=3", 1, "space=3: must map keys of a search"),
         ("study nothing", 2, "invalid choice: 'nothing'"),

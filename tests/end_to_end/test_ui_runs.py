@@ -99,7 +99,7 @@ def fill(page: Any, name: str, keys: str, **numbers: int) -> None:
     choose(page, "Task", "mmlu")
     for label, number in numbers.items():
         page.get_by_label(label, exact=True).fill(str(number))
-    lines = page.get_by_label("Further keys, one key=value a line")
+    lines = page.get_by_label("Further keys, one key=value per line")
     lines.fill(lines.input_value() + f"\ntask.file=tiny.json\ntask.scoring=logits\n{keys}")
     page.get_by_label("Name", exact=True).fill(name)
 
@@ -119,7 +119,7 @@ def test_a_search_from_the_form_ends(browser: Any, page_url: str, page_folder: P
         alert = page.get_by_role("alert").filter(has_text="optimizer.inertia")
         alert.wait_for()
         assert page.url.endswith("/start") and not (page_folder / "search" / "formed").exists()
-        lines = page.get_by_label("Further keys, one key=value a line")
+        lines = page.get_by_label("Further keys, one key=value per line")
         lines.fill(lines.input_value().replace("\noptimizer.inertia=x", ""))
         page.get_by_role("button", name="Check").click()
         plan = page.locator("[data-plan]", has_text="nothing is started")
@@ -135,7 +135,7 @@ def test_a_search_from_the_form_ends(browser: Any, page_url: str, page_folder: P
         assert link.is_visible() and not page.get_by_role("button", name="Resume").is_visible()
         page.goto(page_url + "start")
         page.get_by_label("Name", exact=True).fill("formed")
-        page.get_by_role("alert").filter(has_text="there is a run formed already").wait_for()
+        page.get_by_role("alert").filter(has_text="the run formed already exists").wait_for()
 
 
 def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_name_is_a_folder_of_runs(page_url: ui_pages.Page, path: str) -> None:
     connection = HTTPConnection(page_url.split("/")[2], timeout=60)
     connection.request("GET", path, headers={"Authorization": f"Bearer {page_url.token}"})
     reply = connection.getresponse()
-    assert reply.status == 404 or "is no name of a run" in reply.read().decode()
+    assert reply.status == 404 or "is not a run name" in reply.read().decode()
 
 
 def test_a_broken_run_has_no_report(page_url: ui_pages.Page) -> None:

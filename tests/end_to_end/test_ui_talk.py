@@ -179,7 +179,7 @@ def test_sliders_change_the_answer(
         page.get_by_text("Save as adapter").click()
         page.get_by_text("local/mixtures/mine").wait_for()
         page.get_by_text("Save as adapter").click()
-        page.get_by_text("is there already").wait_for()
+        page.get_by_text("already exists").wait_for()
         assert said(roster.model(f"local/{page_folder}/mixtures/mine")) == best
         drag_to_the_end(page, page.get_by_label("coefficient of dune"))
         page.get_by_text("sum 2.275").wait_for()
@@ -206,7 +206,7 @@ def test_a_mixture_by_hand_is_what_a_run_has_saved(
     assert said(roster.blend({"amber": 0.0})) == said(roster.model("local/base"))
     assert mixed.fingerprint() != roster.blend({"amber": 1.0}).fingerprint()  # type: ignore[attr-defined]
     for share in (float("nan"), True, "1"):
-        with pytest.raises(UserError, match=r"amber: .* no coefficient"):
+        with pytest.raises(UserError, match=r"amber: .* not a coefficient"):
             roster.blend({"amber": share})  # type: ignore[dict-item]
     with pytest.raises(UserError, match="no such model"):
         roster.blend({"nobody": 1.0})
@@ -227,23 +227,23 @@ def test_compare(browser: Any, page_url: str, page_folder: Path) -> None:
     with shown(browser, page_url, "telephone") as page:
         page.goto(f"{page_url}compare")
         page.get_by_role("button", name="Compare", exact=True).click()
-        page.get_by_text("choose two or more").wait_for()
+        page.get_by_text("choose at least two").wait_for()
         choose(page, "fake/one", "fake/two")
         page.get_by_role("textbox", name="Question").fill("slow")
         page.get_by_role("button", name="Compare", exact=True).click()
         page.get_by_text("0 of 20 answers").wait_for()
         page.get_by_role("button", name="Stop").click()
-        page.get_by_text("stopped; what was answered is kept").wait_for()
+        page.get_by_text("stopped; answers so far are stored").wait_for()
         page.goto(f"{page_url}compare")
         choose(page, "fake/one", "local/amber")
         page.get_by_role("textbox", name="Question").fill("yes or no?")
-        page.get_by_label("New tokens at most").fill("2")
-        page.get_by_label("Samples of each").fill("3")
+        page.get_by_label("Maximum new tokens").fill("2")
+        page.get_by_label("Samples per model").fill("3")
         page.get_by_role("button", name="Compare", exact=True).click()
         page.get_by_role("img", name="Shares of the answers").wait_for(timeout=60_000)
-        page.get_by_text("6 answers. Bars are shares").wait_for()
+        page.get_by_text("6 answers. Bars: shares").wait_for()
         fits(page, "telephone")
-        page.get_by_text("Read the answers").click()
+        page.get_by_text("Browse the answers").click()
         page.locator(".answer").wait_for()
         assert page.locator(".answer").inner_text() == "user: yes or no?"
         page.goto(f"{page_url}compare")

@@ -52,7 +52,7 @@ def deliberation(
 def shown(request: Request) -> dict[int, str]:
     """The quoted answers in a prompt, by their numbers."""
     text = whole(request.prompt)
-    if not (code := re.search(r"between tags with the code (\w+)\.", text)):
+    if not (code := re.search(r"between tags with the code (\w+) is", text)):
         return {}
     pattern = rf'<answer-{code[1]} number="(\d+)">\n(.*?)\n</answer-{code[1]}>'
     return {int(number): one for number, one in re.findall(pattern, text, re.DOTALL)}

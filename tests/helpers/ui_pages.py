@@ -52,7 +52,7 @@ def served(folder: Path, *options: str, **more: str) -> Iterator[Page]:
     reader.start()
     line = process.stdout.readline()
     try:
-        assert line.startswith("the page is at http://127.0.0.1:"), (line, said)
+        assert line.startswith("serving the page at http://127.0.0.1:"), (line, said)
         found, _, token = line.split()[4].partition("?token=")
         page = Page(found)
         page.token = token or None

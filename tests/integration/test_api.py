@@ -220,7 +220,7 @@ def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
     [
         (
             {"task": "nlgraf_mini"},
-            r"task=nlgraf_mini: there is no such option; did you mean "
+            r"task=nlgraf_mini: no such option; did you mean "
             "task=nlgraph_mini",
         ),
         ({"task": lambda p, a, i: 1.0}, r"task=swarm.task\(items, function\)"),

@@ -307,7 +307,7 @@ def test_everything_that_changes_an_answer_is_in_the_key(tmp_path: Path) -> None
         Request("a", choices=("b",)),
     ]
     found = generate_each(model, different)
-    assert len(asked) == len(different) - 1, "a function does not score choices"
+    assert len(asked) == len(different) - 1, "a function cannot score choices"
     assert generate_each(model, different)[:-1] == found[:-1] and len(asked) == len(different) - 1
     alike = [Request("a", timeout=9.0), Request("a", decided=str.isupper)]
     assert model.generate(alike[:1])[0].cached and model.generate(alike[1:])[0].cached

@@ -604,7 +604,7 @@ def test_without_a_sandbox_it_refuses_unless_none_is_said(
             CodeScorer(sandbox=kind).score([ADD], ["    return a + b"])
     with caplog.at_level("WARNING"):
         CodeScorer(sandbox="none").check()
-    assert "runs with your rights" in caplog.text
+    assert "runs with your permissions" in caplog.text
     assert scored(ADD, "    return a + b", sandbox="none") == [(1.0, True)]
     with pytest.raises(UserError, match="must be one of auto, bubblewrap, namespaces, none"):
         CodeScorer(sandbox="docker")

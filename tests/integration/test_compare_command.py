@@ -127,7 +127,7 @@ def test_a_run_that_is_answered_nothing_leaves_the_folder(
     assert said("run", "birds.yaml", "models=a", "questions=size")[0] == 0
     before = Path("compare/birds/report.md").read_bytes()
     code, out, err = said("run", "birds.yaml", "models=broken", "questions=size")
-    assert (code, out) == (1, "") and "compare/birds is left as it was" in err
+    assert (code, out) == (1, "") and "compare/birds is unchanged" in err
     assert Path("compare/birds/report.md").read_bytes() == before
 
 
@@ -151,14 +151,14 @@ def test_a_dry_run_says_what_would_be_asked(server: endpoints.Endpoint, said: An
         ("", 2, "required: verb"),
         ("runs", 2, "invalid choice: 'runs'"),
         ("run", 2, "required: file"),
-        ("run birds.yaml", 1, "models: has to be a,b"),
+        ("run birds.yaml", 1, "models: must be a,b"),
         ("run no.yaml models=a", 1, "no such file"),
-        ("run birds.yaml models=a,,b", 1, "models: has to be"),
-        ("run birds.yaml models={x:[7]}", 1, "models: has to be"),
-        ("run birds.yaml models={x:[[a]]}", 1, "models: has to be"),
-        ("run birds.yaml models=[", 2, "the value is no yaml"),
+        ("run birds.yaml models=a,,b", 1, "models: must be"),
+        ("run birds.yaml models={x:[7]}", 1, "models: must be"),
+        ("run birds.yaml models={x:[[a]]}", 1, "models: must be"),
+        ("run birds.yaml models=[", 2, "the value is not valid yaml"),
         ("run birds.yaml model=a", 2, "did you mean models=?"),
-        ("run birds.yaml models=a birds", 2, "is no KEY=VALUE"),
+        ("run birds.yaml models=a birds", 2, "unknown KEY=VALUE"),
         ("run birds.yaml models=a questions=", 2, "questions=: has no value"),
         ("run birds.yaml models=a questions=bird", 1, "birds.yaml has birds, size"),
         ("run birds.yaml models=a questions=is_real", 1, "birds.yaml has birds, size"),
@@ -167,13 +167,13 @@ def test_a_dry_run_says_what_would_be_asked(server: endpoints.Endpoint, said: An
         ("run birds.yaml models=a workers=x", 1, "max_workers='x'"),
         ("run birds.yaml models=a timeout=0 dry_run=true", 1, "timeout=0"),
         ("run birds.yaml models=a dry_run=maybe", 1, "dry_run=maybe: must be true or false"),
-        ("run birds.yaml models=a folder=birds.yaml", 1, "File exists); nothing was asked"),
+        ("run birds.yaml models=a folder=birds.yaml", 1, "File exists); no request was sent"),
         ("run broken.yaml models=a", 1, "broken.yaml"),
         ("run odd.yaml models=a", 1, "colour"),
-        ("run judges.yaml models=a", 1, "no questions in it"),
-        ("import nowhere", 1, "no cache of llmcomp"),
+        ("run judges.yaml models=a", 1, "contains no questions"),
+        ("import nowhere", 1, "not a cache of llmcomp"),
         ("import", 2, "required: folder"),
-        ("view nowhere.csv", 1, "nowhere.csv: there is no such file"),
+        ("view nowhere.csv", 1, "nowhere.csv: no such file"),
         ("view", 2, "required: FILE"),
         ("view birds.yaml --port 99999", 2, "--port"),
         ("finetune", 2, "required: command"),
@@ -227,7 +227,7 @@ def test_an_interrupt_is_code_130(
 
     server.answer = interrupted
     code, out, err = said("run", "birds.yaml", "models=a", "questions=size")
-    assert (code, out) == (130, "") and "the same again goes on" in err
+    assert (code, out) == (130, "") and "the same call resumes" in err
 
 
 def test_help_needs_nothing_heavy() -> None:
@@ -242,7 +242,7 @@ def test_help_needs_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
     assert found.endswith("[]\n") and found.count("usage: python -m swarm.compare") == 3
-    assert "a second run replaces" in found and "--sort-by COLUMN" in found
+    assert "replaced by a second run" in found and "--sort-by COLUMN" in found
 
 
 def test_the_file_that_ships(server: endpoints.Endpoint, said: Any) -> None:

@@ -160,7 +160,7 @@ def test_the_only_place_that_is_possible_is_not_asked_before() -> None:
 
 def test_a_failure_is_not_remembered_when_the_endpoints_change() -> None:
     Config.url_key_pairs = []
-    with pytest.raises(NoClientForModel, match="m: nothing says where this model is"):
+    with pytest.raises(NoClientForModel, match="m: the model's location is unknown"):
         Config.client_for_model("m")
     with several(A_KEY=("m",)):
         assert Config.client_for_model("m").variable == "A_KEY"
@@ -295,7 +295,7 @@ def test_after_a_refusal_of_all_a_second_run_sends_what_is_missing(
         sent = len(first.asked) + len(second.asked) - before
         assert sent == 60 - good + (0 if url is None else 2)
         said = capsys.readouterr().err
-        assert ("is asked for what is missing" in said) == (beside == "another endpoint")
+        assert ("is used for missing answers" in said) == (beside == "another endpoint")
         Config.url_key_pairs = [(second.url, KEY, "B")]
         before = len(second.asked)
         run_scripts([script(asked(f"text {n}")) for n in range(60)])

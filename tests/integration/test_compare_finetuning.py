@@ -128,7 +128,9 @@ def test_models_are_filtered_by_column_and_an_unknown_one_is_named(
     md5 = manager.get_models(file_name=str(cats))["file_md5"][0]
     assert manager.get_model_list(file_md5=md5, epochs=1) == ["ft:gpt-y:cats:ftjob-2"]
     assert manager.get_models(suffix="cats", base_model="gpt-x").empty
-    with pytest.raises(InvalidArgument, match="flavour: no column; there are model, base_model"):
+    with pytest.raises(
+        InvalidArgument, match="flavour: no such column; there are model, base_model"
+    ):
         manager.get_models(flavour="sweet")
 
 
@@ -142,7 +144,7 @@ def test_a_suffix_belongs_to_one_file_and_one_content(
     ):
         manager.create_job(wanted(server, tmp_path, suffix="s", file_name=str(other)))
     chats(tmp_path / "bird_names.jsonl", 13)
-    with pytest.raises(InvalidArgument, match="whose content was another then"):
+    with pytest.raises(InvalidArgument, match="whose content has changed since"):
         manager.create_job(wanted(server, tmp_path, suffix="s"))
     with pytest.raises(InvalidArgument, match="suffix='s'"):
         manager.create_job(LocalTrainingParams(file_name=str(other), suffix="s"))
@@ -278,7 +280,7 @@ def test_a_lost_answer_is_looked_for_and_not_asked_again_too_soon(
     server.faults = [Fault("POST", "/fine_tuning/jobs")]
     with pytest.raises(RequestError, match="the connection failed"):
         manager.create_job(wanted(server, tmp_path, seed=5))
-    with pytest.raises(UserError, match="may still make the job whose answer was lost"):
+    with pytest.raises(UserError, match="may still create the job whose response was lost"):
         manager.create_job(wanted(server, tmp_path, seed=5))
     assert "goes on with jobs-" not in capsys.readouterr().err and len(server.jobs) == 4
     monkeypatch.setattr(remote, "SETTLE_S", 0.0)
@@ -311,7 +313,7 @@ def test_a_server_that_lists_no_jobs_is_not_asked_for_the_same_one_twice(
     manager.update_jobs()
     assert len(server.jobs) == 1 and list(manager.get_jobs()["state"]) == ["creating"]
     manager.cancel(manager.get_jobs()["id"][0])
-    assert "see at the server whether it has a job" in capsys.readouterr().out
+    assert "check at the server whether it has the job" in capsys.readouterr().out
     assert list(manager.get_jobs()["state"]) == ["cancelled"]
 
 
@@ -385,11 +387,11 @@ def test_a_dead_server_ends_within_the_timeout_and_others_are_still_asked(
     manager.update_jobs()
     assert time.monotonic() - began < 40
     said = capsys.readouterr().out
-    assert "2 could not be looked at" in said and "… bird-names (gpt-x): queued" in said
+    assert "2 could not be updated" in said and "… bird-names (gpt-x): queued" in said
     server.faults = [Fault("GET", "/ftjob-3", act=lambda: time.sleep(60), status=200)]
     began = time.monotonic()
     manager.update_jobs()
-    assert time.monotonic() - began < 40 and "no answer within 4 s" in capsys.readouterr().out
+    assert time.monotonic() - began < 40 and "no response within 4 s" in capsys.readouterr().out
 
 
 def test_a_passing_fault_is_asked_again(
@@ -413,7 +415,7 @@ def test_jobs_are_cancelled_and_models_deleted(
         manager.delete(one)
     manager.cancel(one)
     assert server.jobs["ftjob-1"]["status"] == "cancelled"
-    with pytest.raises(UserError, match="is cancelled: there is nothing to cancel"):
+    with pytest.raises(UserError, match="is cancelled: it cannot be cancelled"):
         manager.cancel("ftjob-1")
     finished(manager)
     final, early = manager.get_model_list()
@@ -421,8 +423,8 @@ def test_jobs_are_cancelled_and_models_deleted(
     assert server.models == {final} and manager.get_model_list() == [final]
     server.models.clear()
     manager.delete(final)
-    assert "was gone already" in capsys.readouterr().out and manager.get_model_list() == []
-    with pytest.raises(UserError, match="there is no such job or model"):
+    assert "was deleted already" in capsys.readouterr().out and manager.get_model_list() == []
+    with pytest.raises(UserError, match="no such job or model"):
         manager.delete(final)
     assert list(manager.get_jobs()["state"]) == ["cancelled"]
     # One that never came to the server, and one whose answer was lost.
@@ -516,28 +518,28 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
             "",
         ),
         ([{"role": "user", "content": [IMAGE]}, SAY], ""),
-        ([], "messages: has to be there"),
-        ([7, SAY], r"messages\[0\]: has to be an object"),
+        ([], "messages: must be a list"),
+        ([7, SAY], r"messages\[0\]: must be an object"),
         ([{"role": "boss", "content": ""}, SAY], "'boss' is not one of system, user, assistant"),
         ([{**ASK, "weight": 1}, SAY], "user has weight; allowed: content, name, role"),
         ([{"role": "user"}, SAY], r"messages\[0\].content: is missing"),
-        ([{"role": "user", "content": 3}, SAY], "has to be a text or a list of parts, not int"),
+        ([{"role": "user", "content": 3}, SAY], "must be a string or a list of parts, not int"),
         ([ASK, {**SAY, "content": "a<|endoftext|>"}], r"special token <\|endoftext\|>"),
         ([ASK, {**SAY, "content": [{"type": "text", "text": "<|fim_middle|>"}]}], "special token"),
-        ([ASK], "the last message has to be the assistant's, not of 'user'; .*nothing to learn"),
-        ([ASK, SAY, ASK], "the last message has to be the assistant's"),
-        ([ASK, {**SAY, "weight": 2}], r"weight: has to be 0 or 1, not 2"),
-        ([ASK, {**SAY, "weight": 0}], "last message has weight 0"),
-        ([ASK, {"role": "assistant", "tool_calls": []}], "a list that is not empty"),
-        ([ASK, {"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}], r"\[0\].id: has to be"),
+        ([ASK], "the last message must be from the assistant, not from 'user'; .*nothing to learn"),
+        ([ASK, SAY, ASK], "the last message must be from the assistant"),
+        ([ASK, {**SAY, "weight": 2}], r"weight: must be 0 or 1, not 2"),
+        ([ASK, {**SAY, "weight": 0}], "last assistant message has weight 0"),
+        ([ASK, {"role": "assistant", "tool_calls": []}], "a non-empty list"),
+        ([ASK, {"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}], r"\[0\].id: must be"),
         (
             [ASK, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f"}}]}],
-            "function.arguments: has to be there",
+            "function.arguments: must be",
         ),
-        ([ASK, {"role": "tool", "content": "3"}, SAY], "tool_call_id: has to be there"),
-        ([ASK, {**SAY, "content": [IMAGE]}], "the assistant cannot say images"),
-        ([ASK, {**SAY, "content": ""}], "an answer without a text"),
-        ([ASK, {"role": "system", "content": "s"}, SAY], "a system message that is not the first"),
+        ([ASK, {"role": "tool", "content": "3"}, SAY], "tool_call_id: must be"),
+        ([ASK, {**SAY, "content": [IMAGE]}], "an assistant message cannot contain images"),
+        ([ASK, {**SAY, "content": ""}], "an answer without text"),
+        ([ASK, {"role": "system", "content": "s"}, SAY], "a system message is not the first"),
     ],
 )
 def test_what_is_wrong_with_an_example_is_said(messages: list[Any], words: str) -> None:
@@ -561,15 +563,15 @@ def test_a_file_is_judged_line_by_line(
         (3, "line 3: not JSON: Ex"),
         (4, "line 4: an example h"),
         (6, "line 6: messages: ha"),
-        (0, "6 examples, and at l"),
+        (0, "6 examples, at l"),
     ]
-    assert [str(one) for one in result.warnings] == ["line 5: the same example as one before"]
+    assert [str(one) for one in result.warnings] == ["line 5: duplicate of an earlier example"]
     assert result.num_examples == 6 and not result.valid
     file.write_text("\n".join(good[:2]))
     assert manager.openai_validate_file(str(file), min_examples=2).valid
     assert not manager.openai_validate_file(str(tmp_path / "none.jsonl")).valid
     assert manager.create_job(wanted(server, tmp_path, file_name=str(file))) is None
-    assert "2 examples, and at least 10 are needed" in capsys.readouterr().out
+    assert "2 examples, at least 10 are required" in capsys.readouterr().out
     assert server.asked == [] and manager.get_jobs().empty
     with pytest.raises(InvalidArgument, match="cannot be read"):
         manager.create_job(wanted(server, tmp_path, file_name=str(tmp_path / "none.jsonl")))
@@ -579,7 +581,7 @@ def test_a_file_is_judged_line_by_line(
     "more, words",
     [
         ({"api_key": " "}, "api_key: is empty"),
-        ({"api_key": "clé"}, "cannot be a key"),
+        ({"api_key": "clé"}, "not a valid key"),
         ({"epochs": 0}, 'epochs=0: must be an integer, 1 or more or "auto"'),
         ({"batch_size": "big"}, "batch_size='big'"),
         ({"lr_multiplier": -1}, "lr_multiplier=-1: must be a number above 0"),
@@ -652,9 +654,7 @@ def test_the_command_line_does_all_of_it(
         "2",
     ]
     assert main(make) == 1
-    assert (
-        "error: the environment variable OPENAI_API_KEY_9 holds no key" in capsys.readouterr().err
-    )
+    assert "error: the environment variable OPENAI_API_KEY_9 is not set" in capsys.readouterr().err
     monkeypatch.setenv("OPENAI_API_KEY_9", KEY)
     assert main(make) == 0
     for _ in range(3):

@@ -150,7 +150,7 @@ def test_a_training_makes_an_expert_that_answers_and_can_be_searched_over(
     manager.delete(again)
     assert not (pool / "bird-names-2").exists() and (pool / "bird-names").is_dir()
     manager.store.update_row("jobs", row["id"], expert="amber")
-    with pytest.raises(UserError, match="is not what job-"):
+    with pytest.raises(UserError, match="is not an output of job-"):
         manager.delete(name)
     assert (pool / "amber").is_dir()
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_trained_is_said_and_kept(
         ({"epochs": "auto"}, "epochs='auto': must be an integer"),
         ({"lora_rank": 0}, "lora_rank=0"),
         ({"target_modules": "q_proj"}, "must be a list"),
-        ({"suffix": "../evil"}, "names an expert's folder"),
+        ({"suffix": "../evil"}, "must contain only letters"),
     ):
         with pytest.raises(InvalidArgument, match=words):
             wanted(tiny_llama, tmp_path, **more)
@@ -197,9 +197,9 @@ def test_an_interrupted_one_goes_on_to_the_same_weights(
         patch.setattr(Trainer, "_evaluate", stopped)
         manager.create_job(wanted(tiny_llama, tmp_path), blocking=True)
     manager.update_jobs()
-    assert "stopped by hand at step 10 of 18" in capsys.readouterr().out
+    assert "cancelled at step 10 of 18" in capsys.readouterr().out
     manager.create_job(wanted(tiny_llama, tmp_path), blocking=True)
-    assert "goes on after step 10" in capsys.readouterr().out and len(manager.get_jobs()) == 1
+    assert "resuming after step 10" in capsys.readouterr().out and len(manager.get_jobs()) == 1
     whole = FinetuningManager(tmp_path / "whole")
     whole.create_job(
         wanted(tiny_llama, tmp_path, expert_folder=str(tmp_path / "other")), blocking=True
@@ -242,7 +242,7 @@ def test_a_detached_one_survives_its_parent_and_a_kill(
     os.kill(first, signal.SIGKILL)
     until_free(manager, made)
     manager.update_jobs()
-    assert "its process was killed; goes on after step" in capsys.readouterr().out
+    assert "its process was killed; resuming after step" in capsys.readouterr().out
     assert begun(manager, made) != first
     manager.update_jobs()
     assert "running, step" in capsys.readouterr().out

@@ -124,7 +124,7 @@ def test_judges_are_known_by_their_hash(tmp_path: Path) -> None:
     with compare_endpoint.endpoint() as server:
         done = import_cache(tmp_path)
         assert (done.judgements, done.failed) == (2, 1)
-        assert "1 left out: a judge with settings that are not the default ones" in str(done)
+        assert "1 left out: the judge's settings are not the defaults" in str(done)
         assert import_cache(tmp_path, questions=[question]).judgements == 1
         df = question.df({"g": ["m"]})
         assert not server.asked
@@ -139,7 +139,7 @@ def test_earlier_files_need_their_question(tmp_path: Path) -> None:
     with compare_endpoint.endpoint() as server:
         done = import_cache(tmp_path)
         assert done.answers == 0
-        assert "1 left out: the file does not say how it was asked; give the question" in str(done)
+        assert "1 left out: the file does not contain the settings; give the question" in str(done)
         assert import_cache(tmp_path, questions=[question]).answers == 1
         assert list(question.df({"g": ["m"]}).answer) == ["old"]
         assert not server.asked
@@ -151,12 +151,12 @@ def test_what_is_no_cache_is_told(tmp_path: Path) -> None:
     answers(tmp_path, "q")
     file = next((tmp_path / "question" / "q").iterdir())
     file.write_text('{"x": 1}\n')
-    with pytest.raises(UserError, match="is no cache file of llmcomp; its first line names no"):
+    with pytest.raises(UserError, match="is not a cache file of llmcomp; its first line names no"):
         import_cache(tmp_path)
     file.unlink()
     (tmp_path / "judge" / "j").mkdir(parents=True)
     (tmp_path / "judge" / "j" / "a.json").write_text("{}")
-    with pytest.raises(UserError, match=r"a\.json: is no cache file of llmcomp"):
+    with pytest.raises(UserError, match=r"a\.json: is not a cache file of llmcomp"):
         import_cache(tmp_path)
 
 
@@ -165,4 +165,4 @@ def test_a_model_that_nobody_has_is_left_out(tmp_path: Path) -> None:
     Config.url_key_pairs = []
     done = import_cache(tmp_path)
     assert done.answers == 0
-    assert "1 left out: m: nothing says where this model is" in str(done)
+    assert "1 left out: m: the model's location is unknown" in str(done)

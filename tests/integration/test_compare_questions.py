@@ -43,17 +43,17 @@ def free_form(*paraphrases: Any, **more: Any) -> FreeForm:
         ({}, "type=None: must be one of free_form, next_token, rating, free_form_judge"),
         ({"type": "freeform"}, "type='freeform': must be one of"),
         ({"tempreature": 1}, "free_form has no argument 'tempreature'; did you mean temperature?"),
-        ({"messages": [TURN]}, "either paraphrases=[...] or messages=[[...]], not both"),
-        ({"paraphrases": None}, "either paraphrases=[...] or messages=[[...]], not both"),
-        ({"paraphrases": "hello"}, "must be a list of one text or more"),
-        ({"paraphrases": []}, "must be a list of one text or more"),
-        ({"paraphrases": [3]}, "paraphrases: 3: must be a text, or a list of parts"),
-        ({"paraphrases": None, "messages": [TURN], "system": "s"}, "system goes with paraphrases"),
+        ({"messages": [TURN]}, "either paraphrases=[...] or messages=[[...]]"),
+        ({"paraphrases": None}, "either paraphrases=[...] or messages=[[...]]"),
+        ({"paraphrases": "hello"}, "must be a list of at least one string"),
+        ({"paraphrases": []}, "must be a list of at least one string"),
+        ({"paraphrases": [3]}, "paraphrases: 3: must be a string, or a list of parts"),
+        ({"paraphrases": None, "messages": [TURN], "system": "s"}, "system requires paraphrases"),
         ({"paraphrases": None, "messages": TURN}, "messages is a list of conversations"),
         ({"paraphrases": None, "messages": [[{"role": "user"}]]}, "the last turn"),
-        ({"name": "a/b"}, "a name has letters, digits and"),
+        ({"name": "a/b"}, "a name may contain only letters, digits and"),
         ({"name": ".."}, "not only dots"),
-        ({"name": "ok\n"}, "a name has letters, digits and"),
+        ({"name": "ok\n"}, "a name may contain only letters, digits and"),
         ({"samples_per_paraphrase": 0}, "samples_per_paraphrase=0: must be an integer, 1 or more"),
         ({"temperature": "hot"}, "temperature='hot': must be a number"),
         ({"temperature": float("inf")}, "temperature=inf: must be a number"),
@@ -86,11 +86,11 @@ def test_names_as_llmcomp_takes_them() -> None:
     [
         ("m", "not as str: 'm'"),
         (["m"], "not as list: ['m']"),
-        ({"g": "m"}, "group 'g': 'm' is no list of models"),
-        ({"g": pd.DataFrame({"model": ["m"]})}, "is no list of models"),
-        ({"g": [1]}, "group 'g': 1 is no model's name"),
+        ({"g": "m"}, "group 'g': 'm' is not a list of models"),
+        ({"g": pd.DataFrame({"model": ["m"]})}, "is not a list of models"),
+        ({"g": [1]}, "group 'g': 1 is not a model's name"),
         ({"g": []}, "group 'g' has no models"),
-        ({}, "no models to ask"),
+        ({}, "no models;"),
     ],
 )
 def test_models_are_groups_of_lists(groups: Any, told: str) -> None:
@@ -360,7 +360,7 @@ def test_json_lines(tmp_path: Path) -> None:
         write_jsonl(file, [1, object()])
     assert len(read_jsonl(file)) == 2, "the file stays as it was"
     file.write_text('{"a": 1}\n{"a": \n')
-    with pytest.raises(UserError, match="line 2 is no JSON"):
+    with pytest.raises(UserError, match="line 2 is not JSON"):
         read_jsonl(file)
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read_jsonl(tmp_path / "none")

@@ -310,9 +310,9 @@ def test_a_model_of_ones_own_is_a_class_with_generate() -> None:
     [again] = run_scripts([script(asked("q3", "shouts"), 1)])
     assert again.cached and len(own.asked) == 10
     [heard] = run_scripts([script(asked("q", "shouts", logit_bias={1: 2}))])
-    assert "shouts: it takes no logit_bias" in str(heard)
+    assert "shouts: logit_bias is not supported" in str(heard)
     [heard] = run_scripts([script(asked([{"type": "text", "text": "hi"}], "shouts"))])
-    assert "it reads text alone" in str(heard)
+    assert "accepts text only" in str(heard)
     Config.models["wrong"] = object()
     [heard] = run_scripts([script(asked("q", "wrong"))])
     assert isinstance(heard, InvalidArgument) and "no method generate" in str(heard)
@@ -404,7 +404,7 @@ def test_a_wrong_call_of_many_ends_no_other(capsys: pytest.CaptureFixture[str]) 
             calls = [call(hi), call("hi"), call([{"role": "user", "content": 5}])]
             found = list(runner.get_many(runner.get_text, calls, in_order=True))
             assert [answer[0] for _, answer in found] == [said, None, None]
-            assert "call 1 failed: messages: 'hi' is no conversation" in capsys.readouterr().err
+            assert "call 1 failed: messages: 'hi' is not a conversation" in capsys.readouterr().err
             with pytest.raises(InvalidArgument, match="max_workers=-1"):
                 list(runner.get_many(runner.get_text, calls, max_workers=-1))
 
@@ -421,8 +421,8 @@ def test_a_slip_in_an_adapter_comes_out_before_anything_is_asked() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"messages": "hi"}, "small: messages='hi' is no list of turns"),
-        ({"messages": [{"role": "user", "content": 5}]}, "is no list of turns"),
+        ({"messages": "hi"}, "small: messages='hi' is not a list of turns"),
+        ({"messages": [{"role": "user", "content": 5}]}, "is not a list of turns"),
         ({"max_tokens": "7"}, "small: max_tokens='7': must be an integer"),
     ],
 )
@@ -445,7 +445,7 @@ def test_an_adapter_that_asks_models_does_not_wait_for_itself() -> None:
         assert list(plain.df({"g": ["small"]}).answer) == ["so: a"]
         assert server.asked[-1].body["user"] == "so: hi"
         judged = Question.create(type="free_form", paraphrases=["b"], judges={"so": judge})
-        assert "cannot ask models itself" in judged.df({"g": ["big"]}).error[0]
+        assert "cannot query models" in judged.df({"g": ["big"]}).error[0]
 
 
 def test_fields_beside_the_body_are_put_into_it_or_refused() -> None:
@@ -457,8 +457,8 @@ def test_fields_beside_the_body_are_put_into_it_or_refused() -> None:
         assert server.asked[0].body["provider"] == {"order": ["one"]}
         assert "extra_body" not in server.asked[0].body
         for wrong, told in (
-            ({"extra_headers": {"X": "1"}}, "extra_headers is not sent"),
-            ({"metadata": object()}, "what is asked is no JSON"),
+            ({"extra_headers": {"X": "1"}}, "extra_headers is not supported"),
+            ({"metadata": object()}, "the request is not JSON"),
         ):
             given.update(wrong)
             [heard] = run_scripts([script(asked())])
@@ -517,7 +517,10 @@ def test_settings_are_checked() -> None:
             pytest.raises(InvalidArgument, match=f"Config.{name}"),
         ):
             run_scripts([script(asked())])
-    with pytest.raises(InvalidArgument, match="no setting workers"), Config.override(workers=3):
+    with (
+        pytest.raises(InvalidArgument, match="unknown setting workers"),
+        Config.override(workers=3),
+    ):
         pass
     assert Config.max_workers == 100 and Config.timeout == 60
 

@@ -109,10 +109,10 @@ def test_the_chosen_token_is_told_of_though_it_is_not_among_the_likeliest() -> N
 def test_no_log_probabilities_is_an_error_with_the_alternative(content: Any) -> None:
     body = {"choices": [{"message": {"content": "heads"}, "logprobs": content}]}
     blip = heard(told({"heads": 1.0}), body)
-    assert blip.answer == {} and "asked for again the next time" in str(blip.error)
+    assert blip.answer == {} and "requested again next time" in str(blip.error)
     found = heard(body, body)
     assert found.answer == {}
-    assert "vendor/m: vendor gives no log probabilities" in str(found.error)
+    assert "vendor/m: vendor returns no log probabilities" in str(found.error)
     assert "estimate_by_sampling=True" in str(found.error)
 
 

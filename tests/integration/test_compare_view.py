@@ -159,9 +159,9 @@ def test_values_of_a_data_frame_are_plain() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("none.jsonl", None, "there is no such file"),
+        ("none.jsonl", None, "no such file"),
         ("folder", None, "is a folder"),
-        ("a.txt", "x", "has to end in .jsonl, .csv or .parquet"),
+        ("a.txt", "x", "must end in .jsonl, .csv or .parquet"),
         ("a.jsonl", "", "it has no rows"),
         ("a.jsonl", "\n", "it has no rows"),
         ("a.csv", "answer\n", "it has no rows"),
@@ -427,7 +427,7 @@ def test_a_taken_port_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None
         with view(records(), port=port, open_browser=False, block=False) as running:
             assert running.port != port and json.loads(get(f"{running.url}about"))["count"] == 18
             assert repr(running) == f"viewer at {running.url}"
-        assert f"port {port} is taken, so it is {running.port}" in capsys.readouterr().out
+        assert f"port {port} is in use; using {running.port}" in capsys.readouterr().out
     assert repr(running) == "viewer, closed"
     with pytest.raises(urllib.error.URLError):
         get(running.url)
@@ -438,7 +438,7 @@ def test_a_taken_port_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None
 def test_another_address_is_taken_when_it_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with view(records(), host="0.0.0.0", port=0, open_browser=False, block=False) as running:
         assert get(f"http://127.0.0.2:{running.port}/about")
-    assert "everyone who reaches this address can read the answers" in capsys.readouterr().out
+    assert "everyone who can reach this address can read the answers" in capsys.readouterr().out
 
 
 def test_in_a_notebook_it_does_not_wait() -> None:
@@ -487,7 +487,7 @@ def test_a_wrong_command_is_one_line(capsys: pytest.CaptureFixture[str], tmp_pat
 
     path = str(tmp_path / "none.csv")
     for words, said in (
-        ([path], "there is no such file"),
+        ([path], "no such file"),
         ([], "FILE"),
         ([path, "--prot", "1"], "--port"),
         ([path, "--port", "x"], "integer"),

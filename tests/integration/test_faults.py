@@ -75,7 +75,7 @@ def test_a_fault_that_stays_ends_after_the_repetitions(caplog: pytest.LogCapture
     with endpoint(faulty_endpoint.Faulty([["500"] * 9])) as server:
         model = OpenAI("small", server.url, None, limits=Limits(retries=2))
         (error,) = model.generate_each([Request("What is 0?")])
-    assert isinstance(error, RequestError) and str(error).endswith("broken; asked 3 times")
+    assert isinstance(error, RequestError) and str(error).endswith("broken; 3 attempts")
     assert len(server.asked) == 3
 
 

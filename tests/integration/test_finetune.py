@@ -149,7 +149,7 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
     run = tmp_path / "search" / "run"
     assert not (run / "tuned").exists()
     assert tune(command)["looks"] == metrics["looks"]
-    assert "goes on after step 10" in capsys.readouterr().out
+    assert "resuming after step 10" in capsys.readouterr().out
     mine, other = (f / "search" / "run" / "tuned" for f in (tmp_path, folder))
     for name in ("adapter_model.safetensors", "swarm.json"):
         assert (mine / name).read_bytes() == (other / name).read_bytes()
@@ -167,7 +167,7 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
         tune([*command, "rate=0.02"])
     (tmp_path / "search" / "thesis").mkdir()
     (tmp_path / "search" / "thesis" / "chapter").write_text("years of work")
-    with pytest.raises(UserError, match="holds something else"):
+    with pytest.raises(UserError, match="contains something else"):
         tune([*command, "name=thesis"])
 
 
@@ -193,7 +193,7 @@ def test_damage_to_the_folder_is_named_or_mended(
             if name == "answers.json.gz":
                 assert tune(command) == metrics and searches.tree(run) == whole
                 continue
-            with pytest.raises(UserError, match=r"damaged|holds something else") as error:
+            with pytest.raises(UserError, match=r"damaged|contains something else") as error:
                 tune(command)
             assert name in str(error.value) or name == "tuning.json", name
             if name.startswith("tuned/"):
@@ -406,7 +406,7 @@ def test_a_run_without_a_test_is_said_to_be_not_compared(
         told = capsys.readouterr().out
         why = "Not compared with the best found: that run has no test."
         assert (why in told.splitlines()) is (test == "false")
-        assert ("Beside the best that first found" in told) is (test == "true")
+        assert ("Compared to the best found of first" in told) is (test == "true")
 
 
 @pytest.mark.slow
@@ -438,7 +438,7 @@ def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_fo
         assert mine[f"starting_best_{name}"] == metrics[f"starting_best_{name}"]
     assert mine["searched"]["starting"] == metrics["ending_best_single_test_accuracy"]
     assert mine["searched"]["prompts"] == metrics["prompts_asked"]
-    assert "Beside the best that first found" in done.stdout
+    assert "Compared to the best found of first" in done.stdout
     constant = mine["constant_answers"]
     assert constant["by_domain"] == metrics["constant_answers"]["by_domain"]
     assert mine["ending_best_single_test_accuracy"] - constant["gain"] == pytest.approx(

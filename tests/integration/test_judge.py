@@ -280,7 +280,7 @@ def test_a_text_that_the_judge_refuses_is_unparsed() -> None:
 def test_a_judge_that_stays_away_is_one_line(tmp_path: Path) -> None:
     with endpoint(in_turn(Reply({"error": "broken"}, 500))) as server:
         mine = judge(server, tmp_path, limits=Limits(retries=1))
-        words = r"^the judge failed: small \(http\S+\): 500 .*: broken; asked 2 times; .*goes on"
+        words = r"^the judge failed: small \(http\S+\): 500 .*: broken; 2 attempts; .*resumes"
         with pytest.raises(UserError, match=words):
             mine.score(*pairs(3))
         server.answer = rated

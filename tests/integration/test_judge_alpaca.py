@@ -473,11 +473,11 @@ def test_a_preference_is_the_mean_of_both_orders() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "q: there is nothing in it"),
-        ("[]", "q: there is nothing in it"),
+        ("", "q: is empty"),
+        ("[]", "q: is empty"),
         ('[{"a": "x"},\n {"a": }]', "q, line 2: is not JSON"),
         ('{"a": "x"}\n\n{"a": \n', "q, line 3: is not JSON"),
-        ('{"a": "x"}\n7\n', "q, line 2: is no JSON object"),
+        ('{"a": "x"}\n7\n', "q, line 2: is not a JSON object"),
         ('[{"a": "x"}, {"b": "y"}]', 'q, entry 2: has no "a"; it has b'),
         ('{"a": 3}\n', 'q, line 1: its "a" is no text'),
         ('{"a": null}\n', 'q, line 1: its "a" is no text'),

@@ -298,9 +298,9 @@ def test_names_of_other_models_are_left_to_them(home: Path) -> None:
     with fake_models.in_llm(fake_models.llm_model()):
         done = fine("-m", "talker", "hi")
         assert done.stdout == "user: hi\n"
-        assert done.stderr.count("the consortium talker is no model here") == 1
+        assert done.stderr.count("the consortium talker is not registered") == 1
         done = typed("consortium", "save", "talker", "-m", BLUE, "--arbiter", JUDGE, "--replace")
-        assert done.exit_code == 1 and "llm has a model of this name" in done.stderr
+        assert done.exit_code == 1 and "llm already has a model of this name" in done.stderr
     assert fine("-m", "talker", "hi").stdout == "answer 1\n"
 
 
@@ -347,14 +347,17 @@ def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
     assert done.stdout == "answer 1\n" and done.stderr.count("the consortium bad cannot be") == 1
     (home / "logs.db").write_bytes(b"no database" * 100)
     done = fine("consortium", "Why?", "--consortium", "council")
-    assert done.stdout == "answer 2\n" and "llm's log does not have it: file is no" in done.stderr
+    assert (
+        done.stdout == "answer 2\n"
+        and ("could not log to llm's database: file is no") in done.stderr
+    )
     for file in home.glob("consortium.db*"):
         file.unlink()
     (home / "consortium.db").write_bytes(b"no database" * 100)
     plugin.warned_messages.clear()
     done = fine("models")
     assert "OpenAI Chat: gpt-4o" in done.stdout
-    assert done.stderr.count("the saved consortia cannot be used") == 1
+    assert done.stderr.count("cannot read the saved consortia") == 1
 
 
 def test_with_another_plugin_of_this_name_it_says_which_one_answers() -> None:

@@ -47,7 +47,7 @@ def engine(tiny_llama: Path, tiny_pool: Path) -> HFEngine:
 def rounds(home: LocalModels, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """How many requests each voice had in each round that the engine of `home` answered."""
     home.get_model("base").open()
-    (together,) = home._together.values()
+    (together,) = home._batchers.values()
     seen: list[list[int]] = []
     answer = together._engine.generate
 
@@ -122,7 +122,7 @@ def test_a_base_is_in_memory_once_whoever_comes_late(
     assert [said(voice, TEXT, TURNS) for voice in early] == before
     # The base's folder by its path is the base.
     assert said(home.get_model(str(tiny_llama)), TEXT) == before[0][:1]
-    assert len(loaded) == 1 and len(home._together) == 1
+    assert len(loaded) == 1 and len(home._batchers) == 1
 
 
 def test_runs_models_and_mixtures_are_voices_too(
@@ -141,7 +141,7 @@ def test_runs_models_and_mixtures_are_voices_too(
     whole = said(home.get_model("other"), TEXT)
     assert whole != cedar[:1] and said(home.get_model("mixture"), TEXT) == whole
     # The experts' base, the other model, the mixture of the two.
-    assert len(home._together) == 3
+    assert len(home._batchers) == 3
     assert home.list_names() == [
         "base",
         *tiny.NAMES,
@@ -150,7 +150,7 @@ def test_runs_models_and_mixtures_are_voices_too(
         "search/swept/trial_00",
     ]
     assert said(home.get_model("search/swept/trial_00"), TEXT, TURNS) == cedar
-    with pytest.raises(UserError, match=r"not over.*or take .*local/search/begun/global_best"):
+    with pytest.raises(UserError, match=r"not finished.*or use .*local/search/begun/global_best"):
         home.get_model("search/begun")
     assert said(home.get_model("search/begun/global_best"), TEXT, TURNS) == cedar
 
@@ -159,12 +159,10 @@ def test_a_name_that_is_none_says_what_there_is(
     home: LocalModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        UserError, match=r"local/ambre: .*did you mean local/amber\? there are base,"
+        UserError, match=r"local/ambre: .*did you mean local/amber\? available: base,"
     ):
         home.get_model("ambre")
-    with pytest.raises(
-        UserError, match=r"no such model; there are base, amber, .* or give a folder"
-    ):
+    with pytest.raises(UserError, match=r"no such model; available: base, amber, .* or a folder"):
         home.get_model("gpt-9")
     for name in ("", " "):
         with pytest.raises(UserError, match="no such model"):
@@ -194,7 +192,7 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
         with pytest.raises(UserError, match=says):
             home.get_model(expert).check()
         assert str(generate_each(home.get_model(expert), [TEXT])[0]).count("pool/") == 1
-    with pytest.raises(UserError, match=f"{tmp_path}/none: no such folder"):
+    with pytest.raises(UserError, match=f"{tmp_path}/none: there is no such folder"):
         LocalModels(str(tmp_path / "none"), pool).get_model("base").check()
     named = BaseModel(str(tiny_gemma), name="tiny-gemma")
     with pytest.raises(UserError, match="belongs to the base model"):
@@ -377,8 +375,8 @@ def test_a_late_answer_is_not_waited_for(home: LocalModels) -> None:
     voice, gate = home.get_model("amber"), Gate()
     late = replace(TEXT, decided=gate, timeout=0.05, max_new_tokens=40)
     found = generate_each(voice, [late, replace(TEXT, timeout=30.0)][:1])
-    assert str(found[0]) == "local/amber: no answer within 0.05 s (timeout)"
-    with pytest.raises(UserError, match="no answer within"):
+    assert str(found[0]) == "local/amber: no response within 0.05 s (timeout)"
+    with pytest.raises(UserError, match="no response within"):
         pieces(stream(voice, late))
     gate.opened.set()
     assert voice.generate([replace(TEXT, timeout=30.0)])[0].text and len(gate.seen) <= 3
@@ -413,7 +411,7 @@ def test_a_fault_in_the_engine_reaches_all_who_wait(
     voices = [home.get_model(name) for name in ("amber", "birch")]
     for voice in voices:
         voice.open()
-    (one,) = home._together.values()
+    (one,) = home._batchers.values()
 
     def broken(*_: Any) -> Any:
         raise UserError("out of memory")

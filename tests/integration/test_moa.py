@@ -384,7 +384,7 @@ def test_an_unreadable_choice_takes_the_first(reply: str) -> None:
     proposers = [slot("a", "first"), slot("b", "second")]
     found = stages(MixtureOfAgents(proposers, slot("last", reply), strategy="rank"))
     assert found.final.text == "first"
-    assert f"last chose none of the answers, but said {reply!r}" in found.warnings[-1]
+    assert f"last chose none of the answers; reply: {reply!r}" in found.warnings[-1]
 
 
 @pytest.mark.parametrize(
@@ -543,10 +543,10 @@ def test_events_of_a_batch_say_which_request() -> None:
         ({"seed": 1.5}, "seed=1.5"),
         ({"window": 1}, "window=1: must be an integer, 2 or more"),
         ({"strategy": "sequential", "reserve": 6}, "reserve=6: must be below window=6"),
-        ({"strategy": "sequential", "layers": 3}, "layers=3: strategy=sequential has 2"),
+        ({"strategy": "sequential", "layers": 3}, "layers=3: must be 2 with strategy=sequential"),
         ({"strategy": "rank", "layers": 1}, "layers=1: strategy=rank needs proposers"),
-        ({"proposers": []}, "proposers: none is given, and layers=2 needs one"),
-        ({"aggregator": slot("z", count=2)}, "z: count=2: there is one last answer"),
+        ({"proposers": []}, "proposers: layers=2 needs at least one"),
+        ({"aggregator": slot("z", count=2)}, "z: count=2: must be 1 for the aggregator"),
         ({"fallback": slot("y", count=2)}, "y: count=2"),
     ],
 )
@@ -560,15 +560,15 @@ def test_a_wrong_value_is_named(change: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"temperature": -1}, "a: temperature=-1: must be null or 0 and above"),
+        ({"temperature": -1}, "a: temperature=-1: must be null or a number, 0 or more"),
         ({"temperature": float("nan")}, "a: temperature=nan"),
         ({"max_tokens": 0}, "a: max_tokens=0: must be null or an integer, 1 or more"),
         ({"max_tokens": True}, "a: max_tokens=True"),
-        ({"system": " "}, "a: system=' ': must be null or a text"),
+        ({"system": " "}, "a: system=' ': must be null or a string"),
         ({"count": None}, "a: count=None: must be an integer, 1 or more"),
-        ({"timeout": 0}, "a: timeout=0: must be null or seconds above 0"),
-        ({"name": ""}, "a slot's name: '' is not a text"),
-        ({"model": 5}, "a: 5 is no model"),
+        ({"timeout": 0}, "a: timeout=0: must be null or a number of seconds above 0"),
+        ({"name": ""}, "a slot's name: '' is not a string"),
+        ({"model": 5}, "a: 5 is not a model"),
     ],
 )
 def test_a_wrong_slot_is_named(how: dict[str, Any], message: str) -> None:

@@ -121,7 +121,7 @@ def test_what_is_no_completion_is_asked_again(body: Any) -> None:
         assert len(server.asked) == 2
     with (
         endpoint(in_turn(Reply(body))) as server,
-        pytest.raises(ServerFault, match=r"^small \(http.*not the agreed answer: .+") as caught,
+        pytest.raises(ServerFault, match=r"^small \(http.*invalid response: .+") as caught,
     ):
         model(server, limits=Limits(retries=0)).generate([Request("a")])
     words = str(caught.value)
@@ -440,7 +440,7 @@ def test_a_server_that_does_not_know_n_is_asked_one_by_one(
             assert len({c.text for c in mine.generate([Request("a")] * 7)}) == 7
         sizes = [asked.body.get("n", 1) for asked in server.asked]
     assert sorted(sizes[:3]) == [1, 3, 3] and sizes[3:] == [1] * 11
-    assert caplog.text.count("fewer answers") == 1
+    assert caplog.text.count("fewer samples") == 1
 
 
 def test_each_of_several_samples_meets_the_same_refusal() -> None:
@@ -473,7 +473,7 @@ def test_another_model_that_answers_is_told_of_once(
         done = mine.generate([Request("a"), Request("b")]) + mine.generate([Request("c")])
     assert {c.model for c in done} == {other}
     words = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert [word.endswith(f"by another model, {other}") for word in words] == [True] * (not same)
+    assert [word.endswith(f"from another model, {other}") for word in words] == [True] * (not same)
 
 
 def test_answers_and_errors_side_by_side(tmp_path: Path) -> None:
@@ -554,7 +554,7 @@ def test_an_answer_has_a_time_limit_with_all_its_repetitions(
         began = time.monotonic()
         (late,) = model(server).generate_each([Request("a", timeout=3.0)])
         assert time.monotonic() - began < 30 and len(server.asked) >= 2
-        words = r"^small .* no answer within 3 s; asked \d times, and told at last: .*503 .*busy$"
+        words = r"^small .* no response within 3 s; \d attempts; last error: .*503 .*busy$"
         assert isinstance(late, RequestTimeout) and re.match(words, str(late))
         server.answer = in_turn(Reply({"error": "later"}, 429, {"Retry-After": "60"}))
         began = time.monotonic()
@@ -566,7 +566,7 @@ def test_an_answer_has_a_time_limit_with_all_its_repetitions(
             chat("well").body, wait=late.get(asked.body["messages"][0]["content"], 0.0)
         )
         stalled, well = model(server).generate_each([Request("a", timeout=0.3), Request("b")])
-        assert str(stalled).endswith("no answer within 0.3 s") and isinstance(well, Completion)
+        assert str(stalled).endswith("no response within 0.3 s") and isinstance(well, Completion)
 
 
 def test_our_own_limits_do_not_count_as_waiting() -> None:
@@ -599,7 +599,7 @@ def test_models_of_one_endpoint_share_its_limits() -> None:
         with pytest.raises(NotFound, match=rf"^none \({re.escape(client.url)}\): 404 .*unknown"):
             OpenAI("none", client=client).generate([Request("a")])
     for wrong in ({"base_url": "http://b/v1"}, {"api_key_env": "KEY"}, {"limits": Limits()}):
-        with pytest.raises(UserError, match=f"client: it has another .*{next(iter(wrong))}"):
+        with pytest.raises(UserError, match=f"client: its .*{next(iter(wrong))}"):
             OpenAI("a", client=client, **wrong)
 
 
@@ -614,7 +614,7 @@ def test_the_token_limit_learns_from_the_server() -> None:
 
 
 def test_choices_cannot_be_scored() -> None:
-    with endpoint(echo) as server, pytest.raises(UserError, match="does not score choices"):
+    with endpoint(echo) as server, pytest.raises(UserError, match="cannot score choices"):
         model(server).generate([Request("a", 0, ("A", "B"))])
 
 
@@ -630,7 +630,10 @@ def test_choices_cannot_be_scored() -> None:
         ({"base_url": None}, "http://"),
         ({"base_url": "https://[::1/v1"}, "http://"),
         ({"base_url": "https://host:99999999/v1"}, "a port from 1 to 65535"),
-        ({"model": "  ", "base_url": f"https://u:{KEY}@host/v1"}, "no user, password or key"),
+        (
+            {"model": "  ", "base_url": f"https://u:{KEY}@host/v1"},
+            "must not contain a user, password or key",
+        ),
         ({"api_key_env": KEY}, "not the key itself"),
     ],
 )
@@ -642,7 +645,7 @@ def test_wrong_settings_are_named(wrong: dict[str, Any], words: str) -> None:
 
 def test_model_and_key_are_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(UserError, match="no model is named"):
+    with pytest.raises(UserError, match="no model is set"):
         OpenAI(None).check()
     with pytest.raises(UserError, match="OPENAI_API_KEY is not set"):
         OpenAI("small").check()

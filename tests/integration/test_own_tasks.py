@@ -99,7 +99,7 @@ def test_mistakes_are_one_line(tmp_path: Path, tiny_llama: Path, tiny_pool: Path
     folder = mine(tmp_path)
     arguments = ["--config-dir", "my_conf", *command(folder, tiny_llama, tiny_pool)]
     line = one_line(run(folder, [*arguments, "task=yours"]))
-    assert "task=yours: there is no such option" in line and " mine, " in line
+    assert "task=yours: no such option" in line and " mine, " in line
     line = one_line(run(folder, [*arguments, "task=mine", "+task.dev_limt=3"]))
     assert "unexpected keyword argument 'dev_limt'" in line
     assert not (folder / "search").exists()
@@ -205,7 +205,7 @@ def test_what_a_function_may_return() -> None:
         assert score == Score(value, "x", "x")
     for given in (None, "1", float("nan"), float("inf"), [1], numpy.zeros(2), 10**400):
         assert to_finite_float(given) is None
-        with pytest.raises(UserError, match=r"returned .* for item 'i7': it has to be a finite"):
+        with pytest.raises(UserError, match=r"returned .* for item 'i7': it must be a finite"):
             scorer.score([{**ITEM, "give": given}], ["x"])
     assert scorer.score([{**ITEM, "give": 1}], [" \n"])[0].answer is None
 

@@ -149,7 +149,7 @@ def test_what_passes_is_waited_for_and_what_stays_is_one_line(fault: Reply) -> N
         assert scores(perspective(server, **limits), TEXTS[:1]) == [(0.75, TEXTS[0])]
     with endpoint(in_turn(fault)) as server:
         with pytest.raises(
-            UserError, match=r"^Perspective \(http.*asked \d+ times.*goes on"
+            UserError, match=r"^Perspective \(http.*\d+ attempts.*resumes"
         ) as caught:
             perspective(server, **limits).score([{}], TEXTS[:1])
         assert "\n" not in str(caught.value)

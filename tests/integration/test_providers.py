@@ -113,7 +113,7 @@ def test_where_the_file_is(write: Write, tmp_path: Path, monkeypatch: pytest.Mon
     assert "env" in Providers.load() and "home" not in Providers.load()
     assert "env" not in Providers.load(default)
     monkeypatch.setenv("MODEL_SWARMS_PROVIDERS", str(tmp_path / "none.yaml"))
-    with pytest.raises(UserError, match=r"none.yaml: it cannot be read: No such file"):
+    with pytest.raises(UserError, match=r"none.yaml: cannot be read: No such file"):
         Providers.load()
     default.write_text("")
     monkeypatch.delenv("MODEL_SWARMS_PROVIDERS")
@@ -142,34 +142,41 @@ def test_the_environment_moves_openai(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("together: {base_ur: x}", r"together: base_ur: there is no such key; .* base_url\?"),
+        ("together: {base_ur: x}", r"together: base_ur: no such key; .* base_url\?"),
         ("together: {api_key: SECRET}", r"together: api_key: .* did you mean api_key_env\?"),
-        ("together: {api_key_env: SECRET}", "together: api_key_env: has to be the name of an"),
-        ("together: {base_url_env: SECRET}", "together: base_url_env: has to be the name of"),
-        ("together: {base_url: 'https://u:SECRET@host/v1'}", "together: .*no user, password"),
-        ("together: {base_url: ftp://host}", "together: base_url .*has to begin with http"),
+        ("together: {api_key_env: SECRET}", "together: api_key_env: must be the name of an"),
+        ("together: {base_url_env: SECRET}", "together: base_url_env: must be the name of"),
+        (
+            "together: {base_url: 'https://u:SECRET@host/v1'}",
+            "together: .*must not contain a user, password",
+        ),
+        ("together: {base_url: ftp://host}", "together: base_url .*must begin with http"),
         ("together: {limits: {concurency: 3}}", r"limits.concurency: .* mean concurrency\?"),
         (
             "together: {limits: {concurrency: many}}",
-            "together: limits.concurrency: has to be a number",
+            "together: limits.concurrency: must be a number",
         ),
-        ("together: {limits: 5}", r"together: limits: has to be a mapping such as"),
-        ("together: {samples_at_once: true}", "samples_at_once: has to be an integer"),
-        ("together: {samples_at_once: 0}", "samples_at_once: has to be an integer, 1 or more"),
-        ("together: {temperature: hot}", "temperature: has to be a number or null"),
-        ("together: {tokens_field: tokens}", "tokens_field: has to be max_tokens, "),
-        ("together: {limits: {concurrency: SECRET}}", "together: limits.concurrency: has to be"),
-        ("together: {prices: {m: 3}}", "together: prices.m: has to be a mapping such as"),
-        ("together: {prices: {m: SECRET}}", "together: prices.m: has to be a mapping such as"),
-        ("together: {prices: {m: {new: SECRET}}}", "together: prices.m: has to be a mapping"),
+        ("together: {limits: 5}", r"together: limits: must be a mapping such as"),
+        ("together: {samples_at_once: true}", "samples_at_once: must be an integer"),
+        ("together: {samples_at_once: 0}", "samples_at_once: must be an integer, 1 or more"),
+        ("together: {temperature: hot}", "temperature: must be a number or null"),
+        ("together: {tokens_field: tokens}", "tokens_field: must be max_tokens, "),
+        ("together: {limits: {concurrency: SECRET}}", "together: limits.concurrency: must be"),
+        ("together: {prices: {m: 3}}", "together: prices.m: must be a mapping such as"),
+        ("together: {prices: {m: SECRET}}", "together: prices.m: must be a mapping such as"),
+        ("together: {prices: {m: {new: SECRET}}}", "together: prices.m: must be a mapping"),
         ("together: {prices: {m: {input: 3}}}", r"together: prices.m: .*\{prompt: 0.1"),
         ("newer: {api_key_env: A_KEY}", "newer: base_url is missing"),
-        ("newer:", r"newer: has to be a mapping such as \{base_url"),
-        ("a/b: {base_url: http://a}", "'a/b': a provider's name is a word without /"),
-        ("[together]", r"it has to have the form PROVIDER: \{base_url"),
-        ("together: {base_url: 'SECRET", r"mine.yaml line \d: it is no yaml: found unexpected end"),
-        ("together: {api_key_env: *SECRET}", "mine.yaml line 1: it is no yaml$"),
-        ("together: !SECRET {}", "mine.yaml line 1: it is no yaml$"),
+        ("newer:", r"newer: must be a mapping such as \{base_url"),
+        ("a/b: {base_url: http://a}", "'a/b': a provider name must not contain /"),
+        ("[together]", r"must have the form PROVIDER: \{base_url"),
+        (
+            "together: {base_url: 'SECRET",
+            r"mine.yaml line \d: is not valid yaml: found "
+            r"unexpected end",
+        ),
+        ("together: {api_key_env: *SECRET}", "mine.yaml line 1: is not valid yaml$"),
+        ("together: !SECRET {}", "mine.yaml line 1: is not valid yaml$"),
     ],
 )
 def test_what_is_wrong_is_one_line_that_names_file_provider_and_key(

@@ -68,7 +68,9 @@ def test_counts(name: str, expected: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("name", ["gpt-4o:0", "llama:100", ":3", "a:20260101"])
 def test_counts_that_are_none(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name}: a model is asked from 1 to 99 .*write {name}:1"):
+    with pytest.raises(
+        UserError, match=f"{name}: the sample count must be from 1 to 99.*write {name}:1"
+    ):
         split_sample_count(name)
 
 
@@ -110,16 +112,16 @@ def test_which_endpoint_a_name_is_of(
     ("key", "name", "words"),
     [
         ("", "gpt-4o", "OPENAI_API_KEY, TOGETHER_API_KEY .* OPENAI_BASE_URL .*local/base, ollama/"),
-        ("", "Qwen/x", "Qwen/x: nothing says where this model is"),
+        ("", "Qwen/x", "Qwen/x: the model's location is unknown"),
         ("", "opnai/gpt-4o", r"opnai/gpt-4o: did you mean openai/gpt-4o\?$"),
         ("OPENAI_API_KEY", "lokal/base", r"did you mean local/base\? .* write openai/lokal/base"),
         ("TOGETHER_API_KEY", "Together/Qwen/x", r"did you mean together/Qwen/x\?"),
         ("TOGETHER_API_KEY", "llama/x:7b", r"did you mean ollama/x:7b\?"),
         ("TOGETHER_API_KEY", "functions/a:b", r"did you mean function/a:b\?"),
-        ("", "local/", "local/: the model's name is missing after local/"),
-        ("", "ollama/", "the model's name is missing after ollama/"),
-        ("", " ", "is no name of a model"),
-        ("", "moa/nothing", "preset 'nothing': there is none of this name"),
+        ("", "local/", "local/: the model name is missing after local/"),
+        ("", "ollama/", "the model name is missing after ollama/"),
+        ("", " ", "is not a model name"),
+        ("", "moa/nothing", "preset 'nothing': not found"),
         ("", "function/nothing", r"must be package.module:name"),
     ],
 )
@@ -227,7 +229,7 @@ def test_everything_is_checked_before_anything_is_asked(
     for name, words in (
         ("together/Qwen/x:2", "TOGETHER_API_KEY is not set"),
         ("function/fake_models:nothing", "fake_models has no function nothing"),
-        ("llm/nothing", "llm knows no such model"),
+        ("llm/nothing", "llm has no such model"),
         ("gpt-4o:100", "from 1 to 99"),
     ):
         with pytest.raises(UserError, match=words):

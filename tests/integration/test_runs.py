@@ -99,22 +99,22 @@ def test_runs_are_listed_the_newest_first_by_day_and_by_name() -> None:
     assert prompts(name="x") == ["2", "0"] and prompts(since="2999-01-01") == []
     assert prompts(since=time.strftime("%Y-%m-%d")) == ["2", "1", "0"]
     assert json.dumps(RunLog().list())
-    with pytest.raises(UserError, match="since: 'yesterday' is no date"):
+    with pytest.raises(UserError, match="since: 'yesterday' is not a date"):
         RunLog().list(since="yesterday")
 
 
 def test_no_run_is_made_by_reading(folder: Path) -> None:
     assert RunLog().list() == [] and RunLog().leaderboard() == []
-    with pytest.raises(UserError, match="abc: there is no run of this id"):
+    with pytest.raises(UserError, match="abc: no run with this id"):
         RunLog().get("abc")
     assert not folder.exists()
 
 
 def test_a_beginning_that_several_runs_have_is_told() -> None:
     numbers = {RunLog().add(None, config(), {"original_prompt": "?"}, "e")[0] for _ in range(20)}
-    with pytest.raises(UserError, match=r"\d runs begin like this"):
+    with pytest.raises(UserError, match=r"\d runs have this prefix"):
         [RunLog().get(first) for first in sorted(numbers)]
-    with pytest.raises(UserError, match="20 runs begin like this"):
+    with pytest.raises(UserError, match="20 runs have this prefix"):
         RunLog().get("")
 
 
@@ -266,13 +266,13 @@ def test_the_arguments_of_older_programs() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"models": VOICE}, "must be a list of names"),
-        ({"models": []}, "must be a list of names"),
+        ({"models": VOICE}, "must be a list of at least one name"),
+        ({"models": []}, "must be a list of at least one name"),
         ({"confidence_threshold": 1.5}, "from 0 to 1, or 10 to 100 as percent"),
         ({"confidence_threshold": 300}, "from 0 to 1, or 10 to 100 as percent"),
-        ({"arbiter": f"{VOICE}:2"}, "there is one arbiter"),
+        ({"arbiter": f"{VOICE}:2"}, "must be 1 for the arbiter"),
         ({"arbiter": VOICE, "quorom": 2}, "'quorom' is not known; did you mean quorum"),
-        ({"arbiter": "some-model"}, "some-model: nothing says where this model is"),
+        ({"arbiter": "some-model"}, "some-model: the model's location is unknown"),
         ({"arbiter": "function/fake_models:nobody"}, "fake_models has no function nobody"),
     ],
 )

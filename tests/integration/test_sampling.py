@@ -173,7 +173,7 @@ def test_chances_are_told_of_the_untempered_model(engine: HFEngine) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"temperature": -0.1}, "temperature=-0.1: must be a number from 0"),
+        ({"temperature": -0.1}, "temperature=-0.1: must be a number, 0"),
         ({"temperature": math.nan}, "temperature=nan"),
         ({"top_logprobs": -2}, "top_logprobs=-2"),
         ({"stop": ("a", "")}, "stop: must not contain an empty string"),

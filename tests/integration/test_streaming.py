@@ -204,7 +204,7 @@ def test_log_probabilities_come_with_the_pieces() -> None:
 
 
 BROKEN = {
-    "cut short": (sent(piece("half an")), ServerFault, "the answer broke off"),
+    "cut short": (sent(piece("half an")), ServerFault, "the connection closed before"),
     "dropped": (sent(piece("half an"), drop=True), ConnectionFailed, "the connection failed"),
     "cut in an event": (sent(piece("half an"), b'data: {"cho'), ServerFault, "is not JSON"),
     "an error": (
@@ -217,7 +217,7 @@ BROKEN = {
         ServerFault,
         "gone",
     ),
-    "stalled": (sent(piece("half an"), 30, DONE), RequestTimeout, "no answer within 3 s"),
+    "stalled": (sent(piece("half an"), 30, DONE), RequestTimeout, "no response within 3 s"),
 }
 
 
@@ -319,7 +319,7 @@ def test_a_text_that_is_refused_has_an_empty_answer() -> None:
         mine = model(server)
         assert drained(mine.stream(ASK)) == ([], Completion("", finish="content_filter"))
         assert mine.totals.failed == 1
-        with pytest.raises(UserError, match="does not score choices"):
+        with pytest.raises(UserError, match="cannot score choices"):
             drained(mine.stream(Request("a", 0, ("A", "B"))))
 
 
@@ -348,7 +348,7 @@ def test_an_answer_has_a_time_limit_of_its_own() -> None:
     with endpoint(in_turn(sent(piece("half"), 30, DONE))) as server:
         stream = model(server).stream(Request("a", timeout=3))
         assert next(stream) == Delta("half")
-        with pytest.raises(RequestTimeout, match=r"no answer within 3 s$"):
+        with pytest.raises(RequestTimeout, match=r"no response within 3 s$"):
             next(stream)
 
 

@@ -108,7 +108,7 @@ def test_the_same_collaboration_is_replayed_without_anybody(tmp_path: Path) -> N
     assert again == first and all(isinstance(one, Transcript) for one in first)
     assert calls(tmp_path / "one") == calls(tmp_path / "two") and len(calls(tmp_path / "one")) == 24
     with pytest.raises(
-        UserError, match=r"layer 1: 0 of 5 proposers answered .* a was not asked this"
+        UserError, match=r"layer 1: 0 of 5 proposers answered .* a: no answer to this request"
     ):
         build_mixture(preset, replay.get_model).generate([Request("who?")])
 
@@ -156,10 +156,10 @@ def test_what_is_asked_again_is_answered_in_order(tmp_path: Path) -> None:
     texts = [one.text for one in again.generate([*asked, Request("?")])]
     assert texts == ["<m says 1>", "<m says 2>", "<m says 3>", "<m says 2>"]
     with pytest.raises(
-        UserError, match=r"^m was not asked this in the trace .*: .*\"prompt\": \"#\""
+        UserError, match=r"^m: no answer to this request in the trace .*: .*\"prompt\": \"#\""
     ):
         again.generate([Request("#")])
-    with pytest.raises(UserError, match="m was not asked this"):
+    with pytest.raises(UserError, match="m: no answer to this request"):
         again.generate([Request("?", temperature=1.0)])
     assert again.generate([Request("!", timeout=5, decided=str.isdigit)])[0].text == "<m says 3>"
 
@@ -207,9 +207,9 @@ def test_a_torn_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     model.generate([Request("a"), Request("b")])
     path.write_bytes(path.read_bytes()[:-30])
     replay = Replay(path)
-    assert "line 3 is not whole" in caplog.text and replay.about == {"run": 1}
+    assert "line 3 is incomplete" in caplog.text and replay.about == {"run": 1}
     assert replay.get_model("m").generate([Request("a")])[0].text == "fine"
-    with pytest.raises(UserError, match="m was not asked this"):
+    with pytest.raises(UserError, match="m: no answer to this request"):
         replay.get_model("m").generate([Request("b")])
     again = TracingModel(Speaker("m", "better"), "m", Trace(path, {"run": 2}))
     again.generate([Request("b")])
@@ -221,11 +221,11 @@ def test_a_torn_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"about": {}}\n{"call": {}, "request": {}}', "line 2: no call of a trace: KeyError"),
-        ("[1]", "line 1: no call of a trace"),
-        ('{"call": {"name": "m"}, "request": {}, "answer": {"txt": 1}}', "line 1: no call"),
+        ('{"about": {}}\n{"call": {}, "request": {}}', "line 2: not a call: KeyError"),
+        ("[1]", "line 1: not a call"),
+        ('{"call": {"name": "m"}, "request": {}, "answer": {"txt": 1}}', "line 1: not a call"),
         (b"\xff\xfe", "cannot read the trace"),
-        ("proposers: [a]", "is no trace: it has no line of a call"),
+        ("proposers: [a]", "is not a trace: it contains no calls"),
     ],
 )
 def test_what_is_no_trace_is_named(text: Any, message: str, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_what_is_no_trace_is_named(text: Any, message: str, tmp_path: Path) -> N
 
 def test_who_was_not_asked_and_where_nothing_can_be_written(tmp_path: Path) -> None:
     TracingModel(Speaker("m"), "m", Trace(tmp_path / "t")).generate([Request("?")])
-    with pytest.raises(UserError, match=r"has no answer of n; it has those of m$"):
+    with pytest.raises(UserError, match=r"has no answers of n; available: m$"):
         Replay(tmp_path / "t").get_model("n")
     with pytest.raises(UserError, match=r"cannot read the trace .*none"):
         Replay(tmp_path / "none")

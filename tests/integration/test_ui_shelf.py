@@ -28,7 +28,7 @@ from swarm.ui.state import AppState
     "name", ["", ".", "..", "../x", "a/b/c", "a/../b", "a/.page", "/etc", ".page", "a\x00", "a\\b"]
 )
 def test_names_that_are_none(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="is no name of a run"):
+    with pytest.raises(UserError, match="is not a run name"):
         AppState(tmp_path).run_path(name)
 
 
@@ -83,18 +83,18 @@ def test_states_of_a_run(tmp_path: Path) -> None:
 
 def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(UserError, match="no search is at work"):
+    with pytest.raises(UserError, match="no search is running"):
         SearchLauncher().stop_search(run)
     hold = RunLock(run)
     note = json.loads((run / "running.json").read_text())
     for wrong in ({"pid": os.getppid()}, {"host": "elsewhere"}, {"pid": "1"}):
         (run / "running.json").write_text(json.dumps(note | wrong))
-        with pytest.raises(UserError, match="not this user's or not on this machine"):
+        with pytest.raises(UserError, match="of another user or machine"):
             SearchLauncher().stop_search(run)
-    with pytest.raises(UserError, match="at work already"):
+    with pytest.raises(UserError, match="already running"):
         SearchLauncher().start_search(run, [], tmp_path)
     hold.close()
-    for kept, error in (("5", "no command"), ('["name=other"]', "that of another run")):
+    for kept, error in (("5", "no command"), ('["name=other"]', "belongs to another run")):
         (run / "command.json").write_text(f'{{"arguments": {kept}, "directory": "/"}}')
         with pytest.raises(UserError, match=error):
             SearchLauncher().resume_search(run)
@@ -115,9 +115,9 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         "name=try",
     ]
     for name, numbers, more, error in (
-        ("a b", {}, "", "Name: 'a b' may have letters"),
+        ("a b", {}, "", "Name: 'a b' may contain letters"),
         ("try", {"seed": "1.5"}, "", "Seed: '1.5' is not an integer"),
-        ("try", {}, "a=1\n--multirun", "Further keys, line 2: '--multirun' is no key=value"),
+        ("try", {}, "a=1\n--multirun", "Further keys, line 2: '--multirun' is not a key=value"),
         ("try", {}, "name=x", "line 1: name has a field above"),
         ("try", {}, "hydra.mode=MULTIRUN", "hydra.mode cannot be set here"),
         ("try", {}, "folder=/", "folder cannot be set here"),
@@ -136,8 +136,12 @@ def test_the_command_s_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         assert done.exit_code in (1, 2)
         return done.stderr
 
-    assert told("--host", "0.0.0.0").startswith("error: --host 0.0.0.0: whoever reaches the page")
-    assert told("--pool", " ") == "error: --pool: nothing follows it; name one or leave it out\n"
+    assert told("--host", "0.0.0.0").startswith(
+        "error: --host 0.0.0.0: everyone who can reach the page"
+    )
+    assert told("--pool", " ") == (
+        "error: --pool: the value is empty; give one or leave the option out\n"
+    )
     monkeypatch.setitem(sys.modules, "nicegui", None)
     assert "nicegui is missing: pip install 'model-swarms[ui]'" in told("--port", "0")
 

@@ -14,13 +14,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = RaisingParser(prog="python -m swarm.compare.finetuning", description=__doc__)
     add_parsers(parser.add_subparsers(dest="command", required=True, parser_class=RaisingParser))
     try:
-        given = parser.parse_args(arguments)
-        return given.handler(given) or 0
+        options = parser.parse_args(arguments)
+        return options.handler(options) or 0
     except UserError as error:
         print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print("stopped; the same command resumes", file=sys.stderr)
         return 130
 
 

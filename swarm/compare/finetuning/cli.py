@@ -64,9 +64,9 @@ def print_jobs(data_dir: str = DATA_DIR, **filters: Any) -> None:
     )
 
 
-def _print_frame(frame: Any, what: str, data_dir: str) -> None:
+def _print_frame(frame: Any, kind: str, data_dir: str) -> None:
     if frame.empty:
-        print(f"{data_dir}: no {what}")
+        print(f"{data_dir}: no {kind}")
         return
     print(frame.to_string(index=False, na_rep="-", max_colwidth=80))
 
@@ -89,21 +89,21 @@ def create_job(given: argparse.Namespace) -> bool:
     else:
         if not given.base_model:
             raise InvalidArgument(
-                "--base-model: which model is to be tuned; --local tunes one here"
+                "--base-model: name the model to fine-tune; --local trains on this machine"
             )
         key = os.environ.get(given.api_key_env, "")
         if not key.strip():
             raise UserError(
-                f"the environment variable {given.api_key_env} holds no key; put it "
-                "there, or name another one by --api-key-env"
+                f"the environment variable {given.api_key_env} is not set; set it to the "
+                "key, or name another one with --api-key-env"
             )
         kinds = ("lr_multiplier", "validation_file_name", "base_url")
         options |= {name: value for name in kinds if (value := getattr(given, name)) is not None}
         params = OpenaiTrainingParams(
             api_key=key, file_name=given.file, base_model=given.base_model, **options
         )
-    made = FinetuningManager(given.data_dir).create_job(params, blocking=given.blocking)
-    return made is not None
+    job = FinetuningManager(given.data_dir).create_job(params, blocking=given.blocking)
+    return job is not None
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -114,25 +114,29 @@ def add_parsers(subparsers: Any) -> None:
     """
 
     def add_command(
-        name: str, words: str, handler: Callable[[argparse.Namespace], int | None]
+        name: str, description: str, handler: Callable[[argparse.Namespace], int | None]
     ) -> Any:
-        made = subparsers.add_parser(name, help=words, description=words)
-        made.set_defaults(handler=handler)
+        subparser = subparsers.add_parser(name, help=description, description=description)
+        subparser.set_defaults(handler=handler)
         if name not in ("validate", "cost"):
-            made.add_argument("--data-dir", default=DATA_DIR, help="folder of the database")
-        return made
+            subparser.add_argument("--data-dir", default=DATA_DIR, help="folder of the database")
+        return subparser
 
-    add_command("update", "ask about the jobs that are not over", lambda g: update_jobs(g.data_dir))
+    add_command(
+        "update", "update the jobs that are not finished", lambda g: update_jobs(g.data_dir)
+    )
     one = add_command(
         "validate",
-        "is a JSONL file fit for training",
+        "check a JSONL training file",
         lambda g: 0 if validate_file(g.file, g.min_examples) else 1,
     )
     one.add_argument("file")
-    one.add_argument("--min-examples", type=int, help="10 of a training file, by default")
+    one.add_argument(
+        "--min-examples", type=int, help="print the first examples of a training file; default 10"
+    )
     one = add_command(
         "cost",
-        "tokens of a file and what they cost; asks no network",
+        "estimate the tokens and cost of a file, offline",
         lambda g: print_cost(g.file, dict(g.price) if g.price else None, g.epochs),
     )
     one.add_argument("file")
@@ -142,7 +146,7 @@ def add_parsers(subparsers: Any) -> None:
         type=_parse_price,
         action="append",
         metavar="MODEL=PRICE",
-        help="of a million trained tokens; may be repeated",
+        help="price per million trained tokens; repeatable",
     )
     for name, columns, show in (
         ("models", MODEL_COLUMNS, print_models),
@@ -157,43 +161,43 @@ def add_parsers(subparsers: Any) -> None:
             help=f"columns: {', '.join(columns)}",
         )
     _add_create_options(
-        add_command("create", "begin a fine-tuning", lambda g: 0 if create_job(g) else 1)
+        add_command("create", "start a fine-tuning job", lambda g: 0 if create_job(g) else 1)
     )
     one = add_command("cancel", "end a job", lambda g: FinetuningManager(g.data_dir).cancel(g.id))
-    one.add_argument("id", help="of the job, ours or the server's")
+    one.add_argument("id", help="id of the job, local or of the server")
     one = add_command(
         "delete",
-        "remove a model for good, or all models of a job",
+        "delete a model permanently, or all models of a job",
         lambda g: FinetuningManager(g.data_dir).delete(g.name),
     )
-    one.add_argument("name", help="of a model, or a job's id")
+    one.add_argument("name", help="name of a model, or id of a job")
 
 
 def _add_create_options(one: argparse.ArgumentParser) -> None:
     one.add_argument("file", help="JSONL of chats")
     one.add_argument(
-        "--base-model", help="the server's name; with --local a folder or a hub's name"
+        "--base-model", help="model name at the server; with --local a folder or hub id"
     )
-    one.add_argument("--suffix", help="part of the new model's name; that of the file by default")
+    one.add_argument("--suffix", help="part of the new model's name; default: the file's name")
     for name in ("--epochs", "--batch-size"):
         one.add_argument(name, type=_parse_auto_or(int), help='an integer, or "auto" at a server')
     one.add_argument("--seed", type=int)
-    one.add_argument("--blocking", action="store_true", help="wait until it is over")
+    one.add_argument("--blocking", action="store_true", help="wait until it finishes")
     server = one.add_argument_group("at a server")
     server.add_argument(
         "--api-key-env",
         default="OPENAI_API_KEY",
         metavar="VARIABLE",
-        help="the environment variable with the key; OPENAI_API_KEY",
+        help="environment variable with the key; default OPENAI_API_KEY",
     )
     server.add_argument("--base-url", help=OPENAI_BASE_URL)
     server.add_argument("--lr-multiplier", type=_parse_auto_or(float))
     server.add_argument("--validation-file", dest="validation_file_name")
     local = one.add_argument_group("on this machine")
-    local.add_argument("--local", action="store_true", help="train a LoRA here")
+    local.add_argument("--local", action="store_true", help="train a LoRA on this machine")
     local.add_argument("--learning-rate", type=float)
     local.add_argument("--lora-rank", type=int)
-    local.add_argument("--expert-folder", help="where the expert is put; initial_experts")
+    local.add_argument("--expert-folder", help="folder of the new expert; default initial_experts")
 
 
 def _list_handler(show: Callable[..., None]) -> Callable[[argparse.Namespace], None]:

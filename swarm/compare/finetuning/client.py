@@ -89,10 +89,10 @@ class FinetuningClient:
             RequestError: The server rejects it or is unreachable.
         """
         more = len(data) / MIN_UPLOAD_BYTES_PER_S
-        told = self._request(
+        content = self._request(
             ApiRequest("POST", "files", file=(name, data)), _object_reader("id"), more=more
         )
-        return str(told["id"])
+        return str(content["id"])
 
     def get_file(self, id: str) -> Any:
         """Return a file's metadata; errors as `upload_file`."""
@@ -120,13 +120,13 @@ class FinetuningClient:
         found: list[Any] = []
         query = {"limit": str(PAGE_SIZE)}
         for _ in range(MAX_PAGES):
-            told = self._request(
+            content = self._request(
                 ApiRequest("GET", "fine_tuning/jobs", query=dict(query)), _object_reader("data")
             )
-            page = [one for one in told["data"] if isinstance(one, dict)]
+            page = [one for one in content["data"] if isinstance(one, dict)]
             found += [one for one in page if (one.get("created_at") or since) >= since]
-            over = not page or (page[-1].get("created_at") or since) < since
-            if over or not told.get("has_more"):
+            finished = not page or (page[-1].get("created_at") or since) < since
+            if finished or not content.get("has_more"):
                 break
             query["after"] = str(page[-1].get("id"))
         return found
@@ -150,8 +150,8 @@ class FinetuningClient:
         self._request(ApiRequest("DELETE", f"models/{quote(model, safe=':')}"), _object_reader())
 
     def _list_objects(self, path: str, **query: str) -> list[Any]:
-        told = self._request(ApiRequest("GET", path, query=query), _object_reader("data"))
-        return [one for one in told["data"] if isinstance(one, dict)]
+        content = self._request(ApiRequest("GET", path, query=query), _object_reader("data"))
+        return [one for one in content["data"] if isinstance(one, dict)]
 
     def _request(
         self, ask: ApiRequest, read: Callable[..., Any], retries: int = 3, more: float = 0.0
@@ -168,10 +168,10 @@ class FinetuningClient:
     async def _send_request(self, ask: ApiRequest, read: Callable[..., Any], limits: Limits) -> Any:
         import aiohttp
 
-        wait = aiohttp.ClientTimeout(total=limits.timeout, sock_connect=limits.connect_timeout)
+        timeouts = aiohttp.ClientTimeout(total=limits.timeout, sock_connect=limits.connect_timeout)
         async with aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._key}"},
-            timeout=wait,
+            timeout=timeouts,
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:
             exchange = FinetuningTransport(
@@ -183,10 +183,10 @@ class FinetuningClient:
                 self.variable or "api_key",
                 limits,
             )
-            asking: RetryingClient[Any] = RetryingClient(
+            caller: RetryingClient[Any] = RetryingClient(
                 self.display_name, RateLimiter(limits), read, None
             )
-            return await asking(exchange, 0, Call(ask, timeout=limits.timeout))
+            return await caller(exchange, 0, Call(ask, timeout=limits.timeout))
 
 
 def _object_reader(*keys: str) -> Callable[[int, Any, float], Any]:
@@ -194,7 +194,7 @@ def _object_reader(*keys: str) -> Callable[[int, Any, float], Any]:
 
     def check_object(number: int, told: Any, seconds: float) -> Any:
         if not isinstance(told, dict):
-            raise MalformedResponse("it is no object")
+            raise MalformedResponse("it is not an object")
         for key in keys:
             if not isinstance(told.get(key), list if key == "data" else str):
                 raise MalformedResponse(f"it has no {key!r}")
@@ -252,17 +252,17 @@ class ApiKeyRing:
         OpenAI's and the job belongs to another server.
         """
         name = job.get("key_variable") or ""
-        now = os.environ.get(name, "").strip()
-        meant = now and (
+        present = os.environ.get(name, "").strip()
+        usable = present and (
             job.get("base_url", OPENAI_BASE_URL) == OPENAI_BASE_URL
             or not OPENAI_KEY_VARIABLE.fullmatch(name)
         )
-        mine = [
+        matching = [
             key
             for key in self._list_keys(name)
             if self.hash_key(key.secret) == job.get("key_print")
         ]
-        return mine or ([ApiKey(now, name)] if meant else [])
+        return matching or ([ApiKey(present, name)] if usable else [])
 
     def access_keys(self, job: dict[str, Any]) -> list[ApiKey]:
         """Return the keys that may read a job, the most probable first.

@@ -79,20 +79,20 @@ def validate_dataset(data: bytes, least: int = MIN_EXAMPLES) -> ValidationResult
     warnings: list[Finding] = []
     seen: Counter[bytes] = Counter()
     number = 0
-    for place, line in iter_lines(data):
+    for line_number, line in iter_lines(data):
         number += 1
         seen[hashlib.md5(line).digest()] += 1
         if seen[hashlib.md5(line).digest()] == 2:
-            warnings.append(Finding(place, "the same example as one before"))
+            warnings.append(Finding(line_number, "duplicate of an earlier example"))
         try:
             example = json.loads(line)
         except (ValueError, RecursionError) as error:
-            errors.append(Finding(place, f"not JSON: {error}"))
+            errors.append(Finding(line_number, f"not JSON: {error}"))
             continue
-        errors += [Finding(place, words) for words in find_errors(example)]
-        warnings += [Finding(place, words) for words in _find_warnings(example)]
+        errors += [Finding(line_number, problem) for problem in find_errors(example)]
+        warnings += [Finding(line_number, problem) for problem in _find_warnings(example)]
     if number < least:
-        errors.append(Finding(0, f"{number} examples, and at least {least} are needed"))
+        errors.append(Finding(0, f"{number} examples, at least {least} are required"))
     return ValidationResult(not errors, errors, warnings, number)
 
 
@@ -111,35 +111,35 @@ def read_training_file(file_name: str) -> bytes:
 
 def iter_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the non-empty lines with their numbers, from 1."""
-    for place, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for line_number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
-            yield place, line.strip()
+            yield line_number, line.strip()
 
 
 def find_errors(example: Any) -> Iterator[str]:
     """Yield the errors of an example, which prevent training on it."""
     if not isinstance(example, dict):
-        yield "an example has to be an object, with messages"
+        yield "an example must be an object, with messages"
         return
     messages = example.get("messages")
     if not isinstance(messages, list) or not messages:
-        yield "messages: has to be there, a list that is not empty"
+        yield "messages: must be a non-empty list"
         return
-    for place, message in enumerate(messages):
-        yield from (f"messages[{place}]{words}" for words in _find_message_errors(message))
+    for index, message in enumerate(messages):
+        yield from (f"messages[{index}]{problem}" for problem in _find_message_errors(message))
     turns = [one if isinstance(one, dict) else {} for one in messages]
     answers = [turn for turn in turns if turn.get("role") == "assistant"]
     if turns[-1].get("role") != "assistant":
-        yield f"the last message has to be the assistant's, not of {turns[-1].get('role')!r}"
+        yield f"the last message must be from the assistant, not from {turns[-1].get('role')!r}"
     if not answers:
-        yield "no message is the assistant's, so there is nothing to learn"
+        yield "there is no assistant message, so there is nothing to learn"
     elif answers[-1].get("weight") == 0:
-        yield "the assistant's last message has weight 0, so nothing is learnt from it"
+        yield "the last assistant message has weight 0, so nothing is learnt from it"
 
 
 def _find_message_errors(message: Any) -> Iterator[str]:
     if not isinstance(message, dict):
-        yield ": has to be an object"
+        yield ": must be an object"
         return
     role = message.get("role")
     if not isinstance(role, str) or role not in MESSAGE_KEYS:
@@ -154,26 +154,28 @@ def _find_message_errors(message: Any) -> Iterator[str]:
         yield ".content: is missing"
     weight = message.get("weight", 1)
     if role == "assistant" and (type(weight) not in (int, float) or weight not in (0, 1)):
-        yield f".weight: has to be 0 or 1, not {weight!r}"
+        yield f".weight: must be 0 or 1, not {weight!r}"
     if role == "assistant" and "tool_calls" in message:
         yield from _find_tool_call_errors(message["tool_calls"])
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
-        yield ".tool_call_id: has to be there, a text"
+        yield ".tool_call_id: must be a string"
 
 
 def _find_content_errors(content: Any, role: str, calls: bool) -> Iterator[str]:
     if isinstance(content, str):
         yield from (
-            f".content: holds the special token {one}" for one in SPECIAL_TOKENS if one in content
+            f".content: contains the special token {one}"
+            for one in SPECIAL_TOKENS
+            if one in content
         )
     elif content is None:
         if not calls:
-            yield ".content: may be null beside tool_calls only"
+            yield ".content: may be null only with tool_calls"
     elif not isinstance(content, list):
-        yield f".content: has to be a text or a list of parts, not {type(content).__name__}"
+        yield f".content: must be a string or a list of parts, not {type(content).__name__}"
     else:
-        for place, part in enumerate(content):
-            yield from (f".content[{place}]{words}" for words in _find_part_errors(part, role))
+        for index, part in enumerate(content):
+            yield from (f".content[{index}]{problem}" for problem in _find_part_errors(part, role))
 
 
 def _find_part_errors(part: Any, role: str) -> Iterator[str]:
@@ -181,41 +183,41 @@ def _find_part_errors(part: Any, role: str) -> Iterator[str]:
     if kind == "text":
         text = part.get("text")
         if not isinstance(text, str):
-            yield ".text: has to be there, a text"
+            yield ".text: must be a string"
         else:
             yield from (
-                f".text: holds the special token {one}" for one in SPECIAL_TOKENS if one in text
+                f".text: contains the special token {one}" for one in SPECIAL_TOKENS if one in text
             )
     elif kind == "image_url":
         image = part.get("image_url")
         if not isinstance(image, dict) or not isinstance(image.get("url"), str):
-            yield ".image_url: has to be an object with a url"
+            yield ".image_url: must be an object with a url"
         if role == "assistant":
-            yield ": the assistant cannot say images"
+            yield ": an assistant message cannot contain images"
     elif not isinstance(kind, str):
-        yield ": has to be an object with a type"
+        yield ": must be an object with a type"
 
 
 def _find_tool_call_errors(calls: Any) -> Iterator[str]:
     if not isinstance(calls, list) or not calls:
-        yield ".tool_calls: has to be a list that is not empty"
+        yield ".tool_calls: must be a non-empty list"
         return
-    for place, call in enumerate(calls):
-        where = f".tool_calls[{place}]"
+    for index, call in enumerate(calls):
+        location = f".tool_calls[{index}]"
         if not isinstance(call, dict):
-            yield f"{where}: has to be an object"
+            yield f"{location}: must be an object"
             continue
         if not isinstance(call.get("id"), str):
-            yield f"{where}.id: has to be there, a text"
+            yield f"{location}.id: must be a string"
         if call.get("type") != "function":
-            yield f"{where}.type: has to be 'function'"
+            yield f"{location}.type: must be 'function'"
         function = call.get("function")
         if not isinstance(function, dict):
-            yield f"{where}.function: has to be an object"
+            yield f"{location}.function: must be an object"
             continue
         for key in ("name", "arguments"):
             if not isinstance(function.get(key), str):
-                yield f"{where}.function.{key}: has to be there, a text"
+                yield f"{location}.function.{key}: must be a string"
 
 
 def _find_warnings(example: Any) -> Iterator[str]:
@@ -223,14 +225,14 @@ def _find_warnings(example: Any) -> Iterator[str]:
     if not isinstance(example, dict) or not isinstance(example.get("messages"), list):
         return
     if unknown := sorted(map(str, example.keys() - EXAMPLE_KEYS)):
-        yield f"{', '.join(unknown)}: not trained on, and perhaps refused"
+        yield f"{', '.join(unknown)}: not trained on, may be rejected"
     turns = [turn for turn in example["messages"] if isinstance(turn, dict)]
     if any(turn.get("role") == "system" for turn in turns[1:]):
-        yield "a system message that is not the first"
+        yield "a system message is not the first message"
     if any(turn.get("role") == "assistant" and turn.get("content") == "" for turn in turns):
-        yield "an answer without a text"
+        yield "an answer without text"
     if not any(turn.get("role") in ("user", "tool") for turn in turns):
-        yield "nobody asks anything"
+        yield "no user message"
 
 
 class ChatExample(NamedTuple):
@@ -262,10 +264,10 @@ def parse_examples(data: bytes) -> list[ChatExample]:
     for line, text in iter_lines(data):
         turns: list[Message] = []
         for message in json.loads(text)["messages"]:
-            role, words = message["role"], _message_text(line, message)
+            role, content = message["role"], _message_text(line, message)
             if role == "assistant" and message.get("weight", 1):
-                found.append(ChatExample(line, tuple(turns), words))
-            turns.append(Message(role, words))
+                found.append(ChatExample(line, tuple(turns), content))
+            turns.append(Message(role, content))
     return found
 
 
@@ -273,13 +275,9 @@ def _message_text(line: int, message: dict[str, Any]) -> str:
     content = message.get("content")
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if message["role"] == "tool" or message.get("tool_calls") or parts is None:
-        raise InvalidArgument(
-            f"line {line}: tools cannot be trained on this machine; texts alone can"
-        )
+        raise InvalidArgument(f"line {line}: tools cannot be trained on this machine, only text")
     if any(part.get("type") != "text" for part in parts):
-        raise InvalidArgument(
-            f"line {line}: images cannot be trained on this machine; texts alone can"
-        )
+        raise InvalidArgument(f"line {line}: images cannot be trained on this machine, only text")
     return "".join(part["text"] for part in parts)
 
 
@@ -296,27 +294,27 @@ def tokenize_examples(
     Raises:
         UserError: There is no template, it rejects a chat, or an example is too long.
     """
-    made = []
+    pairs = []
     for example in found:
         pair = _tokenize_example(example, tokenizer)
         if (length := len(pair[0]) + len(pair[1])) > context:
             raise InvalidArgument(
-                f"line {example.line}: {length} tokens, and the model can have {context:g}; "
-                "shorten it, or leave it out"
+                f"line {example.line}: {length}  tokens exceed the model's context of {context:g}; "
+                "shorten or remove it"
             )
-        made.append(pair)
-    return made
+        pairs.append(pair)
+    return pairs
 
 
 def _tokenize_example(example: ChatExample, tokenizer: Any) -> tuple[list[int], list[int]]:
     from swarm.engine.tokenization import encode_choice, encode_prompt
 
     prompt, end = encode_prompt(tokenizer, example.turns), tokenizer.eos_token_id
-    whole = _apply_chat_template(tokenizer, (*example.turns, Message("assistant", example.answer)))
-    if whole[: len(prompt)] == prompt and end in whole[len(prompt) :]:
+    tokens = _apply_chat_template(tokenizer, (*example.turns, Message("assistant", example.answer)))
+    if tokens[: len(prompt)] == prompt and end in tokens[len(prompt) :]:
         # Tokens that the template adds after the end token would never be generated.
-        last = len(whole) - whole[::-1].index(end)
-        return prompt, whole[len(prompt) : last]
+        last = len(tokens) - tokens[::-1].index(end)
+        return prompt, tokens[len(prompt) : last]
     return prompt, [*encode_choice(tokenizer, example.turns, example.answer), end]
 
 
@@ -328,8 +326,8 @@ def _apply_chat_template(tokenizer: Any, turns: Sequence[Message]) -> list[int]:
 
     for tried in (turns, merge_system_turn(turns)):
         try:
-            asked = [turn._asdict() for turn in tried]
-            return list(tokenizer.apply_chat_template(asked, return_dict=True)["input_ids"])
+            messages = [turn._asdict() for turn in tried]
+            return list(tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"])
         except TemplateError:
             continue
     return []

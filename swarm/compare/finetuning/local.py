@@ -57,8 +57,8 @@ def expert_folder(job: JobRow) -> Path:
 
 def model_name(job: JobRow) -> str:
     """Return the expert's model name: local/NAME in the default folder, else local/FOLDER."""
-    usual = Path(job["expert_folder"]) == Path("initial_experts")
-    return f"local/{job['expert'] if usual else expert_folder(job)}"
+    is_default = Path(job["expert_folder"]) == Path("initial_experts")
+    return f"local/{job['expert'] if is_default else expert_folder(job)}"
 
 
 def run_job(store: JobStore, id: str) -> JobRow:
@@ -69,7 +69,7 @@ def run_job(store: JobStore, id: str) -> JobRow:
     """
     job = store.get_row("jobs", id)
     if job is None or job.get("kind") != "local":
-        raise UserError(f"{store.folder}: there is no local job {id}")
+        raise UserError(f"{store.folder}: no local job {id}")
     if job["state"] in FINAL_STATES:
         return job
     job = store.update_row("jobs", id, state="running", pid=os.getpid())
@@ -82,8 +82,8 @@ def run_job(store: JobStore, id: str) -> JobRow:
         store.update_row("jobs", id, state="failed", error=str(error))
         raise
     except Exception as error:
-        words = f"{type(error).__name__}: {error}"
-        store.update_row("jobs", id, state="failed", error=" ".join(words.split()))
+        message = f"{type(error).__name__}: {error}"
+        store.update_row("jobs", id, state="failed", error=" ".join(message.split()))
         raise
 
 
@@ -165,7 +165,7 @@ def _load_start_adapter(job: JobRow, base: "BaseModel", model: Any, folder: Path
     check_start_adapter(None, job["target_modules"], base)
 
     def build_fresh_adapter() -> Any:
-        how = LoraConfig(
+        lora_config = LoraConfig(
             r=job["lora_rank"],
             lora_alpha=job["lora_alpha"],
             target_modules=job["target_modules"],
@@ -173,9 +173,9 @@ def _load_start_adapter(job: JobRow, base: "BaseModel", model: Any, folder: Path
         )
         with torch.random.fork_rng():
             torch.manual_seed(job["seed"])
-            made = get_peft_model(model, how)
-        made.peft_config["default"].base_model_name_or_path = base.name or base.path
-        return made
+            adapted = get_peft_model(model, lora_config)
+        adapted.peft_config["default"].base_model_name_or_path = base.name or base.path
+        return adapted
 
     with quiet_transformers():
         if not (folder / "start").is_dir():
@@ -232,14 +232,14 @@ class LocalJobs:
         for job in jobs:
             same = all(job.get(key) == value for key, value in row.items())
             if same and job["state"] not in FINAL_STATES and not self._is_running(job):
-                print(f"{job['suffix']}: goes on with {job['id']}, which was interrupted")
+                print(f"{job['suffix']}: resuming {job['id']}, which was interrupted")
                 return self.store.update_row(
                     "jobs", job["id"], state="starting", starts=0, told=False
                 )
-        taken = {expert_folder(job) for job in jobs if job["state"] not in ("cancelled", "deleted")}
+        used = {expert_folder(job) for job in jobs if job["state"] not in ("cancelled", "deleted")}
         row |= {"expert": row["suffix"]}
         for number in range(2, len(jobs) + 1000):
-            if expert_folder(row) not in taken and not expert_folder(row).exists():
+            if expert_folder(row) not in used and not expert_folder(row).exists():
                 break
             row["expert"] = f"{row['suffix']}-{number}"
         return self.store.add_row("jobs", row | {"state": "starting", "models": [], "starts": 0})
@@ -254,10 +254,10 @@ class LocalJobs:
             if lock is None:
                 raise UserError(f"{job['id']} is being trained by another process")
             self.store.update_row("jobs", job["id"], blocking=True)
-            done = run_job(self.store, job["id"])
-        self.store.update_row("jobs", done["id"], told=True)
-        print(f"✓ {done['suffix']}: succeeded → {model_name(done)}")
-        return model_name(done)
+            job_row = run_job(self.store, job["id"])
+        self.store.update_row("jobs", job_row["id"], told=True)
+        print(f"✓ {job_row['suffix']}: succeeded → {model_name(job_row)}")
+        return model_name(job_row)
 
     def start_worker(self, job: JobRow) -> JobRow:
         """Train in a process that outlives this one.
@@ -312,17 +312,17 @@ class LocalJobs:
         if alive:
             return job, f"… {suffix} ({job['base_model']}): {job['state']}, {step}"
         if job["state"] == "stopped":
-            return job, f"… {suffix}: stopped by hand at {step}; create_job as before goes on"
+            return job, f"… {suffix}: cancelled at {step}; the same create_job resumes"
         if job.get("starts", 0) < MAX_STARTS:
             return self.start_worker(
                 job
-            ), f"… {suffix}: its process was killed; goes on after {step}"
-        words = (
+            ), f"… {suffix}: its process was killed; resuming after {step}"
+        reason = (
             f"its process was killed {MAX_STARTS} times, the last time at {step}"
             f"{self._log_tail(job)}"
         )
-        return self.store.update_row("jobs", job["id"], state="failed", error=words), (
-            f"✗ {suffix}: failed: {words}"
+        return self.store.update_row("jobs", job["id"], state="failed", error=reason), (
+            f"✗ {suffix}: failed: {reason}"
         )
 
     def cancel_job(self, job: JobRow) -> JobRow:
@@ -332,16 +332,18 @@ class LocalJobs:
             UserError: It has already ended, or is trained by another blocking process.
         """
         if job["state"] in FINAL_STATES:
-            raise UserError(f"{job['id']} is {job['state']}: there is nothing to cancel")
+            raise UserError(f"{job['id']} is {job['state']}: it cannot be cancelled")
         if self._is_running(job):
             if job.get("blocking"):
-                raise UserError(f"{job['id']}: is trained in process {job['pid']}; stop that one")
+                raise UserError(
+                    f"{job['id']}: is running in process {job['pid']}; stop that process"
+                )
             if not job.get("pid"):
                 raise UserError(f"{job['id']} is about to start; try again")
             os.kill(job["pid"], signal.SIGTERM)
-        done = self.store.update_row("jobs", job["id"], state="cancelled", told=True)
+        cancelled = self.store.update_row("jobs", job["id"], state="cancelled", told=True)
         shutil.rmtree(self.store.folder / "training" / job["id"], ignore_errors=True)
-        return done
+        return cancelled
 
     def delete_expert(self, job: JobRow) -> None:
         """Delete the expert that a job has created.
@@ -349,13 +351,13 @@ class LocalJobs:
         Raises:
             UserError: The folder contains something else.
         """
-        place = expert_folder(job)
-        if place.is_dir():
-            if read_note(place).get("job") != job["id"]:
+        folder = expert_folder(job)
+        if folder.is_dir():
+            if read_note(folder).get("job") != job["id"]:
                 raise InvalidArgument(
-                    f"{place}: is not what {job['id']} has made; nothing is removed"
+                    f"{folder}: is not an output of {job['id']}; nothing is removed"
                 )
-            shutil.rmtree(place)
+            shutil.rmtree(folder)
 
     def _is_running(self, job: JobRow) -> bool:
         """Return whether a process trains the job.
@@ -368,10 +370,10 @@ class LocalJobs:
     def _log_tail(self, job: JobRow) -> str:
         try:
             path = self.store.folder / "training" / job["id"] / "log.txt"
-            words = " ".join(path.read_text("utf-8", "replace").split())
+            text = " ".join(path.read_text("utf-8", "replace").split())
         except OSError:
             return ""
-        return f"; its log ends with: {words[-LOG_TAIL_CHARS:]}" if words else ""
+        return f"; its log ends with: {text[-LOG_TAIL_CHARS:]}" if text else ""
 
 
 def _lock_name(job: JobRow) -> str:
@@ -383,9 +385,9 @@ def run_worker(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m swarm.compare.finetuning.local")
     parser.add_argument("id")
     parser.add_argument("--data-dir", default="llmcomp_models")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        run_job(JobStore(given.data_dir), given.id)
+        run_job(JobStore(options.data_dir), options.id)
         return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -62,36 +62,39 @@ class JobPoller:
                 if free is None:
                     return job, f"… {job['suffix']}: is being created by another process"
                 # The row read before the lock was acquired may be outdated.
-                now = self.store.get_row("jobs", job["id"]) or job
-                if now.get("job") is None and now["state"] == "creating":
-                    now = self.remote.submit_job(now)
-                    if now.get("job") is None:
-                        return now, f"… {job['suffix']}: waits for a slot"
-                return now, f"… {now['suffix']} ({now['base_model']}): {now['state']}"
-        client, told = self.find_client(job)
-        changes = {"state": told["status"], **extract_job_fields(told)}
-        if told["status"] == "succeeded":
-            changes["models"] = self._list_models(client, job | changes, told)
+                current = self.store.get_row("jobs", job["id"]) or job
+                if current.get("job") is None and current["state"] == "creating":
+                    current = self.remote.submit_job(current)
+                    if current.get("job") is None:
+                        return current, f"… {job['suffix']}: waits for a slot"
+                return (
+                    current,
+                    f"… {current['suffix']} ({current['base_model']}): {current['state']}",
+                )
+        client, server_job = self.find_client(job)
+        changes = {"state": server_job["status"], **extract_job_fields(server_job)}
+        if server_job["status"] == "succeeded":
+            changes["models"] = self._list_models(client, job | changes, server_job)
         job = self.store.update_row("jobs", job["id"], **changes)
-        return job, self._status_line(client, job, told)
+        return job, self._status_line(client, job, server_job)
 
     def find_client(self, job: JobRow) -> tuple[FinetuningClient, Any]:
         """Return the first client with access to a job, and the job's metadata."""
         failed: RequestError | None = None
         for key in self.remote.keys.access_keys(job):
-            place = (job["base_url"], key.secret)
-            if place in self._dead:
-                failed = self._dead[place]
+            endpoint = (job["base_url"], key.secret)
+            if endpoint in self._dead:
+                failed = self._dead[endpoint]
                 continue
             client = self.remote.client_for_job(job, key)
             try:
-                told = client.get_job(job["job"])
+                server_job = client.get_job(job["job"])
             except (AccessDenied, NotFound, BadRequest) as error:
                 # The key may belong to another project.
                 failed = error
                 continue
             except RequestError as error:
-                failed = self._dead[place] = error
+                failed = self._dead[endpoint] = error
                 continue
             self.store.update_row(
                 "jobs",
@@ -99,12 +102,12 @@ class JobPoller:
                 key_variable=key.variable,
                 key_print=self.remote.keys.hash_key(key.secret),
             )
-            return client, told
+            return client, server_job
         raise failed or missing_key_error(job)
 
-    def _list_models(self, client: FinetuningClient, job: JobRow, told: Any) -> list[JobRow]:
+    def _list_models(self, client: FinetuningClient, job: JobRow, server_job: Any) -> list[JobRow]:
         """Return the final model and those of checkpoints, the latest first."""
-        final = told.get("fine_tuned_model")
+        final = server_job.get("fine_tuned_model")
         if not isinstance(final, str):
             return []
         try:
@@ -125,23 +128,24 @@ class JobPoller:
             )
         return models
 
-    def _status_line(self, client: FinetuningClient, job: JobRow, told: Any) -> str:
+    def _status_line(self, client: FinetuningClient, job: JobRow, server_job: Any) -> str:
         suffix, state = job["suffix"], job["state"]
         if state == "succeeded":
             names = [one["model"] for one in job["models"]]
             more = f" and {len(names) - 1} checkpoints" if len(names) > 1 else ""
-            return f"✓ {suffix}: succeeded → {names[0] if names else 'no model named'}{more}"
+            return f"✓ {suffix}: succeeded → {names[0] if names else 'unnamed model'}{more}"
         if state in FINAL_STATES:
             reason = f": {job['error']}" if job.get("error") else ""
             return f"✗ {suffix}: {state}{reason}"
         parts = [f"… {suffix} ({job['base_model']}): {state}"]
-        if type(end := told.get("estimated_finish")) in (int, float):
-            left = end - time.time()
+        if type(end := server_job.get("estimated_finish")) in (int, float):
+            remaining = end - time.time()
             parts.append(
-                f"trained at about {format_time(end)} ({format_duration(left, minutes=True)}), "
+                f"trained at about {format_time(end)} "
+                f"({format_duration(remaining, minutes=True)}), "
                 f"usable some {SAFETY_CHECK_S // 60} min later"
-                if left > 0
-                else "training is to end any moment"
+                if remaining > 0
+                else "training is about to end"
             )
         if state == "running" and (event := self._latest_event(client, job)):
             parts.append(event)
@@ -150,12 +154,12 @@ class JobPoller:
     def _latest_event(self, client: FinetuningClient, job: JobRow) -> str:
         """Return the current phase, or the last event's message."""
         try:
-            words = [str(one.get("message") or "") for one in client.list_events(job["job"])]
+            messages = [str(one.get("message") or "") for one in client.list_events(job["job"])]
         except RequestError:
             return ""
-        if any("usage policies" in one.lower() for one in words):
+        if any("usage policies" in one.lower() for one in messages):
             return "trained, in the safety checks"
-        return f"last event: {to_one_line(words[0])}" if words else ""
+        return f"last event: {to_one_line(messages[0])}" if messages else ""
 
 
 def _epochs_at_step(epochs: Any, step: int, last: int | None) -> Any:
@@ -173,7 +177,7 @@ def cancel_job(remote: RemoteJobs, job: JobRow) -> JobRow:
         UserError: It has already ended, or the server does not confirm.
     """
     if job["state"] in FINAL_STATES:
-        raise UserError(f"{job['id']} is {job['state']}: there is nothing to cancel")
+        raise UserError(f"{job['id']} is {job['state']}: it cannot be cancelled")
     if job.get("job") is None:
         with remote.store.hold_lock("creating", wait=False) as free:
             if free is None:
@@ -181,14 +185,14 @@ def cancel_job(remote: RemoteJobs, job: JobRow) -> JobRow:
             try:
                 found = remote.recover_job(job) if job.get("sent") else None
             except (NotFound, BadRequest) as error:
-                print(f"{job['suffix']}: see at the server whether it has a job; {error}")
+                print(f"{job['suffix']}: check at the server whether it has the job; {error}")
                 found = None
             if found is None:
                 return remote.store.update_row("jobs", job["id"], state="cancelled")
             job = found
     client, _ = JobPoller(remote).find_client(job)
-    told = client.cancel_job(job["job"])
-    return remote.store.update_row("jobs", job["id"], state=told["status"])
+    server_job = client.cancel_job(job["job"])
+    return remote.store.update_row("jobs", job["id"], state=server_job["status"])
 
 
 def delete_models(remote: RemoteJobs, job: JobRow, names: list[str]) -> None:
@@ -202,7 +206,7 @@ def delete_models(remote: RemoteJobs, job: JobRow, names: list[str]) -> None:
         try:
             client.delete_model(name)
         except NotFound:
-            print(f"{name}: was gone already")
+            print(f"{name}: was deleted already")
 
 
 MODEL_COLUMNS = (
@@ -252,8 +256,8 @@ def list_job_rows(jobs: Sequence[JobRow]) -> list[JobRow]:
     for job in jobs:
         if job["state"] != "deleted":
             models = [one["model"] for one in job.get("models", []) if not one.get("deleted")]
-            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(job["created"]))
-            rows.append({**job, "model": models[0] if models else None, "created": when})
+            created = time.strftime("%Y-%m-%d %H:%M", time.localtime(job["created"]))
+            rows.append({**job, "model": models[0] if models else None, "created": created})
     return rows
 
 
@@ -266,22 +270,24 @@ def build_frame(rows: list[JobRow], columns: Sequence[str], filters: dict[str, A
     import pandas
 
     if unknown := sorted(filters.keys() - set(columns)):
-        raise InvalidArgument(f"{', '.join(unknown)}: no column; there are {', '.join(columns)}")
-    kept = [
+        raise InvalidArgument(
+            f"{', '.join(unknown)}: no such column; there are {',  '.join(columns)}"
+        )
+    selected = [
         [row.get(column) for column in columns]
         for row in rows
         if all(_matches_filter(row.get(key), value) for key, value in filters.items())
     ]
-    return pandas.DataFrame(kept, columns=list(columns), dtype=object).infer_objects()
+    return pandas.DataFrame(selected, columns=list(columns), dtype=object).infer_objects()
 
 
-def _matches_filter(have: Any, wanted: Any) -> bool:
-    if isinstance(wanted, str) and isinstance(have, int | float):
+def _matches_filter(value: Any, expected: Any) -> bool:
+    if isinstance(expected, str) and isinstance(value, int | float):
         try:
-            return have == float(wanted)
+            return value == float(expected)
         except ValueError:
             return False
-    return bool(have == wanted)
+    return bool(value == expected)
 
 
 class FinetuningManager:
@@ -337,7 +343,7 @@ class FinetuningManager:
         if isinstance(params, TinkerTrainingParams):
             raise UserError(params.missing())
         if not isinstance(params, (OpenaiTrainingParams, LocalTrainingParams)):
-            raise InvalidArgument("params: has to be OpenaiTrainingParams or LocalTrainingParams")
+            raise InvalidArgument("params: must be OpenaiTrainingParams or LocalTrainingParams")
         if not self._validate_files(params):
             return None
         row = params.to_row() | {
@@ -381,10 +387,12 @@ class FinetuningManager:
                 problems.append(f"  {job['id']}: {error}")
         states = [job["state"] for job in self.store.list_rows("jobs") if job["state"] != "deleted"]
         failed = sum(state in ("failed", "cancelled") for state in states)
-        done = states.count("succeeded")
-        print(f"under way: {len(states) - done - failed}, succeeded: {done}, failed: {failed}")
+        succeeded = states.count("succeeded")
+        print(
+            f"running: {len(states) - succeeded - failed}, succeeded: {succeeded}, failed: {failed}"
+        )
         if problems:
-            print("\n".join([f"{len(problems)} could not be looked at:", *problems]))
+            print("\n".join([f"{len(problems)} could not be updated:", *problems]))
 
     def get_models(self, **filters: Any) -> "DataFrame":
         """Return the models, each followed by its earlier checkpoints.
@@ -470,15 +478,18 @@ class FinetuningManager:
         if job["kind"] == "local":
             self._local.delete_expert(job)
         elif job["kind"] == "imported":
-            print(f"{name}: forgotten here; nothing is known of where it is, nor removed there")
+            print(
+                f"{name}: removed from the local list; its location is unknown, so nothing was "
+                f"deleted there"
+            )
         elif names:
             delete_models(self._remote_jobs, job, names)
         models = [
             {**one, "deleted": one.get("deleted") or one["model"] in names}
             for one in job.get("models", [])
         ]
-        left = [one["model"] for one in models if not one["deleted"]]
-        state = job["state"] if left else "deleted"
+        remaining = [one["model"] for one in models if not one["deleted"]]
+        state = job["state"] if remaining else "deleted"
         self.store.update_row("jobs", job["id"], models=models, state=state)
         print("\n".join(f"{one}: deleted" for one in names or [job["id"]]))
 
@@ -508,16 +519,16 @@ class FinetuningManager:
             ):
                 continue
             known = (
-                f"suffix={new['suffix']!r} is that of {old.get('file_name')} already ({old['id']})"
+                f"suffix={new['suffix']!r} is already used for {old.get('file_name')} ({old['id']})"
             )
-            what_to_do = "which model learnt what could not be told; give another suffix="
+            what_to_do = "the models would be indistinguishable; give another suffix="
             if (
                 old.get("file_name") != new["file_name"]
                 and old.get("file_path") != new["file_path"]
             ):
                 raise InvalidArgument(f"{known}: {what_to_do}")
             if old.get("file_md5") != new["file_md5"]:
-                raise InvalidArgument(f"{known}, whose content was another then: {what_to_do}")
+                raise InvalidArgument(f"{known}, whose content has changed since: {what_to_do}")
 
     def _wait_for_job(self, job: JobRow) -> str:
         while job["state"] not in FINAL_STATES:
@@ -534,6 +545,6 @@ class FinetuningManager:
             if id in (job["id"], job.get("job")) and job["state"] != "deleted":
                 return job
         raise UserError(
-            f"{id}: there is no such job or model in {self.store.folder}; "
+            f"{id}: no such job or model in {self.store.folder}; "
             "get_jobs() and get_models() list them"
         )

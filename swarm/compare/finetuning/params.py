@@ -25,7 +25,7 @@ CHARS_PER_TOKEN = 4
 ENCODING = "o200k_base"
 VOCABULARY_URL = f"https://openaipublic.blob.core.windows.net/encodings/{ENCODING}.tiktoken"
 
-NO_PRICE_NOTE = "  no price known: give that of a million tokens, --price MODEL=PRICE"
+NO_PRICE_NOTE = "  no price known: give the price per million tokens, --price MODEL=PRICE"
 
 
 class TrainingCost(NamedTuple):
@@ -48,10 +48,10 @@ class TrainingCost(NamedTuple):
         return self.tokens * self.epochs * self.prices[model] / 1e6
 
     def __str__(self) -> str:
-        how = (
+        method = (
             f"by {ENCODING}" if self.exact else f"an estimate, {CHARS_PER_TOKEN} characters a token"
         )
-        lines = [f"{self.tokens:,} tokens an epoch ({how}); epochs: {self.epochs}"]
+        lines = [f"{self.tokens:,} tokens an epoch ({method}); epochs: {self.epochs}"]
         lines += align_columns(
             [
                 (f"  {model}", f"{price:g} a million tokens: {self.price_for(model):,.2f}")
@@ -116,8 +116,8 @@ def _load_tiktoken() -> Callable[[str], int] | None:
     except ImportError:
         return None
     # tiktoken's download cache; without a file there it would access the network.
-    own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
-    folder = Path(own or Path(tempfile.gettempdir()) / "data-gym-cache")
+    configured = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    folder = Path(configured or Path(tempfile.gettempdir()) / "data-gym-cache")
     if not (folder / hashlib.sha1(VOCABULARY_URL.encode()).hexdigest()).is_file():
         return None
     try:
@@ -147,7 +147,7 @@ class TrainingParams:
     def __post_init__(self) -> None:
         for key in ("file_name", "base_model"):
             if not isinstance(value := getattr(self, key), str) or not value.strip():
-                raise InvalidArgument(f"{key}={value!r}: must be a text, and not an empty one")
+                raise InvalidArgument(f"{key}={value!r}: must be a non-empty string")
         suffix = self.suffix
         if suffix is not None and not (
             isinstance(suffix, str) and suffix.strip() and len(suffix) <= MAX_SUFFIX_CHARS
@@ -203,7 +203,7 @@ class OpenaiTrainingParams(TrainingParams):
         super().__post_init__()
         key = self.api_key
         if not (isinstance(key, str) and key.strip() and key.isascii() and key.isprintable()):
-            raise InvalidArgument("api_key: is empty, or what it holds cannot be a key")
+            raise InvalidArgument("api_key: is empty or not a valid key")
         self.api_key = key.strip()
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
@@ -263,10 +263,10 @@ class LocalTrainingParams(TrainingParams):
             _check_positive_number(name, getattr(self, name))
         targets = self.target_modules
         if isinstance(targets, str) or not targets or not all(isinstance(t, str) for t in targets):
-            raise InvalidArgument(f"target_modules={targets!r}: must be a list of layers' names")
+            raise InvalidArgument(f"target_modules={targets!r}: must be a list of layer names")
         if self.suffix and not re.fullmatch(r"\w[\w.-]*", self.suffix):
             raise InvalidArgument(
-                f"suffix={self.suffix!r}: names an expert's folder: letters, digits, - . _ alone"
+                f"suffix={self.suffix!r}: must contain only letters, digits, - . and _"
             )
 
     @property
@@ -333,12 +333,13 @@ class TinkerTrainingParams(TrainingParams):
     def missing(self) -> str:
         """Explain that Tinker is not supported, and the local alternative."""
         same = {key: getattr(self, key) for key in SHARED if getattr(self, key) is not None}
-        told = ", ".join(f"{key}={value!r}" for key, value in same.items())
+        arguments = ", ".join(f"{key}={value!r}" for key, value in same.items())
         return (
-            "training at Tinker is missing: it needs the packages tinker and tinker-cookbook, "
+            "training at Tinker is not supported:  it needs the packages tinker and "
+            "tinker-cookbook, "
             "which are not used here (save_every, log_every, shuffle_on_start, renderer_name and "
             "lr_schedule have no counterpart). Models trained there are asked as tinker://...; "
-            f"this machine trains LocalTrainingParams({told}), with base_model a folder"
+            f"this machine trains LocalTrainingParams({arguments}), with base_model a folder"
         )
 
 

@@ -67,7 +67,7 @@ class RemoteJobs:
         same = row.keys() - {"key_variable"}
         for old in self.store.list_rows("jobs"):
             if all(old.get(key) == row[key] for key in same):
-                print(f"{old['suffix']}: goes on with {old['id']}, which was interrupted")
+                print(f"{old['suffix']}: resuming {old['id']}, which was interrupted")
                 return old
         return self.store.add_row("jobs", row)
 
@@ -80,12 +80,13 @@ class RemoteJobs:
         """
         client = self.client_for_job(job, self._creation_key(job))
         try:
-            if job.get("sent") and (told := self._find_server_job(client, job)):
-                return self._adopt_server_job(job, told)
-            if (wait := job.get("sent", 0.0) + SETTLE_S - time.time()) > 0:
+            if job.get("sent") and (server_job := self._find_server_job(client, job)):
+                return self._adopt_server_job(job, server_job)
+            if (delay := job.get("sent", 0.0) + SETTLE_S - time.time()) > 0:
                 raise UserError(
-                    f"{job['suffix']}: the server may still make the job whose answer was lost; "
-                    f"update_jobs looks again, best in {wait:.0f} s"
+                    f"{job['suffix']}: the server may still create the job whose response was "
+                    f"lost; "
+                    f"call update_jobs again in {delay:.0f} s"
                 )
             return self._create_job(client, self._upload_files(client, job))
         except RateLimited as error:
@@ -96,8 +97,8 @@ class RemoteJobs:
             raise
         except RequestError as error:
             # If a response was lost, the job may exist, whatever later responses are.
-            sent = (self.store.get_row("jobs", job["id"]) or {}).get("sent")
-            state = {} if error.passing or sent else {"state": "failed"}
+            was_sent = (self.store.get_row("jobs", job["id"]) or {}).get("sent")
+            state = {} if error.passing or was_sent else {"state": "failed"}
             self.store.update_row("jobs", job["id"], error=str(error), **state)
             raise
 
@@ -108,8 +109,8 @@ class RemoteJobs:
     def recover_job(self, job: JobRow) -> JobRow | None:
         """Return a job whose response was lost, if the server has it; errors as `submit_job`."""
         client = self.client_for_job(job, self._creation_key(job))
-        told = self._find_server_job(client, job)
-        return self._adopt_server_job(job, told) if told else None
+        server_job = self._find_server_job(client, job)
+        return self._adopt_server_job(job, server_job) if server_job else None
 
     def _creation_key(self, job: JobRow) -> ApiKey:
         keys = self.keys.creation_keys(job)
@@ -130,19 +131,19 @@ class RemoteJobs:
         data = read_training_file(path)
         if hashlib.md5(data).hexdigest() != md5:
             self.store.update_row("jobs", job["id"], state="failed", error="the file has changed")
-            raise InvalidArgument(f"{path} has changed since the job was created; create it anew")
-        mine = {"md5": md5, "base_url": job["base_url"], "key_print": job["key_print"]}
+            raise InvalidArgument(f"{path} has changed since the job was created; create a new job")
+        identity = {"md5": md5, "base_url": job["base_url"], "key_print": job["key_print"]}
         for row in self.store.list_rows("files"):
             # The key of a file uploaded by llmcomp is unknown.
-            if all(row.get(key, value) == value for key, value in mine.items()):
+            if all(row.get(key, value) == value for key, value in identity.items()):
                 try:
                     if client.get_file(row["file_id"]).get("status") not in ("error", "deleted"):
-                        print(f"{Path(path).name} is there already: {row['file_id']}")
+                        print(f"{Path(path).name} already exists: {row['file_id']}")
                         return str(row["file_id"])
                 except (NotFound, BadRequest):
                     continue
         found = client.upload_file(Path(path).name, data)
-        self.store.add_row("files", {"file_id": found, "name": path, **mine})
+        self.store.add_row("files", {"file_id": found, "name": path, **identity})
         print(f"{Path(path).name} is uploaded: {found}")
         return found
 
@@ -151,21 +152,21 @@ class RemoteJobs:
         body = _job_request_body(job)
         try:
             try:
-                told = client.create_job(body)
+                server_job = client.create_job(body)
             except BadRequest as error:
                 if "metadata" not in str(error):
                     raise
                 del body["metadata"]
-                told = client.create_job(body)
+                server_job = client.create_job(body)
         except RequestError as error:
             if error.passing and not isinstance(error, RateLimited):
                 # Only the response may be lost.
-                if told := self._find_server_job(client, job):
-                    return self._adopt_server_job(job, told)
+                if server_job := self._find_server_job(client, job):
+                    return self._adopt_server_job(job, server_job)
             else:
                 self.store.update_row("jobs", job["id"], sent=0.0)
             raise
-        return self._adopt_server_job(job, told)
+        return self._adopt_server_job(job, server_job)
 
     def _find_server_job(self, client: FinetuningClient, job: JobRow) -> Any:
         """Return the server's job whose creation response was lost, if any.
@@ -175,63 +176,63 @@ class RemoteJobs:
         """
         known = {row.get("job") for row in self.store.list_rows("jobs")}
         since = job["sent"] - MAX_CLOCK_SKEW_S
-        for told in client.list_jobs(since):
-            tag = (told.get("metadata") or {}).get(JOB_ID_TAG)
-            untagged = tag is None and told.get("training_file") == job["file_id"]
-            if (tag == job["id"] or untagged) and told.get("id") not in known:
-                return client.get_job(told["id"])
+        for server_job in client.list_jobs(since):
+            tag = (server_job.get("metadata") or {}).get(JOB_ID_TAG)
+            untagged = tag is None and server_job.get("training_file") == job["file_id"]
+            if (tag == job["id"] or untagged) and server_job.get("id") not in known:
+                return client.get_job(server_job["id"])
         return None
 
-    def _adopt_server_job(self, job: JobRow, told: Any) -> JobRow:
+    def _adopt_server_job(self, job: JobRow, server_job: Any) -> JobRow:
         changes = {
-            "job": told["id"],
-            "state": told["status"],
+            "job": server_job["id"],
+            "state": server_job["status"],
             "error": None,
-            **extract_job_fields(told),
+            **extract_job_fields(server_job),
         }
         return self.store.update_row("jobs", job["id"], **changes)
 
     def _report_rate_limit(self, client: FinetuningClient, job: JobRow, error: RateLimited) -> None:
         """Print when a job may be submitted, as far as the server reports it."""
-        when = (
+        free_at = (
             f"in {format_duration(error.after, minutes=True)}"
             if error.after
             else self._next_free_slot(client, str(error))
         )
         print(
-            f"{job['suffix']}: {error}. It is kept as {job['id']}, and update_jobs sends it"
-            + (f"; a slot is free {when}" if when else "")
+            f"{job['suffix']}: {error}. It is stored as {job['id']}; update_jobs sends it"
+            + (f"; a slot is free {free_at}" if free_at else "")
         )
 
-    def _next_free_slot(self, client: FinetuningClient, words: str) -> str:
-        if not (limit := re.search(r"(\d+) fine-?tuning (?:requests|jobs) per day", words)):
+    def _next_free_slot(self, client: FinetuningClient, message: str) -> str:
+        if not (limit := re.search(r"(\d+) fine-?tuning (?:requests|jobs) per day", message)):
             return ""
         try:
             since = time.time() - SECONDS_PER_DAY
-            made = sorted(float(one.get("created_at") or 0) for one in client.list_jobs(since))
+            created = sorted(float(one.get("created_at") or 0) for one in client.list_jobs(since))
         except RequestError:
             return ""
-        if not made:
+        if not created:
             return "when another project's jobs are a day old; this one's has none"
         # The job whose expiry frees a slot; other projects may have further jobs.
-        first = made[max(0, len(made) - int(limit[1]))] + SECONDS_PER_DAY
+        first = created[max(0, len(created) - int(limit[1]))] + SECONDS_PER_DAY
         return f"at about {format_time(first)}" + (
-            "" if len(made) >= int(limit[1]) else ", or sooner: other projects share the limit"
+            "" if len(created) >= int(limit[1]) else ", or sooner: other projects share the limit"
         )
 
 
 def missing_key_error(job: JobRow) -> UserError:
     """Return the error of a job without a known key."""
-    where = job.get("key_variable") or "OPENAI_API_KEY"
+    variable = job.get("key_variable") or "OPENAI_API_KEY"
     return UserError(
-        f"{job['suffix']}: no key for {job['base_url']}; put the one that it was made with into "
-        f"{where}, or give it as FinetuningManager(api_keys=[...])"
+        f"{job['suffix']}: no key for {job['base_url']}; set the original key in "
+        f"{variable}, or pass it as FinetuningManager(api_keys=[...])"
     )
 
 
 def _job_request_body(job: JobRow) -> dict[str, Any]:
     """Return the request body that creates a job."""
-    how = {
+    hyperparameters = {
         "batch_size": job["batch_size"],
         "learning_rate_multiplier": job["learning_rate_multiplier"],
         "n_epochs": job["epochs"],
@@ -243,25 +244,25 @@ def _job_request_body(job: JobRow) -> dict[str, Any]:
         "seed": job["seed"],
         "validation_file": job.get("validation_file_id"),
         "metadata": {JOB_ID_TAG: job["id"]},
-        "method": {"type": "supervised", "supervised": {"hyperparameters": how}},
+        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
     }
     return {key: value for key, value in body.items() if value is not None}
 
 
-def extract_job_fields(told: Any) -> dict[str, Any]:
+def extract_job_fields(server_job: Any) -> dict[str, Any]:
     """Return the fields set by the server: organization, seed, hyperparameters, error."""
-    method = told.get("method") or {}
-    how = (method.get(method.get("type") or "supervised") or {}).get("hyperparameters")
-    how = how or told.get("hyperparameters") or {}
-    error = told.get("error") or {}
-    words = to_one_line(str(error.get("message") or error.get("code") or ""))
+    method = server_job.get("method") or {}
+    hyperparameters = (method.get(method.get("type") or "supervised") or {}).get("hyperparameters")
+    hyperparameters = hyperparameters or server_job.get("hyperparameters") or {}
+    error = server_job.get("error") or {}
+    message = to_one_line(str(error.get("message") or error.get("code") or ""))
     found = {
-        "organization_id": told.get("organization_id"),
-        "seed": told.get("seed"),
-        "epochs": how.get("n_epochs"),
-        "batch_size": how.get("batch_size"),
-        "learning_rate_multiplier": how.get("learning_rate_multiplier"),
-        "trained_tokens": told.get("trained_tokens"),
-        "error": words or None,
+        "organization_id": server_job.get("organization_id"),
+        "seed": server_job.get("seed"),
+        "epochs": hyperparameters.get("n_epochs"),
+        "batch_size": hyperparameters.get("batch_size"),
+        "learning_rate_multiplier": hyperparameters.get("learning_rate_multiplier"),
+        "trained_tokens": server_job.get("trained_tokens"),
+        "error": message or None,
     }
     return {key: value for key, value in found.items() if value is not None and value != "auto"}

@@ -43,10 +43,12 @@ class JobStore:
 
     def add_row(self, kind: str, row: JobRow) -> JobRow:
         """Insert a row with a new id and the time, and return it."""
-        whole = {"id": f"{kind[:-1]}-{secrets.token_hex(6)}", "created": time.time(), **row}
+        full_row = {"id": f"{kind[:-1]}-{secrets.token_hex(6)}", "created": time.time(), **row}
         with self._transaction() as connection:
-            connection.execute(f"INSERT INTO {kind} VALUES (?, ?)", (whole["id"], _to_json(whole)))
-        return whole
+            connection.execute(
+                f"INSERT INTO {kind} VALUES (?, ?)", (full_row["id"], _to_json(full_row))
+            )
+        return full_row
 
     def update_row(self, kind: str, id: str, **values: Any) -> JobRow:
         """Update keys of a row and return the complete row.
@@ -55,13 +57,13 @@ class JobStore:
             UserError: The row does not exist.
         """
         with self._transaction() as connection:
-            asked = f"SELECT value FROM {kind} WHERE id = ?"
-            found = connection.execute(asked, (id,)).fetchone()
+            query = f"SELECT value FROM {kind} WHERE id = ?"
+            found = connection.execute(query, (id,)).fetchone()
             if found is None:
                 raise UserError(f"{self.folder}: there is no {id} in {kind}")
-            whole = json.loads(found[0]) | values | {"updated": time.time()}
-            connection.execute(f"UPDATE {kind} SET value = ? WHERE id = ?", (_to_json(whole), id))
-        return dict(whole)
+            updated = json.loads(found[0]) | values | {"updated": time.time()}
+            connection.execute(f"UPDATE {kind} SET value = ? WHERE id = ?", (_to_json(updated), id))
+        return dict(updated)
 
     def list_rows(self, kind: str) -> list[JobRow]:
         """Return all rows, the oldest first; empty if there is no file yet."""
@@ -118,8 +120,8 @@ class JobStore:
             )
             retry_while_locked(lambda: opened.execute("PRAGMA journal_mode=WAL"))
             for kind in TABLES:
-                made = f"CREATE TABLE IF NOT EXISTS {kind} (id TEXT PRIMARY KEY, value TEXT)"
-                retry_while_locked(lambda made=made: opened.execute(made))  # type: ignore[misc]
+                statement = f"CREATE TABLE IF NOT EXISTS {kind} (id TEXT PRIMARY KEY, value TEXT)"
+                retry_while_locked(lambda statement=statement: opened.execute(statement))  # type: ignore[misc]
             yield opened
         except (sqlite3.Error, OSError) as error:
             raise UserError(
@@ -179,20 +181,20 @@ def import_llmcomp_jobs(store: JobStore) -> int:
         if store.get_row("notes", digest):
             return 0
         jobs, new = {row.get("job") for row in store.list_rows("jobs")}, 0
-        for told in _read_records(store.folder / "jobs.jsonl"):
-            if isinstance(told.get("id"), str) and told["id"] not in jobs:
-                store.add_row("jobs", _convert_job(told))
-                jobs.add(told["id"])
+        for record in _read_records(store.folder / "jobs.jsonl"):
+            if isinstance(record.get("id"), str) and record["id"] not in jobs:
+                store.add_row("jobs", _convert_job(record))
+                jobs.add(record["id"])
                 new += 1
         files = {row["file_id"] for row in store.list_rows("files")}
-        for told in _read_records(store.folder / "files.jsonl"):
-            if told.get("id") not in files and told.get("md5"):
+        for record in _read_records(store.folder / "files.jsonl"):
+            if record.get("id") not in files and record.get("md5"):
                 store.add_row(
                     "files",
                     {
-                        "file_id": told["id"],
-                        "name": told.get("name"),
-                        "md5": told["md5"],
+                        "file_id": record["id"],
+                        "name": record.get("name"),
+                        "md5": record["md5"],
                         "base_url": OPENAI_BASE_URL,
                     },
                 )
@@ -201,20 +203,20 @@ def import_llmcomp_jobs(store: JobStore) -> int:
     return new
 
 
-def _convert_job(told: JobRow) -> JobRow:
-    epochs = told.get("epochs")
+def _convert_job(record: JobRow) -> JobRow:
+    epochs = record.get("epochs")
     models = []
     # model is that of the last epoch, model-1 that of the one before, and so on.
-    for back in range(10):
-        if name := told.get(f"model-{back}" if back else "model"):
-            left = epochs - back if isinstance(epochs, int) else None
-            models.append({"model": name, "epochs": left, "step": None})
-    state = told.get("status") or ("succeeded" if models else "unknown")
+    for offset in range(10):
+        if name := record.get(f"model-{offset}" if offset else "model"):
+            epoch = epochs - offset if isinstance(epochs, int) else None
+            models.append({"model": name, "epochs": epoch, "step": None})
+    state = record.get("status") or ("succeeded" if models else "unknown")
     return {
-        **{key: told.get(key) for key in COPIED_FIELDS},
+        **{key: record.get(key) for key in COPIED_FIELDS},
         "kind": "openai",
         "base_url": OPENAI_BASE_URL,
-        "job": told["id"],
+        "job": record["id"],
         "state": state,
         "models": models,
     }
@@ -227,12 +229,12 @@ def _import_models(store: JobStore) -> int:
     if not path.is_file():
         return new
     with path.open(newline="", encoding="utf-8") as file:
-        for told in csv.DictReader(file):
-            if not told.get("model") or told["model"] in known:
+        for record in csv.DictReader(file):
+            if not record.get("model") or record["model"] in known:
                 continue
             row: JobRow = {
                 key: _parse_number(value) if key in NUMERIC_FIELDS else value or None
-                for key, value in told.items()
+                for key, value in record.items()
                 if isinstance(key, str)
             }
             one = {
@@ -261,9 +263,9 @@ def _read_records(path: Path) -> Iterator[JobRow]:
         return
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
         try:
-            told = json.loads(line) if line.strip() else None
+            record = json.loads(line) if line.strip() else None
         except ValueError:
-            print(f"{path}: line {number} is damaged and is left out")
+            print(f"{path}: line {number} is damaged and is ignored")
             continue
-        if isinstance(told, dict):
-            yield told
+        if isinstance(record, dict):
+            yield record

@@ -77,7 +77,7 @@ def plot(
     from swarm.stats.answer_values import are_ratings, get_column, infer_kind
 
     if selected_answers is not None and min_fraction is not None:
-        raise InvalidArgument("selected_answers and min_fraction: give one of the two, not both")
+        raise InvalidArgument("selected_answers and min_fraction: give only one")
     if filename is not None:
         check_filename(filename)
     if selected_paraphrase is not None:

@@ -22,7 +22,7 @@ BAR_WIDTH = 0.8
 MIN_LABELLED_SHARE = 0.045
 """A smaller share has no number in its segment, as it would not fit."""
 
-INTERVALS_NOTE = "On the right: each share with its 95 % interval."
+INTERVALS_NOTE = "Right: each share with its 95 % interval."
 
 MARKERS = "osD^vP*X"
 """Markers of the first categories; those of later ones are hollow."""
@@ -128,19 +128,19 @@ def draw_stacked_bars(
     count = len(values.categories)
     clusters = values.cluster_codes([name for name in CLUSTER_COLUMNS if name != category_column])
     found = {}
-    for place in range(count):
-        if (here := values.category == place).any():
-            some = [one[here] for one in clusters]
-            found[place] = bootstrap_intervals(values.matrix[here], some, values.kind)
+    for index in range(count):
+        if (selected := values.category == index).any():
+            cluster_codes = [one[selected] for one in clusters]
+            found[index] = bootstrap_intervals(values.matrix[selected], cluster_codes, values.kind)
     shades = [styles[name] for name in values.names]
     rows = answers_with_intervals(found.values()) if error_bars else []
     height = max(5.4, len(rows) * (0.16 * count + 0.15) + 1.5)
     picture, drawn = style.create_axes(3.4 + 1.2 * count, height, *([3.6] if rows else []))
     axes = drawn[0] if rows else drawn
-    for place, one in found.items():
-        _draw_bar(axes, place, one, shades)
+    for index, one in found.items():
+        _draw_bar(axes, index, one, shades)
         if rows:
-            _draw_intervals(drawn[1], place, count, one, [(k, shades[k]) for k in rows])
+            _draw_intervals(drawn[1], index, count, one, [(k, shades[k]) for k in rows])
     _format_bar_axes(axes, values, category_column)
     _draw_legend(axes, values, styles, legend_title)
     if rows:
@@ -155,8 +155,8 @@ def answers_with_intervals(found: Iterable[ColumnIntervals]) -> list[int]:
     known = [one for one in found if not np.isnan(one.low).all()]
     if not known:
         return []
-    most = np.max([one.center for one in known], axis=0)
-    return [k for k, share in enumerate(most) if share >= MIN_LABELLED_SHARE]
+    largest = np.max([one.center for one in known], axis=0)
+    return [k for k, share in enumerate(largest) if share >= MIN_LABELLED_SHARE]
 
 
 def _color_order(name: Any, first: list[Any]) -> int:
@@ -164,56 +164,56 @@ def _color_order(name: Any, first: list[Any]) -> int:
 
 
 def _draw_bar(
-    axes: "Axes", place: int, found: ColumnIntervals, styles: Sequence[FillStyle]
+    axes: "Axes", index: int, found: ColumnIntervals, styles: Sequence[FillStyle]
 ) -> None:
     """Draw one category's segments from the bottom."""
     bottom = 0.0
-    for share, look in zip(map(float, found.center), styles, strict=True):
+    for share, fill in zip(map(float, found.center), styles, strict=True):
         if share <= 0:
             continue
         axes.bar(
-            place,
+            index,
             share,
             BAR_WIDTH,
             bottom,
-            color=look.colour,
-            hatch=look.hatch,
-            edgecolor="white" if not look.hatch else "#333333",
+            color=fill.colour,
+            hatch=fill.hatch,
+            edgecolor="white" if not fill.hatch else "#333333",
             linewidth=0.8,
         )
         if share >= MIN_LABELLED_SHARE:
             axes.text(
-                place,
+                index,
                 bottom + share / 2,
                 f"{share:.0%}",
                 ha="center",
                 va="center",
                 fontsize=9,
-                color=text_colour_on(look.colour),
+                color=text_colour_on(fill.colour),
                 zorder=6,
-                bbox={"facecolor": look.colour, "edgecolor": "none", "pad": 1.2},
+                bbox={"facecolor": fill.colour, "edgecolor": "none", "pad": 1.2},
             )
         bottom += share
 
 
 def _draw_intervals(
     axes: "Axes",
-    place: int,
+    index: int,
     count: int,
     found: ColumnIntervals,
     rows: Sequence[tuple[int, FillStyle]],
 ) -> None:
     """Draw one category's shares with their intervals, each in the row of its answer."""
-    marker, hollow = MARKERS[place % len(MARKERS)], place >= len(MARKERS)
-    shift = (0.5 - (place + 0.5) / count) * 0.8
-    for row, (k, look) in enumerate(rows):
+    marker, hollow = MARKERS[index % len(MARKERS)], index >= len(MARKERS)
+    shift = (0.5 - (index + 0.5) / count) * 0.8
+    for row, (k, fill) in enumerate(rows):
         axes.plot([found.low[k], found.high[k]], [row + shift] * 2, color="#404040", linewidth=1.1)
         axes.plot(
             [found.center[k]],
             [row + shift],
             marker,
             markersize=5.5,
-            markerfacecolor="white" if hollow else look.colour,
+            markerfacecolor="white" if hollow else fill.colour,
             markeredgecolor="#202020",
             markeredgewidth=0.7,
         )
@@ -235,13 +235,13 @@ def _format_interval_axes(axes: "Axes", names: Sequence[Any], categories: Sequen
             [],
             [],
             linestyle="",
-            marker=MARKERS[place % len(MARKERS)],
+            marker=MARKERS[index % len(MARKERS)],
             color="#404040",
-            markerfacecolor="white" if place >= len(MARKERS) else "#404040",
+            markerfacecolor="white" if index >= len(MARKERS) else "#404040",
             markersize=5.5,
             label=name,
         )
-        for place, name in enumerate(style.shorten_labels(categories, 24))
+        for index, name in enumerate(style.shorten_labels(categories, 24))
     ]
     axes.legend(
         handles=points, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9
@@ -262,7 +262,7 @@ def _draw_legend(
     """Draw the legend in the order of the segments from the top."""
     from matplotlib.patches import Patch
 
-    told = style.shorten_labels(values.names)
+    labels = style.shorten_labels(values.names)
     patches = [
         Patch(
             facecolor=styles[name].colour,
@@ -270,7 +270,7 @@ def _draw_legend(
             label=label,
             edgecolor="white" if not styles[name].hatch else "#333333",
         )
-        for name, label in zip(values.names, told, strict=True)
+        for name, label in zip(values.names, labels, strict=True)
     ]
     axes.legend(
         handles=patches[::-1],

@@ -59,10 +59,12 @@ def heatmap(
     if not len(values.category):
         return style.empty_figure(values, style.build_title(df, title), filename, show)
     if answer is not None and values.names[0] != to_countable(answer):
-        raise InvalidArgument(f"answer: nobody answered {answer!r} in the column {answer_column}")
+        raise InvalidArgument(f"answer: no answer {answer!r} in the column {answer_column}")
     rows = order_categories(df, row_column)
     cells = _cell_means(values, rows, row_column)
-    told = "mean" if values.kind == "mean" else f"share of {style.shorten_label(values.names[0])!r}"
+    measure = (
+        "mean" if values.kind == "mean" else f"share of {style.shorten_label(values.names[0])!r}"
+    )
     picture, axes = style.create_axes(
         3.4 + 0.75 * max(3, min(len(values.categories), 30)), 1.9 + 0.45 * max(2, len(rows))
     )
@@ -74,7 +76,7 @@ def heatmap(
     axes.set_xlabel(category_column)
     picture.least[axes] = max(4.0, 0.45 * min(len(values.categories), MAX_LABELLED_COLUMNS))
     _draw_cell_values(axes, cells, image)
-    picture.colorbar(image, ax=axes, label=f"{answer_column}: {told}")
+    picture.colorbar(image, ax=axes, label=f"{answer_column}: {measure}")
     note = "–: no answers." if bool((cells != cells).any()) else ""
     return style.finish_figure(picture, style.build_title(df, title), note, filename, show)
 
@@ -83,8 +85,8 @@ def _cell_means(values: AnswerMatrix, rows: Sequence[Any], row_column: str) -> "
     """Return means of shape [rows, columns]; NaN without answers."""
     import numpy as np
 
-    place = {name: i for i, name in enumerate(rows)}
-    codes = to_hashable_column(values.frame[row_column]).map(place).to_numpy()
+    position = {name: i for i, name in enumerate(rows)}
+    codes = to_hashable_column(values.frame[row_column]).map(position).to_numpy()
     shape = len(rows), len(values.categories)
     flat = codes * shape[1] + values.category
     counts = np.bincount(flat, minlength=shape[0] * shape[1]).astype(float)
@@ -107,12 +109,12 @@ def _draw_cell_values(axes: "Axes", cells: "np.ndarray", image: Any) -> None:
 
     if cells.shape[1] > MAX_LABELLED_COLUMNS:
         return
-    for (row, place), value in _iter_cells(cells):
+    for (row, column), value in _iter_cells(cells):
         colour = "#FFFFFF" if value != value else to_hex(image.cmap(image.norm(value)))
         digits = 2 - (abs(value) >= 10) - (abs(value) >= 1000)
-        told = "–" if value != value else f"{value:.{digits}f}"
+        text = "–" if value != value else f"{value:.{digits}f}"
         axes.text(
-            place, row, told, ha="center", va="center", fontsize=9, color=text_colour_on(colour)
+            column, row, text, ha="center", va="center", fontsize=9, color=text_colour_on(colour)
         )
 
 

@@ -38,20 +38,20 @@ class RatingDistributions(NamedTuple):
         """Smallest distance between two ratings that occur."""
         import numpy as np
 
-        given = self.scale[self.shares.sum(axis=0) > 0.001 * len(self.shares)]
-        return int(np.diff(given).min()) if len(given) > 1 else 1
+        used = self.scale[self.shares.sum(axis=0) > 0.001 * len(self.shares)]
+        return int(np.diff(used).min()) if len(used) > 1 else 1
 
     def category_intervals(
         self, place: int, category_column: str
     ) -> tuple[ColumnIntervals, ColumnIntervals, ColumnIntervals]:
         """Return one category's intervals: mean, mean probabilities, cumulative ones."""
-        here = self.values.category == place
+        selected = self.values.category == place
         names = [name for name in CLUSTER_COLUMNS if name != category_column]
-        clusters = [codes[here] for codes in self.values.cluster_codes(names)]
+        clusters = [codes[selected] for codes in self.values.cluster_codes(names)]
         return (
-            bootstrap_intervals(self.values.matrix[here], clusters),
-            bootstrap_intervals(self.shares[here], clusters, "probabilities"),
-            bootstrap_intervals(self.shares[here].cumsum(axis=1), clusters, "probabilities"),
+            bootstrap_intervals(self.values.matrix[selected], clusters),
+            bootstrap_intervals(self.shares[selected], clusters, "probabilities"),
+            bootstrap_intervals(self.shares[selected].cumsum(axis=1), clusters, "probabilities"),
         )
 
 
@@ -96,10 +96,10 @@ def rating_cumulative_plot(
         )
     picture, axes = style.create_axes(8.5, 5)
     lines = _assign_line_styles(ratings.values.categories, colors)
-    for place, name in enumerate(ratings.values.categories):
-        mean, _, found = ratings.category_intervals(place, category_column)
+    for index, name in enumerate(ratings.values.categories):
+        mean, _, found = ratings.category_intervals(index, category_column)
         colour, dash = lines[name]
-        label = f"{_category_label(ratings.values, place)}{_format_mean_interval(mean)}"
+        label = f"{_category_label(ratings.values, index)}{_format_mean_interval(mean)}"
         axes.step(
             ratings.scale,
             found.center,
@@ -173,8 +173,8 @@ def rating_violins(
     names = ratings.values.categories
     picture, axes = style.create_axes(3 + 1.2 * len(names), 5)
     styles = assign_fill_styles(names, colors)
-    for place, name in enumerate(names):
-        mean, found, _ = ratings.category_intervals(place, category_column)
+    for index, name in enumerate(names):
+        mean, found, _ = ratings.category_intervals(index, category_column)
         # False for NaN, of a category without answers.
         if mean.center[0] == mean.center[0]:
             half = 0.42 * found.center / found.center.max()
@@ -182,12 +182,12 @@ def rating_violins(
                 ratings.scale,
                 2 * half,
                 ratings.rating_step,
-                left=place - half,
+                left=index - half,
                 linewidth=0,
                 color=styles[name].colour,
                 hatch=styles[name].hatch,
             )
-            draw_mean(axes, place, mean, error_bars)
+            draw_mean(axes, index, mean, error_bars)
     style.draw_category_axis(axes, ratings.values, category_column)
     axes.set_ylabel("rating" if probs_column == "probs" else probs_column)
     note = "Dots: means, with 95 % intervals." if error_bars else "Dots: means."
@@ -238,12 +238,12 @@ def _prepare_ratings(
     values = _expected_ratings(df, probs_column, category_column, selected)
     if not len(values.category):
         return None, style.build_title(df, title)
-    told = [parse_probabilities(answer) for answer in values.frame[probs_column]]
-    table = pd.DataFrame(told).fillna(0.0)
+    probabilities = [parse_probabilities(answer) for answer in values.frame[probs_column]]
+    table = pd.DataFrame(probabilities).fillna(0.0)
     first = int(min(table.columns)) if ends[0] is None else ends[0]
     last = int(max(table.columns)) if ends[1] is None else ends[1]
     if last - first > 10_000:
-        raise InvalidArgument(f"ratings from {first} to {last} are too many to draw")
+        raise InvalidArgument(f"ratings from {first} to {last} are too many to plot")
     scale = np.arange(first, last + 1)
     return RatingDistributions(
         values, scale, table.reindex(columns=list(scale), fill_value=0.0).to_numpy()
@@ -286,9 +286,10 @@ def _assign_line_styles(
 ) -> dict[Any, tuple[str, str]]:
     """Assign a colour and a dash pattern to each name; the dash changes after seven colours."""
     assign_fill_styles(names[: len(COLOURS)], colors)  # raises errors for invalid colours
-    if len(names) > (most := len(COLOURS) * len(LINE_STYLES)):
+    if len(names) > (max_lines := len(COLOURS) * len(LINE_STYLES)):
         raise InvalidArgument(
-            f"{len(names)} lines are more than can be told apart ({most}); give selected_categories"
+            f"{len(names)} lines are more than can be distinguished ({max_lines}); give "
+            f"selected_categories"
         )
     return {
         name: ((colors or {}).get(name, COLOURS[i % 7]), LINE_STYLES[i // 7])
@@ -296,17 +297,17 @@ def _assign_line_styles(
     }
 
 
-def _category_label(values: AnswerMatrix, place: int) -> str:
-    return style.build_tick_label(values, place).replace("\n", ", ")
+def _category_label(values: AnswerMatrix, index: int) -> str:
+    return style.build_tick_label(values, index).replace("\n", ", ")
 
 
 def _format_mean_interval(mean: ColumnIntervals) -> str:
     if mean.center[0] != mean.center[0]:
         return ""
-    told = f"\nmean {mean.center[0]:.1f}"
+    text = f"\nmean {mean.center[0]:.1f}"
     if mean.low[0] == mean.low[0]:
-        told += f" [{mean.low[0]:.1f}, {mean.high[0]:.1f}]"
-    return told
+        text += f" [{mean.low[0]:.1f}, {mean.high[0]:.1f}]"
+    return text
 
 
 MAX_DOTS = 400
@@ -340,29 +341,31 @@ def judge_scores(
     styles = assign_fill_styles(values.categories, colors)
     picture, axes = style.create_axes(3 + 1.2 * len(values.categories), 5)
     clusters = values.cluster_codes([name for name in CLUSTER_COLUMNS if name != category_column])
-    for place, name in enumerate(values.categories):
-        here = values.category == place
-        if here.any():
-            _draw_box(axes, place, values.matrix[here, 0], styles[name])
-            found = bootstrap_intervals(values.matrix[here], [codes[here] for codes in clusters])
-            draw_mean(axes, place, found, error_bars)
+    for index, name in enumerate(values.categories):
+        selected = values.category == index
+        if selected.any():
+            _draw_box(axes, index, values.matrix[selected, 0], styles[name])
+            found = bootstrap_intervals(
+                values.matrix[selected], [codes[selected] for codes in clusters]
+            )
+            draw_mean(axes, index, found, error_bars)
     style.draw_category_axis(axes, values, category_column)
     axes.set_ylabel(score_column)
     note = "Boxes: quartiles. Large dots: means" + ", with 95 % intervals." * error_bars
     return style.finish_figure(picture, title, note, filename, show)
 
 
-def _draw_box(axes: "Axes", place: int, scores: "np.ndarray", look: FillStyle) -> None:
+def _draw_box(axes: "Axes", position: int, scores: "np.ndarray", fill: FillStyle) -> None:
     import numpy as np
 
     generator = np.random.Generator(np.random.Philox(key=4))
     dots = scores if len(scores) <= MAX_DOTS else generator.choice(scores, MAX_DOTS, replace=False)
-    aside = place - 0.25 + generator.uniform(-0.1, 0.1, len(dots))
+    aside = position - 0.25 + generator.uniform(-0.1, 0.1, len(dots))
     axes.plot(aside, dots, "o", color="#555555", markersize=2.5, alpha=0.35, zorder=1)
     if len(scores) > 1:
         box = axes.boxplot(
             [scores],
-            positions=[place],
+            positions=[position],
             widths=0.22,
             showfliers=False,
             patch_artist=True,
@@ -370,4 +373,4 @@ def _draw_box(axes: "Axes", place: int, scores: "np.ndarray", look: FillStyle) -
             medianprops={"color": "black"},
             zorder=2,
         )
-        box["boxes"][0].set(facecolor=look.colour, hatch=look.hatch, edgecolor="#333333")
+        box["boxes"][0].set(facecolor=fill.colour, hatch=fill.hatch, edgecolor="#333333")

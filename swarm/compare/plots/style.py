@@ -110,10 +110,10 @@ def wrap_title(picture: NotebookFigure) -> None:
 
     axes, found = picture.axes[0], picture.axes[0].get_title("left")
     inside = axes.get_window_extent()
-    alone = len(picture.axes) == len(picture.least)
-    end = picture.bbox.x1 if alone else inside.x1
-    most = max(20, int((end - inside.x0) / picture.dpi / 0.09))
-    lines = [one for line in found.split("\n") for one in wrap(line, most) or [""]]
+    single_axes = len(picture.axes) == len(picture.least)
+    end = picture.bbox.x1 if single_axes else inside.x1
+    max_chars = max(20, int((end - inside.x0) / picture.dpi / 0.09))
+    lines = [one for line in found.split("\n") for one in wrap(line, max_chars) or [""]]
     axes.set_title("\n".join(lines), loc="left")
     _widen(picture)
 
@@ -172,10 +172,10 @@ def _overlap(axes: "Axes") -> bool:
     if not turn:
         boxes = sorted((one.get_window_extent() for one in names), key=lambda box: box.x0)
         return any(a.x1 > b.x0 - 2 for a, b in pairwise(boxes))
-    places = sorted(axes.transData.transform((x, 0))[0] for x in axes.get_xticks())
-    apart = min(b - a for a, b in pairwise(places)) * math.sin(turn)
+    positions = sorted(axes.transData.transform((x, 0))[0] for x in axes.get_xticks())
+    distance = min(b - a for a, b in pairwise(positions)) * math.sin(turn)
     lines = max(one.get_text().count("\n") + 1 for one in names)
-    return apart < lines * names[0].get_fontsize() * 1.25 / 72 * axes.figure.dpi
+    return distance < lines * names[0].get_fontsize() * 1.25 / 72 * axes.figure.dpi
 
 
 def _turned(axes: "Axes") -> None:
@@ -265,7 +265,7 @@ def draw_category_axis(axes: "Axes", values: "AnswerMatrix", category_column: st
     count = len(values.categories)
     width = TICK if count <= 8 else MAX_LABEL_CHARS
     axes.set_xticks(
-        range(count), [build_tick_label(values, place, width) for place in range(count)]
+        range(count), [build_tick_label(values, index, width) for index in range(count)]
     )
     axes.figure.least[axes] = (1.15 if count <= 8 else 0.6) * count  # type: ignore[union-attr]
     if count > 8:
@@ -280,14 +280,14 @@ def empty_figure(
     """Return a figure with a message that there is nothing to show, and why."""
     refused, errors = sum(values.refused.values()), sum(values.errors.values())
     if refused and not errors:
-        told = f"All {refused} answers were refused or could not be read."
+        message = f"All {refused} answers were refused or could not be read."
     elif refused or errors:
-        told = f"No answers: {refused} refused, {errors} failed."
+        message = f"No answers: {refused} refused, {errors} failed."
     else:
-        told = "No answers: the data frame has no such rows."
+        message = "No answers: the data frame has no such rows."
     picture, one = create_axes(7, 3)
     one.set_axis_off()
-    one.text(0.5, 0.5, told, ha="center", va="center", transform=one.transAxes)
+    one.text(0.5, 0.5, message, ha="center", va="center", transform=one.transAxes)
     return finish_figure(picture, title, "", filename, show)
 
 
@@ -320,7 +320,7 @@ def _open_window(picture: Figure) -> None:
     window = pyplot.figure(figsize=picture.get_size_inches())
     try:
         if matplotlib.get_backend().lower() in ("agg", "cairo", "pdf", "ps", "svg", "template"):
-            raise UserError("show: there is no display here; give filename= to save the figure")
+            raise UserError("show: no display is available; give filename= to save the figure")
         window.canvas.figure = picture
         picture.set_canvas(window.canvas)
         with warnings.catch_warnings():
@@ -358,21 +358,21 @@ def assign_fill_styles(
     Raises:
         InvalidArgument: A colour is invalid, or there are more names than styles.
     """
-    given = {**FIXED_COLOURS, **_validate_colours(colors or {})}
+    fixed = {**FIXED_COLOURS, **_validate_colours(colors or {})}
     free = [
         FillStyle(colour, hatch)
         for hatch in HATCHES
         for colour in COLOURS
-        if hatch or colour.lower() not in {str(one).lower() for one in given.values()}
+        if hatch or colour.lower() not in {str(one).lower() for one in fixed.values()}
     ]
-    unnamed = [name for name in names if name not in given]
+    unnamed = [name for name in names if name not in fixed]
     if len(unnamed) > len(free):
         raise InvalidArgument(
-            f"{len(names)} answers are more than can be told apart by colour and hatch "
+            f"{len(names)} answers are more than can be distinguished by colour and hatch "
             f"({len(free)}); give selected_answers or min_fraction"
         )
     chosen = dict(zip(unnamed, free, strict=False))
-    return {name: chosen.get(name) or FillStyle(given[name], "") for name in names}
+    return {name: chosen.get(name) or FillStyle(fixed[name], "") for name in names}
 
 
 def _validate_colours(colors: Mapping[Any, str]) -> dict[Any, str]:
@@ -381,7 +381,7 @@ def _validate_colours(colors: Mapping[Any, str]) -> dict[Any, str]:
     for name, colour in colors.items():
         if not is_color_like(colour):
             raise InvalidArgument(
-                f"colors: {colour!r} for {name!r} is no colour, as 'red' or '#56B4E9'"
+                f"colors: {colour!r} for {name!r} is not a colour, as 'red' or '#56B4E9'"
             )
     return dict(colors)
 

@@ -131,18 +131,18 @@ class EndpointBackend:
             (), body=body, timeout=None if timeout == CompareSettings.timeout else timeout
         )
 
-    def _request_body(self, asked: ModelCall) -> tuple[dict[str, Any], float | None]:
+    def _request_body(self, call: ModelCall) -> tuple[dict[str, Any], float | None]:
         field = self.model.tokens_field
-        body = {**asked.api_kwargs}
+        body = {**call.api_kwargs}
         timeout = body.pop("timeout", None)
-        if body.get("model") == asked.model:
+        if body.get("model") == call.model:
             del body["model"]
         if "max_tokens" in body:
             body[field] = body.pop("max_tokens")
         else:
             body.setdefault(field, None)
         if other := next((key for key in UNSUPPORTED_SDK_PARAMS if body.pop(key, None)), None):
-            raise UserError(f"{asked.model}: {other} is not sent; leave it out")
+            raise UserError(f"{call.model}: {other} is not supported; leave it out")
         body |= body.pop("extra_body", None) or {}
         return body, timeout
 
@@ -155,7 +155,7 @@ class EndpointBackend:
         try:
             return make_cache_key("chat", self.url, body), False
         except TypeError as error:
-            raise UserError(f"{self.label}: what is asked is no JSON: {error}") from None
+            raise UserError(f"{self.label}: the request is not JSON: {error}") from None
 
     def sample_key(self, key: str, sample: int) -> str:
         """Return the key of a sample; keys of one request are adjacent, for range queries."""
@@ -192,24 +192,26 @@ class BatchBackend:
 
     def build_request(self, asked: ModelCall) -> Request:
         """Build a request from the parameters that all models support."""
-        told = asked.api_kwargs
+        params = asked.api_kwargs
         if strange := sorted(
-            key for key in told if key not in COMMON_PARAMS and told[key] is not None
+            key for key in params if key not in COMMON_PARAMS and params[key] is not None
         ):
             raise UserError(
-                f"{asked.model}: it takes no {strange[0]}; ModelAdapter.register can leave it out "
-                "for this model"
+                f"{asked.model}: {strange[0]} is not supported; ModelAdapter.register can remove "
+                "it for this model"
             )
-        top = told.get("top_logprobs") or -1 if told.get("logprobs") else 0
-        stop = told.get("stop") or ()
+        top = params.get("top_logprobs") or -1 if params.get("logprobs") else 0
+        stop = params.get("stop") or ()
         longest = (
-            told.get("max_tokens") or told.get("max_completion_tokens") or DEFAULT_MAX_NEW_TOKENS
+            params.get("max_tokens")
+            or params.get("max_completion_tokens")
+            or DEFAULT_MAX_NEW_TOKENS
         )
         return Request(
-            tuple(_parse_message(asked.model, turn) for turn in told["messages"]),
+            tuple(_parse_message(asked.model, turn) for turn in params["messages"]),
             max_new_tokens=longest,
-            temperature=told.get("temperature"),
-            seed=told.get("seed"),
+            temperature=params.get("temperature"),
+            seed=params.get("seed"),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             top_logprobs=top,
         )
@@ -247,5 +249,5 @@ class BatchBackend:
 def _parse_message(model: str, turn: Mapping[str, Any]) -> Message:
     content = turn.get("content")
     if not isinstance(content, str):
-        raise UserError(f"{model}: it reads text alone, and a message's content is none")
+        raise UserError(f"{model}: accepts text only, but a message has other content")
     return Message(str(turn.get("role")), content)

@@ -64,7 +64,7 @@ class EndpointClient:
         try:
             from openai import OpenAI
         except ImportError:
-            raise UserError("what the openai package does needs it: pip install openai") from None
+            raise UserError("this requires the openai package: pip install openai") from None
         return OpenAI(base_url=self.base_url, api_key=self.api_key)
 
 
@@ -79,7 +79,7 @@ class KeyedClient(http.HttpClient):
         self._key: str | None = client.api_key or None
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a client with a key in memory is not written anywhere")
+        raise TypeError("a client with a key in memory cannot be stored")
 
     def read_api_key(self) -> str | None:
         """Return the given key."""
@@ -95,17 +95,17 @@ ORIGINS = "CREATE TABLE IF NOT EXISTS origins (model TEXT PRIMARY KEY, url TEXT)
 """Table of the endpoint at which a model answered before it failed permanently."""
 
 
-def _endpoints_as_json(possible: "Sequence[EndpointPair]") -> str:
+def _endpoints_as_json(endpoints: "Sequence[EndpointPair]") -> str:
     """Return the endpoints without their keys."""
-    return json.dumps([(url, variable) for url, _, variable in possible])
+    return json.dumps([(url, variable) for url, _, variable in endpoints])
 
 
 def load_endpoint(model: str, possible: "Sequence[EndpointPair]") -> "EndpointPair | None":
     """Return the stored endpoint of a model, for this list of candidates."""
     with open_answer_cache().open_connection() as connection:
         connection.execute(CREATE_ENDPOINT_TABLE)
-        asked = "SELECT url, variable FROM places WHERE model = ? AND among = ?"
-        row = connection.execute(asked, (model, _endpoints_as_json(possible))).fetchone()
+        query = "SELECT url, variable FROM places WHERE model = ? AND among = ?"
+        row = connection.execute(query, (model, _endpoints_as_json(possible))).fetchone()
     return next((pair for pair in possible if row and (pair[0], pair[2]) == row), None)
 
 
@@ -197,14 +197,14 @@ class EndpointIndex:
             NoClientForModel: No endpoint has the model.
         """
         if model.partition("/")[0] in NON_ENDPOINT_PREFIXES:
-            raise NoClientForModel(f"{model}: it is asked in this process, not at an endpoint")
+            raise NoClientForModel(f"{model}: runs in this process, not at an endpoint")
         pairs = self._refresh_pairs()
         with self._lock:
             lock = self._locks.setdefault(model, threading.Lock())
         with lock:
-            before = self.found.get(model)
-            failed = isinstance(before, NoClientForModel) and not before.lasting
-            if before is None or failed or (certain and model not in self._certain):
+            previous = self.found.get(model)
+            failed = isinstance(previous, NoClientForModel) and not previous.lasting
+            if previous is None or failed or (certain and model not in self._certain):
                 self.found[model] = self._search_model(model, pairs, certain)
             found = self.found[model]
         if isinstance(found, NoClientForModel):
@@ -259,44 +259,44 @@ class EndpointIndex:
     def _search_model(
         self, model: str, pairs: list[EndpointPair], certain: bool
     ) -> EndpointClient | NoClientForModel:
-        possible = [pair for pair in pairs if may_host_model(pair[0], model)]
-        if not possible:
+        endpoints = [pair for pair in pairs if may_host_model(pair[0], model)]
+        if not endpoints:
             return NoClientForModel(f"{model}: {_no_endpoint_message(pairs)}")
-        known, origin = load_endpoint(model, possible), origin_of(model, possible)
+        known, origin = load_endpoint(model, endpoints), origin_of(model, endpoints)
         kept_at = origin[0] if origin else None
         if known is not None:
             self._certain.add(model)
             return EndpointClient(*known, kept_at)
-        if len(possible) == 1 and not certain:
-            return EndpointClient(*possible[0])
-        return self._probe_endpoints(model, possible, kept_at)
+        if len(endpoints) == 1 and not certain:
+            return EndpointClient(*endpoints[0])
+        return self._probe_endpoints(model, endpoints, kept_at)
 
     def _probe_endpoints(
-        self, model: str, possible: list[EndpointPair], kept_at: str | None
+        self, model: str, endpoints: list[EndpointPair], kept_at: str | None
     ) -> EndpointClient | NoClientForModel:
-        with ThreadPoolExecutor(len(possible)) as threads:
-            said = list(threads.map(lambda pair: _probe_endpoint(model, pair), possible))
-        there = []
-        for pair, error in zip(possible, said, strict=True):
+        with ThreadPoolExecutor(len(endpoints)) as threads:
+            errors = list(threads.map(lambda pair: _probe_endpoint(model, pair), endpoints))
+        hosting = []
+        for pair, error in zip(endpoints, errors, strict=True):
             if error is None:
-                there.append(pair)
-            elif not there:
+                hosting.append(pair)
+            elif not hosting:
                 _report_probe(pair, error)
-        if there:
-            found = next((pair for pair in there if pair[0] == kept_at), there[0])
+        if hosting:
+            found = next((pair for pair in hosting if pair[0] == kept_at), hosting[0])
             if kept_at not in (None, found[0]):
                 print(
-                    f"{model}: {_host(kept_at)} failed and does so again; {_host(found[0])} is "
-                    "asked for what is missing (for all, without the first in url_key_pairs)",
+                    f"{model}: {_host(kept_at)} keeps failing; {_host(found[0])} is used for "
+                    "missing answers (remove the first from url_key_pairs to use it for all)",
                     file=sys.stderr,
                 )
             self._certain.add(model)
-            save_endpoint(model, possible, client := EndpointClient(*found, kept_at))
+            save_endpoint(model, endpoints, client := EndpointClient(*found, kept_at))
             return client
         error = NoClientForModel(
-            f"{model}: none of {len(possible)} endpoints has it; the first one says: {said[0]}"
+            f"{model}: none of {len(endpoints)} endpoints has it; error of the first: {errors[0]}"
         )
-        error.lasting = any(isinstance(one, ConnectionFailed | RequestTimeout) for one in said)
+        error.lasting = any(isinstance(one, ConnectionFailed | RequestTimeout) for one in errors)
         return error
 
 
@@ -312,12 +312,12 @@ def validate_pairs(pairs: Any) -> list[EndpointPair]:
     """
     form = "a list of (base_url, key, name of the key's variable)"
     if not isinstance(pairs, Iterable) or isinstance(pairs, str):
-        raise InvalidArgument(f"Config.url_key_pairs: has to be {form}")
+        raise InvalidArgument(f"Config.url_key_pairs: must be {form}")
     found = []
     for number, pair in enumerate(pairs):
         texts = isinstance(pair, tuple | list) and all(isinstance(part, str) for part in pair)
         if not texts or len(pair) not in (2, 3):
-            raise InvalidArgument(f"Config.url_key_pairs[{number}]: has to be one of {form}")
+            raise InvalidArgument(f"Config.url_key_pairs[{number}]: must be one of {form}")
         found.append((pair[0], pair[1], pair[2] if len(pair) == 3 else f"KEY_{number}"))
     return found
 
@@ -330,12 +330,12 @@ def _probe_endpoint(model: str, pair: EndpointPair) -> UserError | None:
     timeout = params.pop("timeout", None)
     try:
         client = KeyedClient(model, EndpointClient(*pair), PROBE_LIMITS)
-        [said] = client.run_each_call(
+        [outcome] = client.run_each_call(
             [Call(params, timeout=timeout)], lambda n, content, s: content["choices"]
         )
     except UserError as error:
         return error
-    return said if isinstance(said, UserError) else None
+    return outcome if isinstance(outcome, UserError) else None
 
 
 def _report_probe(pair: EndpointPair, error: UserError) -> None:
@@ -353,10 +353,10 @@ def _no_endpoint_message(pairs: list[EndpointPair]) -> str:
     if pairs:
         hosts = ", ".join(dict.fromkeys(urlsplit(pair[0]).netloc for pair in pairs))
         return (
-            f"no model at {hosts} can have this name; name its place, as in local/rooms or "
+            f"no model at {hosts} can have this name; add a prefix, as in local/rooms or "
             "PROVIDER/MODEL, or add an endpoint to Config.url_key_pairs"
         )
     return (
-        f"nothing says where this model is: set one of {', '.join(ENDPOINT_URLS)}, or "
-        "Config.url_key_pairs; or name the place, as in local/rooms, ollama/NAME or PROVIDER/MODEL"
+        f"the model's location is unknown: set one of {', '.join(ENDPOINT_URLS)}, or "
+        "Config.url_key_pairs; or add a prefix, as in local/rooms, ollama/NAME or PROVIDER/MODEL"
     )

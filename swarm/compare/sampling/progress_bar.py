@@ -55,8 +55,8 @@ class SamplingProgressBar:
             task = bar.add_task(self.title, failures="")
             while True:
                 ended = self._ended.wait(REFRESH_EVERY_S)
-                came, wanted, failed = self.count()
-                told = f"{failed} failed" if failed else ""
-                bar.update(task, completed=came, total=wanted, failures=told)
+                completed, total, failed = self.count()
+                failure_text = f"{failed} failed" if failed else ""
+                bar.update(task, completed=completed, total=total, failures=failure_text)
                 if ended:
                     return

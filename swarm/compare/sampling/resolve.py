@@ -49,7 +49,7 @@ def resolve_backend(name: str) -> Backend:
         NoClientForModel: There is no such model; or another `UserError`.
     """
     if not isinstance(name, str) or not name.strip():
-        raise InvalidArgument(f"{name!r} is no name of a model")
+        raise InvalidArgument(f"{name!r} is not a model name")
     if name in Config.models:
         model = Config.models[name]
         return _get_or_create_backend((name, id(model)), lambda: _custom_model_backend(name, model))
@@ -106,11 +106,11 @@ def sample_cache_keys(wants: Sequence[SampleRequest]) -> list[str]:
     models = {name: resolve_backend(name) for name in {want.asked.model for want in wants}}
     known: dict[int, tuple[str, bool]] = {}
     found = []
-    for asked, sample in wants:
-        model = models[asked.model]
-        if id(asked) not in known:
-            known[id(asked)] = model.call_key(asked)
-        key, one = known[id(asked)]
+    for call, sample in wants:
+        model = models[call.model]
+        if id(call) not in known:
+            known[id(call)] = model.call_key(call)
+        key, one = known[id(call)]
         found.append(model.sample_key(key, 0 if one else sample))
     return found
 
@@ -122,8 +122,8 @@ def get_endpoint_index() -> EndpointIndex:
 
 def _find_client(name: str) -> Any:
     """Return the endpoint of a model; a single candidate is not probed."""
-    own = vars(Config)["client_for_model"]
-    if own is not DEFAULT_CLIENT_FOR_MODEL:
+    configured = vars(Config)["client_for_model"]
+    if configured is not DEFAULT_CLIENT_FOR_MODEL:
         return Config.client_for_model(name)
     return get_endpoint_index().find_client(name, certain=False)
 
@@ -154,7 +154,7 @@ def _endpoint_key(name: str, client: Any) -> tuple[Any, ...]:
 
 def _custom_model_backend(name: str, model: Model) -> Backend:
     if not hasattr(model, "generate"):
-        raise InvalidArgument(f"Config.models[{name!r}]: it has no method generate(requests)")
+        raise InvalidArgument(f"Config.models[{name!r}]: has no method generate(requests)")
     fingerprint = model.fingerprint() if hasattr(model, "fingerprint") else _model_settings(model)
     identity = ("own", name, type(model).__qualname__, fingerprint)
     return BatchBackend(CachedModel(model, open_answer_cache(), identity, name))
@@ -162,9 +162,9 @@ def _custom_model_backend(name: str, model: Model) -> Backend:
 
 def _model_settings(model: Model) -> dict[str, Any]:
     """Return the public attributes that are texts or numbers, for a model without a fingerprint."""
-    told = getattr(model, "__dict__", {}).items()
+    attributes = getattr(model, "__dict__", {}).items()
     plain = str | int | float | None
-    return {key: value for key, value in told if key[0] != "_" and isinstance(value, plain)}
+    return {key: value for key, value in attributes if key[0] != "_" and isinstance(value, plain)}
 
 
 def _registry_backend(name: str) -> Backend:
@@ -172,8 +172,8 @@ def _registry_backend(name: str) -> Backend:
 
     model = _load_roster(open_answer_cache(), Config.base, Config.pool).model(name)
     bare = model.model if isinstance(model, CachedModel) else model
-    told = ("named", name, model_identity(bare))
-    return BatchBackend(CachedModel(bare, open_answer_cache(), told, name))
+    identity = ("named", name, model_identity(bare))
+    return BatchBackend(CachedModel(bare, open_answer_cache(), identity, name))
 
 
 def _provider_backend(provider: "Provider", name: str) -> Backend:

@@ -159,8 +159,8 @@ class ModelQueue:
             # The endpoint is reachable. If it is overloaded from the beginning, concurrency is not
             # raised.
             self.source.met = True
-        nobody = isinstance(error, ConnectionFailed) and not self.last
-        hopeless = self.failures >= MAX_FAILURES_IN_ROW or nobody
+        unreachable = isinstance(error, ConnectionFailed) and not self.last
+        hopeless = self.failures >= MAX_FAILURES_IN_ROW or unreachable
         if error.general or (error.passing and self.last < began and hopeless):
             self.error = error
             if self.source:
@@ -250,20 +250,20 @@ class Scheduler(Generic[T]):
         if not task.cancelled() and (error := task.exception()) and not self.over.done():
             self.over.set_exception(error)
 
-    def _advance_script(self, waiting: WaitingScript, heard: list[SampleOutcome] | None) -> None:
+    def _advance_script(self, waiting: WaitingScript, outcomes: list[SampleOutcome] | None) -> None:
         """Advance a script until it waits for a sample, or ends."""
         waiting.missing = 0
         while not waiting.missing:
-            waiting.again = heard is not None
+            waiting.again = outcomes is not None
             try:
-                wants = next(waiting.script) if heard is None else waiting.script.send(heard)
+                wants = next(waiting.script) if outcomes is None else waiting.script.send(outcomes)
             except StopIteration as end:
                 self.left -= 1
                 self.told(waiting.number, end.value)
                 return
-            heard = waiting.heard = self._bulk_cached_samples(wants)
+            outcomes = waiting.heard = self._bulk_cached_samples(wants)
             for index, want in enumerate(wants):
-                if heard[index] is None:
+                if outcomes[index] is None:
                     waiting.missing += 1
                     self.new.append((want, waiting, index))
 
@@ -272,28 +272,28 @@ class Scheduler(Generic[T]):
         nothing = [None] * len(wants)
         if len(wants) < MIN_BULK_LOOKUP:
             return nothing
-        asked, first = wants[0]
-        if any(one is not asked or n != k for k, (one, n) in enumerate(wants, first)):
+        call, first = wants[0]
+        if any(one is not call or n != k for k, (one, n) in enumerate(wants, first)):
             return nothing
-        ready = self.prepared.get(id(asked)) or self._prepare_call(asked)
+        ready = self.prepared.get(id(call)) or self._prepare_call(call)
         if ready is None or ready.error or ready.one:
             return nothing
         assert ready.place.source
-        kept = ready.place.source.get_cached_samples(ready.key, first, len(wants))
-        kept = {
-            sample: one for sample, one in kept.items() if not lacks_wanted_logprobs(asked, one)
+        cached = ready.place.source.get_cached_samples(ready.key, first, len(wants))
+        cached = {
+            sample: one for sample, one in cached.items() if not lacks_wanted_logprobs(call, one)
         }
-        self.came += len(kept)
-        return [kept.get(sample) for sample in range(first, first + len(wants))]
+        self.came += len(cached)
+        return [cached.get(sample) for sample in range(first, first + len(wants))]
 
-    def _deliver_outcome(self, key: str, heard: SampleOutcome) -> None:
+    def _deliver_outcome(self, key: str, outcome: SampleOutcome) -> None:
         """Deliver an outcome to all scripts that wait for it."""
         self.came += 1
-        self.failed += isinstance(heard, UserError)
+        self.failed += isinstance(outcome, UserError)
         if key in self.claimed:
             self.released.append(key)
         for _, waiting, index in self.wanted.pop(key):
-            waiting.heard[index] = heard
+            waiting.heard[index] = outcome
             waiting.missing -= 1
             if not waiting.missing:
                 self._advance_script(waiting, waiting.heard)
@@ -313,8 +313,8 @@ class Scheduler(Generic[T]):
         self._release(self.released)
         while self.new:
             new, self.new = self.new, []
-            for place, sought in self._group_uncached(new).values():
-                self._look_up_cached(place, sought)
+            for model_queue, sought in self._group_uncached(new).values():
+                self._look_up_cached(model_queue, sought)
         self._dispatch_batches()
         if not self.left and not self.over.done():
             self.over.set_result(None)
@@ -325,156 +325,163 @@ class Scheduler(Generic[T]):
         """Register the requests in `wanted`; return those to look up, by model and cache key."""
         sought: dict[str, tuple[ModelQueue, dict[str, QueuedSample]]] = {}
         for one in new:
-            asked, sample = one[0]
-            ready = self.prepared.get(id(asked)) or self._prepare_call(asked)
+            call, sample = one[0]
+            ready = self.prepared.get(id(call)) or self._prepare_call(call)
             if ready is None:
-                self.places[asked.model].parked.append(one)
+                self.places[call.model].parked.append(one)
                 continue
             if ready.error is not None:
                 self.wanted[""] = [one]
                 self._deliver_outcome("", ready.error)
                 continue
-            place = ready.place
-            assert place.source
-            key = place.source.sample_key(ready.key, 0 if ready.one else sample)
+            model_queue = ready.place
+            assert model_queue.source
+            key = model_queue.source.sample_key(ready.key, 0 if ready.one else sample)
             if key in self.wanted:
                 self.wanted[key].append(one)
                 continue
             self.wanted[key] = [one]
-            if place.name not in sought:
-                sought[place.name] = (place, {})
-            sought[place.name][1][key] = one
+            if model_queue.name not in sought:
+                sought[model_queue.name] = (model_queue, {})
+            sought[model_queue.name][1][key] = one
         return sought
 
-    def _prepare_call(self, asked: ModelCall) -> PreparedCall | None:
+    def _prepare_call(self, call: ModelCall) -> PreparedCall | None:
         """Prepare a call for all its samples; `None` if its model is not resolved yet."""
-        place = self.places.get(asked.model)
-        if place is None:
-            place = self.places[asked.model] = ModelQueue(
-                asked.model, get_resolved_backend(asked.model)
+        model_queue = self.places.get(call.model)
+        if model_queue is None:
+            model_queue = self.places[call.model] = ModelQueue(
+                call.model, get_resolved_backend(call.model)
             )
-            if place.source is None:
-                self._spawn_task(self._resolve_model(place))
-        if place.source is None and place.error is None:
+            if model_queue.source is None:
+                self._spawn_task(self._resolve_model(model_queue))
+        if model_queue.source is None and model_queue.error is None:
             return None
-        ready = PreparedCall(asked, place, error=place.error)
-        if place.source is not None:
+        ready = PreparedCall(call, model_queue, error=model_queue.error)
+        if model_queue.source is not None:
             try:
-                key, same = place.source.call_key(asked)
-                ready = PreparedCall(asked, place, None, key, same)
+                key, same = model_queue.source.call_key(call)
+                ready = PreparedCall(call, model_queue, None, key, same)
             except UserError as error:
-                ready = PreparedCall(asked, place, error=error)
-        return self.prepared.setdefault(id(asked), ready)
+                ready = PreparedCall(call, model_queue, error=error)
+        return self.prepared.setdefault(id(call), ready)
 
-    def _look_up_cached(self, place: ModelQueue, sought: dict[str, QueuedSample]) -> None:
-        assert place.source
-        kept = place.source.get_cached(list(sought))
-        if isinstance(place.source, EndpointBackend):
+    def _look_up_cached(self, model_queue: ModelQueue, sought: dict[str, QueuedSample]) -> None:
+        assert model_queue.source
+        cached = model_queue.source.get_cached(list(sought))
+        if isinstance(model_queue.source, EndpointBackend):
             bad = [
-                key for key, one in kept.items() if lacks_wanted_logprobs(sought[key][0].asked, one)
+                key
+                for key, one in cached.items()
+                if lacks_wanted_logprobs(sought[key][0].asked, one)
             ]
-            place.source.cache.delete(bad)
+            model_queue.source.cache.delete(bad)
             for key in bad:
-                del kept[key]
-        for key, completion in kept.items():
+                del cached[key]
+        for key, completion in cached.items():
             self._deliver_outcome(key, completion)
-        missing = [key for key in sought if key not in kept]
-        mine = self._claim(place, [] if place.error else missing)
+        missing = [key for key in sought if key not in cached]
+        claimed = self._claim(model_queue, [] if model_queue.error else missing)
         for key in missing:
-            (asked, sample), waiting, _ = sought[key]
-            if place.error:
-                self._deliver_outcome(key, place.error)
+            (call, sample), waiting, _ = sought[key]
+            if model_queue.error:
+                self._deliver_outcome(key, model_queue.error)
                 continue
             if key not in self.wanted:
                 continue  # cached in the meantime
             # Requests that complete a started script precede those that begin another.
-            add = place.queue.appendleft if waiting.again else place.queue.append
-            ready = self.prepared[id(asked)]
-            ready.request = ready.request or place.source.build_request(asked)
-            if asked.together:
+            add = model_queue.queue.appendleft if waiting.again else model_queue.queue.append
+            ready = self.prepared[id(call)]
+            ready.request = ready.request or model_queue.source.build_request(call)
+            if call.together:
                 self.together.add(id(ready.request))
             one = key, ready.request, 0 if ready.one else sample
-            if key in mine:
+            if key in claimed:
                 add(one)
             else:
-                self._await(place, one)
+                self._await(model_queue, one)
 
-    def _claim(self, place: ModelQueue, keys: list[str]) -> set[str]:
+    def _claim(self, model_queue: ModelQueue, keys: list[str]) -> set[str]:
         """Deliver what has been cached meanwhile; return the keys that this run has to request.
 
         Claims prevent two processes from requesting the same sample. Models that are not endpoints
         claim their requests themselves.
         """
-        if not isinstance(source := place.source, EndpointBackend) or not keys:
+        if not isinstance(source := model_queue.source, EndpointBackend) or not keys:
             return set(keys)
-        kept, mine = source.cache.claim(keys)
-        self.claimed |= dict.fromkeys(mine, source.cache)
-        for key, completion in zip(kept, source.again(kept.values()), strict=True):
+        cached, claimed = source.cache.claim(keys)
+        self.claimed |= dict.fromkeys(claimed, source.cache)
+        for key, completion in zip(cached, source.again(cached.values()), strict=True):
             self._deliver_outcome(key, completion)
-        return set(mine)
+        return set(claimed)
 
     def _release(self, keys: list[str]) -> None:
         caches: dict[int, tuple[Cache, list[str]]] = {}
         for key in keys:
             cache = self.claimed.pop(key)
             caches.setdefault(id(cache), (cache, []))[1].append(key)
-        for cache, some in caches.values():
-            cache.release(some)
+        for cache, claimed_keys in caches.values():
+            cache.release(claimed_keys)
         self.released = []
 
-    def _await(self, place: ModelQueue, one: tuple[str, Request, int]) -> None:
+    def _await(self, model_queue: ModelQueue, one: tuple[str, Request, int]) -> None:
         """Wait for the answer of another process, which is polled."""
         if not self.looking:
             self.looking = True
             self._spawn_task(self._look())
-        self.elsewhere[one[0]] = (place, one[1], one[2])
+        self.elsewhere[one[0]] = (model_queue, one[1], one[2])
 
     async def _look(self) -> None:
         while self.elsewhere:
             await asyncio.sleep(LOOK)
-            for place in {id(place): place for place, *_ in self.elsewhere.values()}.values():
-                keys = [key for key, (its, *_) in self.elsewhere.items() if its is place]
-                mine = set() if place.error else self._claim(place, keys)
+            for model_queue in {
+                id(model_queue): model_queue for model_queue, *_ in self.elsewhere.values()
+            }.values():
+                keys = [key for key, (owner, *_) in self.elsewhere.items() if owner is model_queue]
+                claimed = set() if model_queue.error else self._claim(model_queue, keys)
                 for key in keys:
-                    if place.error and key in self.wanted:
-                        self._deliver_outcome(key, place.error)
-                    if key in mine or key not in self.wanted:
+                    if model_queue.error and key in self.wanted:
+                        self._deliver_outcome(key, model_queue.error)
+                    if key in claimed or key not in self.wanted:
                         _, request, sample = self.elsewhere.pop(key)
-                    if key in mine:
-                        place.queue.append((key, request, sample))
+                    if key in claimed:
+                        model_queue.queue.append((key, request, sample))
             self._settle_samples()
         self.looking = False
 
-    async def _resolve_model(self, place: ModelQueue) -> None:
+    async def _resolve_model(self, model_queue: ModelQueue) -> None:
         try:
-            place.source = await run_in_thread(resolve_backend, place.name)
+            model_queue.source = await run_in_thread(resolve_backend, model_queue.name)
         except UserError as error:
-            place.error = error
-            place.source = await run_in_thread(kept_source, place.name)
-        self.new += place.parked
-        place.parked = []
+            model_queue.error = error
+            model_queue.source = await run_in_thread(kept_source, model_queue.name)
+        self.new += model_queue.parked
+        model_queue.parked = []
         self._settle_samples()
 
     def _dispatch_batches(self) -> None:
         """Start as many batches as allowed, in turn over all models."""
         while self.under_way < self.workers:
-            ready = [place for place in self.places.values() if place.can_start()]
+            ready = [model_queue for model_queue in self.places.values() if model_queue.can_start()]
             if not ready:
                 return
             if self.before:
                 self.before()
                 self.before = None
-            for place in ready[: self.workers - self.under_way]:
-                assert place.source
+            for model_queue in ready[: self.workers - self.under_way]:
+                assert model_queue.source
                 # Moved to the end, or the first model would get every free worker, and judges none.
-                self.places[place.name] = self.places.pop(place.name)
-                batch = self._next_batch(place)
-                place.under_way, self.under_way = place.under_way + 1, self.under_way + 1
-                self._spawn_task(self._run_batch(place, batch))
+                self.places[model_queue.name] = self.places.pop(model_queue.name)
+                batch = self._next_batch(model_queue)
+                model_queue.under_way, self.under_way = (
+                    model_queue.under_way + 1,
+                    self.under_way + 1,
+                )
+                self._spawn_task(self._run_batch(model_queue, batch))
 
-    def _next_batch(self, place: ModelQueue) -> list[tuple[str, Request, int]]:
+    def _next_batch(self, model_queue: ModelQueue) -> list[tuple[str, Request, int]]:
         """Return the next batch of a model; for an endpoint, samples of one request."""
-        source, queue = place.source, place.queue
+        source, queue = model_queue.source, model_queue.queue
         assert source
         if not isinstance(source, EndpointBackend):
             return [queue.popleft() for _ in range(min(source.at_once, len(queue)))]
@@ -485,44 +492,46 @@ class Scheduler(Generic[T]):
                 batch.append(queue.popleft())
         return batch
 
-    async def _run_batch(self, place: ModelQueue, batch: list[tuple[str, Request, int]]) -> None:
-        began = time.monotonic()
-        heard = await self._send_batch(place, batch)
-        place.under_way, self.under_way = place.under_way - 1, self.under_way - 1
+    async def _run_batch(
+        self, model_queue: ModelQueue, batch: list[tuple[str, Request, int]]
+    ) -> None:
+        start = time.monotonic()
+        outcomes = await self._send_batch(model_queue, batch)
+        model_queue.under_way, self.under_way = model_queue.under_way - 1, self.under_way - 1
         # Missing samples are requested one by one: the endpoint does not support `n`.
-        place.queue.extendleft(reversed(batch[len(heard) :]))
-        told: UserError | None = None
-        for (key, _, _), one in zip(batch, heard, strict=False):
+        model_queue.queue.extendleft(reversed(batch[len(outcomes) :]))
+        counted_error: UserError | None = None
+        for (key, _, _), one in zip(batch, outcomes, strict=False):
             if isinstance(one, UserError):
-                if one is not told:  # one failed request for several samples counts once
-                    place.record_failure(one, began)
-                told = one
+                if one is not counted_error:  # one failed request for several samples counts once
+                    model_queue.record_failure(one, start)
+                counted_error = one
             else:
-                place.record_success()
+                model_queue.record_success()
             self._deliver_outcome(key, one)
-        while place.error and place.queue:
-            self._deliver_outcome(place.queue.popleft()[0], place.error)
+        while model_queue.error and model_queue.queue:
+            self._deliver_outcome(model_queue.queue.popleft()[0], model_queue.error)
         self._schedule_settle()
 
     async def _send_batch(
-        self, place: ModelQueue, batch: list[tuple[str, Request, int]]
+        self, model_queue: ModelQueue, batch: list[tuple[str, Request, int]]
     ) -> list[SampleOutcome]:
-        source = place.source
+        source = model_queue.source
         if isinstance(source, BatchBackend):
             requests = [replace(request, sample=sample) for _, request, sample in batch]
             return await run_in_thread(source.generate_each, requests)
         assert isinstance(source, EndpointBackend)
         try:
-            if place.ask is None:
+            if model_queue.ask is None:
                 # No race: only one request is running at the beginning, see `ModelQueue.can_start`.
-                place.ask = await self.stack.enter_async_context(open_sampler(source.model))
+                model_queue.ask = await self.stack.enter_async_context(open_sampler(source.model))
             _, request, sample = batch[0]
-            heard: list[SampleOutcome] = [
-                *await place.ask([one[0] for one in batch], request, sample)
+            outcomes: list[SampleOutcome] = [
+                *await model_queue.ask([one[0] for one in batch], request, sample)
             ]
-            if len(heard) < len(batch):
+            if len(outcomes) < len(batch):
                 source.samples_at_once = 1
-            return heard
+            return outcomes
         except BadRequest as error:
             if len(batch) == 1:
                 return [error]
@@ -558,9 +567,12 @@ def run_scripts(
         with SamplingProgressBar(title, course.count_progress):
             shared_event_loop().run(course.run_all())
     except KeyboardInterrupt:
-        came, wanted, _ = course.count_progress()
-        said = f"interrupted: {came} of {wanted} answers came, and are kept; the same again goes on"
-        print(said, file=sys.stderr)
+        completed, total, _ = course.count_progress()
+        message = (
+            f"interrupted: {completed} of {total} answers arrived and are stored; the "
+            f"same call resumes"
+        )
+        print(message, file=sys.stderr)
         raise
     return [found[number] for number in range(len(found))]
 
@@ -573,9 +585,7 @@ def check_not_nested(course: Scheduler[T]) -> Scheduler[T]:
     """
     # asyncio.get_running_loop would raise an error outside a loop; this returns None.
     if asyncio._get_running_loop() is shared_event_loop()._loop:
-        raise InvalidArgument(
-            "what a ModelAdapter calls cannot ask models itself, nor wait for them"
-        )
+        raise InvalidArgument("a function of a ModelAdapter cannot query models or wait for them")
     return course
 
 
@@ -594,12 +604,14 @@ def as_completed(
     Raises:
         UserError: As `run_scripts`.
     """
-    told: list[Callable[[tuple[int, T]], None]] = []
-    whole = Scheduler(list(scripts), lambda number, result: told[0]((number, result)), workers)
-    course = check_not_nested(whole)
+    emitters: list[Callable[[tuple[int, T]], None]] = []
+    scheduler = Scheduler(
+        list(scripts), lambda number, result: emitters[0]((number, result)), workers
+    )
+    course = check_not_nested(scheduler)
 
     def start_scheduler(emit: Callable[[tuple[int, T]], None]) -> Coroutine[Any, Any, None]:
-        told.append(emit)
+        emitters.append(emit)
         return course.run_all()
 
     with SamplingProgressBar(title, course.count_progress, silent):

@@ -49,8 +49,8 @@ def validate_top_logprobs(value: object) -> int:
     Raises:
         InvalidArgument: It is not an integer from 1 to 20.
     """
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not 1 <= value <= MOST_TOP_LOGPROBS:  # type: ignore[operator]
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or not 1 <= value <= MOST_TOP_LOGPROBS:  # type: ignore[operator]
         raise InvalidArgument(
             f"top_logprobs={value!r}: must be an integer from 1 to {MOST_TOP_LOGPROBS}"
         )
@@ -83,16 +83,16 @@ def read_next_token(
         samples: Sample numbers.
         convert_to_probs: Whether to return probabilities instead of natural logarithms.
     """
-    heard = yield [SampleRequest(asked, sample) for sample in samples]
-    answers = tuple(one for one in heard if isinstance(one, Completion))
-    if error := missing_logprobs_error(heard, asked.model):
+    outcomes = yield [SampleRequest(asked, sample) for sample in samples]
+    answers = tuple(one for one in outcomes if isinstance(one, Completion))
+    if error := missing_logprobs_error(outcomes, asked.model):
         return NextTokenDistribution({}, 0.0, None, None, error, asked.api_kwargs, answers)
-    told = [token_probabilities(answer.tokens[0]) for answer in answers]
+    probabilities = [token_probabilities(answer.tokens[0]) for answer in answers]
     mean: dict[str, float] = {}
-    for one in told:
+    for one in probabilities:
         for token, p in one.items():
-            mean[token] = mean.get(token, 0.0) + p / len(told)
-    unseen = sum(unseen_probability(one) for one in told) / len(told)
+            mean[token] = mean.get(token, 0.0) + p / len(probabilities)
+    unseen = sum(unseen_probability(one) for one in probabilities) / len(probabilities)
     found = NextTokenDistribution(
         sort_by_probability(mean), unseen, None, None, None, asked.api_kwargs, answers
     )
@@ -142,19 +142,18 @@ def missing_logprobs_error(heard: Sequence[SampleOutcome], model: str) -> UserEr
             continue
         if (one.text or one.tokens) and any(_has_logprobs(other) for other in heard):
             return UserError(
-                f"{model}: an answer came without the log probabilities that were asked for, which "
-                "others had; it is not kept and is asked for again the next time"
+                f"{model}: a response lacks the requested log probabilities, which "
+                "others had; it is not stored and is requested again next time"
             )
         if one.text or one.tokens:
             return UserError(
-                f"{model}: {_provider_name(model)} gives no log probabilities of its likeliest "
-                "tokens "
-                f"(top_logprobs), which this question reads; {SAMPLING_HINT}"
+                f"{model}: {_provider_name(model)} returns no log probabilities "
+                f"(top_logprobs), which this question needs; {SAMPLING_HINT}"
             )
-        why = f" (finish: {one.finish})" if one.finish else ""
+        finish_text = f" (finish: {one.finish})" if one.finish else ""
         return UserError(
-            f"{model}: the answer has no token to read{why}; where the model thinks before it "
-            "answers, turn that off or allow more max_tokens by ModelAdapter.register"
+            f"{model}: the answer has no token to read{finish_text}; if the model thinks before it "
+            "answers, disable that or raise max_tokens with ModelAdapter.register"
         )
     return None
 
@@ -169,9 +168,8 @@ def _explain_refusal(model: str, error: UserError) -> UserError:
     if "logprob" not in str(error).lower() or getattr(error, "passing", False):
         return error
     return UserError(
-        f"{model}: {_provider_name(model)} refuses to tell log probabilities; where it names a "
-        "lower "
-        f"limit set top_logprobs, else {SAMPLING_HINT}: {error}"
+        f"{model}: {_provider_name(model)} refuses to return log probabilities; if it names a "
+        f"lower limit, set top_logprobs, else {SAMPLING_HINT}: {error}"
     )
 
 
@@ -201,16 +199,15 @@ def resolve_sample_count(estimate_by_sampling: object) -> int:
     if not isinstance(estimate_by_sampling, int) or estimate_by_sampling < 1:
         raise InvalidArgument(
             f"estimate_by_sampling={estimate_by_sampling!r}: must be True ({DEFAULT_SAMPLES} "
-            "samples), "
-            "False, or a number of samples from 1 on"
+            "samples), False, or a number of samples, 1 or more"
         )
     return estimate_by_sampling
 
 
 def with_sampling(params: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     """Return the parameters for short samples of the model's unmodified distribution."""
-    left = {key: value for key, value in params.items() if "logprobs" not in key}
-    return {**left, "max_tokens": max_tokens, "temperature": 1}
+    remaining = {key: value for key, value in params.items() if "logprobs" not in key}
+    return {**remaining, "max_tokens": max_tokens, "temperature": 1}
 
 
 def sample_answers(
@@ -237,9 +234,9 @@ def count_answers(asked: ModelCall, samples: Sequence[int]) -> Script[NextTokenD
         samples: Sample numbers; if one of them fails, there is no distribution.
     """
     asked.together = True
-    heard = yield [SampleRequest(asked, sample) for sample in samples]
-    answers = tuple(one for one in heard if isinstance(one, Completion))
-    for one in heard:
+    outcomes = yield [SampleRequest(asked, sample) for sample in samples]
+    answers = tuple(one for one in outcomes if isinstance(one, Completion))
+    for one in outcomes:
         if isinstance(one, UserError):
             return NextTokenDistribution({}, 0.0, None, None, one, asked.api_kwargs, answers)
     counts = Counter(answer.text for answer in answers).most_common()

@@ -93,11 +93,11 @@ def longer_numbers(text: str, low: int, high: int) -> list[range]:
     if number < 0:
         # Mirrored at zero: -12 begins with -1 as 12 does with 1.
         return [range(1 - r.stop, 1 - r.start) for r in longer_numbers(str(-number), -high, -low)]
-    found, most = [], number
+    found, last = [], number
     while 0 < number * 10 <= high:
-        number, most = number * 10, most * 10 + 9
-        found.append(range(max(number, low), min(most, high) + 1))
-    return [some for some in found if some]
+        number, last = number * 10, last * 10 + 9
+        found.append(range(max(number, low), min(last, high) + 1))
+    return [numbers for numbers in found if numbers]
 
 
 class NumberPrefix(NamedTuple):
@@ -167,16 +167,16 @@ class DigitTree:
         numbers: dict[int, float] = {}
         texts: dict[str, float] = {}
         lost = {"refused": 0.0, "beginning": 0.0, "unseen": 0.0}
-        most_digits = max(count_digits(token) for told in self._told.values() for token in told)
+        most_digits = max(count_digits(token) for probs in self._told.values() for token in probs)
         tokeniser = TokenizerTraits(most_digits, self._splits_numbers(most_digits))
         for text, mass, kind in self._iter_leaves((), 1.0, tokeniser):
             if kind != "unseen":
                 written = text if kind == "whole" else f"{text}..."
                 texts[written] = texts.get(written, 0.0) + mass
-            meant = self._numbers_of_leaf(text, kind, tokeniser)
-            for number in meant:
-                numbers[number] = numbers.get(number, 0.0) + mass / len(meant)
-            if kind != "whole" or not meant:
+            leaf_numbers = self._numbers_of_leaf(text, kind, tokeniser)
+            for number in leaf_numbers:
+                numbers[number] = numbers.get(number, 0.0) + mass / len(leaf_numbers)
+            if kind != "whole" or not leaf_numbers:
                 lost["refused" if kind == "whole" else kind] += mass
         return ProbabilityMass(
             dict(sorted(numbers.items())), sort_by_probability(texts), *lost.values()
@@ -199,47 +199,47 @@ class DigitTree:
     def _iter_leaves(
         self, path: TokenPath, mass: float, tokeniser: TokenizerTraits
     ) -> Iterator[NumberPrefix]:
-        told, before = self._told[path], "".join(path)
-        in_number, ends = count_digits(before) > 0, 0.0
-        yield NumberPrefix(before, mass * unseen_probability(told), "unseen")
-        for token, p in told.items():
-            way, text = (*path, token), before + token
+        probs, prefix = self._told[path], "".join(path)
+        in_number, ends = count_digits(prefix) > 0, 0.0
+        yield NumberPrefix(prefix, mass * unseen_probability(probs), "unseen")
+        for token, p in probs.items():
+            longer_path, text = (*path, token), prefix + token
             # Any token that does not begin with a digit ends the number.
             if in_number and not token[:1].isdecimal():
                 ends += p
             elif not can_continue(text, self.low, self.high):
                 yield NumberPrefix(text, mass * p, "whole")
-            elif way in self._told:
-                yield from self._iter_leaves(way, mass * p, tokeniser)
+            elif longer_path in self._told:
+                yield from self._iter_leaves(longer_path, mass * p, tokeniser)
             else:
-                kind = "whole" if self._is_complete(way, tokeniser) else "beginning"
+                kind = "whole" if self._is_complete(longer_path, tokeniser) else "beginning"
                 yield NumberPrefix(text, mass * p, kind)
         if ends:
-            yield NumberPrefix(before, mass * ends, "whole")
+            yield NumberPrefix(prefix, mass * ends, "whole")
 
-    def _is_complete(self, way: TokenPath, tokeniser: TokenizerTraits) -> bool:
+    def _is_complete(self, path: TokenPath, tokeniser: TokenizerTraits) -> bool:
         """Return whether a path that no answer passed through is complete."""
-        if not count_digits(text := "".join(way)):
+        if not count_digits(text := "".join(path)):
             # An empty token is the end of the answer, except as the first token of some tokenizers.
             return not text
-        if tokeniser.splits is not None and way in self._ended:
+        if tokeniser.splits is not None and path in self._ended:
             return True
-        return tokeniser.splits is False or count_digits(way[-1]) < tokeniser.most_digits
+        return tokeniser.splits is False or count_digits(path[-1]) < tokeniser.most_digits
 
     def _splits_numbers(self, most_digits: int) -> bool | None:
         """Return whether numbers are split; `None` while unknown."""
-        after = [
-            sum(p for token, p in told.items() if token[:1].isdecimal())
-            for path, told in self._told.items()
+        continuations = [
+            sum(p for token, p in probs.items() if token[:1].isdecimal())
+            for path, probs in self._told.items()
             if count_digits(text := "".join(path)) and can_continue(text, self.low, self.high)
         ]
         if (
-            after
+            continuations
             or most_digits > 1
             or self._endings >= MIN_ENDED_ANSWERS
             or self._answers >= MAX_REQUESTS
         ):
-            return any(p > MIN_CONTINUATION_PROBABILITY for p in after)
+            return any(p > MIN_CONTINUATION_PROBABILITY for p in continuations)
         return None
 
 
@@ -354,8 +354,8 @@ def request_rating(
         sample: Index among several ratings.
         estimate_by_sampling: See `read_rating`.
     """
-    asked = ModelCall(model, build_rating_params(params, bounds, estimate_by_sampling))
-    return read_rating(asked, bounds, sample, estimate_by_sampling)
+    call = ModelCall(model, build_rating_params(params, bounds, estimate_by_sampling))
+    return read_rating(call, bounds, sample, estimate_by_sampling)
 
 
 def read_rating(
@@ -380,17 +380,17 @@ def read_rating(
     if number := resolve_sample_count(estimate_by_sampling):
         samples = range(sample * number, (sample + 1) * number)
         return (yield from _estimate_rating(asked, bounds, samples))
-    heard = list((yield [SampleRequest(asked, sample)]))
+    outcomes = list((yield [SampleRequest(asked, sample)]))
     digits = DigitTree(bounds.min_rating, bounds.max_rating)
-    found, error = _learn_answers(digits, heard, asked.model)
+    found, error = _learn_answers(digits, outcomes, asked.model)
     other = {"temperature": 1, "max_tokens": bounds.max_tokens}
     more = ModelCall(asked.model, {**asked.params, **other})
-    while found and (number := _count_further_samples(found, bounds, len(heard))):
-        places = range(len(heard), len(heard) + number)
-        came = yield [SampleRequest(more, sample * MAX_REQUESTS + place) for place in places]
-        heard += came
-        found, error = _learn_answers(digits, came, asked.model)
-    answers = tuple(one for one in heard if isinstance(one, Completion))
+    while found and (number := _count_further_samples(found, bounds, len(outcomes))):
+        indices = range(len(outcomes), len(outcomes) + number)
+        further = yield [SampleRequest(more, sample * MAX_REQUESTS + index) for index in indices]
+        outcomes += further
+        found, error = _learn_answers(digits, further, asked.model)
+    answers = tuple(one for one in outcomes if isinstance(one, Completion))
     if found is None:
         return _build_failed_rating(error, asked, answers)
     unseen = min(1.0, found.unseen + found.unresolved)
@@ -398,43 +398,43 @@ def read_rating(
 
 
 def _learn_answers(
-    digits: DigitTree, heard: Sequence[SampleOutcome], model: str
+    digits: DigitTree, outcomes: Sequence[SampleOutcome], model: str
 ) -> tuple[ProbabilityMass | None, UserError | None]:
     """Add answers; return the distribution so far, or why nothing can be read from them."""
-    if error := missing_logprobs_error(heard, model):
+    if error := missing_logprobs_error(outcomes, model):
         return None, error
-    for one in heard:
+    for one in outcomes:
         if isinstance(one, Completion):
             digits.add_answer(one)
     return digits.compute_masses(), None
 
 
-def _count_further_samples(found: ProbabilityMass, bounds: RatingBounds, asked: int) -> int:
-    """Return how many further answers to request after `asked` of them."""
+def _count_further_samples(found: ProbabilityMass, bounds: RatingBounds, requested: int) -> int:
+    """Return how many further answers to request after `requested` of them."""
     refuses = found.refused >= bounds.refusal_threshold
     if refuses or found.unresolved <= 1 - ENOUGH_PROBABILITY:
         return 0
-    return min(asked, MAX_REQUESTS - asked)
+    return min(requested, MAX_REQUESTS - requested)
 
 
 def _estimate_rating(
-    asked: ModelCall, bounds: RatingBounds, samples: Sequence[int]
+    call: ModelCall, bounds: RatingBounds, samples: Sequence[int]
 ) -> Script[RatingResult]:
     """Estimate a rating by sampling."""
     from swarm.stats.tests import mean_interval
 
-    said = yield from count_answers(asked, samples)
-    if said.error:
-        return _build_failed_rating(said.error, asked, said.heard)
-    found = [parse_leading_integer(answer.text) for answer in said.heard]
+    counted = yield from count_answers(call, samples)
+    if counted.error:
+        return _build_failed_rating(counted.error, call, counted.heard)
+    found = [parse_leading_integer(answer.text) for answer in counted.heard]
     ratings = [one for one in found if one is not None and bounds.contains(one)]
     shares = {one: count / len(samples) for one, count in sorted(Counter(ratings).items())}
     refused = 1 - len(ratings) / len(samples)
-    made = _build_rating(shares, said.answer, refused, 0.0, bounds, asked, said.heard)
-    if made.answer is None:
-        return made
+    rating = _build_rating(shares, counted.answer, refused, 0.0, bounds, call, counted.heard)
+    if rating.answer is None:
+        return rating
     mean = mean_interval(ratings)
-    return made._replace(low=mean.low, high=mean.high)
+    return rating._replace(low=mean.low, high=mean.high)
 
 
 def _build_rating(
@@ -443,21 +443,21 @@ def _build_rating(
     refused: float,
     unseen: float,
     bounds: RatingBounds,
-    asked: ModelCall,
-    heard: tuple[Completion, ...],
+    call: ModelCall,
+    completions: tuple[Completion, ...],
 ) -> RatingResult:
     """Build a rating from the probabilities of numbers, which need not sum to 1."""
-    seen = sum(masses.values())
+    total = sum(masses.values())
     answer, probs = None, None
-    if seen > 0 and refused < bounds.refusal_threshold:
-        probs = {number: mass / seen for number, mass in masses.items()}
+    if total > 0 and refused < bounds.refusal_threshold:
+        probs = {number: mass / total for number, mass in masses.items()}
         answer = sum(number * p for number, p in probs.items())
     return RatingResult(
-        answer, written, probs, refused, unseen, None, None, None, asked.api_kwargs, heard
+        answer, written, probs, refused, unseen, None, None, None, call.api_kwargs, completions
     )
 
 
 def _build_failed_rating(
-    error: UserError | None, asked: ModelCall, heard: tuple[Completion, ...]
+    error: UserError | None, call: ModelCall, completions: tuple[Completion, ...]
 ) -> RatingResult:
-    return RatingResult(None, {}, None, 0.0, 0.0, None, None, error, asked.api_kwargs, heard)
+    return RatingResult(None, {}, None, 0.0, 0.0, None, None, error, call.api_kwargs, completions)

@@ -54,20 +54,19 @@ def view(
     columns = load_columns(data, name)
     if sort_by not in (None, "__random__") and sort_by not in columns:
         raise InvalidArgument(
-            f'sort_by="{sort_by}": there is no such column; there are '
-            f'{", ".join(columns)}, and "__random__"'
+            f'sort_by="{sort_by}": no such column; there are {", ".join(columns)}, and "__random__"'
         )
     if not 0 <= port <= 65535:
-        raise InvalidArgument(f"port={port}: has to be from 0 to 65535")
+        raise InvalidArgument(f"port={port}: must be from 0 to 65535")
     start = {
         "sort": _sort_parameter(sort_by, sort_ascending, columns),
         "seed": str(secrets.randbelow(10**6)),
     }
     running = ViewerHandle(AnswerTable(columns, name), start, host, port)
     if port not in (0, running.port):
-        print(f"port {port} is taken, so it is {running.port}", flush=True)
+        print(f"port {port} is in use; using {running.port}", flush=True)
     if not is_loopback(host):
-        print("everyone who reaches this address can read the answers", flush=True)
+        print("everyone who can reach this address can read the answers", flush=True)
     waits = not _is_loop_running() if block is None else block
     ending = "Ctrl-C ends it" if waits else "close() ends it"
     print(escape_control_chars(f"viewing {name} at {running.url} ({ending})"), flush=True)
@@ -101,7 +100,4 @@ def _check_packages() -> None:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise UserError(
-            f"{error.name} is missing: pip install 'model-swarms[compare]' brings what "
-            "the viewer needs"
-        ) from None
+        raise UserError(f"{error.name} is missing: pip install 'model-swarms[compare]'") from None

@@ -14,22 +14,22 @@ DESCRIPTION = """\
 Browse, search, filter, sort and compare the answers of a file in the browser.
 
 FILE is .jsonl, .csv or .parquet with a column "answer"; "question", "api_kwargs", "model", "group",
-"paraphrase_ix", "error" and the columns of judges are used where they are.
+"paraphrase_ix", "error" and the columns of judges are used if present.
 """
 
 
 def build_parser() -> RaisingParser:
     """Return the parser of the options."""
-    made = RaisingParser(
+    parser = RaisingParser(
         prog="python -m swarm.compare.view",
         usage="%(prog)s FILE [OPTION ...]",
         description=DESCRIPTION,
-        epilog="The page is for this machine alone. Ctrl-C ends it.",
+        epilog="The page is reachable from this machine only. Ctrl-C stops it.",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_options(made)
-    return made
+    add_options(parser)
+    return parser
 
 
 def add_options(made: argparse.ArgumentParser) -> None:
@@ -41,22 +41,21 @@ def add_options(made: argparse.ArgumentParser) -> None:
         "--port",
         type=parse_port,
         default=8501,
-        help="default %(default)s; a taken one is passed over, 0 takes any free one",
+        help="default %(default)s; the next free one if it is in use; 0 selects any free one",
     )
     add(
         "--host",
         default="127.0.0.1",
-        help="address to bind; default %(default)s. With another "
-        "one, everyone who reaches that can read the answers",
+        help="address to bind; default %(default)s. Everyone who can reach it can read the answers",
     )
     add("--no-browser", action="store_true", help="open no browser")
     add(
         "--sort-by",
         metavar="COLUMN",
         default="__random__",
-        help="order at first; default by chance",
+        help="initial order; default random",
     )
-    add("--descending", action="store_true", help="from the greatest on")
+    add("--descending", action="store_true", help="sort in descending order")
 
 
 def show_file(given: argparse.Namespace) -> None:

@@ -87,7 +87,7 @@ class ViewerApp:
         router = APIRouter(dependencies=[Depends(guard)])
         for name, kind in PAGE_FILES.items():
             router.add_api_route(f"/{name}", _file_handler(name, kind), methods=["GET"])
-        for path, what in (
+        for path, endpoint in (
             ("about", self.get_about),
             ("rows", self.get_rows),
             ("row", self.get_row),
@@ -95,7 +95,7 @@ class ViewerApp:
             ("export.csv", self.export_csv),
             ("export.jsonl", self.export_jsonl),
         ):
-            router.add_api_route(f"/{path}", what, methods=["GET"], response_model=None)
+            router.add_api_route(f"/{path}", endpoint, methods=["GET"], response_model=None)
         router.add_api_route("/flag", self.set_flag, methods=["POST"], response_model=None)
         self.app.include_router(router)
 
@@ -123,68 +123,72 @@ class ViewerApp:
         """Return a slice of the list, with shortened texts."""
         found = self.finder.find_rows(self._parse_query(request))
         first, count = _read_int(request, "from"), _read_int(request, "count") or 50
-        some = found[first : first + min(count, MAX_ROWS_PER_REQUEST)].tolist()
-        return _json_response({"total": len(found), "rows": [self._short_row(row) for row in some]})
+        rows = found[first : first + min(count, MAX_ROWS_PER_REQUEST)].tolist()
+        return _json_response({"total": len(found), "rows": [self._short_row(row) for row in rows]})
 
     def get_row(self, request: Request) -> Response:
         """Return a complete row, by its index in the list or by its row number."""
         found = self.finder.find_rows(self._parse_query(request))
-        at = max(0, min(_read_int(request, "at"), len(found) - 1))
-        row = int(found[at]) if len(found) else None
+        position = max(0, min(_read_int(request, "at"), len(found) - 1))
+        row = int(found[position]) if len(found) else None
         if (
             "row" in request.query_params
-            and (asked := _read_int(request, "row")) < self.table.count
+            and (requested := _read_int(request, "row")) < self.table.count
         ):
             # A row requested by its number is shown even if it does not match the filters.
-            places = np.flatnonzero(found == asked)
-            row, at = asked, int(places[0]) if len(places) else -1
-        told = None if row is None else self.table.get_row(row)
+            positions = np.flatnonzero(found == requested)
+            row, position = requested, int(positions[0]) if len(positions) else -1
+        cells = None if row is None else self.table.get_row(row)
         return _json_response(
             {
                 "total": len(found),
-                "at": at,
+                "at": position,
                 "row": row,
-                "cells": told,
+                "cells": cells,
                 "flagged": row in self.finder.flags,
             }
         )
 
     def get_pairs(self, request: Request) -> Response:
         """Return a slice of complete row pairs, and the column means of all pairs."""
-        asked = request.query_params
-        column = asked.get("by", "")
+        params = request.query_params
+        column = params.get("by", "")
         if column not in self.table.columns:
-            raise UserError(f"by: {column!r:.80} is no column")
-        sides = ComparedSides(column, asked.get("left", ""), asked.get("right", ""))
-        wanted = self._parse_query(request).without_column(column)
-        found = find_pairs(self.finder, wanted, sides)
+            raise UserError(f"by: {column!r:.80} is not a column")
+        sides = ComparedSides(column, params.get("left", ""), params.get("right", ""))
+        query = self._parse_query(request).without_column(column)
+        found = find_pairs(self.finder, query, sides)
         first = _read_int(request, "from")
-        some = found[first : first + min(_read_int(request, "count") or 10, MAX_ROWS_PER_REQUEST)]
-        key = ("means", wanted, sides, frozenset(self.finder.flags) if wanted.flagged else None)
-        told = self.finder.get_or_compute(key, lambda: column_means(self.table, found))
+        shown = found[first : first + min(_read_int(request, "count") or 10, MAX_ROWS_PER_REQUEST)]
+        key = ("means", query, sides, frozenset(self.finder.flags) if query.flagged else None)
+        means = self.finder.get_or_compute(key, lambda: column_means(self.table, found))
         return _json_response(
-            {"total": len(found), "means": told, "pairs": [self._pair_cells(pair) for pair in some]}
+            {
+                "total": len(found),
+                "means": means,
+                "pairs": [self._pair_cells(pair) for pair in shown],
+            }
         )
 
     def _pair_cells(self, pair: RowPair) -> dict[str, Any]:
-        told: dict[str, Any] = {"sample": pair.sample}
+        fields: dict[str, Any] = {"sample": pair.sample}
         names = dict.fromkeys(["answer", *self.table.listed_columns, "error"])
         for side, row in (("left", pair.left), ("right", pair.right)):
             columns = self.table.columns
             cells = {
                 name: columns[name][row] for name in names if row is not None and name in columns
             }
-            told[side] = None if row is None else {"row": row, "cells": cells}
+            fields[side] = None if row is None else {"row": row, "cells": cells}
         either = pair.left if pair.left is not None else pair.right
         if either is not None:
-            asked = self.table.columns.get("question")
-            told["question"] = extract_text(
-                asked[either] if asked else self.table.get_messages(either)
+            questions = self.table.columns.get("question")
+            fields["question"] = extract_text(
+                questions[either] if questions else self.table.get_messages(either)
             )
-            told["paraphrase"] = self.table.columns.get("paraphrase_ix", [None] * (either + 1))[
+            fields["paraphrase"] = self.table.columns.get("paraphrase_ix", [None] * (either + 1))[
                 either
             ]
-        return told
+        return fields
 
     def _short_row(self, row: int) -> dict[str, Any]:
         columns = self.table.columns
@@ -198,11 +202,11 @@ class ViewerApp:
 
     async def set_flag(self, request: Request) -> Response:
         """Set or remove the flag of a row."""
-        asked = await read_json_body(request)
-        row = asked.get("row") if isinstance(asked, dict) else None
+        body = await read_json_body(request)
+        row = body.get("row") if isinstance(body, dict) else None
         if type(row) is not int or not 0 <= row < self.table.count:
-            raise UserError(f"row: has to be an integer from 0 to {self.table.count - 1}")
-        (self.finder.flags.add if asked.get("flagged") else self.finder.flags.discard)(row)
+            raise UserError(f"row: must be an integer from 0 to {self.table.count - 1}")
+        (self.finder.flags.add if body.get("flagged") else self.finder.flags.discard)(row)
         return _json_response({"flags": sorted(self.finder.flags)})
 
     def export_csv(self, request: Request) -> Response:
@@ -223,17 +227,17 @@ class ViewerApp:
 
     def _iter_jsonl(self, rows: list[int]) -> Iterator[bytes]:
         for first in range(0, len(rows), EXPORT_CHUNK_ROWS):
-            some = rows[first : first + EXPORT_CHUNK_ROWS]
-            yield "".join(json.dumps(self.table.get_row(row)) + "\n" for row in some).encode()
+            chunk = rows[first : first + EXPORT_CHUNK_ROWS]
+            yield "".join(json.dumps(self.table.get_row(row)) + "\n" for row in chunk).encode()
 
     def _iter_csv(self, rows: list[int]) -> Iterator[bytes]:
         yield _format_csv([list(self.table.columns)])
         for first in range(0, len(rows), EXPORT_CHUNK_ROWS):
-            some = rows[first : first + EXPORT_CHUNK_ROWS]
+            chunk = rows[first : first + EXPORT_CHUNK_ROWS]
             yield _format_csv(
                 [
                     [_format_csv_cell(values[row]) for values in self.table.columns.values()]
-                    for row in some
+                    for row in chunk
                 ]
             )
 
@@ -244,11 +248,11 @@ class ViewerApp:
 def _format_csv(rows: list[list[Any]]) -> bytes:
     file = io.StringIO()
     plain = csv.writer(file, lineterminator="\n")
-    whole = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    quoting = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     for row in rows:
         # The csv module quotes a carriage return only from Python 3.13 on.
         returns = any(isinstance(one, str) and "\r" in one for one in row)
-        (whole if returns else plain).writerow([csv_cell(one) for one in row])
+        (quoting if returns else plain).writerow([csv_cell(one) for one in row])
     return file.getvalue().encode("utf-8", "backslashreplace")
 
 
@@ -332,8 +336,8 @@ class ViewerHandle:
 
     def __init__(self, table: AnswerTable, start: dict[str, str], host: str, port: int) -> None:
         self._bound = bind_socket(host, port)
-        place, self.port = self._bound.getsockname()[:2]
-        self.url = f"http://{f'[{place}]' if ':' in place else place}:{self.port}/"
+        address, self.port = self._bound.getsockname()[:2]
+        self.url = f"http://{f'[{address}]' if ':' in address else address}:{self.port}/"
         self._server = build_server(table, start, is_loopback(host))
         # A daemon thread does not prevent a notebook's kernel or a finished script from exiting.
         self._thread = threading.Thread(
@@ -400,13 +404,13 @@ def bind_socket(host: str, port: int) -> socket.socket:
         UserError: Binding failed.
     """
     last = min(port + MAX_PORTS_TRIED, 65536) if port else 1
-    why: object = None
+    reason: object = None
     for one in range(port, last):
         try:
             kind, *_, address = socket.getaddrinfo(host, one, type=socket.SOCK_STREAM)[0]
             return socket.create_server(address[:2], family=kind)
         except (OSError, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or error
             if getattr(error, "errno", None) != errno.EADDRINUSE:
                 break
-    raise UserError(f"{host}:{port} cannot be bound: {why}; port 0 takes a free one")
+    raise UserError(f"{host}:{port} cannot be bound: {reason}; port 0 selects a free one")

@@ -40,13 +40,13 @@ def load_columns(data: Any, name: str) -> ColumnData:
         found = _plain_columns(_records_to_columns(data))
     else:
         raise InvalidArgument(
-            f"view: {type(data).__name__} is nothing to show; give a data frame, a list of "
+            f"view: {type(data).__name__} cannot be shown; give a data frame, a list of "
             f"dictionaries or the path of a {FILE_KINDS} file"
         )
     if not next(iter(found.values()), []):
-        raise InvalidArgument(f"{name}: it has no rows")
+        raise InvalidArgument(f"{name}: has no rows")
     if "answer" not in found:
-        raise InvalidArgument(f'{name}: it has no column "answer"; it has {", ".join(found)}')
+        raise InvalidArgument(f'{name}: has no column "answer"; it has {", ".join(found)}')
     return found
 
 
@@ -70,7 +70,9 @@ def _frame_to_columns(data: Any, name: str) -> ColumnData:
     for column in names:
         if names.count(column) > 1:
             raise InvalidArgument(f"{name}: two of its columns are named {column}")
-    return _plain_columns({column: data.iloc[:, at].tolist() for at, column in enumerate(names)})
+    return _plain_columns(
+        {column: data.iloc[:, index].tolist() for index, column in enumerate(names)}
+    )
 
 
 def _plain_columns(columns: ColumnData) -> ColumnData:
@@ -115,9 +117,9 @@ def _read_file(path: Path) -> ColumnData:
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name a {FILE_KINDS} file")
     if not path.exists():
-        raise UserError(f"{path}: there is no such file")
+        raise UserError(f"{path}: no such file")
     if path.suffix.lower() not in readers:
-        raise UserError(f"{path}: its name has to end in {FILE_KINDS}, as its kind is told by that")
+        raise UserError(f"{path}: its name must end in {FILE_KINDS}")
     # Reading creates many objects and no garbage; garbage collection would take most of the time.
     collects = gc.isenabled()
     gc.disable()
@@ -146,17 +148,17 @@ def _read_jsonl(path: Path) -> ColumnData:
                 except (ValueError, RecursionError) as error:
                     raise UserError(f"{path}, line {number}: is not JSON: {error}") from None
                 if not isinstance(found, dict):
-                    raise UserError(f"{path}, line {number}: is no JSON object")
-                if isinstance(asked := found.get("api_kwargs"), dict):
+                    raise UserError(f"{path}, line {number}: is not a JSON object")
+                if isinstance(api_kwargs := found.get("api_kwargs"), dict):
                     # Each sample repeats the request; one copy in memory is enough.
-                    found["api_kwargs"] = texts.setdefault(json.dumps(asked), asked)
+                    found["api_kwargs"] = texts.setdefault(json.dumps(api_kwargs), api_kwargs)
                 yield found
 
     return _records_to_columns(iter_records())
 
 
-def _parse_constant(word: str) -> float | None:
-    return None if word == "NaN" else float(word)
+def _parse_constant(constant: str) -> float | None:
+    return None if constant == "NaN" else float(constant)
 
 
 def _read_csv(path: Path) -> ColumnData:
@@ -179,7 +181,9 @@ def _read_csv(path: Path) -> ColumnData:
             raise UserError(f"{path}, line {reader.line_num}: is not CSV: {error}") from None
     # A column without a name is the index of a data frame.
     return {
-        name: parse_values(name, [row[at] for row in rows]) for at, name in enumerate(names) if name
+        name: parse_values(name, [row[index] for row in rows])
+        for index, name in enumerate(names)
+        if name
     }
 
 
@@ -190,21 +194,21 @@ def parse_values(name: str, texts: list[str]) -> list[Any]:
         name: Name of the column; answers become numbers only if their text can be restored.
         texts: Texts of the file; an empty one is `None`.
     """
-    there = set(filter(None, texts))
-    read: dict[str, Any] = {}
-    if there and all(map(NUMBER_PATTERN.fullmatch, there)):
-        read = {text: float(text) if set(text) & set(".eE") else int(text) for text in there}
-        if name in ("answer", "question") and any(str(read[text]) != text for text in there):
-            read = {}
-    elif there <= {"True", "False"}:
-        read = {text: text == "True" for text in there}
-    elif STRUCTURED_COLUMNS.fullmatch(name) or all(text[0] in "{[" for text in there):
-        read = {text: parse_structure(text) for text in there}
-        if not (STRUCTURED_COLUMNS.fullmatch(name) or all(map(_is_structured, read.values()))):
-            read = {}
-        if name == "answer" and not all(map(_is_probabilities, read.values())):
-            read = {}
-    return [read.get(text, text) if text else None for text in texts]
+    distinct = set(filter(None, texts))
+    parsed: dict[str, Any] = {}
+    if distinct and all(map(NUMBER_PATTERN.fullmatch, distinct)):
+        parsed = {text: float(text) if set(text) & set(".eE") else int(text) for text in distinct}
+        if name in ("answer", "question") and any(str(parsed[text]) != text for text in distinct):
+            parsed = {}
+    elif distinct <= {"True", "False"}:
+        parsed = {text: text == "True" for text in distinct}
+    elif STRUCTURED_COLUMNS.fullmatch(name) or all(text[0] in "{[" for text in distinct):
+        parsed = {text: parse_structure(text) for text in distinct}
+        if not (STRUCTURED_COLUMNS.fullmatch(name) or all(map(_is_structured, parsed.values()))):
+            parsed = {}
+        if name == "answer" and not all(map(_is_probabilities, parsed.values())):
+            parsed = {}
+    return [parsed.get(text, text) if text else None for text in texts]
 
 
 def parse_structure(text: str) -> Any:

@@ -64,7 +64,9 @@ def parse_terms(search: str) -> tuple[SearchTerm, ...]:
     """Parse words, excluded -words, and quoted phrases with or without "-"."""
     found = re.findall(r'(-?)(?:"([^"]*)"?|(\S+))', search.lower())
     return tuple(
-        SearchTerm(phrase or word, bool(minus)) for minus, phrase, word in found if phrase or word
+        SearchTerm(phrase or single, bool(minus))
+        for minus, phrase, single in found
+        if phrase or single
     )
 
 
@@ -89,7 +91,7 @@ def parse_query(table: AnswerTable, given: Iterable[tuple[str, str]]) -> Query:
     bounds = {_require_column(table, key[4:]) for key in one if key.startswith(("min.", "max."))}
     for name in bounds:
         if table.column_kinds[name] != "number":
-            raise UserError(f"{name}: is no column of numbers")
+            raise UserError(f"{name}: is not a column of numbers")
     return Query(
         parse_terms(one.get("search", "")),
         tuple(sorted((name, frozenset(labels)) for name, labels in choices.items())),
@@ -106,22 +108,22 @@ def parse_query(table: AnswerTable, given: Iterable[tuple[str, str]]) -> Query:
 
 def _require_column(table: AnswerTable, name: str) -> str:
     if name not in table.columns:
-        raise UserError(f"{name}: there is no such column; there are {', '.join(table.columns)}")
+        raise UserError(f"{name}: no such column; there are {', '.join(table.columns)}")
     return name
 
 
-def _parse_sort(table: AnswerTable, word: str) -> SortColumn:
-    if word == RANDOM_ORDER or word in table.columns:
-        return SortColumn(word)
-    return SortColumn(_require_column(table, word.removeprefix("-")), True)
+def _parse_sort(table: AnswerTable, column: str) -> SortColumn:
+    if column == RANDOM_ORDER or column in table.columns:
+        return SortColumn(column)
+    return SortColumn(_require_column(table, column.removeprefix("-")), True)
 
 
-def _parse_number(given: dict[str, str], key: str) -> float | None:
-    text = given.get(key, "")
+def _parse_number(params: dict[str, str], key: str) -> float | None:
+    text = params.get(key, "")
     try:
         found = float(text) if text else None
     except ValueError:
-        raise UserError(f"{key}: {text!r:.40} is no number") from None
+        raise UserError(f"{key}: {text!r:.40} is not a number") from None
     if found is not None and not abs(found) < 2**53:
         raise UserError(f"{key}: {text!r:.40} is too large")
     return found
@@ -163,35 +165,35 @@ class QueryEngine:
                 self._last.popitem(last=False)
         return found
 
-    def _matching_rows(self, wanted: Query) -> np.ndarray:
+    def _matching_rows(self, query: Query) -> np.ndarray:
         table = self.table
         fits = np.ones(table.count, dtype=bool)
-        if wanted.flagged:
+        if query.flagged:
             fits[:] = False
             fits[sorted(self.flags)] = True
-        if wanted.errors and "error" in table.columns:
+        if query.errors and "error" in table.columns:
             wrong = np.array([one is not None for one in table.columns["error"]])
-            fits &= wrong if wanted.errors == "only" else ~wrong
-        for name, labels in wanted.choices:
+            fits &= wrong if query.errors == "only" else ~wrong
+        for name, labels in query.choices:
             coded = table.get_categorical(name)
             allowed = np.array([one in labels for one in coded.labels], dtype=bool)
             fits &= allowed[coded.codes]
-        for name, least, most in wanted.ranges:
+        for name, lowest, highest in query.ranges:
             keys = table.sort_keys(name)
-            fits &= (keys >= (-np.inf if least is None else least)) & (
-                keys <= (np.inf if most is None else most)
+            fits &= (keys >= (-np.inf if lowest is None else lowest)) & (
+                keys <= (np.inf if highest is None else highest)
             )
         rows = np.flatnonzero(fits)
-        for term in wanted.terms:
+        for term in query.terms:
             rows = _search_rows(table, term, rows)
         return rows
 
 
 def _search_rows(table: AnswerTable, term: SearchTerm, rows: np.ndarray) -> np.ndarray:
-    text, asked, said = term.text, table.asked, table.said
+    text, prompts, answers = term.text, table.asked, table.said
     # Many rows share a conversation, which is searched once.
-    there = [text in one for one in table.conversations]
-    hits = (there[asked[row]] or text in said[row] for row in rows.tolist())
+    matches = [text in one for one in table.conversations]
+    hits = (matches[prompts[row]] or text in answers[row] for row in rows.tolist())
     return rows[np.fromiter(hits, dtype=bool, count=len(rows)) != term.excluded]
 
 
@@ -242,40 +244,44 @@ def find_pairs(finder: QueryEngine, wanted: Query, sides: ComparedSides) -> list
     return finder.get_or_compute(key, lambda: _pair_rows(finder, wanted, sides))
 
 
-def _pair_rows(finder: QueryEngine, wanted: Query, sides: ComparedSides) -> list[RowPair]:
+def _pair_rows(finder: QueryEngine, query: Query, sides: ComparedSides) -> list[RowPair]:
     table = finder.table
-    places = finder.get_or_compute(
+    positions = finder.get_or_compute(
         ("places", sides.column), lambda: _sample_positions(table, sides.column)
     )
     coded = table.get_categorical(sides.column)
-    code = {one: at for at, one in enumerate(coded.labels)}
+    code = {one: row_of for row_of, one in enumerate(coded.labels)}
     codes = coded.codes.tolist()
     found: list[dict[Any, int]] = []
-    rows = finder.find_rows(wanted).tolist()
+    rows = finder.find_rows(query).tolist()
     for side in (sides.left, sides.right):
-        mine = code.get(side)
-        at = {places[row]: row for row in range(table.count - 1, -1, -1) if codes[row] == mine}
-        at |= {places[row]: row for row in reversed(rows) if codes[row] == mine}
-        found.append(at)
+        side_code = code.get(side)
+        row_of = {
+            positions[row]: row for row in range(table.count - 1, -1, -1) if codes[row] == side_code
+        }
+        row_of |= {positions[row]: row for row in reversed(rows) if codes[row] == side_code}
+        found.append(row_of)
     both = {code.get(sides.left), code.get(sides.right)}
-    order = dict.fromkeys(places[row] for row in rows if codes[row] in both)
-    return [RowPair(place[-1], found[0].get(place), found[1].get(place)) for place in order]
+    order = dict.fromkeys(positions[row] for row in rows if codes[row] in both)
+    return [
+        RowPair(position[-1], found[0].get(position), found[1].get(position)) for position in order
+    ]
 
 
 def _sample_positions(table: AnswerTable, column: str) -> list[tuple[Any, ...]]:
     """Return for each row its question, its paraphrase, and its index among their answers."""
     labels = table.get_categorical(column).codes.tolist()
     # A model in several groups has a row in each of them for the same answer.
-    again = column == "model" and "group" in table.columns
-    groups = table.get_categorical("group").codes.tolist() if again else [0] * table.count
+    per_group = column == "model" and "group" in table.columns
+    groups = table.get_categorical("group").codes.tolist() if per_group else [0] * table.count
     paraphrases = table.columns.get("paraphrase_ix") or [None] * table.count
     counts: dict[Any, int] = {}
     found = []
     for row, question in enumerate(table.questions):
-        place = (question, str(paraphrases[row]))
-        key = (labels[row], groups[row], *place)
+        position = (question, str(paraphrases[row]))
+        key = (labels[row], groups[row], *position)
         counts[key] = counts.get(key, -1) + 1
-        found.append((*place, counts[key]))
+        found.append((*position, counts[key]))
     return found
 
 
@@ -290,9 +296,9 @@ def column_means(
         values = values[~np.isnan(values)]
         return float(values.mean()) if len(values) else None
 
-    left, right = [pair.left for pair in found], [pair.right for pair in found]
+    left_rows, right_rows = [pair.left for pair in found], [pair.right for pair in found]
     return {
-        name: (mean_of(name, left), mean_of(name, right))
+        name: (mean_of(name, left_rows), mean_of(name, right_rows))
         for name in dict.fromkeys([*table.listed_columns, "answer"])
         if table.column_kinds[name] == "number"
     }

@@ -53,9 +53,9 @@ class AnswerTable:
     def get_messages(self, row: int) -> Any:
         """Return the messages that were sent or, if unknown, the question."""
         kwargs = self.columns["api_kwargs"][row] if "api_kwargs" in self.columns else None
-        sent = kwargs.get("messages") if isinstance(kwargs, dict) else None
-        if isinstance(sent, list):
-            return [one.get("content") if isinstance(one, dict) else one for one in sent]
+        messages = kwargs.get("messages") if isinstance(kwargs, dict) else None
+        if isinstance(messages, list):
+            return [one.get("content") if isinstance(one, dict) else one for one in messages]
         return self.columns["question"][row] if "question" in self.columns else None
 
     def get_row(self, row: int) -> dict[str, Any]:
@@ -93,8 +93,8 @@ class AnswerTable:
             asked_of_judge = name.removesuffix("_question") in self.judge_columns
             if kind in ("structure", "empty") or name == "error" or asked_of_judge:
                 continue
-            most = 1000 if ordinal else MAX_CHOICES
-            if (kind == "number" and not ordinal) or not 1 < len(set(self.columns[name])) <= most:
+            limit = 1000 if ordinal else MAX_CHOICES
+            if (kind == "number" and not ordinal) or not 1 < len(set(self.columns[name])) <= limit:
                 continue
             coded = self.get_categorical(name)
             if ordinal or max(map(len, coded.labels)) <= 80:
@@ -170,10 +170,10 @@ def _rank_values(values: list[Any]) -> list[int | None]:
     """Return the rank of each value."""
     known: list[Any] = [one for one in values if one is not None]
     if all(isinstance(one, str) for one in known):
-        order = {one: at for at, one in enumerate(sorted(dict.fromkeys(known), key=str.lower))}
+        order = {one: rank for rank, one in enumerate(sorted(dict.fromkeys(known), key=str.lower))}
         return [None if one is None else order[one] for one in values]
     keys = [None if one is None else _rank_key(one) for one in values]
-    among = {key: at for at, key in enumerate(sorted({key for key in keys if key is not None}))}
+    among = {key: rank for rank, key in enumerate(sorted({key for key in keys if key is not None}))}
     return [None if key is None else among[key] for key in keys]
 
 

@@ -52,7 +52,7 @@ class ClickUserError(click.ClickException):
 
 TWO = (
     "model-swarms answers; another plugin has a command of this name, too (llm-consortium?): "
-    "LLM_LOAD_PLUGINS=llm-consortium llm consortium ... asks that one"
+    "use LLM_LOAD_PLUGINS=llm-consortium llm consortium ... for that one"
 )
 
 
@@ -75,8 +75,8 @@ class ConsortiumGroup(click.Group):
             return None
         module, _, name = COMMANDS[cmd_name].rpartition(".")
         found: click.Command = getattr(import_module(module), name)
-        words = EXAMPLES.get(cmd_name, EXAMPLES["show"] if cmd_name == "info" else "")
-        found.epilog = f"\b\nExample:\n  {ctx.command_path} {cmd_name} {words}".rstrip()
+        example = EXAMPLES.get(cmd_name, EXAMPLES["show"] if cmd_name == "info" else "")
+        found.epilog = f"\b\nExample:\n  {ctx.command_path} {cmd_name} {example}".rstrip()
         return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -91,9 +91,9 @@ class ConsortiumGroup(click.Group):
         if first in ctx.help_option_names or (not args and is_tty(sys.stdin)):
             return super().parse_args(ctx, ["--help"])
         if first not in COMMANDS:
-            if near := get_close_matches(first, COMMANDS, 1, 0.75):
+            if matches := get_close_matches(first, COMMANDS, 1, 0.75):
                 raise click.UsageError(
-                    f"{first}: did you mean the command {near[0]}? To ask just that: "
+                    f"{first}: did you mean the command {matches[0]}? To ask this as a question: "
                     f"{ctx.command_path} run {first}",
                     ctx,
                 )
@@ -118,7 +118,7 @@ class ConsortiumGroup(click.Group):
             ctx.exit(130)
 
 
-HELP = """Ask several models, and let an arbiter make one answer of theirs.
+HELP = """Query several models, and let an arbiter synthesize their answers.
 
 The command run may be left out:
 
@@ -128,7 +128,7 @@ The command run may be left out:
   {path} "Why is the sky blue?" --consortium council
 """
 LLM_PLUGIN_HELP = """
-What is saved is a model of llm's, too: llm -m council "Why is the sky blue?"
+A saved consortium is also a model of llm: llm -m council "Why is the sky blue?"
 """
 
 

@@ -50,79 +50,83 @@ from swarm.trackers.records import log_deliberation, new_tracking_folder
     "models",
     multiple=True,
     metavar="MODEL",
-    help="Who is asked, two at least: a model or a consortium.",
+    help="A model or consortium to compare; give at least two.",
 )
 @click.option(
-    "--judge", metavar="MODEL", help="Ranks the answers without their names, in an order by chance."
+    "--judge",
+    metavar="MODEL",
+    help="Model that ranks the answers, anonymously and in random order.",
 )
-@click.option("--system", metavar="TEXT|FILE", help="What all of them are told first.")
-@click.option("--seed", type=click.IntRange(0), help="Of sampling, and of the order of answers.")
+@click.option("--system", metavar="TEXT|FILE", help="System prompt of all models.")
+@click.option(
+    "--seed", type=click.IntRange(0), help="Random seed of sampling and of the order of answers."
+)
 @request_options
 @click.option(
     "--stdin/--no-stdin",
     default=True,
-    help="Whether standard input belongs to the prompt; default yes.",
+    help="Append standard input to the prompt; default yes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Show the result as JSON.")
 @click.option("--quiet", is_flag=True, help="No progress.")
-@click.option("--no-log", is_flag=True, help="Keep no record of what the judge said.")
+@click.option("--no-log", is_flag=True, help="Do not record the judge's ranking.")
 @click.option(
     "--tracker",
     type=click.Choice(TRACKER_NAMES),
     default="none",
-    help="Show it there, too (docs/wandb.md); default none.",
+    help="Also track the run there (docs/wandb.md); default none.",
 )
 @location_options
-def compare(prompt: str | None, **given: Any) -> None:
+def compare(prompt: str | None, **options: Any) -> None:
     """Compare the answers of several models to one prompt.
 
     Answers are shown with seconds, tokens and cost; without a judge there is no verdict.
     """
     std_streams()
-    notes = StderrReporter(given["quiet"])
-    members = build_registry(given)
-    who = [parse_member(one, members.is_known_name) for one in given["models"]]
-    if sum(one.count for one in who) < 2:
-        raise UserError("compare needs two models at least: -m A -m B", 2)
-    text = read_question(prompt, given["stdin"])
-    if given["timeout"]:
-        who = [replace(one, timeout=one.timeout or given["timeout"]) for one in who]
+    notes = StderrReporter(options["quiet"])
+    members = build_registry(options)
+    specs = [parse_member(one, members.is_known_name) for one in options["models"]]
+    if sum(one.count for one in specs) < 2:
+        raise UserError("compare needs at least two models: -m A -m B", 2)
+    text = read_question(prompt, options["stdin"])
+    if options["timeout"]:
+        specs = [replace(one, timeout=one.timeout or options["timeout"]) for one in specs]
     config = ConsortiumSettings(
-        tuple(who),
-        parse_single_member("judge", given["judge"], members) if given["judge"] else None,
-        "rank" if given["judge"] else "vote",
+        tuple(specs),
+        parse_single_member("judge", options["judge"], members) if options["judge"] else None,
+        "rank" if options["judge"] else "vote",
         max_iterations=1,
-        system=read_text_or_file(given["system"] or "") or "",
-        seed=given["seed"] or 0,
+        system=read_text_or_file(options["system"] or "") or "",
+        seed=options["seed"] or 0,
     )
     consortium = build_consortium(config, members.model)
     consortium.check()
     turns = (Message("user", text),)
-    recorded = bool(given["judge"]) and not given["no_log"]
+    recorded = bool(options["judge"]) and not options["no_log"]
     put = ConsortiumQuestion(
-        "compare", config, consortium, turns, request_settings(given), recorded
+        "compare", config, consortium, turns, request_settings(options), recorded
     )
-    tracker = tracker_by_name(given["tracker"])
+    tracker = tracker_by_name(options["tracker"])
     tracker.check()
     with track_run(
         tracker, TrackedRun("consortium", new_tracking_folder("compare"), config.to_dict())
     ) as summary:
         found = answer_with_progress(
-            put, notes, answer_question if given["judge"] else _collect_unjudged
+            put, notes, answer_question if options["judge"] else _collect_unjudged
         )
         summary |= log_deliberation(tracker, found)
-    if given["as_json"]:
+    if options["as_json"]:
         click.echo(json.dumps(found, indent=1))
         return
     for line in (*_format_answers(found), *_format_table(found)):
         click.echo(escape_control_chars(line))
 
 
-def _collect_unjudged(put: ConsortiumQuestion, watch: OnEvent) -> dict[str, Any]:
+def _collect_unjudged(put: ConsortiumQuestion, on_event: OnEvent) -> dict[str, Any]:
     """Return the answers without a verdict."""
     request = Request(put.turns, **put.asked)
     return responses_to_json(
-        put.turns[-1].content, put.consortium.collect_member_answers(request, watch)
+        put.turns[-1].content, put.consortium.collect_member_answers(request, on_event)
     )
 
 
@@ -136,12 +140,12 @@ def _format_answers(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _format_table(found: Mapping[str, Any]) -> list[str]:
     """Format a table of usage and the judge's ranks, best first."""
-    came, ranking = found["model_responses"], found.get("synthesis", {}).get("ranking", [])
-    order = [*ranking, *(place for place in range(len(came)) if place not in ranking)]
+    responses, ranking = found["model_responses"], found.get("synthesis", {}).get("ranking", [])
+    order = [*ranking, *(index for index in range(len(responses)) if index not in ranking)]
     rows = []
-    for place in order:
-        one = came[place]
-        rank = ranking.index(place) + 1 if place in ranking else None
+    for index in order:
+        one = responses[index]
+        rank = ranking.index(index) + 1 if index in ranking else None
         tokens = (one.get("prompt_tokens"), one.get("completion_tokens"))
         rows.append(
             (
@@ -152,8 +156,8 @@ def _format_table(found: Mapping[str, Any]) -> list[str]:
                 run.format_cost(one.get("cost")),
             )
         )
-    heads = ("model", "place", "seconds", "tokens read", "tokens new", "cost")
-    return run.format_table(heads, rows)
+    header = ("model", "place", "seconds", "tokens read", "tokens new", "cost")
+    return run.format_table(header, rows)
 
 
 def _response_name(response: Mapping[str, Any]) -> str:
@@ -163,9 +167,11 @@ def _response_name(response: Mapping[str, Any]) -> str:
 
 run_filter_options = combine_options(
     click.option(
-        "--limit", type=POSITIVE_INT, default=10, show_default=True, help="So many at most."
+        "--limit", type=POSITIVE_INT, default=10, show_default=True, help="Maximum number of runs."
     ),
-    click.option("--since", metavar="DATE", help="From then on: 2026-01-31, or with a time."),
+    click.option(
+        "--since", metavar="DATE", help="Runs since then: 2026-01-31, optionally with a time."
+    ),
     click.option("--json", "as_json", is_flag=True, help="Show JSON."),
 )
 
@@ -175,14 +181,14 @@ MAX_PROMPT_LENGTH = 60
 
 @click.command()
 @run_filter_options
-@click.option("--name", help="Those of one consortium.")
+@click.option("--name", help="Runs of this consortium.")
 def runs(limit: int, since: str | None, as_json: bool, name: str | None) -> None:
     """List the last runs, newest first."""
     found = RunLog().list(limit, since, name)
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return
-    heads = ("run", "when (UTC)", "consortium", "strategy", "iterations", "confidence", "prompt")
+    header = ("run", "when (UTC)", "consortium", "strategy", "iterations", "confidence", "prompt")
     rows = [
         (
             row["id"][:12],
@@ -195,7 +201,7 @@ def runs(limit: int, since: str | None, as_json: bool, name: str | None) -> None
         )
         for row in found
     ]
-    _print_lines(telling.format_table(heads, rows) if rows else ["no run is recorded"])
+    _print_lines(telling.format_table(header, rows) if rows else ["no run is recorded"])
 
 
 @click.command("run-info")
@@ -207,7 +213,7 @@ def run_info(run: str, as_json: bool) -> None:
     RUN is its id, or the beginning of it.
     """
     if not run.strip():
-        raise UserError("run-info needs a run's id, or the beginning of it; `runs` lists them", 2)
+        raise UserError("run-info needs the id of a run or a prefix of it; `runs` lists them", 2)
     found = RunLog().get(run)
     if as_json:
         click.echo(json.dumps(found, indent=1))
@@ -217,14 +223,14 @@ def run_info(run: str, as_json: bool) -> None:
 
 @click.command()
 @run_filter_options
-@click.option("--model", help="This member alone.")
+@click.option("--model", help="Statistics of this member only.")
 def leaderboard(limit: int, since: str | None, as_json: bool, model: str | None) -> None:
     """Compare members by how often they won."""
     found = RunLog().leaderboard(limit, since, model)
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return
-    heads = (
+    header = (
         "model",
         "answers",
         "failed",
@@ -251,11 +257,11 @@ def leaderboard(limit: int, since: str | None, as_json: bool, model: str | None)
         )
         for row in found
     ]
-    _print_lines(telling.format_table(heads, rows) if rows else ["no run is recorded"])
+    _print_lines(telling.format_table(header, rows) if rows else ["no run is recorded"])
     if rows:
         click.echo(
-            "judged: runs of a strategy that ranks or chooses; Borda: 1 is always first, 0 "
-            "always last"
+            "judged: runs with a strategy that ranks or chooses; Borda: 1 = always first, "
+            "0 = always last"
         )
 
 
@@ -277,13 +283,13 @@ def _format_run(run: Mapping[str, Any]) -> Iterator[str]:
         return
     yield from telling.summarize_result(run["result"])
     yield from telling.format_transcript(run["result"])
-    yield from ("", f"--- answer, of iteration {run['best']}", run["answer"])
+    yield from ("", f"--- answer of iteration {run['best']}", run["answer"])
 
 
 def shorten_prompt(text: str | None) -> str:
     """Shorten a prompt to one line."""
-    words = " ".join((text or "").split())
-    return words if len(words) <= MAX_PROMPT_LENGTH else f"{words[: MAX_PROMPT_LENGTH - 3]}..."
+    line = " ".join((text or "").split())
+    return line if len(line) <= MAX_PROMPT_LENGTH else f"{line[: MAX_PROMPT_LENGTH - 3]}..."
 
 
 def _print_lines(lines: Any) -> None:

@@ -34,14 +34,14 @@ from swarm.multi_agent.consortium.store import ConsortiumStore, load_config
 json_option = click.option("--json", "as_json", is_flag=True, help="Show JSON.")
 
 STRATEGY_DESCRIPTIONS = {
-    "default": "the arbiter writes one answer of all, and says how sure it is",
-    "pick-one": "the arbiter chooses one answer, which is given as it is",
-    "rank": "the arbiter puts the answers in order; the first is given as it is",
-    "vote": "the answer that most members gave; the arbiter decides a tie, and may be missing",
-    "elimination": "as rank, and in each iteration the last --eliminate members leave, until "
-    "--keep are left",
-    "roles": "as default, and each member looks from a side of its own (--role)",
-    "peer-review": "the members rank each other's answers without names, then the arbiter writes",
+    "default": "the arbiter synthesizes the answers and reports its confidence",
+    "pick-one": "the arbiter chooses one answer, returned verbatim",
+    "rank": "the arbiter ranks the answers; the first is returned verbatim",
+    "vote": "the most frequent answer; the arbiter, which is optional, decides ties",
+    "elimination": "as rank; each iteration removes the last --eliminate members, down to --keep",
+    "roles": "as default, with a different role for each member (--role)",
+    "peer-review": "the members rank each other's answers anonymously, then the arbiter "
+    "synthesizes",
 }
 
 
@@ -51,34 +51,36 @@ STRATEGY_DESCRIPTIONS = {
 @strategy_options
 @request_options
 @consortium_option
-@click.option("--replace", "over", is_flag=True, help="Replace a consortium of this name.")
+@click.option(
+    "--replace", "over", is_flag=True, help="Replace an existing consortium of this name."
+)
 @location_options
-def save(name: str, over: bool, **given: Any) -> None:
+def save(name: str, over: bool, **options: Any) -> None:
     """Save a consortium as a model: llm -m NAME."""
-    vote = given["strategy"] == "vote"
-    if not given["consortium"] and not given["models"]:
-        raise UserError("save needs its members: name them by -m, or begin with --consortium", 2)
-    if not given["consortium"] and not given["arbiter"] and not vote:
-        raise UserError("save needs --arbiter MODEL; only --strategy vote does without", 2)
+    vote = options["strategy"] == "vote"
+    if not options["consortium"] and not options["models"]:
+        raise UserError("save needs members: give -m, or start from --consortium", 2)
+    if not options["consortium"] and not options["arbiter"] and not vote:
+        raise UserError("save needs --arbiter MODEL; only --strategy vote works without", 2)
     for key in ("base", "pool", "device", "providers"):
-        if given[key]:
+        if options[key]:
             raise UserError(
-                f"--{key} has no effect: it is not saved; local models are looked for "
-                "where the question is asked",
+                f"--{key} has no effect: it is not saved; local models are "
+                "resolved when the question is asked",
                 2,
             )
     _check_name_free(name)
-    shelf = ConsortiumStore()
-    if name in shelf.list_names() and not over:
-        raise UserError(f"{name}: a consortium of this name is saved; --replace replaces it")
-    members = build_registry(given)
-    config = resolve_config(given, members, ("temperature", "max_tokens", "timeout")).config
-    _check_no_cycle(name, config, shelf)
+    store = ConsortiumStore()
+    if name in store.list_names() and not over:
+        raise UserError(f"{name}: a consortium of this name exists; use --replace to replace it")
+    members = build_registry(options)
+    config = resolve_config(options, members, ("temperature", "max_tokens", "timeout")).config
+    _check_no_cycle(name, config, store)
     build_consortium(config, members.model)
-    shelf.save(name, config, replace=over)
+    store.save(name, config, replace=over)
     for warning in run.list_config_warnings(config):
         click.echo(f"warning: {escape_control_chars(warning)}", err=True)
-    click.echo(f"saved {name}: llm -m {name} asks it; so does consortium/{name} everywhere here")
+    click.echo(f"saved {name}: use it as llm -m {name}, or as the model consortium/{name}")
 
 
 def _check_name_free(name: str) -> None:
@@ -93,34 +95,34 @@ def _check_name_free(name: str) -> None:
 
     found = llm.get_model_aliases().get(name)
     if found is not None and not type(found).__module__.startswith("swarm.consortium."):
-        raise UserError(f"{name}: llm has a model of this name already; choose another one")
+        raise UserError(f"{name}: llm already has a model of this name; choose another one")
 
 
-def _check_no_cycle(name: str, config: ConsortiumSettings, shelf: ConsortiumStore) -> None:
+def _check_no_cycle(name: str, config: ConsortiumSettings, store: ConsortiumStore) -> None:
     """Check that a consortium does not contain itself, directly or indirectly.
 
     Raises:
         UserError: It does.
     """
-    way, met = [(name, config)], set()
-    while way:
-        inside, one = way.pop()
+    stack, visited = [(name, config)], set()
+    while stack:
+        inside, one = stack.pop()
         for member in (*one.members, one.arbiter, one.fallback):
             saved = member.model.removeprefix("llm/").removeprefix("consortium/") if member else ""
             if saved == name:
                 by = "" if inside == name else f", by {inside}"
                 raise UserError(f"{name} would contain itself{by}; choose another name")
-            if saved in shelf.list_names() and saved not in met:
-                met.add(saved)
-                way.append((saved, shelf.get(saved)))
+            if saved in store.list_names() and saved not in visited:
+                visited.add(saved)
+                stack.append((saved, store.get(saved)))
 
 
 @click.command("list")
 @json_option
 def list_saved(as_json: bool) -> None:
     """List the saved consortia and the presets."""
-    shelf = ConsortiumStore()
-    configs = dict(_readable_configs(shelf))
+    store = ConsortiumStore()
+    configs = dict(_readable_configs(store))
     if as_json:
         saved = [{"name": name, **config.to_dict()} for name, config in configs.items()]
         click.echo(json.dumps(saved, indent=1))
@@ -128,22 +130,25 @@ def list_saved(as_json: bool) -> None:
     for name, config in configs.items():
         click.echo(escape_control_chars(f"{name}: {run.summarize_config(config)}"))
     if not configs:
-        click.echo("none is saved; save one: llm consortium save NAME -m MODEL ... --arbiter MODEL")
+        click.echo(
+            "no consortium is saved; save one with: llm consortium save NAME -m MODEL ... "
+            "--arbiter MODEL"
+        )
     for name in preset_names():
         click.echo(f"preset {name}: {run.summarize_config(read_preset(name))}")
-    for file, names in shelf.find_importable().items():
+    for file, names in store.find_importable().items():
         click.echo(
-            f"{', '.join(names)}: of an older program; llm consortium import {file} "
-            "takes them over",
+            f"{', '.join(names)}: saved by llm-consortium; llm consortium import "
+            f"{file} imports them",
             err=True,
         )
 
 
-def _readable_configs(shelf: ConsortiumStore) -> Iterator[tuple[str, ConsortiumSettings]]:
+def _readable_configs(store: ConsortiumStore) -> Iterator[tuple[str, ConsortiumSettings]]:
     """Yield the valid saved consortia; print a warning for each invalid one."""
-    for name in shelf.list_names():
+    for name in store.list_names():
         try:
-            yield name, shelf.get(name)
+            yield name, store.get(name)
         except UserError as error:
             click.echo(f"warning: {escape_control_chars(str(error))}", err=True)
 
@@ -188,34 +193,39 @@ def export(name: str, output: Path | None) -> None:
 
 @click.command("import")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option("--name", help="Of what a yaml holds; its file's name without this.")
-@click.option("--replace", "over", is_flag=True, help="Replace a consortium of this name.")
+@click.option("--name", help="Name for the config of a yaml file; default: the file's name.")
+@click.option(
+    "--replace", "over", is_flag=True, help="Replace an existing consortium of this name."
+)
 def import_saved(file: Path | None, name: str | None, over: bool) -> None:
     """Import consortia of llm-consortium, or a YAML file.
 
     FILE is a database of llm-consortium (logs.db, consortium_logs.db), or a YAML file; by default,
     databases are searched for in llm's folder.
     """
-    shelf = ConsortiumStore()
+    store = ConsortiumStore()
     if file and file.suffix in (".yaml", ".yml"):
         name = name or file.stem
         _check_name_free(name)
-        shelf.save(name, read_preset(file), replace=over)
+        store.save(name, read_preset(file), replace=over)
         click.echo(f"saved {name}")
         return
     if name or over:
-        raise UserError("--name and --replace are for a yaml; a database has names of its own", 2)
-    files = [file] if file else list(shelf.find_importable())
+        raise UserError(
+            "--name and --replace apply to a yaml file; a database has its own names", 2
+        )
+    files = [file] if file else list(store.find_importable())
     if not files:
-        click.echo("there is nothing to import: llm's folder has no other saved consortia")
+        click.echo("nothing to import: llm's folder has no other saved consortia")
     for one in files:
-        came = shelf.import_from(one)
-        click.echo(f"{one}: saved {', '.join(came.put) or 'none'}")
-        if came.there:
-            click.echo(f"left as they are: {', '.join(came.there)}")
-        for wrong, why in came.wrong.items():
+        summary = store.import_from(one)
+        click.echo(f"{one}: saved {', '.join(summary.put) or 'none'}")
+        if summary.there:
+            click.echo(f"skipped, as they exist: {', '.join(summary.there)}")
+        for failed, reason in summary.wrong.items():
             click.echo(
-                f"warning: {escape_control_chars(f'{wrong} is not taken over: {why}')}", err=True
+                f"warning: {escape_control_chars(f'{failed} is not taken over: {reason}')}",
+                err=True,
             )
 
 
@@ -224,4 +234,4 @@ def strategies() -> None:
     """List the strategies for combining answers."""
     for line in align_columns(list(STRATEGY_DESCRIPTIONS.items())):
         click.echo(line)
-    click.echo(f"roles by name: {', '.join(ROLES)}; or any words of yours")
+    click.echo(f"roles by name: {', '.join(ROLES)}; or any text")

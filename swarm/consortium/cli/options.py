@@ -40,8 +40,10 @@ def default_arbiter(strategy: str, members: Sequence[MemberSpec]) -> MemberSpec 
     """
     if strategy == "vote" or not members:
         return None
-    usual = read_preset("classic").arbiter
-    return usual if usual and is_available_in_llm(usual.model) else MemberSpec(members[0].model)
+    classic = read_preset("classic").arbiter
+    return (
+        classic if classic and is_available_in_llm(classic.model) else MemberSpec(members[0].model)
+    )
 
 
 def is_available_in_llm(name: str) -> bool:
@@ -133,7 +135,7 @@ class ConfidenceType(click.ParamType):
             return normalize_threshold(number / 100 if text.endswith("%") else number)
         except (ValueError, UserError):
             self.fail(
-                f"{value!r} is no confidence from 0 to 1, or 10 to 100 as percent; write "
+                f"{value!r} is not a confidence from 0 to 1, or 10 to 100 as percent; write "
                 "0.8, 80 or 80%",
                 param,
                 ctx,
@@ -148,9 +150,9 @@ class Strategy(click.Choice):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Return the strategy's name."""
-        if meant := OLDER.get(str(value).lower()):
+        if present_name := OLDER.get(str(value).lower()):
             self.fail(
-                f"{value!r} is not one of {', '.join(STRATEGIES)}; did you mean {meant}?",
+                f"{value!r} is not one of {', '.join(STRATEGIES)}; did you mean {present_name}?",
                 param,
                 ctx,
             )
@@ -184,18 +186,18 @@ member_options = combine_options(
         multiple=True,
         metavar="MODEL",
         help="A member: NAME, NAME:3 for three answers, NAME,temperature=1,role=critic; "
-        "may be repeated.",
+        "repeatable.",
     ),
     click.option(
-        "-n", "--count", type=POSITIVE_INT, help="Answers of each member that says no number."
+        "-n", "--count", type=POSITIVE_INT, help="Default number of answers of each member."
     ),
     click.option(
         "--arbiter",
         "--arbiter-model",
         metavar="MODEL",
-        help="Judges, and makes one answer of theirs.",
+        help="Model that judges and synthesizes the answers.",
     ),
-    click.option("--fallback", metavar="MODEL", help="Arbitrates where the arbiter fails."),
+    click.option("--fallback", metavar="MODEL", help="Arbiter if the first one fails."),
 )
 
 strategy_options = combine_options(
@@ -203,64 +205,71 @@ strategy_options = combine_options(
         "--strategy",
         "--judging-method",
         type=Strategy(),
-        help="How one answer is made of many; `strategies` tells of each.",
+        help="How answers are combined; `strategies` describes each.",
     ),
     click.option(
         "--confidence-threshold",
         type=ConfidenceType(),
-        help="Ends it when the arbiter is so sure: 0.8, 80 or 80%.",
+        help="Stop at this confidence of the arbiter: 0.8, 80 or 80%.",
     ),
-    click.option("--max-iterations", type=POSITIVE_INT, help="The most iterations."),
+    click.option("--max-iterations", type=POSITIVE_INT, help="Maximum number of iterations."),
     click.option(
-        "--min-iterations", "--minimum-iterations", type=POSITIVE_INT, help="The fewest iterations."
+        "--min-iterations",
+        "--minimum-iterations",
+        type=POSITIVE_INT,
+        help="Minimum number of iterations.",
     ),
-    click.option("--system", metavar="TEXT|FILE", help="What all of them are told first."),
+    click.option("--system", metavar="TEXT|FILE", help="System prompt of all models."),
     click.option(
         "--role",
         "roles",
         multiple=True,
         metavar="ROLE",
-        help="Of strategy roles: one by name or in words; may be repeated.",
+        help="For strategy roles: a role by name or as text; repeatable.",
     ),
     click.option(
-        "--eliminate", type=POSITIVE_INT, help="Of elimination: how many leave each time."
+        "--eliminate", type=POSITIVE_INT, help="For elimination: members removed per iteration."
     ),
-    click.option("--keep", type=POSITIVE_INT, help="Of elimination: how many stay at least."),
+    click.option("--keep", type=POSITIVE_INT, help="For elimination: minimum number of members."),
     click.option(
         "--similarity",
         type=UNIT_FLOAT,
-        help="Of vote: how alike answers have to be, to count as the same.",
+        help="For vote: similarity from which answers count as equal.",
     ),
-    click.option("--quorum", type=POSITIVE_INT, help="So many members have to answer."),
+    click.option("--quorum", type=POSITIVE_INT, help="Minimum number of members that answer."),
+    click.option("--context", type=POSITIVE_INT, metavar="TOKENS", help="Maximum prompt tokens."),
     click.option(
-        "--context", type=POSITIVE_INT, metavar="TOKENS", help="The most that is sent at once."
+        "--seed", type=NON_NEGATIVE_INT, help="Random seed of sampling and of the order of answers."
     ),
-    click.option("--seed", type=NON_NEGATIVE_INT, help="Of sampling, and of the order of answers."),
     click.option(
-        "--budget", type=POSITIVE_INT, metavar="CALLS", help="The most calls of a question."
+        "--budget", type=POSITIVE_INT, metavar="CALLS", help="Maximum number of calls per question."
     ),
     click.option(
         "--max-cost",
         type=POSITIVE_FLOAT,
-        help="Begins no iteration when so much is spent, in the prices' currency.",
+        help="Start no iteration beyond this cost, in the prices' currency.",
     ),
 )
 
 request_options = combine_options(
-    click.option("--temperature", type=click.FloatRange(0), help="Of members that say none."),
-    click.option("--max-tokens", type=POSITIVE_INT, help="New tokens of one answer."),
-    click.option("--timeout", type=POSITIVE_FLOAT, metavar="SECONDS", help="Of one answer."),
+    click.option("--temperature", type=click.FloatRange(0), help="Default temperature of members."),
+    click.option("--max-tokens", type=POSITIVE_INT, help="Maximum new tokens of an answer."),
+    click.option("--timeout", type=POSITIVE_FLOAT, metavar="SECONDS", help="Timeout of an answer."),
 )
 
 consortium_option = click.option(
-    "--consortium", metavar="NAME", help="A saved one, a preset or a yaml to begin with."
+    "--consortium",
+    metavar="NAME",
+    help="A saved consortium, a preset or a yaml file to start from.",
 )
 
 location_options = combine_options(
-    click.option("--base", help="The base of local names: an option of conf/model or a folder."),
-    click.option("--pool", metavar="FOLDER", help="The experts of local names."),
-    click.option("--device", help="Where local models run: cpu, cuda, cuda:1."),
-    click.option("--providers", type=click.Path(path_type=Path), help="Endpoints of your own."),
+    click.option("--base", help="Base model of local/ names: an option of conf/model or a folder."),
+    click.option("--pool", metavar="FOLDER", help="Folder of the experts of local/ names."),
+    click.option("--device", help="Device of local models: cpu, cuda, cuda:1."),
+    click.option(
+        "--providers", type=click.Path(path_type=Path), help="Yaml file of custom endpoints."
+    ),
 )
 
 
@@ -276,47 +285,47 @@ def build_registry(given: Mapping[str, Any]) -> MemberRegistry:
 
 
 def resolve_config(
-    given: Mapping[str, Any], members: MemberRegistry, of_each: Sequence[str] = ("timeout",)
+    options: Mapping[str, Any], members: MemberRegistry, of_each: Sequence[str] = ("timeout",)
 ) -> ResolvedConfig:
     """Resolve the options: a saved consortium or a preset, overridden by the options.
 
     Args:
-        given: Options by name.
+        options: Options by name.
         members: Registry of model names.
         of_each: Options that become defaults of each model's settings.
 
     Raises:
         UserError: A value is unknown or invalid.
     """
-    origin = _starting_config(given)
+    origin = _starting_config(options)
     changes: dict[str, Any] = {
-        key: given[key] for key in DIRECT_OPTIONS if given.get(key) is not None
+        key: options[key] for key in DIRECT_OPTIONS if options.get(key) is not None
     }
-    if given.get("models"):
-        count = given.get("count") or 1
+    if options.get("models"):
+        count = options.get("count") or 1
         changes["members"] = tuple(
-            parse_member(m, members.is_known_name, count) for m in given["models"]
+            parse_member(m, members.is_known_name, count) for m in options["models"]
         )
-    elif given.get("count"):
+    elif options.get("count"):
         raise UserError("--count has no effect without -m; name the members", 2)
     for key in ("arbiter", "fallback"):
-        if given.get(key):
-            changes[key] = parse_single_member(key, given[key], members)
-    if given.get("roles"):
-        changes["roles"] = tuple(given["roles"])
+        if options.get(key):
+            changes[key] = parse_single_member(key, options[key], members)
+    if options.get("roles"):
+        changes["roles"] = tuple(options["roles"])
         changes.setdefault("strategy", "roles")
-    if given.get("system") is not None:
-        changes["system"] = read_text_or_file(given["system"])
+    if options.get("system") is not None:
+        changes["system"] = read_text_or_file(options["system"])
     if origin is None:
         if "arbiter" not in changes:
             strategy = changes.get("strategy", "default")
             changes["arbiter"] = default_arbiter(strategy, changes["members"])
-        made = ResolvedConfig(ConsortiumSettings(**changes), None, "as the options say")
+        resolved = ResolvedConfig(ConsortiumSettings(**changes), None, "as the options say")
     else:
-        made = origin._replace(config=replace(origin.config, **changes))
-    check_unused_options(given, made.config.strategy)
-    each = {key: given[key] for key in of_each if given.get(key) is not None}
-    return made._replace(config=_apply_to_each(made.config, each))
+        resolved = origin._replace(config=replace(origin.config, **changes))
+    check_unused_options(options, resolved.config.strategy)
+    each = {key: options[key] for key in of_each if options.get(key) is not None}
+    return resolved._replace(config=_apply_to_each(resolved.config, each))
 
 
 def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "--") -> None:
@@ -330,34 +339,40 @@ def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "-
     Raises:
         UserError: An option has no effect.
     """
-    for key, of in (("eliminate", "elimination"), ("keep", "elimination"), ("similarity", "vote")):
-        if given.get(key) is not None and strategy != of:
+    for key, required_strategy in (
+        ("eliminate", "elimination"),
+        ("keep", "elimination"),
+        ("similarity", "vote"),
+    ):
+        if given.get(key) is not None and strategy != required_strategy:
             raise UserError(
-                f"{flag}{key} has no effect with strategy {strategy}; add {flag}strategy {of}", 2
+                f"{flag}{key} has no effect with strategy {strategy}; add {flag}strategy "
+                f"{required_strategy}",
+                2,
             )
     if given.get("confidence_threshold") is not None and strategy in UNSURE:
         key = "confidence-threshold" if flag == "--" else "confidence_threshold"
         log.warning(
-            "%s%s has no effect with strategy %s, in which nobody says how sure the answer is",
+            "%s%s has no effect with strategy %s, which reports no confidence",
             flag,
             key,
             strategy,
         )
 
 
-def _starting_config(given: Mapping[str, Any]) -> ResolvedConfig | None:
+def _starting_config(options: Mapping[str, Any]) -> ResolvedConfig | None:
     """Return the base configuration of the options; `None` if they are complete."""
-    if name := given.get("consortium"):
+    if name := options.get("consortium"):
         return ResolvedConfig(load_config(name), name, f"consortium {name}")
-    if given.get("models"):
+    if options.get("models"):
         return None
     classic = read_preset("classic")
-    there = all(
+    available = all(
         is_available_in_llm(one.model) for one in (*classic.members, *_as_list(classic.arbiter))
     )
-    name, why = ("classic", "has") if there else ("local", "has not")
+    name, verb = ("classic", "has") if available else ("local", "has not")
     return ResolvedConfig(
-        read_preset(name), name, f"preset {name}, as llm {why} classic's models and keys"
+        read_preset(name), name, f"preset {name}, as llm {verb} classic's models and keys"
     )
 
 
@@ -369,7 +384,7 @@ def parse_single_member(option: str, spec: str, members: MemberRegistry) -> Memb
     """
     found = parse_member(spec, members.is_known_name)
     if found.count > 1:
-        raise UserError(f"--{option} {spec}: it is asked once; leave the number out", 2)
+        raise UserError(f"--{option} {spec}: cannot have several samples; leave the number out", 2)
     return found
 
 
@@ -409,7 +424,9 @@ def read_text_or_file(given: str) -> str | None:
         is_file = "\n" not in given and len(given) < 1024 and os.path.isfile(given)
         text = Path(given).read_text(encoding="utf-8") if is_file else given
         if not is_file and FILE_NAME_PATTERN.fullmatch(given):
-            raise UserError(f"--system {given}: there is no such file; a text has several words")
+            raise UserError(
+                f"--system {given}: no such file; a prompt given as text needs several words"
+            )
     except (OSError, ValueError) as error:
         raise UserError(f"--system {given}: the file cannot be read: {error}") from None
     return text.strip() or None

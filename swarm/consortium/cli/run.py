@@ -65,9 +65,9 @@ def format_member_count(one: MemberSpec) -> str:
 def list_config_warnings(config: ConsortiumSettings) -> Iterator[str]:
     """Yield warnings about settings that may degrade answers."""
     names = [one.model for one in config.members]
-    alone = config.strategy == "vote"  # it judges ties only
-    if config.arbiter and config.arbiter.model in names and len(names) > 1 and not alone:
-        yield f"{config.arbiter.model} judges, and is a member, too: models prefer their own"
+    ties_only = config.strategy == "vote"  # it judges ties only
+    if config.arbiter and config.arbiter.model in names and len(names) > 1 and not ties_only:
+        yield f"{config.arbiter.model} is both arbiter and member: models prefer their own"
     if sum(one.count for one in config.members) == 1:
         yield f"{names[0]} is the only member: there is nothing to compare"
 
@@ -79,20 +79,20 @@ def format_confidence(confidence: float | None) -> str:
 
 def summarize_result(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the confidence and usage of an answer, and its analysis and dissent."""
-    said, meta = result["synthesis"], result["metadata"]
+    synthesis, meta = result["synthesis"], result["metadata"]
     tokens = f"{meta['prompt_tokens']} + {meta['completion_tokens']} tokens"
     rounds = pluralize(meta["iteration_count"], "iteration")
     if meta["best_iteration"] != meta["iteration_count"]:
-        rounds += f", of which number {meta['best_iteration']} was the best"
+        rounds += f", best: iteration {meta['best_iteration']}"
     stopped = f" ({meta['stopped']})" if meta["stopped"] else ""
     yield (
-        f"confidence {format_confidence(said['confidence'])} after {rounds}{stopped}; "
+        f"confidence {format_confidence(synthesis['confidence'])} after {rounds}{stopped}; "
         f"{pluralize(meta['calls'], 'call')}, {tokens}, {meta['seconds']:.1f} s, "
         f"{format_cost(meta['cost'], meta.get('unpriced', 0))}"
     )
     for key in ("analysis", "dissent"):
-        if said[key]:
-            yield f"{key}: {said[key]}"
+        if synthesis[key]:
+            yield f"{key}: {synthesis[key]}"
 
 
 def format_transcript(result: Mapping[str, Any]) -> Iterator[str]:
@@ -109,10 +109,10 @@ def format_transcript(result: Mapping[str, Any]) -> Iterator[str]:
 
 def format_response_heading(iteration: int, response: Mapping[str, Any]) -> str:
     """Return the heading of a reply, with its confidence."""
-    who = f"--- iteration {iteration}: {response['model']} #{response['instance']}"
+    heading = f"--- iteration {iteration}: {response['model']} #{response['instance']}"
     if "error" in response:
-        return f"{who} failed"
-    return f"{who}, confidence {format_confidence(response['confidence'])}"
+        return f"{heading} failed"
+    return f"{heading}, confidence {format_confidence(response['confidence'])}"
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
@@ -151,30 +151,34 @@ ALWAYS_SHOWN = ("strategy", "confidence_threshold", "max_iterations", "min_itera
 
 def describe_member(member: MemberSpec) -> str:
     """Format a member with its own settings."""
-    own = member.to_dict()
-    told = [f"{key} {own[key]!r}" for key in own if key not in ("model", "count")]
-    return format_member_count(member) + (f" ({', '.join(told)})" if told else "")
+    values = member.to_dict()
+    settings = [f"{key} {values[key]!r}" for key in values if key not in ("model", "count")]
+    return format_member_count(member) + (f" ({', '.join(settings)})" if settings else "")
 
 
 AnswerFn = Callable[[ConsortiumQuestion, OnEvent], dict[str, Any]]
 
 output_options = combine_options(
     click.option(
-        "--output", type=click.Path(path_type=Path), help="Write the result there, as JSON."
+        "--output", type=click.Path(path_type=Path), help="Write the result to this file, as JSON."
     ),
-    click.option("--raw", is_flag=True, help="Show what every member and the arbiter said, too."),
+    click.option(
+        "--raw", is_flag=True, help="Also show the replies of all members and of the arbiter."
+    ),
     click.option("--json", "as_json", is_flag=True, help="Show the result as JSON."),
     click.option("--quiet", is_flag=True, help="No progress and no summary."),
-    click.option("--dry-run", is_flag=True, help="Tell what would be asked, and ask nobody."),
+    click.option("--dry-run", is_flag=True, help="Show the planned calls without making any."),
     click.option(
-        "--trace", type=click.Path(path_type=Path), help="Write every call there, as JSON lines."
+        "--trace",
+        type=click.Path(path_type=Path),
+        help="Log every call to this file, as JSON lines.",
     ),
-    click.option("--no-log", is_flag=True, help="Keep no record of it."),
+    click.option("--no-log", is_flag=True, help="Do not record the run."),
     click.option(
         "--tracker",
         type=click.Choice(TRACKER_NAMES),
         default="none",
-        help="Show it there, too (docs/wandb.md); default none.",
+        help="Also track the run there (docs/wandb.md); default none.",
     ),
 )
 
@@ -188,44 +192,44 @@ output_options = combine_options(
 @click.option(
     "--stdin/--no-stdin",
     default=True,
-    help="Whether standard input belongs to the prompt; default yes.",
+    help="Append standard input to the prompt; default yes.",
 )
 @output_options
 @location_options
 @click.pass_context
-def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
-    """Ask a consortium, and show its answer."""
+def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
+    """Ask a consortium and show its answer."""
     std_streams()
-    notes = StderrReporter(given["quiet"])
-    _check_unused_options(given)
-    text = None if given["dry_run"] and not prompt else read_question(prompt, given["stdin"])
-    _check_writable(given["output"])
-    members = build_registry(given)
-    begun = resolve_config(given, members)
-    consortium = build_consortium(begun.config, members.model)
-    notes(f"{begun.origin}: {summarize_config(begun.config)}")
+    notes = StderrReporter(options["quiet"])
+    _check_unused_options(options)
+    text = None if options["dry_run"] and not prompt else read_question(prompt, options["stdin"])
+    _check_writable(options["output"])
+    members = build_registry(options)
+    resolved = resolve_config(options, members)
+    consortium = build_consortium(resolved.config, members.model)
+    notes(f"{resolved.origin}: {summarize_config(resolved.config)}")
     notes.print_log_warnings()
-    for warning in list_config_warnings(begun.config):
+    for warning in list_config_warnings(resolved.config):
         notes.print_warning(warning)
-    if text is None or given["dry_run"]:
+    if text is None or options["dry_run"]:
         click.echo(escape_control_chars(consortium.plan_calls().words))
         return
     consortium.check()
-    tracker, config = tracker_by_name(given["tracker"]), begun.config.to_dict()
+    tracker, config = tracker_by_name(options["tracker"]), resolved.config.to_dict()
     tracker.check()
     if members.uses_local:
-        notes("the models of this machine are loaded when they are first asked")
-    if given["trace"]:
-        consortium.trace = Trace(given["trace"], {"consortium": config})
+        notes("local models are loaded at the first request")
+    if options["trace"]:
+        consortium.trace = Trace(options["trace"], {"consortium": config})
     turns = (Message("user", text),)
-    most = LOCAL_TOKENS if begun.name == LOCAL else MAX_TOKENS
+    max_tokens = LOCAL_TOKENS if resolved.name == LOCAL else MAX_TOKENS
     put = ConsortiumQuestion(
-        begun.name,
-        begun.config,
+        resolved.name,
+        resolved.config,
         consortium,
         turns,
-        request_settings(given, most),
-        not given["no_log"],
+        request_settings(options, max_tokens),
+        not options["no_log"],
     )
     with track_run(
         tracker, TrackedRun("consortium", new_tracking_folder("consortium"), config)
@@ -233,11 +237,11 @@ def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
         try:
             result = answer_with_progress(put, notes, _choose_answer_fn(ctx, put.recorded))
         except QuestionInterrupted as stopped:
-            if given["output"]:
-                write_json(given["output"].expanduser(), stopped.found)
+            if options["output"]:
+                write_json(options["output"].expanduser(), stopped.found)
             raise
         summary |= log_deliberation(tracker, result)
-    _print_result(result, given, notes)
+    _print_result(result, options, notes)
 
 
 class StderrReporter:
@@ -251,7 +255,7 @@ class StderrReporter:
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
-        self._remarks = click.get_current_context().with_resource(WarningCollector())
+        self._warnings = click.get_current_context().with_resource(WarningCollector())
 
     def __call__(self, words: str) -> None:
         """Print a progress message."""
@@ -264,8 +268,8 @@ class StderrReporter:
 
     def print_log_warnings(self) -> None:
         """Print the warnings logged since the last call."""
-        for words in dict.fromkeys(self._remarks.pop_messages()):
-            self.print_warning(words)
+        for message in dict.fromkeys(self._warnings.pop_messages()):
+            self.print_warning(message)
 
 
 def read_question(prompt: str | None, stdin: bool) -> str:
@@ -281,17 +285,19 @@ def read_question(prompt: str | None, stdin: bool) -> str:
     return text
 
 
-def _check_unused_options(given: Mapping[str, Any]) -> None:
+def _check_unused_options(options: Mapping[str, Any]) -> None:
     """Check that output options have an effect.
 
     Raises:
         UserError: An option has no effect.
     """
-    for key in ("output", "raw", "json", "trace") if given["dry_run"] else ():
-        if given["as_json" if key == "json" else key]:
-            raise UserError(f"--{key} has no effect with --dry-run; leave one of them out", 2)
-    if given["raw"] and given["as_json"]:
-        raise UserError("--raw has no effect with --json, which has it all; leave it out", 2)
+    for key in ("output", "raw", "json", "trace") if options["dry_run"] else ():
+        if options["as_json" if key == "json" else key]:
+            raise UserError(f"--{key} has no effect with --dry-run; leave one out", 2)
+    if options["raw"] and options["as_json"]:
+        raise UserError(
+            "--raw has no effect with --json, which includes everything; leave it out", 2
+        )
 
 
 def _check_writable(file: Path | None) -> None:
@@ -304,7 +310,7 @@ def _check_writable(file: Path | None) -> None:
         return
     folder = file.expanduser().absolute().parent
     if file.is_dir() or not os.access(folder, os.W_OK):
-        raise UserError(f"--output {file}: no file can be written there; choose another place")
+        raise UserError(f"--output {file}: cannot be written; choose another path")
 
 
 def request_settings(given: Mapping[str, Any], most: int = MAX_TOKENS) -> dict[str, Any]:
@@ -380,8 +386,8 @@ def answer_with_progress(
 
     def print_event(number: int, event: Any) -> None:
         waiting.note(event)
-        if words := format_event(put.consortium, event):
-            notes(words)
+        if line := format_event(put.consortium, event):
+            notes(line)
 
     try:
         with waiting:
@@ -399,18 +405,20 @@ def _choose_answer_fn(ctx: click.Context, recorded: bool) -> AnswerFn:
     return run_logged
 
 
-def _print_result(result: dict[str, Any], given: Mapping[str, Any], notes: StderrReporter) -> None:
+def _print_result(
+    result: dict[str, Any], options: Mapping[str, Any], notes: StderrReporter
+) -> None:
     """Print the answer to standard output, and write the other requested output."""
-    if given["as_json"]:
+    if options["as_json"]:
         click.echo(json.dumps(result, indent=1))
     else:
         click.echo(escape_control_chars(result["synthesis"]["synthesis"]))
     lines = summarize_result(result)
-    if given["raw"] and not given["as_json"]:
-        for words in (*lines, *format_transcript(result)):
-            click.echo(escape_control_chars(words))
+    if options["raw"] and not options["as_json"]:
+        for line in (*lines, *format_transcript(result)):
+            click.echo(escape_control_chars(line))
     else:
-        for words in lines:
-            notes(words)
-    if given["output"]:
-        write_json(given["output"].expanduser(), result)
+        for line in lines:
+            notes(line)
+    if options["output"]:
+        write_json(options["output"].expanduser(), result)

@@ -78,9 +78,9 @@ class ConsortiumSettings:
     similarity: float = 1.0
 
     def __post_init__(self) -> None:
-        given: Any = self.confidence_threshold
-        if isinstance(given, (int, float)) and not isinstance(given, bool):
-            object.__setattr__(self, "confidence_threshold", normalize_threshold(given))
+        threshold: Any = self.confidence_threshold
+        if isinstance(threshold, (int, float)) and not isinstance(threshold, bool):
+            object.__setattr__(self, "confidence_threshold", normalize_threshold(threshold))
         self.check()
         object.__setattr__(self, "members", merge_members(tuple(self.members)))
 
@@ -108,12 +108,12 @@ class ConsortiumSettings:
             UserError: A key is unknown, or a value is invalid.
         """
         keys = [field.name for field in fields(cls)]
-        todays: Any = settings
+        current: Any = settings
         if isinstance(settings, Mapping):
-            todays = {key: value for key, value in settings.items() if key not in LEGACY_KEYS}
-        check_mapping("the consortium", todays, keys)
-        found, remarks = convert_settings(settings)
-        for words in remarks:
+            current = {key: value for key, value in settings.items() if key not in LEGACY_KEYS}
+        check_mapping("the consortium", current, keys)
+        found, warnings = convert_settings(settings)
+        for words in warnings:
             remark(words)
         members = found.get("members")
         if not isinstance(members, (list, tuple)) or not members:
@@ -126,7 +126,7 @@ class ConsortiumSettings:
                 found[key] = member_from_config(key, found[key])
         if (roles := found.get("roles")) is not None:
             if not isinstance(roles, (list, tuple)):
-                raise UserError(f"roles: {roles!r} is no list of roles")
+                raise UserError(f"roles: {roles!r} is not a list of roles")
             found["roles"] = tuple(roles)
         return cls(**found)
 
@@ -158,7 +158,7 @@ class _PlaceholderModel:
     """Placeholder for a model, to validate a configuration."""
 
     def generate(self, requests: list[Request]) -> list[Completion]:
-        raise UserError("nobody is there to answer")
+        raise UserError("name at least one model")
 
 
 PLACEHOLDER_MODEL: Any = _PlaceholderModel()
@@ -215,7 +215,7 @@ def _resolve_roles(config: ConsortiumSettings) -> tuple[str, ...] | None:
         return config.roles
     others = config.roles or tuple(ROLES)
     seats = [one.role for one in config.members for _ in range(one.count)]
-    return tuple(role or others[place % len(others)] for place, role in enumerate(seats))
+    return tuple(role or others[index % len(others)] for index, role in enumerate(seats))
 
 
 def preset_names() -> list[str]:
@@ -233,9 +233,9 @@ def read_preset(name: str | Path) -> ConsortiumSettings:
         UserError: It does not exist or is invalid.
     """
     path = preset_path(PRESET_KIND, str(name))
-    what = PRESET_KIND if is_preset_path(str(name)) else "preset"
-    found = read_yaml(path, what)
+    kind = PRESET_KIND if is_preset_path(str(name)) else "preset"
+    found = read_yaml(path, kind)
     try:
         return ConsortiumSettings.from_dict(found)
     except UserError as error:
-        raise UserError(f"{what} {path}: {error}") from None
+        raise UserError(f"{kind} {path}: {error}") from None

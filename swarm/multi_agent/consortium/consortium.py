@@ -80,37 +80,39 @@ def calls_per_iteration(strategy: str, members: int) -> int:
 
 def iteration_bounds(consortium: "Consortium") -> tuple[int, int]:
     """Return the minimum and maximum number of iterations."""
-    least, most = consortium.min_iterations, consortium.max_iterations
+    least, highest = consortium.min_iterations, consortium.max_iterations
     if consortium.strategy == "elimination":
         rounds = 1 + ceil((len(consortium.seats) - consortium.keep) / consortium.eliminate)
-        least = most = min(most, max(least, rounds))
+        least = highest = min(highest, max(least, rounds))
     # These strategies yield no confidence, so that only the minimum applies.
-    return least, least if consortium.strategy in ("pick-one", "rank") else most
+    return least, least if consortium.strategy in ("pick-one", "rank") else highest
 
 
 def plan_calls(consortium: "Consortium") -> CallBudget:
     """Compute the number of calls for one request, without those inside nested consortia."""
-    least, most = iteration_bounds(consortium)
-    members = [len(consortium.seats)] * most
+    least, highest = iteration_bounds(consortium)
+    members = [len(consortium.seats)] * highest
     if consortium.strategy == "elimination":
-        gone = [consortium.eliminate * number for number in range(most)]
-        members = [max(consortium.keep, members[0] - one) for one in gone]
-    each = [calls_per_iteration(consortium.strategy, some) for some in members]
+        eliminated = [consortium.eliminate * number for number in range(highest)]
+        members = [max(consortium.keep, members[0] - one) for one in eliminated]
+    each = [calls_per_iteration(consortium.strategy, members_left) for members_left in members]
     # An unparsable reply is requested again; a failed call goes to the fallback.
     more = 0 if consortium.arbiter is None else 2 if consortium.fallback else 1
     more += consortium.strategy == "vote" and consortium.arbiter is not None  # ties
-    at_least, at_most = sum(each[:least]), sum(each) + more * most
+    at_least, at_most = sum(each[:least]), sum(each) + more * highest
     if consortium.budget is not None:
         # It ends at the latest when the next iteration exceeds the budget.
-        room = consortium.budget + 1 - max(each[1:least], default=0)
-        at_least = min(at_least, max(each[0], room))
+        max_first = consortium.budget + 1 - max(each[1:least], default=0)
+        at_least = min(at_least, max(each[0], max_first))
         at_most = min(at_most, consortium.budget)
-    who = ", ".join(
+    members_text = ", ".join(
         slot.name if slot.count == 1 else f"{slot.name} x {slot.count}"
         for slot in consortium.proposers
     )
-    arbiter = consortium.arbiter.name if consortium.arbiter else "nobody"
-    rounds = pluralize(most, "iteration") if least == most else f"{least} to {most} iterations"
+    arbiter = consortium.arbiter.name if consortium.arbiter else "none"
+    rounds = (
+        pluralize(highest, "iteration") if least == highest else f"{least} to {highest} iterations"
+    )
     limit = "" if consortium.budget is None else f", budget {consortium.budget}"
     return CallBudget(
         each[0],
@@ -118,7 +120,7 @@ def plan_calls(consortium: "Consortium") -> CallBudget:
         at_most,
         "\n".join(
             [
-                f"strategy {consortium.strategy}; members {who}; arbiter {arbiter}",
+                f"strategy {consortium.strategy}; members {members_text}; arbiter {arbiter}",
                 f"{rounds}, the first of {each[0]} calls; {at_least} to {at_most} calls in "
                 f"all{limit}",
             ]
@@ -141,10 +143,10 @@ class ConsortiumRun(ConsortiumContext):
         consortium: "Consortium",
         request: Request,
         logged: set[str],
-        tell: Callable[[Any], None],
+        notify: Callable[[Any], None],
     ) -> None:
         super().__init__(consortium, request, logged)
-        self._tell = tell
+        self._notify = notify
 
     def iterate_rounds(self) -> Script[ConsortiumTranscript]:
         """Iterate until the verdict is confident enough.
@@ -158,20 +160,20 @@ class ConsortiumRun(ConsortiumContext):
                 "a consortium writes text and cannot score choices; have the task read the text "
                 "instead (task.scoring=generate)"
             )
-        done = self.stages.iterations
+        iterations = self.stages.iterations
         while not self.stages.stopped:
             try:
-                iteration = yield from self._run_iteration(len(done) + 1)
+                iteration = yield from self._run_iteration(len(iterations) + 1)
             except UserError as error:
-                if not done:
+                if not iterations:
                     raise
-                self.add_warning(f"{error}; the answer is that of an iteration before")
-                self.stages.stopped = f"iteration {len(done) + 1} failed"
+                self.add_warning(f"{error}; using the answer of an earlier iteration")
+                self.stages.stopped = f"iteration {len(iterations) + 1} failed"
                 break
-            done.append(iteration)
-            self._tell(iteration)
+            iterations.append(iteration)
+            self._notify(iteration)
             self.stages.stopped = self._stop_reason(iteration)
-        best = max(done, key=lambda one: (_confidence_or_lowest(one), one.number))
+        best = max(iterations, key=lambda one: (_confidence_or_lowest(one), one.number))
         self.stages.best = best.number
         return self.build_transcript(
             truncate_at_stop(Completion(best.verdict.synthesis, finish="stop"), self.request.stop)
@@ -183,12 +185,12 @@ class ConsortiumRun(ConsortiumContext):
         """Run one iteration; with "elimination", drop the worst members."""
         seats = self.seats
         opinions = yield from self.collect_member_answers(number)
-        sitting = JudgingRound(self, number, opinions)
-        verdict = yield from STRATEGY_FUNCTIONS[self.consortium.strategy](sitting)
+        judging = JudgingRound(self, number, opinions)
+        verdict = yield from STRATEGY_FUNCTIONS[self.consortium.strategy](judging)
         if self.consortium.strategy == "elimination":
-            stay = sitting.remaining_members(verdict)
-            verdict = replace(verdict, needs_iteration=len(stay) < len(seats))
-            self.seats = [seats[place] for place in stay]
+            remaining = judging.remaining_members(verdict)
+            verdict = replace(verdict, needs_iteration=len(remaining) < len(seats))
+            self.seats = [seats[index] for index in remaining]
         return Iteration(number, tuple(opinions), verdict)
 
     def collect_member_answers(
@@ -199,17 +201,18 @@ class ConsortiumRun(ConsortiumContext):
         Raises:
             UserError: Too few members answered, or their prompt exceeds the context.
         """
-        came = yield self._build_member_calls(number)
-        self.stages.layers.append(came)
+        replies = yield self._build_member_calls(number)
+        self.stages.layers.append(replies)
         opinions = [
-            _to_member_answer(seat, answer) for seat, answer in zip(self.seats, came, strict=True)
+            _to_member_answer(member, answer)
+            for member, answer in zip(self.seats, replies, strict=True)
         ]
         answers = [one.answer for one in opinions]
         missing = failure_reasons(answers)
         answered = sum(not answer.error for answer in answers)
         if answered < self.consortium.quorum:
             raise UserError(
-                f"iteration {number}: {answered} of {len(came)} members answered and quorum is "
+                f"iteration {number}: {answered} of {len(replies)} members answered and quorum is "
                 f"{self.consortium.quorum}: {'; '.join(missing)}"
             )
         for reason in missing:
@@ -218,19 +221,21 @@ class ConsortiumRun(ConsortiumContext):
 
     def _build_member_calls(self, number: int) -> list[AgentCall]:
         """Build a call per member."""
-        asked = [(seat.slot.model, self._build_member_request(seat, number)) for seat in self.seats]
-        numbered = number_samples(asked, self.request.sample)
+        requests = [
+            (member.slot.model, self._build_member_request(member, number)) for member in self.seats
+        ]
+        numbered = number_samples(requests, self.request.sample)
         return [
-            self.build_call(seat.slot, request, number, "member", seat.sample)
-            for seat, request in zip(self.seats, numbered, strict=True)
+            self.build_call(member.slot, request, number, "member", member.sample)
+            for member, request in zip(self.seats, numbered, strict=True)
         ]
 
-    def _build_member_request(self, seat: ConsortiumMember, number: int) -> Request:
-        own = self.consortium.system
-        system = MEMBER_PROMPT if own is None else own
+    def _build_member_request(self, member: ConsortiumMember, number: int) -> Request:
+        custom = self.consortium.system
+        system = MEMBER_PROMPT if custom is None else custom
 
         def write_prompt(turns: Messages) -> Messages:
-            for text in (system, seat.slot.system, seat.role):
+            for text in (system, member.slot.system, member.role):
                 turns = add_system_text(turns, text if text and text.strip() else None)
             if number == 1:
                 return turns
@@ -241,65 +246,66 @@ class ConsortiumRun(ConsortiumContext):
         prompt = self.request.prompt
         written = self.write_within_context(write_prompt)
         if isinstance(prompt, str) and written == prompt_to_messages(prompt):
-            return self.build_request(seat.slot, prompt, self.request.max_new_tokens)
-        return self.build_request(seat.slot, written, self.request.max_new_tokens)
+            return self.build_request(member.slot, prompt, self.request.max_new_tokens)
+        return self.build_request(member.slot, written, self.request.max_new_tokens)
 
     def _stop_reason(self, iteration: Iteration) -> str:
         """Return why there is no further iteration; empty if there is one."""
         consortium, verdict = self.consortium, iteration.verdict
-        sure, threshold = verdict.confidence, consortium.confidence_threshold
+        confidence, threshold = verdict.confidence, consortium.confidence_threshold
         if iteration.number >= consortium.min_iterations and not verdict.needs_iteration:
-            if sure is None and (consortium.strategy in UNSURE or not verdict.raw):
-                return "nobody said how sure it is"
-            if sure is not None and sure >= threshold:
-                return f"confidence {sure:.3g} reached {threshold:g}"
+            if confidence is None and (consortium.strategy in UNSURE or not verdict.raw):
+                return "no confidence was reported"
+            if confidence is not None and confidence >= threshold:
+                return f"confidence {confidence:.3g} reached {threshold:g}"
         if iteration.number >= consortium.max_iterations:
             return f"max_iterations={consortium.max_iterations}"
         spent = sum_usage(one.completion for one in self.stages.answers if one.completion).cost
         if consortium.max_cost is not None and spent >= consortium.max_cost:
             return self._stop_at_limit(f"max_cost={consortium.max_cost:g}", f"{spent:g} is spent")
         if not self.has_budget(more := calls_per_iteration(consortium.strategy, len(self.seats))):
-            made = len(self.stages.answers)
+            calls = len(self.stages.answers)
             return self._stop_at_limit(
-                f"budget={consortium.budget}", f"{made} calls made, {more} to come"
+                f"budget={consortium.budget}", f"{calls} calls made, {more} needed"
             )
         return ""
 
-    def _stop_at_limit(self, limit: str, words: str) -> str:
-        self.add_warning(f"{limit}: no further iteration, {words}")
+    def _stop_at_limit(self, limit: str, details: str) -> str:
+        self.add_warning(f"{limit}: no further iteration, {details}")
         return limit
 
 
 def _confidence_or_lowest(iteration: Iteration) -> float:
     """Return the confidence; an unknown one is lowest."""
-    sure = iteration.verdict.confidence
-    return -1.0 if sure is None else sure
+    confidence = iteration.verdict.confidence
+    return -1.0 if confidence is None else confidence
 
 
-def _to_member_answer(seat: ConsortiumMember, answer: AgentAnswer) -> MemberAnswer:
+def _to_member_answer(member: ConsortiumMember, answer: AgentAnswer) -> MemberAnswer:
     """Convert an answer to the form shown to others; one with reasoning only counts as empty."""
     if answer.error:
-        return MemberAnswer(answer, seat.instance)
+        return MemberAnswer(answer, member.instance)
     text, confidence = split_confidence(answer.text)
     if not text:
         answer = replace(answer, error=EMPTY_ANSWER)
-    return MemberAnswer(answer, seat.instance, text, confidence)
+    return MemberAnswer(answer, member.instance, text, confidence)
 
 
 def format_event(consortium: "Consortium", event: Any) -> str:
     """Format an event in one line; empty if it is not to be shown."""
     if isinstance(event, AgentAnswer):
         sample = f" #{event.sample + 1}" if event.sample else ""
-        who = f"iteration {event.layer}, {event.role} {event.name}{sample}"
+        label = f"iteration {event.layer}, {event.role} {event.name}{sample}"
         if event.error or event.completion is None:
-            return f"{who}: {event.error}"
+            return f"{label}: {event.error}"
         tokens = pluralize(event.completion.new_tokens, "token")
-        return f"{who}: {event.completion.seconds:.1f} s, {tokens}"
+        return f"{label}: {event.completion.seconds:.1f} s, {tokens}"
     if isinstance(event, Iteration):
-        sure = event.verdict.confidence
-        words = "unknown" if sure is None else f"{sure:.3g}"
+        confidence = event.verdict.confidence
+        confidence_text = "unknown" if confidence is None else f"{confidence:.3g}"
         return (
-            f"iteration {event.number} of at most {consortium.max_iterations}: confidence {words}"
+            f"iteration {event.number} of at most {consortium.max_iterations}: confidence "
+            f"{confidence_text}"
         )
     return ""
 
@@ -408,14 +414,15 @@ class Consortium(BaseConsortium):
                 continue
             if type(value) is not int or value < least:
                 raise UserError(f"{key}={value!r}: must be an integer, {least} or more")
-        for key, most in (("confidence_threshold", 1), ("similarity", 1), ("max_cost", None)):
+        for key, highest in (("confidence_threshold", 1), ("similarity", 1), ("max_cost", None)):
             value = getattr(self, key)
             if value is None and key == "max_cost":
                 continue
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not 0 <= value <= (most or float("inf")):
+            if not number or not 0 <= value <= (highest or float("inf")):
                 raise UserError(
-                    f"{key}={value!r}: must be a number from 0 {'to 1' if most else 'on'}"
+                    f"{key}={value!r}: must be a "
+                    f"number{' from 0 to 1' if highest else ', 0 or more'}"
                 )
         if self.min_iterations > self.max_iterations:
             raise UserError(
@@ -425,38 +432,44 @@ class Consortium(BaseConsortium):
 
     def _check_shape(self) -> None:
         if self.strategy not in STRATEGIES:
-            meant = OLDER.get(str(self.strategy))
-            near = [meant] if meant else get_close_matches(str(self.strategy), STRATEGIES, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            suggestion = OLDER.get(str(self.strategy))
+            matches = (
+                [suggestion] if suggestion else get_close_matches(str(self.strategy), STRATEGIES, 1)
+            )
+            hint = f"; did you mean {matches[0]}?" if matches else ""
             raise UserError(
                 f"strategy={self.strategy!r} is not one of {', '.join(STRATEGIES)}{hint}"
             )
         if not self.proposers:
-            raise UserError("members: none is given; name one at least")
+            raise UserError("members: name at least one")
         if self.arbiter is None and self.strategy != "vote":
-            raise UserError(f"arbiter: strategy={self.strategy} needs one; only vote does without")
+            raise UserError(
+                f"arbiter: required by strategy={self.strategy}; only vote works without"
+            )
         if self.fallback and self.arbiter is None:
-            raise UserError("fallback: it stands in for an arbiter, and there is none")
+            raise UserError("fallback: has no effect without an arbiter")
         for slot in (self.arbiter, self.fallback):
             if slot is not None and slot.count != 1:
-                raise UserError(f"{slot.name}: count={slot.count}: there is one arbiter")
+                raise UserError(f"{slot.name}: count={slot.count}: must be 1 for the arbiter")
         if self.system is not None and not isinstance(self.system, str):
-            raise UserError(f"system={self.system!r}: must be null or a text")
+            raise UserError(f"system={self.system!r}: must be null or a string")
         if self.roles is not None:
             if self.strategy != "roles":
-                raise UserError(f"roles: strategy={self.strategy} has none; set strategy=roles")
+                raise UserError(f"roles: strategy={self.strategy} has no roles; set strategy=roles")
             if not self.roles or not all(isinstance(r, str) and r.strip() for r in self.roles):
-                raise UserError(f"roles={list(self.roles)!r}: must be null or texts, one at least")
+                raise UserError(
+                    f"roles={list(self.roles)!r}: must be null or a list of at least one string"
+                )
 
     def _check_size(self) -> None:
-        many = len(self.seats)
-        if self.quorum > many:
-            raise UserError(f"quorum={self.quorum}: there are only {many} members")
-        if self.strategy == "elimination" and self.keep >= many:
-            raise UserError(f"keep={self.keep}: of {many} members none would be eliminated")
+        count = len(self.seats)
+        if self.quorum > count:
+            raise UserError(f"quorum={self.quorum}: there are only {count} members")
+        if self.strategy == "elimination" and self.keep >= count:
+            raise UserError(f"keep={self.keep}: with {count} members none would be eliminated")
         if self.strategy == "elimination" and self.quorum > self.keep:
-            raise UserError(f"quorum={self.quorum}: only keep={self.keep} members are left at last")
-        first = calls_per_iteration(self.strategy, many)
+            raise UserError(f"quorum={self.quorum}: must be at most keep={self.keep}")
+        first = calls_per_iteration(self.strategy, count)
         if self.budget is not None and self.budget < first:
             raise UserError(
                 f"budget={self.budget}: the first iteration takes {first} calls; raise it, or have "
@@ -495,15 +508,15 @@ class Consortium(BaseConsortium):
         """
 
         def event_to_reasoning(event: tuple[int, Any]) -> Delta | None:
-            told = format_event(self, event[1])
-            return Delta(reasoning=f"{told}\n") if told else None
+            line = format_event(self, event[1])
+            return Delta(reasoning=f"{line}\n") if line else None
 
         events = stream_events(lambda watch: self.run([request], watch))
-        (came,) = yield from map_events(events, event_to_reasoning)
-        if isinstance(came, UserError):
-            raise came
-        yield Delta(came.final.text)
-        return came.final
+        (outcome,) = yield from map_events(events, event_to_reasoning)
+        if isinstance(outcome, UserError):
+            raise outcome
+        yield Delta(outcome.final.text)
+        return outcome.final
 
     def collect_member_answers(
         self, request: Request, watch: OnEvent = ignore_event
@@ -513,13 +526,13 @@ class Consortium(BaseConsortium):
         Raises:
             UserError: Too few members answered.
         """
-        way = ConsortiumRun(self, request, set(), lambda event: None)
-        (came,) = run_in_lockstep([way.collect_member_answers(1)], watch, self.trace)
-        if isinstance(came, UserError):
-            raise came
-        return came
+        run = ConsortiumRun(self, request, set(), lambda event: None)
+        (answers,) = run_in_lockstep([run.collect_member_answers(1)], watch, self.trace)
+        if isinstance(answers, UserError):
+            raise answers
+        return answers
 
     def _iterate_rounds(
-        self, request: Request, logged: set[str], tell: Callable[[Any], None]
+        self, request: Request, logged: set[str], notify: Callable[[Any], None]
     ) -> Script[ConsortiumTranscript]:
-        return ConsortiumRun(self, request, logged, tell).iterate_rounds()
+        return ConsortiumRun(self, request, logged, notify).iterate_rounds()

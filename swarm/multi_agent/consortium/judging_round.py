@@ -132,7 +132,7 @@ class JudgingRound:
     """The answers of one iteration while they are judged, labelled by numbers from 1.
 
     Args:
-        way: State of the request.
+        run: State of the request.
         number: Number of the iteration.
         opinions: Answers of all members.
 
@@ -141,12 +141,12 @@ class JudgingRound:
     """
 
     def __init__(
-        self, way: ConsortiumContext, number: int, opinions: Sequence[MemberAnswer]
+        self, run: ConsortiumContext, number: int, opinions: Sequence[MemberAnswer]
     ) -> None:
-        self.way, self.number, self.opinions = way, number, opinions
-        heard = [place for place, one in enumerate(opinions) if not one.answer.error]
-        order = shuffled_order(len(heard), way.random_key(number))
-        self.labels = {label: heard[place] for label, place in enumerate(order, 1)}
+        self.run, self.number, self.opinions = run, number, opinions
+        answered = [index for index, one in enumerate(opinions) if not one.answer.error]
+        order = shuffled_order(len(answered), run.random_key(number))
+        self.labels = {label: answered[index] for label, index in enumerate(order, 1)}
 
     def answer_text(self, label: int) -> str:
         """Return the text of the answer with this label."""
@@ -157,7 +157,7 @@ class JudgingRound:
     ) -> Callable[[Messages], Messages]:
         """Return a function that adds these answers and the instructions to a conversation."""
         answers = [(label, self.answer_text(label)) for label in labels]
-        key = self.way.random_key(self.number)
+        key = self.run.random_key(self.number)
         return lambda turns: build_judge_prompt(turns, answers, wanted, key, **more)
 
     def query_arbiter(
@@ -165,7 +165,7 @@ class JudgingRound:
         write: Callable[[Messages], Messages],
         read: Callable[[str], Any],
         form: str,
-        most: int,
+        max_tokens: int,
         enough: Callable[[str], bool] | None = None,
     ) -> Generator[list[AgentCall], list[AgentAnswer], ArbiterReply | None]:
         """Query the arbiter, retrying once if its reply cannot be parsed; otherwise the fallback.
@@ -174,75 +174,73 @@ class JudgingRound:
             write: Adds the instructions to the conversation.
             read: Parses a reply; returns `None` on failure.
             form: Description of the expected format.
-            most: Maximum number of new tokens.
+            max_tokens: Maximum number of new tokens.
             enough: Returns whether the reply so far contains all that is parsed.
 
         Returns:
             The reply, or `None` if neither replied.
         """
-        consortium = self.way.consortium
+        consortium = self.run.consortium
         for slot, role in ((consortium.arbiter, "arbiter"), (consortium.fallback, "fallback")):
-            if slot is None or not self.way.has_budget():
+            if slot is None or not self.run.has_budget():
                 continue
             try:
-                turns = self.way.write_within_context(write)
+                turns = self.run.write_within_context(write)
             except UserError as error:
                 self.add_warning(str(error))
                 return None
             for text in (consortium.system, slot.system):  # they apply to the answer, too
                 turns = add_system_text(turns, text or None)
-            request = self.way.build_request(
-                slot, turns, most, decided=self.way.stop_condition(enough), **UNCONSTRAINED
+            request = self.run.build_request(
+                slot, turns, max_tokens, decided=self.run.stop_condition(enough), **UNCONSTRAINED
             )
-            said = yield from self._query_agent(slot, role, request)
-            if not said or not strip_thoughts(said):
+            reply = yield from self._query_agent(slot, role, request)
+            if not reply or not strip_thoughts(reply):
                 continue
-            found, how = read(said), "read"
-            if found is None and self.way.has_budget():
-                anew = replace(
+            found, how = read(reply), "read"
+            if found is None and self.run.has_budget():
+                repair = replace(
                     request,
-                    prompt=build_repair_prompt(turns, said, form),
-                    timeout=self.way.time_left(slot),
+                    prompt=build_repair_prompt(turns, reply, form),
+                    timeout=self.run.time_left(slot),
                 )
-                once_more = yield from self._query_agent(slot, role, anew)
-                found = read(once_more) if once_more else None
-                said, how = (said, how) if found is None else (once_more, "repaired")
+                repaired = yield from self._query_agent(slot, role, repair)
+                found = read(repaired) if repaired else None
+                reply, how = (reply, how) if found is None else (repaired, "repaired")
             if found is None:
-                self.add_warning(f"{slot.name}: its reply could not be read: {said[:80]!r}")
-            return ArbiterReply(found, said, how)
+                self.add_warning(f"{slot.name}: could not parse its reply: {reply[:80]!r}")
+            return ArbiterReply(found, reply, how)
         return None
 
     def _query_agent(
         self, slot: AgentSpec, role: str, request: Request
     ) -> Generator[list[AgentCall], list[AgentAnswer], str]:
         """Return the reply; on failure add a warning and return ""."""
-        came = yield [self.way.build_call(slot, request, self.number, role)]
-        self.way.stages.layers.append(came)
-        if came[0].error:
-            self.add_warning(f"{slot.name}: {came[0].error}")
+        answers = yield [self.run.build_call(slot, request, self.number, role)]
+        self.run.stages.layers.append(answers)
+        if answers[0].error:
+            self.add_warning(f"{slot.name}: {answers[0].error}")
             return ""
-        return came[0].text
+        return answers[0].text
 
     def add_warning(self, words: str) -> None:
         """Add a warning with the iteration's number."""
-        self.way.add_warning(f"iteration {self.number}: {words}")
+        self.run.add_warning(f"iteration {self.number}: {words}")
 
     def rank_by_confidence(self) -> list[int]:
         """Return the indices of the answers, the most confident member's first."""
-        places = sorted(self.labels.values())
-        return sorted(places, key=lambda place: -(self.opinions[place].confidence or 0.0))
+        indices = sorted(self.labels.values())
+        return sorted(indices, key=lambda index: -(self.opinions[index].confidence or 0.0))
 
     def fall_back_to_member(self, reply: ArbiterReply | None, order: Sequence[int]) -> Verdict:
         """Return a member's answer, the first of these indices, in place of a verdict."""
         one = self.opinions[order[0]]
-        self.add_warning(
-            f"there is no verdict; the answer is that of {one.answer.name}, {one.instance}"
-        )
+        self.add_warning(f"no verdict; using the answer of {one.answer.name}, {one.instance}")
         return Verdict(one.text, how="fallback", raw=reply.text if reply else "")
 
     def remaining_members(self, verdict: Verdict) -> list[int]:
         """Return the indices of the members that stay after elimination, in order."""
         order = [*(verdict.ranking or self.rank_by_confidence())]
-        order += [place for place in range(len(self.opinions)) if place not in order]
-        keep, eliminate = self.way.consortium.keep, self.way.consortium.eliminate
+        order += [index for index in range(len(self.opinions)) if index not in order]
+        keep, eliminate = self.run.consortium.keep, self.run.consortium.eliminate
         return sorted(order[: max(keep, len(order) - eliminate)])

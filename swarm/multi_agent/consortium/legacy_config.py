@@ -45,8 +45,8 @@ def convert_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[
         UserError: A setting is given under both names, or has the wrong type.
     """
     found = {key: value for key, value in settings.items() if key not in LEGACY_KEYS}
-    remarks = [
-        f"{key}={settings[key]!r} is left out: answers are not clustered here"
+    warnings = [
+        f"{key}={settings[key]!r} is ignored: answers are not clustered here"
         for key in UNSUPPORTED_KEYS
         if settings.get(key) is not None
     ]
@@ -54,56 +54,62 @@ def convert_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[
         if old not in settings:
             continue
         if new in settings:
-            raise UserError(f"{old} and {new} are the same; give one of them")
+            raise UserError(f"{old} and {new} are the same setting; give one of them")
         found[new] = settings[old]
     if isinstance(members := found.get("members"), Mapping):
         found["members"] = [{"model": name, "count": count} for name, count in members.items()]
     if "system_prompt" in settings and not str(found["system"] or "").strip():
         found["system"] = None
-    least, most = found.get("min_iterations"), found.get("max_iterations")
-    if "minimum_iterations" in settings and type(least) is type(most) is int and least > most:
-        found["max_iterations"] = least
-        remarks.append(f"max_iterations={most} is below minimum_iterations: it is {least} now")
-    remarks += _convert_strategy(found, settings.get("judging_method"))
-    remarks += _convert_parameters(found, settings.get("strategy_params"))
+    lowest, highest = found.get("min_iterations"), found.get("max_iterations")
+    if (
+        "minimum_iterations" in settings
+        and type(lowest) is type(highest) is int
+        and lowest > highest
+    ):
+        found["max_iterations"] = lowest
+        warnings.append(f"max_iterations={highest} is below minimum_iterations: set to {lowest}")
+    warnings += _convert_strategy(found, settings.get("judging_method"))
+    warnings += _convert_parameters(found, settings.get("strategy_params"))
     if "models" in settings and found["strategy"] == "elimination":
-        remarks += _replace_elimination(found)
-    return found, remarks
+        warnings += _replace_elimination(found)
+    return found, warnings
 
 
 def _convert_strategy(found: dict[str, Any], judging: Any) -> list[str]:
     """Combine strategy and judging method into one strategy."""
-    given = found.get("strategy", "default") or "default"
-    remarks = []
-    if given == "semantic":
-        remarks.append("strategy=semantic is default now: answers are not clustered here")
-    given = LEGACY_STRATEGIES.get(str(given), given)
+    strategy = found.get("strategy", "default") or "default"
+    warnings = []
+    if strategy == "semantic":
+        warnings.append("strategy=semantic is replaced by default: answers are not clustered here")
+    strategy = LEGACY_STRATEGIES.get(str(strategy), strategy)
     if judging not in (None, "default"):
-        if given == "default":
-            given = judging
-        elif judging != given and not (judging == "rank" and given == "elimination"):
-            remarks.append(f"judging_method={judging} is left out: strategy={given} judges itself")
-    found["strategy"] = given
-    return remarks
+        if strategy == "default":
+            strategy = judging
+        elif judging != strategy and not (judging == "rank" and strategy == "elimination"):
+            warnings.append(
+                f"judging_method={judging} is ignored: strategy={strategy} has its own judging"
+            )
+    found["strategy"] = strategy
+    return warnings
 
 
-def _convert_parameters(found: dict[str, Any], given: Any) -> list[str]:
+def _convert_parameters(found: dict[str, Any], parameters: Any) -> list[str]:
     """Move the strategy's parameters to the settings; numbers are often strings."""
-    if given and not isinstance(given, Mapping):
-        raise UserError(f"strategy_params: {given!r} is no mapping")
-    remarks = []
-    for key, value in (given or {}).items():
+    if parameters and not isinstance(parameters, Mapping):
+        raise UserError(f"strategy_params: {parameters!r} is not a mapping")
+    warnings = []
+    for key, value in (parameters or {}).items():
         name, kind = STRATEGY_PARAMETERS.get(key, ("", str))
         if not name:
-            remarks.append(f"strategy_params.{key}={value!r} is left out: there is no such setting")
+            warnings.append(f"strategy_params.{key}={value!r} is ignored: no such setting")
         elif name == "roles":
             found[name] = [value] if isinstance(value, str) else value
         else:
             try:
                 found[name] = kind(value)
             except (TypeError, ValueError):
-                raise UserError(f"strategy_params.{key}={value!r} is no number") from None
-    return remarks
+                raise UserError(f"strategy_params.{key}={value!r} is not a number") from None
+    return warnings
 
 
 def _replace_elimination(found: dict[str, Any]) -> list[str]:
@@ -113,4 +119,4 @@ def _replace_elimination(found: dict[str, Any]) -> list[str]:
     if not all(type(count) is int for count in counts) or sum(counts) > keep:
         return []
     found["strategy"] = "rank"
-    return [f"strategy=elimination is rank now: of {sum(counts)} members {keep} are kept"]
+    return [f"strategy=elimination is replaced by rank: {keep} of {sum(counts)} members are kept"]

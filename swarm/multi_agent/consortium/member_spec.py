@@ -41,9 +41,9 @@ class MemberSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model.strip():
-            raise UserError(f"model: {self.model!r} is no name of a model")
+            raise UserError(f"model: {self.model!r} is not a model name")
         if self.role is not None and (not isinstance(self.role, str) or not self.role.strip()):
-            raise UserError(f"{self.model}: role={self.role!r}: must be null or a text")
+            raise UserError(f"{self.model}: role={self.role!r}: must be null or a string")
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON, without `None` values."""
@@ -67,12 +67,12 @@ def parse_member(
         UserError: A key is unknown, or a value is invalid.
     """
     if not isinstance(spec, str):
-        raise UserError(f"{spec!r} is no member; write it as in gpt-4o:2,temperature=1")
+        raise UserError(f"{spec!r} is not a member; write it as in gpt-4o:2,temperature=1")
     if known(spec.strip()):
         return MemberSpec(spec.strip(), count)
     name, *options = re.split(rf",(?=\s*(?:{'|'.join(MEMBER_OPTIONS)})\s*=)", spec)
-    if stray := re.search(r",\s*(\w+)\s*=", name):
-        check_mapping(spec, {stray[1]: ""}, MEMBER_OPTIONS)
+    if unknown := re.search(r",\s*(\w+)\s*=", name):
+        check_mapping(spec, {unknown[1]: ""}, MEMBER_OPTIONS)
     name = name.strip()
     model, times = (name, count) if known(name) else split_sample_count(name)
     if model == name:
@@ -93,7 +93,7 @@ def _parse_value(spec: str, key: str, value: str) -> Any:
         return NUMBER_OPTIONS[key](value) if key in NUMBER_OPTIONS else value
     except ValueError:
         raise UserError(
-            f"{spec}: {key}={value} is no number; other keys are {', '.join(MEMBER_OPTIONS)}"
+            f"{spec}: {key}={value} is not a number; other keys are {', '.join(MEMBER_OPTIONS)}"
         ) from None
 
 

@@ -17,12 +17,12 @@ CONFIDENCE_NUMBER = re.compile(
 MARKUP, OPENING_MARKUP = r"[\s*_`#>(\[\"'-]*", r"[\s*_`(\[\"']*"
 CONFIDENCE_LINE = re.compile(
     rf"^{MARKUP}(?:(?:my|overall|final)\s+)?confidence(?:\s+(?:level|score))?{OPENING_MARKUP}[:=]{OPENING_MARKUP}"
-    rf"(?P<said>{CONFIDENCE_NUMBER.pattern})[\s*_`)\]\"'.]*(?:\([^()\n]*\)?[\s*_`.]*)?$",
+    rf"(?P<confidence>{CONFIDENCE_NUMBER.pattern})[\s*_`)\]\"'.]*(?:\([^()\n]*\)?[\s*_`.]*)?$",
     re.IGNORECASE,
 )
 CONFIDENCE_TAG = re.compile(r"<confidence>([^<>]{0,80})</confidence>", re.IGNORECASE)
 TRAILING_CONFIDENCE = re.compile(
-    rf"(?<=[\s(\[*_])confidence[*_]*[:=]{OPENING_MARKUP}(?P<said>{CONFIDENCE_NUMBER.pattern})[\s*_`)\].]*\Z",
+    rf"(?<=[\s(\[*_])confidence[*_]*[:=]{OPENING_MARKUP}(?P<confidence>{CONFIDENCE_NUMBER.pattern})[\s*_`)\].]*\Z",
     re.IGNORECASE,
 )
 
@@ -52,14 +52,14 @@ def parse_confidence(said: str) -> float | None:
     if not found:
         return None
     number = float(found["number"].replace(",", "."))
-    whole = 1.0
+    scale = 1.0
     if found["percent"]:
-        whole = 100.0
+        scale = 100.0
     elif found["whole"]:
-        whole = float(found["whole"])
+        scale = float(found["whole"])
     elif 10 < number <= 100:
-        whole = 100.0
-    return number / whole if whole and 0 <= number <= whole else None
+        scale = 100.0
+    return number / scale if scale and 0 <= number <= scale else None
 
 
 def split_confidence(text: str) -> tuple[str, float | None]:
@@ -67,26 +67,26 @@ def split_confidence(text: str) -> tuple[str, float | None]:
 
     The confidence may be in a tag, in the last or first line, or at the end.
     """
-    said, confidence = _apart(strip_thoughts(text))
-    inside = without_tags(said)
-    if confidence is None and inside != said:
+    reply, confidence = _apart(strip_thoughts(text))
+    inside = without_tags(reply)
+    if confidence is None and inside != reply:
         inside, confidence = _apart(inside)
     return inside, confidence
 
 
-def _apart(said: str) -> tuple[str, float | None]:
+def _apart(reply: str) -> tuple[str, float | None]:
     """Return a text without its confidence, and the confidence."""
-    if tags := list(CONFIDENCE_TAG.finditer(said)):
+    if tags := list(CONFIDENCE_TAG.finditer(reply)):
         last = tags[-1]
-        return f"{said[: last.start()]}{said[last.end() :]}".strip(), parse_confidence(last[1])
-    lines = said.split("\n")
-    for place in dict.fromkeys((len(lines) - 1, 0)):
-        if found := CONFIDENCE_LINE.match(lines[place]):
-            del lines[place]
-            return "\n".join(lines).strip(), parse_confidence(found["said"])
-    if found := TRAILING_CONFIDENCE.search(said):
-        return said[: found.start()].rstrip(" \t\n([*_"), parse_confidence(found["said"])
-    return said, None
+        return f"{reply[: last.start()]}{reply[last.end() :]}".strip(), parse_confidence(last[1])
+    lines = reply.split("\n")
+    for index in dict.fromkeys((len(lines) - 1, 0)):
+        if found := CONFIDENCE_LINE.match(lines[index]):
+            del lines[index]
+            return "\n".join(lines).strip(), parse_confidence(found["confidence"])
+    if found := TRAILING_CONFIDENCE.search(reply):
+        return reply[: found.start()].rstrip(" \t\n([*_"), parse_confidence(found["confidence"])
+    return reply, None
 
 
 VERDICT_FIELDS = (
@@ -138,17 +138,17 @@ def parse_verdict(reply: str) -> Verdict | None:
     counts; tags inside another part belong to its text. The confidence is parsed by
     `parse_confidence`.
     """
-    said = strip_thoughts(reply)
+    answer = strip_thoughts(reply)
     found: dict[str, Any] = {}
-    blocks = list(iterate_tagged_blocks(said))
+    blocks = list(iterate_tagged_blocks(answer))
     for block in blocks:
         if _has_content(block.text) or block.name not in found:
             found[block.name] = block.text
     if not _has_content(found.get("synthesis", "")):
-        found = _parse_json_verdict(said) or {**_parse_headings(said), **found}
+        found = _parse_json_verdict(answer) or {**_parse_headings(answer), **found}
     else:
         # Some models mix tags and headings.
-        outside = said
+        outside = answer
         for block in reversed(blocks):
             outside = f"{outside[: block.begin]}\n{outside[block.end :]}"
         found = {**_parse_headings(outside), **found}
@@ -254,36 +254,36 @@ def _is_closing_tag(text: str, tag: re.Match[str]) -> bool:
 def _find_closing_tag(text: str, tags: Sequence[re.Match[str]], first: int) -> int | None:
     """Return the index of the tag that closes tag `first`; `None` if there is none."""
     same = [n for n in range(first + 1, len(tags)) if tags[n][2].lower() == tags[first][2].lower()]
-    depth, spoken_of = 1, -1
-    for place, number in enumerate(same):
+    depth, mentioned = 1, -1
+    for index, number in enumerate(same):
         tag = tags[number]
-        if number == spoken_of:
+        if number == mentioned:
             continue
         if _is_opening_tag(text, tag):
             depth += 1
-        elif not tag[1] and place + 1 < len(same) and tags[same[place + 1]][1]:
-            closing = tags[same[place + 1]]
+        elif not tag[1] and index + 1 < len(same) and tags[same[index + 1]][1]:
+            closing = tags[same[index + 1]]
             if "\n" not in text[tag.start() : closing.start()]:
-                spoken_of = same[place + 1]  # a pair within a sentence
+                mentioned = same[index + 1]  # a pair within a sentence
         elif _is_closing_tag(text, tag):
             depth -= 1
             if not depth:
                 return number
     opened = [number for number in same if _is_opening_tag(text, tags[number])]
-    closes = [number for number in same if tags[number][1]]
-    return next((n for n in closes if not opened or n < opened[0]), None)
+    closing_tags = [number for number in same if tags[number][1]]
+    return next((n for n in closing_tags if not opened or n < opened[0]), None)
 
 
 def _parse_json_verdict(text: str) -> dict[str, Any]:
     """Return the last JSON object with a synthesis, with lower-case keys."""
     decoder = json.JSONDecoder(strict=False)
     for key in list(SYNTHESIS_KEY.finditer(text))[-MAX_JSON_OBJECTS:][::-1]:
-        place = key.start()
+        start = key.start()
         for _ in range(MAX_JSON_OBJECTS):
-            if (place := text.rfind("{", 0, place)) < 0:
+            if (start := text.rfind("{", 0, start)) < 0:
                 break
             try:
-                value, end = decoder.raw_decode(text, place)
+                value, end = decoder.raw_decode(text, start)
             except (ValueError, RecursionError):
                 continue
             named = {re.sub(r"[ -]", "_", name.lower()): one for name, one in value.items()}
@@ -294,20 +294,20 @@ def _parse_json_verdict(text: str) -> dict[str, Any]:
 
 def _parse_headings(text: str) -> dict[str, Any]:
     """Parse parts under headings, such as "## Synthesis" or "**Confidence**: 0.9"."""
-    heads = [
-        head
-        for head in HEADING.finditer(text)
-        if ":" in head["marks"]
-        or (not head["rest"].strip("*_ \t") and (head["open"] or "#" in head[0]))
+    headings = [
+        heading
+        for heading in HEADING.finditer(text)
+        if ":" in heading["marks"]
+        or (not heading["rest"].strip("*_ \t") and (heading["open"] or "#" in heading[0]))
     ]
     found: dict[str, Any] = {}
-    for number, head in enumerate(heads):
-        end = heads[number + 1].start() if number + 1 < len(heads) else len(text)
-        said = text[head.start("rest") : end].strip()
-        if head["open"] and ":" in head["marks"]:
-            said = said.removeprefix(head["open"]).strip()
-        name = re.sub(r"[ -]", "_", head["name"].lower())
+    for number, heading in enumerate(headings):
+        end = headings[number + 1].start() if number + 1 < len(headings) else len(text)
+        content = text[heading.start("rest") : end].strip()
+        if heading["open"] and ":" in heading["marks"]:
+            content = content.removeprefix(heading["open"]).strip()
+        name = re.sub(r"[ -]", "_", heading["name"].lower())
         key = next(key for key in VERDICT_FIELDS if key in name)
-        if _has_content(said):
-            found[key] = said
+        if _has_content(content):
+            found[key] = content
     return found

@@ -39,7 +39,7 @@ def result_to_json(
         "model_responses": [_response_to_json(opinion) for opinion in best.opinions],
         "synthesis": _synthesis_to_json(best.verdict, raw),
         "metadata": {
-            "models_used": dict(Counter(seat.slot.name for seat in consortium.seats)),
+            "models_used": dict(Counter(member.slot.name for member in consortium.seats)),
             "arbiter": consortium.arbiter.name if consortium.arbiter else None,
             "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
             "iteration_count": len(deliberation.iterations),
@@ -82,22 +82,22 @@ def partial_result_to_json(
         iterations: The finished iterations.
         answers: All calls that finished or were stopped.
     """
-    over = [_iteration_to_json(one, raw=True) for one in iterations]
-    here = max((one.layer for one in answers), default=0)
-    said = [one for one in answers if one.layer == here and one.role == "member"]
-    if here > len(over):
-        told = [
-            _response_to_json(MemberAnswer(one, one.sample + 1, one.text, None)) for one in said
+    finished = [_iteration_to_json(one, raw=True) for one in iterations]
+    current = max((one.layer for one in answers), default=0)
+    pending = [one for one in answers if one.layer == current and one.role == "member"]
+    if current > len(finished):
+        responses = [
+            _response_to_json(MemberAnswer(one, one.sample + 1, one.text, None)) for one in pending
         ]
-        over.append({"iteration": here, "model_responses": told, "synthesis": None})
-    came = [one.completion for one in answers if one.completion]
-    usage = sum_usage(came)
+        finished.append({"iteration": current, "model_responses": responses, "synthesis": None})
+    completions = [one.completion for one in answers if one.completion]
+    usage = sum_usage(completions)
     return {
         "original_prompt": prompt,
-        "model_responses": over[-1]["model_responses"] if over else [],
+        "model_responses": finished[-1]["model_responses"] if finished else [],
         "synthesis": None,
         "metadata": {
-            "models_used": dict(Counter(seat.slot.name for seat in consortium.seats)),
+            "models_used": dict(Counter(member.slot.name for member in consortium.seats)),
             "arbiter": consortium.arbiter.name if consortium.arbiter else None,
             "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
             "iteration_count": len(iterations),
@@ -105,11 +105,11 @@ def partial_result_to_json(
             "calls": len(answers),
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.new_tokens,
-            "cost": usage.known_cost if came else None,
+            "cost": usage.known_cost if completions else None,
             "unpriced": usage.unknown_costs,
             "stopped": "interrupted",
         },
-        "iterations": over,
+        "iterations": finished,
     }
 
 
@@ -129,26 +129,28 @@ def responses_to_json(prompt: str, opinions: Sequence[MemberAnswer]) -> dict[str
 def _response_to_json(opinion: MemberAnswer) -> dict[str, Any]:
     """Convert a member's answer or error, with confidence and usage, to JSON."""
     answer = opinion.answer
-    told: dict[str, Any] = {"model": answer.name, "instance": opinion.instance}
+    fields: dict[str, Any] = {"model": answer.name, "instance": opinion.instance}
     if answer.error:
-        told["error"] = answer.error
+        fields["error"] = answer.error
     else:
-        told |= {"response": opinion.text, "confidence": opinion.confidence}
-        said = answer.completion
-        own = said.reasoning if said else ""
-        told["reasoning"] = "\n\n".join(filter(None, [own.strip(), thoughts_of(answer.text)]))
-    if said := answer.completion:
-        told |= {
-            "prompt_tokens": said.prompt_tokens,
-            "completion_tokens": said.new_tokens,
-            "cost": said.known_cost,
-            "seconds": said.seconds,
+        fields |= {"response": opinion.text, "confidence": opinion.confidence}
+        completion = answer.completion
+        reasoning = completion.reasoning if completion else ""
+        fields["reasoning"] = "\n\n".join(
+            filter(None, [reasoning.strip(), thoughts_of(answer.text)])
+        )
+    if completion := answer.completion:
+        fields |= {
+            "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": completion.new_tokens,
+            "cost": completion.known_cost,
+            "seconds": completion.seconds,
         }
-    return told
+    return fields
 
 
 def _synthesis_to_json(verdict: Verdict, raw: bool) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "synthesis": verdict.synthesis,
         "confidence": verdict.confidence,
         "analysis": verdict.analysis,
@@ -159,5 +161,5 @@ def _synthesis_to_json(verdict: Verdict, raw: bool) -> dict[str, Any]:
         "how": verdict.how,
     }
     if verdict.ranking:
-        told["ranking"] = list(verdict.ranking)
-    return {**told, "raw_arbiter_response": verdict.raw} if raw else told
+        fields["ranking"] = list(verdict.ranking)
+    return {**fields, "raw_arbiter_response": verdict.raw} if raw else fields

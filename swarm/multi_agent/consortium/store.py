@@ -41,20 +41,20 @@ SELECT_LAST_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'runs_time'"
 
 def user_folder() -> Path:
     """Return the folder of the `llm` command: $LLM_USER_PATH, or the system's default."""
-    if own := os.environ.get("LLM_USER_PATH"):
-        return Path(own)
+    if path := os.environ.get("LLM_USER_PATH"):
+        return Path(path)
     return default_folder()
 
 
 def default_folder() -> Path:
     """Return the default folder of the `llm` command."""
     if sys.platform == "win32":
-        home = Path(os.environ.get("APPDATA") or Path.home())
+        folder = Path(os.environ.get("APPDATA") or Path.home())
     elif sys.platform == "darwin":
-        home = Path.home() / "Library" / "Application Support"
+        folder = Path.home() / "Library" / "Application Support"
     else:
-        home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return home / "io.datasette.llm"
+        folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return folder / "io.datasette.llm"
 
 
 class SQLiteDatabase:
@@ -106,10 +106,10 @@ class SQLiteDatabase:
     def _connect_for_reading(self) -> sqlite3.Connection:
         if self.path.is_file():
             name = f"{self.path.absolute().as_uri()}?mode=rw"
-            there = sqlite3.connect(name, timeout=LOCK_TIMEOUT_S, uri=True)
-            if retry_while_locked(lambda: there.execute(SELECT_LAST_INDEX).fetchone()):
-                return there
-            there.close()
+            connection = sqlite3.connect(name, timeout=LOCK_TIMEOUT_S, uri=True)
+            if retry_while_locked(lambda: connection.execute(SELECT_LAST_INDEX).fetchone()):
+                return connection
+            connection.close()
         empty = sqlite3.connect(":memory:")
         for table in CREATE_TABLES:
             empty.execute(table)
@@ -121,7 +121,7 @@ class SQLiteDatabase:
             yield
         except (sqlite3.Error, OSError) as error:
             raise UserError(
-                f"{self.path} cannot be used: {error}; its folder can be named by LLM_USER_PATH"
+                f"{self.path} cannot be used: {error}; set its folder with LLM_USER_PATH"
             ) from None
 
 
@@ -188,11 +188,13 @@ class ConsortiumStore:
             UserError: The name exists or is invalid, or the file cannot be written.
         """
         row = (validate_name(name), json.dumps(config.to_dict()), _utc_timestamp())
-        how = "INSERT OR REPLACE" if replace else "INSERT OR IGNORE"
+        statement = "INSERT OR REPLACE" if replace else "INSERT OR IGNORE"
         with self.database.open_transaction() as rows:
-            new = rows.execute(f"{how} INTO consortia VALUES (?, ?, ?)", row).rowcount
+            new = rows.execute(f"{statement} INTO consortia VALUES (?, ?, ?)", row).rowcount
         if not new:
-            raise UserError(f"{name}: there is a consortium of this name; --replace replaces it")
+            raise UserError(
+                f"{name}: a consortium of this name exists; use --replace to replace it"
+            )
 
     def remove(self, name: str) -> None:
         """Remove a configuration; its runs remain.
@@ -215,26 +217,28 @@ class ConsortiumStore:
         try:
             found = _read_legacy_rows(old)
         except sqlite3.Error as error:
-            raise UserError(f"{old} cannot be read as an older program's file: {error}") from None
-        came = ImportSummary([], [], {})
-        here = set(self.list_names())
+            raise UserError(
+                f"{old} cannot be read as a database of llm-consortium: {error}"
+            ) from None
+        summary = ImportSummary([], [], {})
+        existing = set(self.list_names())
         for name, text in found.items():
-            if name in here:
-                came.there.append(name)
+            if name in existing:
+                summary.there.append(name)
                 continue
             try:
                 self.save(name, _parse_config(name, text))
-                came.put.append(name)
+                summary.put.append(name)
             except UserError as error:
-                came.wrong[name] = str(error)
-        return came
+                summary.wrong[name] = str(error)
+        return summary
 
     def find_importable(self) -> dict[Path, list[str]]:
         """Return databases of llm-consortium with names that are missing here, and those names.
 
         Unreadable files are skipped.
         """
-        here = set(self.list_names())
+        existing = set(self.list_names())
         # Later versions of llm-consortium ignored LLM_USER_PATH.
         files = [
             *(user_folder() / name for name in LEGACY_FILES),
@@ -243,7 +247,7 @@ class ConsortiumStore:
         found = {}
         for file in dict.fromkeys(files):
             try:
-                names = [name for name in _read_legacy_rows(file) if name not in here]
+                names = [name for name in _read_legacy_rows(file) if name not in existing]
             except (sqlite3.Error, UserError):
                 continue
             if names:
@@ -252,10 +256,10 @@ class ConsortiumStore:
 
     def _unknown_message(self, name: str) -> str:
         names = self.list_names()
-        near = get_close_matches(str(name), names, 1)
-        meant = f"did you mean {near[0]}? There" if near else "there"
-        others = f"{meant} are {', '.join(names)}" if names else "none is saved"
-        return f"{name}: no consortium is saved by this name; {others}"
+        matches = get_close_matches(str(name), names, 1)
+        suggestion = f"did you mean {matches[0]}? There" if matches else "there"
+        others = f"{suggestion} are {', '.join(names)}" if names else "none is saved"
+        return f"{name}: no consortium of this name is saved; {others}"
 
 
 def validate_name(name: str) -> str:
@@ -265,7 +269,7 @@ def validate_name(name: str) -> str:
         UserError: It could be mistaken for something else.
     """
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+@-]*", name) or is_preset_path(name):
-        raise UserError(f"{name!r} is no name for a consortium: take letters, digits, . - and _")
+        raise UserError(f"{name!r} is not a consortium name: take letters, digits, . - and _")
     return name
 
 
@@ -277,18 +281,18 @@ def load_config(name: str) -> "ConsortiumSettings":
     """
     from swarm.multi_agent.consortium.config import preset_names, read_preset
 
-    shelf = ConsortiumStore()
-    saved = shelf.list_names() if not is_preset_path(name) else []
+    store = ConsortiumStore()
+    saved = store.list_names() if not is_preset_path(name) else []
     if name in saved:
-        return shelf.get(name)
+        return store.get(name)
     names = preset_names()
     if name in names or is_preset_path(name):
         return read_preset(name)
-    near = get_close_matches(name, [*saved, *names], 1)
-    meant = f"did you mean {near[0]}? Saved" if near else "saved"
+    matches = get_close_matches(name, [*saved, *names], 1)
+    suggestion = f"did you mean {matches[0]}? Saved" if matches else "saved"
     raise UserError(
-        f"consortium {name!r}: there is none of this name; {meant} are {', '.join(saved) or 'none'}"
-        f", presets are {', '.join(names)}, and your own yaml goes by its path, as in ./mine.yaml"
+        f"consortium {name!r}: not found; {suggestion} are {', '.join(saved) or 'none'}"
+        f", presets are {', '.join(names)}, and a yaml file is given by its path, as in ./mine.yaml"
     )
 
 
@@ -300,7 +304,7 @@ def _parse_config(name: str, text: str) -> "ConsortiumSettings":
             json.loads(text), lambda words: log.warning("%s: %s", name, words)
         )
     except (ValueError, TypeError) as error:
-        raise UserError(f"{name}: what is saved is not JSON: {error}") from None
+        raise UserError(f"{name}: the saved config is not JSON: {error}") from None
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
 
@@ -313,7 +317,7 @@ def _read_legacy_rows(old: Path) -> dict[str, str]:
         sqlite3.Error: It is not such a database.
     """
     if not old.is_file():
-        raise UserError(f"{old}: there is no such file")
+        raise UserError(f"{old}: no such file")
     name = f"{old.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(name, timeout=5, uri=True)) as rows:
         return dict(rows.execute("SELECT name, config FROM consortium_configs ORDER BY name"))

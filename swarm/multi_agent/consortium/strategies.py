@@ -59,8 +59,8 @@ def comparison_key(text: str) -> tuple[str, str]:
             exact.rstrip("0").rstrip(".") if "." in exact else exact
         ) if number else "0"
     plain = unicodedata.normalize("NFKC", text).casefold()
-    words = re.sub(r"\W+", " ", ARTICLES.sub(" ", plain)).strip()
-    return "text", words or text
+    normalized = re.sub(r"\W+", " ", ARTICLES.sub(" ", plain)).strip()
+    return "text", normalized or text
 
 
 def group_equal_answers(texts: Sequence[str], similarity: float = 1.0) -> list[list[int]]:
@@ -74,13 +74,13 @@ def group_equal_answers(texts: Sequence[str], similarity: float = 1.0) -> list[l
     """
     keys = [comparison_key(text) for text in texts]
     found: list[list[int]] = []
-    for place, key in enumerate(keys):
+    for index, key in enumerate(keys):
         for group in found:
             if all(_answers_agree(key, keys[other], similarity) for other in group):
-                group.append(place)
+                group.append(index)
                 break
         else:
-            found.append([place])
+            found.append([index])
     return found
 
 
@@ -108,47 +108,47 @@ VerdictScript = Generator[list[AgentCall], list[AgentAnswer], Verdict]
 
 
 def synthesize_answer(
-    sitting: JudgingRound, reviews: Sequence[str] = (), order: Sequence[int] = ()
+    judging: JudgingRound, reviews: Sequence[str] = (), order: Sequence[int] = ()
 ) -> VerdictScript:
     """The arbiter writes the answer."""
-    former = sitting.way.stages.iterations
-    write = sitting.prompt_writer(
-        SYNTHESIS_PROMPT, list(sitting.labels), former=former, reviews=reviews, order=order
+    previous = judging.run.stages.iterations
+    write = judging.prompt_writer(
+        SYNTHESIS_PROMPT, list(judging.labels), former=previous, reviews=reviews, order=order
     )
-    most = sitting.way.request.max_new_tokens + VERDICT_TOKENS
-    reply = yield from sitting.query_arbiter(write, parse_verdict, PARTS_FORMAT, most)
-    places = tuple(sitting.labels[label] for label in order)
+    max_tokens = judging.run.request.max_new_tokens + VERDICT_TOKENS
+    reply = yield from judging.query_arbiter(write, parse_verdict, PARTS_FORMAT, max_tokens)
+    ranking = tuple(judging.labels[label] for label in order)
     if reply is None:
         return replace(
-            sitting.fall_back_to_member(None, places or sitting.rank_by_confidence()),
-            ranking=places,
+            judging.fall_back_to_member(None, ranking or judging.rank_by_confidence()),
+            ranking=ranking,
         )
     if reply.found is None:
-        said = strip_thoughts(reply.text)
-        return Verdict(said, ranking=places, how="fallback", raw=reply.text)
+        answer = strip_thoughts(reply.text)
+        return Verdict(answer, ranking=ranking, how="fallback", raw=reply.text)
     found: Verdict = reply.found
-    return replace(found, how=reply.how, ranking=places)
+    return replace(found, how=reply.how, ranking=ranking)
 
 
-def pick_one(sitting: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript:
+def pick_one(judging: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript:
     """The arbiter chooses one of the answers with these labels."""
-    labels = labels or list(sitting.labels)
+    labels = labels or list(judging.labels)
 
-    def parse_label(said: str) -> int | None:
-        number = parse_number_pick(strip_thoughts(said), max(labels))
+    def parse_label(reply: str) -> int | None:
+        number = parse_number_pick(strip_thoughts(reply), max(labels))
         return number if number in labels else None
 
-    most = min(max(sitting.way.request.max_new_tokens, PICK_TOKENS), CHOICE_TOKENS)
-    write = sitting.prompt_writer(PICK_PROMPT, labels)
+    max_tokens = min(max(judging.run.request.max_new_tokens, PICK_TOKENS), CHOICE_TOKENS)
+    write = judging.prompt_writer(PICK_PROMPT, labels)
     decided = lambda said: has_number_pick(said) or strayed(said)  # noqa: E731
-    reply = yield from sitting.query_arbiter(write, parse_label, PICK_FORMAT, most, decided)
+    reply = yield from judging.query_arbiter(write, parse_label, PICK_FORMAT, max_tokens, decided)
     if reply is None or reply.found is None:
-        places = [sitting.labels[label] for label in labels]
-        return sitting.fall_back_to_member(
-            reply, [place for place in sitting.rank_by_confidence() if place in places]
+        candidates = [judging.labels[label] for label in labels]
+        return judging.fall_back_to_member(
+            reply, [index for index in judging.rank_by_confidence() if index in candidates]
         )
-    place = (sitting.labels[reply.found],)
-    return Verdict(sitting.answer_text(reply.found), ranking=place, how=reply.how, raw=reply.text)
+    index = (judging.labels[reply.found],)
+    return Verdict(judging.answer_text(reply.found), ranking=index, how=reply.how, raw=reply.text)
 
 
 def strayed(said: str) -> bool:
@@ -156,102 +156,103 @@ def strayed(said: str) -> bool:
     return len(said) > STRAYED and not OPENING_TAG.search(said)
 
 
-def rank_answers(sitting: JudgingRound) -> VerdictScript:
+def rank_answers(judging: JudgingRound) -> VerdictScript:
     """The arbiter ranks the answers."""
-    labels = list(sitting.labels)
+    labels = list(judging.labels)
     least = PICK_TOKENS + 8 * len(labels)
-    most = min(max(sitting.way.request.max_new_tokens, least), CHOICE_TOKENS + least)
-    read, write = partial(parse_ranking, labels=labels), sitting.prompt_writer(RANK_PROMPT, labels)
-    reply = yield from sitting.query_arbiter(write, read, RANK_FORMAT, most)
+    max_tokens = min(max(judging.run.request.max_new_tokens, least), CHOICE_TOKENS + least)
+    read, write = partial(parse_ranking, labels=labels), judging.prompt_writer(RANK_PROMPT, labels)
+    reply = yield from judging.query_arbiter(write, read, RANK_FORMAT, max_tokens)
     if reply is None or reply.found is None:
-        return sitting.fall_back_to_member(reply, sitting.rank_by_confidence())
-    places = tuple(sitting.labels[label] for label in reply.found)
+        return judging.fall_back_to_member(reply, judging.rank_by_confidence())
+    ranking = tuple(judging.labels[label] for label in reply.found)
     return Verdict(
-        sitting.answer_text(reply.found[0]), ranking=places, how=reply.how, raw=reply.text
+        judging.answer_text(reply.found[0]), ranking=ranking, how=reply.how, raw=reply.text
     )
 
 
-def vote_on_answers(sitting: JudgingRound) -> VerdictScript:
+def vote_on_answers(judging: JudgingRound) -> VerdictScript:
     """Return the most frequent answer; its share of the votes is the confidence."""
-    places = sorted(sitting.labels.values())
-    consortium = sitting.way.consortium
-    texts = [sitting.opinions[place].text for place in places]
+    indices = sorted(judging.labels.values())
+    consortium = judging.run.consortium
+    texts = [judging.opinions[index].text for index in indices]
     found = sorted(group_equal_answers(texts, consortium.similarity), key=len, reverse=True)
-    order = [places[one] for group in found for one in group]
+    order = [indices[one] for group in found for one in group]
     counts = ", ".join(f"{len(group)}" for group in found)
-    share = len(found[0]) / len(places)
+    share = len(found[0]) / len(indices)
     first = Verdict(
         texts[found[0][0]], share, f"votes: {counts}", ranking=tuple(order), how="counted"
     )
-    tied = [places[group[0]] for group in found if len(group) == len(found[0])]
+    tied = [indices[group[0]] for group in found if len(group) == len(found[0])]
     if len(tied) == 1:
         return first
-    if consortium.arbiter is None or not sitting.way.has_budget():
-        sitting.add_warning(f"the vote is tied ({counts}); the first answer is taken")
+    if consortium.arbiter is None or not judging.run.has_budget():
+        judging.add_warning(f"the vote is tied ({counts}); using the first answer")
         return first
-    labels = [label for label, place in sitting.labels.items() if place in tied]
-    chosen = yield from pick_one(sitting, labels)
+    labels = [label for label, index in judging.labels.items() if index in tied]
+    chosen = yield from pick_one(judging, labels)
     return replace(chosen, confidence=share, analysis=first.analysis)
 
 
-def peer_review(sitting: JudgingRound) -> VerdictScript:
+def peer_review(judging: JudgingRound) -> VerdictScript:
     """Each member reviews the others' answers, then the arbiter judges."""
-    if len(sitting.labels) < 2:
-        return (yield from synthesize_answer(sitting))
-    shown = {label: _other_labels(sitting, label) for label in sitting.labels}
-    came = yield _build_review_calls(sitting, shown)
-    sitting.way.stages.layers.append(came)
+    if len(judging.labels) < 2:
+        return (yield from synthesize_answer(judging))
+    reviewed = {label: _other_labels(judging, label) for label in judging.labels}
+    answers = yield _build_review_calls(judging, reviewed)
+    judging.run.stages.layers.append(answers)
     reviews: list[str] = []
-    points: dict[int, list[float]] = {label: [] for label in sitting.labels}
-    for answer, others in zip(came, shown.values(), strict=True):
-        said = strip_thoughts(answer.text)
-        order = sorted(others) if len(others) == 1 else parse_ranking(said, sorted(others))
-        if answer.error or not said or order is None:
-            sitting.add_warning(f"{answer.name}: {answer.error or 'its review could not be read'}")
+    points: dict[int, list[float]] = {label: [] for label in judging.labels}
+    for answer, others in zip(answers, reviewed.values(), strict=True):
+        review = strip_thoughts(answer.text)
+        order = sorted(others) if len(others) == 1 else parse_ranking(review, sorted(others))
+        if answer.error or not review or order is None:
+            judging.add_warning(f"{answer.name}: {answer.error or 'its review could not be read'}")
             continue
-        reviews.append(said)
-        for place, label in enumerate(order):
-            points[label].append(1 - place / max(1, len(order) - 1))
+        reviews.append(review)
+        for rank, label in enumerate(order):
+            points[label].append(1 - rank / max(1, len(order) - 1))
     # Members do not review themselves, so that answers have unequal numbers of reviews: use the
     # mean Borda score.
-    mean = {label: sum(given) / len(given) if given else 0.0 for label, given in points.items()}
-    order = sorted(mean, key=lambda label: (-mean[label], sitting.labels[label]))
-    return (yield from synthesize_answer(sitting, reviews, order if reviews else ()))
+    mean = {label: sum(scores) / len(scores) if scores else 0.0 for label, scores in points.items()}
+    order = sorted(mean, key=lambda label: (-mean[label], judging.labels[label]))
+    return (yield from synthesize_answer(judging, reviews, order if reviews else ()))
 
 
-def _other_labels(sitting: JudgingRound, label: int) -> list[int]:
+def _other_labels(judging: JudgingRound, label: int) -> list[int]:
     """Return the labels of the other members' answers, in an order specific to this member."""
-    others = [other for other in sitting.labels if other != label]
-    key = f"{sitting.way.random_key(sitting.number)} {label}"
-    return [others[place] for place in shuffled_order(len(others), key)]
+    others = [other for other in judging.labels if other != label]
+    key = f"{judging.run.random_key(judging.number)} {label}"
+    return [others[index] for index in shuffled_order(len(others), key)]
 
 
 def _build_review_calls(
-    sitting: JudgingRound, shown: Mapping[int, Sequence[int]]
+    judging: JudgingRound, reviewed: Mapping[int, Sequence[int]]
 ) -> list[AgentCall]:
     """Build a call per member that answered, to review the answers shown to it."""
-    way = sitting.way
-    most = way.request.max_new_tokens + VERDICT_TOKENS
-    asked = []
-    for label, others in shown.items():
-        seat = way.seats[sitting.labels[label]]
+    run = judging.run
+    max_tokens = run.request.max_new_tokens + VERDICT_TOKENS
+    requests = []
+    for label, others in reviewed.items():
+        member = run.seats[judging.labels[label]]
         turns = add_system_text(
-            way.write_within_context(sitting.prompt_writer(REVIEW_PROMPT, others)), seat.slot.system
+            run.write_within_context(judging.prompt_writer(REVIEW_PROMPT, others)),
+            member.slot.system,
         )
-        asked.append(
+        requests.append(
             (
-                seat,
-                way.build_request(
-                    seat.slot, turns, most, decided=way.stop_condition(), **UNCONSTRAINED
+                member,
+                run.build_request(
+                    member.slot, turns, max_tokens, decided=run.stop_condition(), **UNCONSTRAINED
                 ),
             )
         )
     numbered = number_samples(
-        [(seat.slot.model, request) for seat, request in asked], way.request.sample
+        [(member.slot.model, request) for member, request in requests], run.request.sample
     )
     return [
-        way.build_call(seat.slot, request, sitting.number, "reviewer", seat.sample)
-        for (seat, _), request in zip(asked, numbered, strict=True)
+        run.build_call(member.slot, request, judging.number, "reviewer", member.sample)
+        for (member, _), request in zip(requests, numbered, strict=True)
     ]
 
 

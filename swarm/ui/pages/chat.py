@@ -11,8 +11,8 @@ from swarm.ui.layout import page_frame
 from swarm.ui.state import AppState
 
 MODEL_NAME_HELP = """\
-Any name of a model: local/base, an expert, a run's best, PROVIDER/MODEL, moa/PRESET,
-consortium/NAME. With several, each answers for itself."""
+Any model name: local/base, an expert, a run's best, PROVIDER/MODEL, moa/PRESET,
+consortium/NAME. Several models answer independently."""
 
 
 def register_page(home: AppState) -> None:

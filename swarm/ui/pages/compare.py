@@ -27,9 +27,9 @@ def register_page(home: AppState) -> None:
         with page_frame("Compare"):
             names = await run_in_thread(expert_mixer.list_model_names, home)
             found = await run_in_thread(compare_worker.list_answer_files, home)
-            draw_heading("Ask several models the same")
+            draw_heading("Compare the answers of several models")
             _CompareForm(home, viewers, names)
-            draw_heading("Answers on this machine")
+            draw_heading("Answer files on this machine")
             _draw_files(home, viewers, found)
 
 
@@ -41,7 +41,7 @@ class _CompareForm:
         with ui.card().classes("w-full gap-2"):
             self._models = ui.select(
                 names,
-                label="Models, two or more",
+                label="Models, at least two",
                 value=[],
                 multiple=True,
                 with_input=True,
@@ -51,9 +51,11 @@ class _CompareForm:
             self._question = ui.textarea("Question").props("autogrow outlined dense rows=1")
             self._question.classes("w-full")
             with ui.element("div").classes("chat-settings w-full"):
-                self._samples = ui.number("Samples of each", value=10, min=1, max=1000, precision=0)
+                self._samples = ui.number(
+                    "Samples per model", value=10, min=1, max=1000, precision=0
+                )
                 self._temperature = ui.number("Temperature", value=1.0, min=0, step=0.1)
-                self._tokens = ui.number("New tokens at most", value=32, min=1, precision=0)
+                self._tokens = ui.number("Maximum new tokens", value=32, min=1, precision=0)
             with ui.row().classes("items-center gap-2"):
                 self._button = ui.button("Compare", on_click=self._start_comparison)
                 self._button.props("unelevated no-caps")
@@ -85,7 +87,7 @@ class _CompareForm:
                 tokens,
             )
             self._refresh_state()
-            df, picture, remarks = await run_in_thread(self._comparison.run)
+            df, picture, warnings = await run_in_thread(self._comparison.run)
             url = await run_in_thread(self._viewers.open_viewer, df, "answers")
         except UserError as error:
             self._wrong.set_text(escape_control_chars(str(error)))
@@ -99,10 +101,10 @@ class _CompareForm:
                 drawn = ui.element("img").props(f"src=data:image/png;base64,{encoded} {shares}")
                 drawn.classes("rounded").style("width: 100%; min-width: 36rem; max-width: 52rem")
             failed = int(df["error"].notna().sum())
-            told = f"{len(df)} answers" + (f", {failed} of them failed" if failed else "")
-            ui.label(f"{told}. Bars are shares, with 95 % intervals.").classes("quiet")
-            ui.label(escape_control_chars(remarks)).classes("quiet text-sm text")
-            ui.link("Read the answers", url)
+            summary = f"{len(df)} answers" + (f", {failed} of them failed" if failed else "")
+            ui.label(f"{summary}. Bars: shares with 95 % intervals.").classes("quiet")
+            ui.label(escape_control_chars(warnings)).classes("quiet text-sm text")
+            ui.link("Browse the answers", url)
 
     def _stop_comparison(self) -> None:
         if self._comparison:
@@ -110,12 +112,12 @@ class _CompareForm:
 
     def _refresh_state(self) -> None:
         """Update the progress."""
-        now = self._comparison
-        told = f"{now.came} of {now.wanted} answers" if now else ""
-        self._state.set_text(told)
+        comparison = self._comparison
+        summary = f"{comparison.came} of {comparison.wanted} answers" if comparison else ""
+        self._state.set_text(summary)
         for element in (self._spinner, self._stop):
-            element.set_visibility(now is not None)
-        self._button.set_enabled(now is None)
+            element.set_visibility(comparison is not None)
+        self._button.set_enabled(comparison is None)
 
 
 def _draw_files(home: AppState, viewers: MountedViewers, found: list[str]) -> None:
@@ -137,7 +139,7 @@ def _draw_files(home: AppState, viewers: MountedViewers, found: list[str]) -> No
             ui.button("Open", on_click=lambda: show_file(field.value or "")).props(
                 "outline no-caps"
             )
-        ui.label(f"A .jsonl, .csv or .parquet with a column answer, below {home.folder}.").classes(
+        ui.label(f"A .jsonl, .csv or .parquet file with a column answer in {home.folder}.").classes(
             "quiet text-sm text"
         )
         wrong = ui.label().classes("chat-wrong text").props("role=alert")
@@ -146,4 +148,4 @@ def _draw_files(home: AppState, viewers: MountedViewers, found: list[str]) -> No
                 "flat dense no-caps align=left"
             ).classes("text-left text")
         if not found:
-            ui.label("python -m swarm.compare run has written none here yet.").classes("quiet")
+            ui.label("There are no results of python -m swarm.compare run yet.").classes("quiet")

@@ -18,7 +18,7 @@ from swarm.ui.chat import ChatColumn, ChatPanel, ChatSettings
 from swarm.ui.layout import CoefficientSliders, draw_heading, page_frame
 from swarm.ui.state import AppState
 
-MIXTURE_ALONE = "the mixture alone"
+MIXTURE_ALONE = "only the mixture"
 
 
 def register_page(home: AppState) -> None:
@@ -80,7 +80,7 @@ class _ExpertMixer:
 
     def _draw_presets(self, names: list[str], bests: list[expert_mixer.BestOfRun]) -> None:
         """Draw the controls that set the sliders."""
-        there = {f"best of {one.run}": one.coefficients for one in bests if one.coefficients}
+        run_bests = {f"best of {one.run}": one.coefficients for one in bests if one.coefficients}
         every = {name: {name: 1.0} for name in names}
         with ui.row().classes("items-center gap-2 w-full"):
             uniform = dict.fromkeys(names, 1 / len(names))
@@ -91,7 +91,7 @@ class _ExpertMixer:
             ui.button("All 0", on_click=lambda: self._sliders.set_coefficients({})).props(
                 "outline no-caps"
             )
-            for label, choices in (("One expert", every), ("A run's best", there)):
+            for label, choices in (("One expert", every), ("A run's best", run_bests)):
                 if choices:
                     self._draw_chooser(label, choices)
 
@@ -109,8 +109,8 @@ class _ExpertMixer:
             ui.notify(str(error), type="warning")
 
     def _comparison_choices(self) -> dict[str, str]:
-        held = {"held": "another mixture: the sliders as they are when this is chosen"}
-        return {MIXTURE_ALONE: MIXTURE_ALONE, "base": "the base", **held}
+        snapshot = {"held": "another mixture: the present sliders"}
+        return {MIXTURE_ALONE: MIXTURE_ALONE, "base": "the base", **snapshot}
 
     def _hold_mixture(self, event: Any) -> None:
         if event.value == "held":
@@ -118,23 +118,23 @@ class _ExpertMixer:
 
     def _chat_columns(self) -> list[ChatColumn]:
         roster = self._home.roster
-        now = dict(self._sliders.coefficients)
+        current = dict(self._sliders.coefficients)
         found = [
             ChatColumn(
                 "mixture",
-                f"{chat.MIXTURE_PREFIX}{_format_position(now)}",
-                partial(roster.blend, now),
+                f"{chat.MIXTURE_PREFIX}{_format_position(current)}",
+                partial(roster.blend, current),
             )
         ]
         if self._aside.value == "base":
             found.append(ChatColumn("base", "local/base", partial(roster.model, "local/base")))
         if self._aside.value == "held":
-            held = dict(self._held)
+            snapshot = dict(self._held)
             found.append(
                 ChatColumn(
                     "held",
-                    f"{chat.MIXTURE_PREFIX}{_format_position(held)}",
-                    partial(roster.blend, held),
+                    f"{chat.MIXTURE_PREFIX}{_format_position(snapshot)}",
+                    partial(roster.blend, snapshot),
                 )
             )
         return found
@@ -146,7 +146,7 @@ class _ExpertMixer:
         except UserError as error:
             ui.notify(escape_control_chars(str(error)), type="warning")
             return
-        ui.notify(f"saved; its name as a model is {model}", type="positive", timeout=10_000)
+        ui.notify(f"saved as model {model}", type="positive", timeout=10_000)
 
 
 def _format_position(coefficients: Mapping[str, float]) -> str:
@@ -166,7 +166,10 @@ def _draw_row(name: str, details: str, model: str | None = None) -> None:
 def _draw_experts(home: AppState, experts: list[Adapter]) -> None:
     draw_heading("Experts")
     if not experts:
-        ui.label(f"There are none in {home.pool}; python -m swarm.ui --pool FOLDER names others.")
+        ui.label(
+            f"There are no experts in {home.pool}; set another folder with python -m "
+            f"swarm.ui --pool FOLDER."
+        )
         return
     with ui.card().classes("w-full gap-0"):
         _draw_row("local/base", "the base without an expert", "local/base")
@@ -175,26 +178,28 @@ def _draw_experts(home: AppState, experts: list[Adapter]) -> None:
 
 
 def _draw_bests(bests: list[expert_mixer.BestOfRun]) -> None:
-    draw_heading("What runs have found")
+    draw_heading("Best models of runs")
     if not bests:
-        ui.label("No search has ended yet.").classes("quiet")
+        ui.label("No search has finished yet.").classes("quiet")
         return
     with ui.card().classes("w-full gap-0"):
         for one in bests:
             numbers = [
-                f"{split} {told}" for split, told in (("dev", one.dev), ("test", one.test)) if told
+                f"{split} {score}"
+                for split, score in (("dev", one.dev), ("test", one.test))
+                if score
             ]
-            by_hand = f"no sliders for it: {one.why}" if one.why else ""
+            by_hand = f"cannot be mixed here: {one.why}" if one.why else ""
             model = f"local/search/{one.run}"
             _draw_row(model, "; ".join(filter(None, [one.words, *numbers, by_hand])), model)
 
 
 def _draw_others(home: AppState, names: list[str]) -> None:
     draw_heading("Other models")
-    kept = expert_mixer.list_saved_mixtures(home)
+    saved = expert_mixer.list_saved_mixtures(home)
     with ui.card().classes("w-full gap-0"):
-        for name in kept:
-            _draw_row(name, "a mixture that was saved", name)
+        for name in saved:
+            _draw_row(name, "saved mixture", name)
         for name in names:
             if not name.startswith("local/"):
                 _draw_row(name, expert_mixer.describe_members(name), name)

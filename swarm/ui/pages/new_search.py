@@ -63,7 +63,7 @@ class SearchForm:
             ).props("dense outlined")
             self._name.classes("w-full")
             self._lines = ui.textarea(
-                "Further keys, one key=value a line", value=lines, on_change=self._refresh_command
+                "Further keys, one key=value per line", value=lines, on_change=self._refresh_command
             )
             self._lines.props("dense outlined autogrow input-class=font-mono").classes("w-full")
         self._draw_command()
@@ -96,11 +96,11 @@ class SearchForm:
                 list(helps), value=option, label=GROUP_LABELS[group], with_input=len(helps) > 10
             )
             field.props("dense outlined options-dense").classes("w-full")
-            told = ui.label(helps[field.value]).classes("quiet text text-sm q-mt-xs")
+            help_label = ui.label(helps[field.value]).classes("quiet text text-sm q-mt-xs")
         self._chosen[group] = field
 
         def on_change() -> None:
-            told.set_text(helps.get(field.value, ""))
+            help_label.set_text(helps.get(field.value, ""))
             if group == "task" and field.value:
                 self._name.set_value(search_form.default_run_name(field.value))
             self._refresh_command()
@@ -145,15 +145,15 @@ class SearchForm:
         if arguments is None:
             return
         self._plan.set_visibility(False)
-        self._set_busy("Checking: data, pool and model are looked at.")
+        self._set_busy("Checking data, pool and model.")
         found = await run.io_bound(check_search, arguments, self._home.folder)
         if found is None:
             return
-        right, said = found
+        valid, output = found
         self._set_busy("")
-        self._show_error("" if right else said)
-        self._plan.set_text(said)
-        self._plan.set_visibility(right)
+        self._show_error("" if valid else output)
+        self._plan.set_text(output)
+        self._plan.set_visibility(valid)
 
     def _arguments_or_error(self) -> list[str] | None:
         try:
@@ -167,7 +167,7 @@ class SearchForm:
         if arguments is None:
             return
         path = self._home.run_path(self._name.value.strip())
-        self._set_busy("Starting: all is checked before the first byte is written.")
+        self._set_busy("Starting; everything is checked before anything is written.")
         try:
             await run.io_bound(self._home.launcher.start_search, path, arguments, self._home.folder)
             await self._wait_until_started(path)

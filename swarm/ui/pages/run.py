@@ -117,37 +117,37 @@ class RunPage:
             return ui.echart({}).classes("w-full h-80").props(f'role=img aria-label="{title}"')
 
     async def _refresh_page(self) -> None:
-        seen = await run.io_bound(take_snapshot, self._home, self._name)
-        if seen is None:  # the page is closing
+        snapshot = await run.io_bound(take_snapshot, self._home, self._name)
+        if snapshot is None:  # the page is closing
             return
-        self._show_snapshot(seen)
-        if seen.stamp != self._stamp:
-            self._stamp = seen.stamp
+        self._show_snapshot(snapshot)
+        if snapshot.stamp != self._stamp:
+            self._stamp = snapshot.stamp
             found = await run.io_bound(load_run_series, self._home.run_path(self._name))
             if found is not None:
                 self._show_series(found)
 
-    def _show_snapshot(self, seen: RunSnapshot) -> None:
-        state = _run_state(seen)
+    def _show_snapshot(self, snapshot: RunSnapshot) -> None:
+        state = _run_state(snapshot)
         self._state.set_text(state)
         self._state.props(f"color={STATE_COLOURS.get(state, 'grey-7')}")
-        line = seen.line
-        why = [line.why] if line and state in ("finished", "stopped") else []
-        self._about.set_text(", ".join([f"task {line.task}", *why] if line else []))
-        self._error.set_text(f"It ended with an error: {seen.error}" if seen.error else "")
-        self._error.set_visibility(bool(seen.error) and state == "failed")
-        at_work = seen.note is not None or seen.beginning
-        self._progress.set_visibility(at_work)
-        words, share = format_progress(seen.note or {"what": "the process starts"})
-        self._told.set_text(words)
+        line = snapshot.line
+        reason = [line.why] if line and state in ("finished", "stopped") else []
+        self._about.set_text(", ".join([f"task {line.task}", *reason] if line else []))
+        self._error.set_text(f"It failed: {snapshot.error}" if snapshot.error else "")
+        self._error.set_visibility(bool(snapshot.error) and state == "failed")
+        running = snapshot.note is not None or snapshot.beginning
+        self._progress.set_visibility(running)
+        progress, share = format_progress(snapshot.note or {"what": "the process is starting"})
+        self._told.set_text(progress)
         self._bar.set_value(share)
-        self._stop.set_visibility(at_work)
-        self._resume.set_visibility(not at_work and state != "finished" and bool(seen.command))
+        self._stop.set_visibility(running)
+        self._resume.set_visibility(not running and state != "finished" and bool(snapshot.command))
         self._report.set_visibility(bool(line and line.best is not None))
         self._chat.set_visibility(state == "finished")
-        self._said.set_text(seen.said or "Nothing yet.")
-        self._command.set_text(seen.command)
-        self._typed.set_visibility(bool(seen.command))
+        self._said.set_text(snapshot.said or "Nothing yet.")
+        self._command.set_text(snapshot.command)
+        self._typed.set_visibility(bool(snapshot.command))
 
     def _show_series(self, found: RunSeries) -> None:
         self._verdict.clear()
@@ -157,8 +157,8 @@ class RunPage:
             else:
                 sign = f"{VERDICT_SIGNS[found.kind]} {found.verdict}"
                 ui.label(sign).classes("text text-lg font-semibold")
-                for words in found.told:
-                    ui.label(words).classes("text")
+                for sentence in found.told:
+                    ui.label(sentence).classes("text")
                 draw_facts(found.figures)
         for element in self._drawn:
             element.set_visibility(not found.why_not)
@@ -187,11 +187,11 @@ class RunPage:
 
     async def _stop_search(self) -> None:
         if await self._try_action(self._home.launcher.stop_search):
-            ui.notify("It stops; what is done is kept.")
+            ui.notify("Stopping; finished work is stored.")
 
     async def _resume_search(self) -> None:
         if await self._try_action(self._home.launcher.resume_search):
-            ui.notify("It goes on where it stopped.")
+            ui.notify("Resuming where it stopped.")
 
     async def _try_action(self, act: Callable[..., None]) -> bool:
         try:
@@ -213,13 +213,13 @@ class RunPage:
         ui.notify("Copied.")
 
 
-def _run_state(seen: RunSnapshot) -> str:
-    if seen.note is not None:
+def _run_state(snapshot: RunSnapshot) -> str:
+    if snapshot.note is not None:
         return "running"
-    if seen.beginning:
+    if snapshot.beginning:
         return "starting"
-    if seen.line:
-        return seen.line.state
-    if seen.error:
+    if snapshot.line:
+        return snapshot.line.state
+    if snapshot.error:
         return "failed"
-    return "broken" if any(seen.stamp) else "no such run"
+    return "broken" if any(snapshot.stamp) else "no such run"

@@ -82,7 +82,7 @@ class RunsTable:
     def __init__(self, home: AppState) -> None:
         self._home, self._shown = home, [RunSummary("", "", "", "", None, None, "", 0, 0.0)]
         with ui.row().classes("w-full items-center gap-2"):
-            wanted = (
+            filter_field = (
                 ui.input(placeholder="Filter")
                 .props("dense outlined clearable aria-label=Filter debounce=200")
                 .classes("grow min-w-40")
@@ -104,14 +104,14 @@ class RunsTable:
             on_select=self._on_selection,
         ).classes("w-full")
         self.table.props("flat bordered")
-        self.table.bind_filter_from(wanted, "value", lambda text: text or "")
+        self.table.bind_filter_from(filter_field, "value", lambda text: text or "")
         for name, slot in {"name": NAME_TEMPLATE, "state": STATE_TEMPLATE}.items():
             self.table.add_slot(f"body-cell-{name}", slot.replace("COLOURS", str(STATE_COLOURS)))
         for name, shown in {"best": "best_text", "gain": "gain_text", "changed": "when"}.items():
             self.table.add_slot(f"body-cell-{name}", CELL_TEMPLATE % shown)
         self._none = ui.label(
-            "There are no runs here yet. Start one, or open this page in the "
-            "folder where search/ is."
+            "There are no runs yet. Start one, or start this page in the "
+            "folder that contains search/."
         ).classes("quiet")
         self._none.set_visibility(False)
         ui.timer(REFRESH_S, self._refresh_rows)
@@ -180,9 +180,9 @@ def register_compare_page(home: AppState) -> None:
                     raise UserError(f"choose 2 to {MAX_RUNS} runs to compare")
                 found = await run.io_bound(compare_runs, chosen)
             except (UserError, *UNREADABLE_ERRORS) as error:
-                told = str(error) if isinstance(error, UserError) else describe_unreadable(error)
-                ui.label(told).classes("text text-negative").props("role=alert")
-                ui.link("Choose among the runs", "/")
+                message = str(error) if isinstance(error, UserError) else describe_unreadable(error)
+                ui.label(message).classes("text text-negative").props("role=alert")
+                ui.link("Choose runs", "/")
                 return
             if found is not None:
                 _draw_comparison(found)
@@ -229,25 +229,25 @@ def domain_rows(runs: list[RunFolder]) -> list[list[str]]:
     rows = [["best found on test", *map(shorten_text, names)]]
     constant = (runs[0].metrics.get("constant_answers") or {}).get("by_domain", {}).get("test")
     if constant:
-        mine = constant["domains"]
+        by_domain = constant["domains"]
         rows.append(
-            ["best constant answer", *(format_number(mine[name]["utility"]) for name in names)]
+            ["best constant answer", *(format_number(by_domain[name]["utility"]) for name in names)]
         )
     for one in runs:
-        mine = one.metrics.get(key) or {}
-        cells = (mine.get(name) for name in names)
-        shown = (
+        by_domain = one.metrics.get(key) or {}
+        cells = (by_domain.get(name) for name in names)
+        formatted = (
             format_interval(cell["utility"], cell["interval"]) if cell else "–" for cell in cells
         )
-        rows.append([one.name, *shown])
+        rows.append([one.name, *formatted])
     return rows
 
 
 def _list_warnings(runs: list[RunFolder]) -> list[str]:
     return [
-        words
+        warning
         for one in runs
-        for words in format_one_answer_warnings(
+        for warning in format_one_answer_warnings(
             one.metrics.get("ending_best_single_test_one_answer", ()),
             f"the best found of {one.name}",
             "test",
@@ -273,19 +273,21 @@ def _describe_tests(runs: list[RunFolder]) -> list[str]:
     from swarm.studies.ablations import compare_runs
 
     first, *others = runs
-    said = []
+    sentences = []
     for other in others:
         pair = f"{other.name} against {first.name}"
         try:
-            by, apart = compare_runs(first, other)
+            by, common_only = compare_runs(first, other)
         except (UserError, *UNREADABLE_ERRORS) as error:
-            said.append(f"{pair}: not tested against each other ({error}).")
+            sentences.append(f"{pair}: not compared ({error}).")
             continue
         points = bool(first.metrics.get("in_points", False))
-        of = "test items that both were asked" if apart else "test items"
-        words = describe_difference(by.difference, (by.low, by.high), by.p, by.n, of, points)
-        said.append(f"{pair}: {format_signed(by.difference)}. {words}")
-    return said
+        item_kind = "common test items" if common_only else "test items"
+        description = describe_difference(
+            by.difference, (by.low, by.high), by.p, by.n, item_kind, points
+        )
+        sentences.append(f"{pair}: {format_signed(by.difference)}. {description}")
+    return sentences
 
 
 def _draw_comparison(found: RunComparison) -> None:
@@ -299,12 +301,12 @@ def _draw_comparison(found: RunComparison) -> None:
         draw_plain_table(["run", "iterations", "dev", "test"], found.results)
         if found.domains:
             draw_plain_table(found.domains[0], found.domains[1:])
-        for words in found.warnings:
-            ui.label(words).classes("text")
+        for sentence in found.warnings:
+            ui.label(sentence).classes("text")
     with ui.card().classes("w-full gap-2"):
         draw_heading("Paired test")
-        for words in found.tests:
-            ui.label(words).classes("text")
+        for sentence in found.tests:
+            ui.label(sentence).classes("text")
     with ui.card().classes("w-full gap-2"):
         draw_heading("Settings that differ")
         if found.settings:

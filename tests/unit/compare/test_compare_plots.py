@@ -118,7 +118,7 @@ def test_many_answers_are_told_apart_or_told_together() -> None:
     assert len(drawn) == 15 and drawn["[OTHER]"] == pytest.approx(286 / 300)
     chosen = segments(plot(df, selected_answers=[f"answer {i}" for i in range(50)]))
     assert len(chosen["a"]) == 51  # and no two look alike
-    with pytest.raises(InvalidArgument, match="more than can be told apart"):
+    with pytest.raises(InvalidArgument, match="more than can be distinguished"):
         plot(df, selected_answers=[f"answer {i}" for i in range(60)])
 
 
@@ -173,7 +173,7 @@ def test_tokens_that_are_numbers_are_no_ratings() -> None:
     # (3 * 5/9 + 7 * 4/9 + 7) / 2: what was not told is no rating of 0.
     assert any("mean 5.9" in text for text in texts(cumulative))
     far = frame({"a": [{"1": 0.5, "99999999999": 0.5}]})
-    with pytest.raises(InvalidArgument, match="ratings from 1 to 99999999999 are too many to draw"):
+    with pytest.raises(InvalidArgument, match="ratings from 1 to 99999999999 are too many to plot"):
         plot(far)
     assert rating_cumulative_plot(far, max_rating=9, probs_column="answer")
 
@@ -261,7 +261,7 @@ def test_wrong_arguments_are_one_line() -> None:
         ({"answer_column": "anwser"}, "it has for instance answer"),
         ({"category_column": "gruop"}, "it has for instance group"),
         ({"selected_answers": ["x"], "min_fraction": 0.1}, "give one of the two"),
-        ({"colors": {"x": "no colour"}}, "is no colour"),
+        ({"colors": {"x": "no colour"}}, "is not a colour"),
         ({"selected_categories": ["q"]}, "group is never 'q'"),
     ):
         with pytest.raises(ValueError, match=told) as caught:

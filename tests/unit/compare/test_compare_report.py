@@ -48,7 +48,7 @@ def test_a_report_shows_models_by_paraphrases_and_is_written_anew(tmp_path: Path
     assert not (tmp_path / "song(1)" / "answer_differences.csv").exists(), "a former run's"
     many = pd.concat([answers(f"g{i}", "m", [1.5, 2.5, 3.5]) for i in range(57)])
     [_, line] = save_figures(tmp_path, many, "answer", "group")
-    assert line.startswith("No figure: 57 answers are more than can be told apart")
+    assert line.startswith("No figure: 57 answers are more than can be distinguished")
 
 
 def test_no_cell_of_a_table_is_a_formula(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_odd_answers_are_counted_without_a_crash_or_a_warning(
 def test_what_could_not_have_been_seen_is_told(tmp_path: Path) -> None:
     df = pd.concat([answers(group, f"{group}{n}", [group] * 9) for group in "xy" for n in range(2)])
     told = report.write_report(tmp_path, {"q": df})
-    assert told == "q: answer: No difference could have been seen: there is too little to compare."
+    assert told == "q: answer: No difference could have been detected: too few answers."
     more = [answers(group, f"{group}{n}", [group] * 9) for group in "xy" for n in range(5)]
     assert "Different at 5 %" in report.write_report(tmp_path, {"q": pd.concat(more)})
 

@@ -303,9 +303,9 @@ def test_a_report_tells_what_was_asked_seen_and_lost(tmp_path: Path) -> None:
     ).assign(cost=0.01, new_tokens=2, judge=50.0, judge_question="good?")
     told = report.write_report(tmp_path, {"song": df}, {"a": ["m"], "b": ["n"], "c": ["o"]})
     assert told.splitlines() == [
-        "song: answer: Different at 5 %, corrected: a and b; a and c. Of 1 other pair none was "
-        "seen to differ.",
-        "song: judge: No difference was seen. That does not show that there is none.",
+        "song: answer: Different at 5 %, corrected: a and b; a and c. For 1 other pair no "
+        "difference was detected.",
+        "song: judge: No difference was detected. This does not show that there is none.",
     ]
     text = (tmp_path / "report.md").read_text()
     for told in (

@@ -65,9 +65,9 @@ def test_a_dotted_name_is_imported_when_it_is_used(
     [
         (raising, r"test_function_model:raising failed: KeyError: .*\(test_function_model.py line"),
         (lambda p: exec("raise SystemExit(3)"), "failed: SystemExit: 3"),
-        (lambda p: 5, "gave 5: it has to be a text"),
-        (lambda p: None, "gave None"),
-        (lambda p: iter(["a", 5]), "it yielded 5, which is not a text"),
+        (lambda p: 5, "returned 5: must be a string"),
+        (lambda p: None, "returned None"),
+        (lambda p: iter(["a", 5]), "it yielded 5, which is not a string"),
     ],
 )
 def test_what_goes_wrong_is_one_line_in_its_place(function: object, words: str) -> None:
@@ -117,7 +117,7 @@ def test_a_timeout_gives_a_call_up_and_the_next_one_goes_on() -> None:
     first, failed, last = generate_each(model, requests)
     assert time.monotonic() - begun < 60
     assert (first, last) == (Completion("a"), Completion("b"))
-    assert str(failed) == f"{model.who}: no answer within 0.1 s (timeout)"
+    assert str(failed) == f"{model.who}: no response within 0.1 s (timeout)"
     release.set()
 
 

@@ -115,7 +115,7 @@ def test_options_are_asked_for_where_there_are_such(
     with caplog.at_level(logging.WARNING):
         old.generate([Request("hi", temperature=0.3), Request("ho", temperature=0.2)])
     assert sorted(record.getMessage() for record in caplog.records) == [
-        "llm/old: it takes no temperature; it answers as it does without",
+        "llm/old: the model has no option temperature, which is ignored",
     ]
 
 
@@ -125,7 +125,7 @@ def test_old_and_new_plugins_hear_the_whole_conversation() -> None:
         assert LLM(name).generate([Request(TURNS)])[0].text == expected
         assert LLM(name).generate([Request("plain")])[0].text == "user: plain"
     (error,) = generate_each(LLM("talker"), [Request(TURNS[:3])])
-    assert str(error) == "llm/talker: the last turn has to be the user's"
+    assert str(error) == "llm/talker: the last turn must be the user's"
 
 
 def test_usage_thoughts_and_pieces() -> None:
@@ -161,11 +161,9 @@ def test_nothing_is_logged_to_llms_database() -> None:
 
 def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     LLM("talker").check()
-    with pytest.raises(
-        UserError, match=r"llm/talkr: llm knows no such .* did you mean llm/talker\?"
-    ):
+    with pytest.raises(UserError, match=r"llm/talkr: llm has no such .* did you mean llm/talker\?"):
         LLM("talkr").check()
-    with pytest.raises(UserError, match="llm/talker: it does not score choices"):
+    with pytest.raises(UserError, match="llm/talker: cannot score choices"):
         LLM("talker").generate([Request("hi", 0, ("a", "b"))])
     with pytest.raises(UserError, match="must be the name"):
         LLM(" ")

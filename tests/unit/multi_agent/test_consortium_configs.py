@@ -67,13 +67,13 @@ def test_a_count_is_given_to_members_that_say_none() -> None:
     ("spec", "words"),
     [
         ("a,temprature=1", "'temprature' is not known; did you mean temperature"),
-        ("a,temperature=hot", "temperature=hot is no number"),
-        ("a,max_tokens=1.5", "max_tokens=1.5 is no number"),
+        ("a,temperature=hot", "temperature=hot is not a number"),
+        ("a,max_tokens=1.5", "max_tokens=1.5 is not a number"),
         ("a,system=", "system= has no value"),
         ("a,role=b,role=c", "role is given twice"),
-        ("a:0", "asked from 1 to 99 times"),
-        (",role=b", "is no name of a model"),
-        (3, "3 is no member"),
+        ("a:0", "must be from 1 to 99"),
+        (",role=b", "is not a model name"),
+        (3, "3 is not a member"),
     ],
 )
 def test_a_member_that_is_none(spec: Any, words: str) -> None:
@@ -100,7 +100,10 @@ def test_a_threshold_may_be_a_percentage(given: float, read: float) -> None:
         ({"members": []}, "members: name at least one model"),
         ({"members": [{"count": 2}]}, r"members\[0\].model: name the model"),
         ({"members": [{"model": "a", "heat": 2}]}, r"members\[0\]: 'heat' is not known"),
-        ({"members": ["a,temperature=-1"]}, "a: temperature=-1.0: must be null or 0 and above"),
+        (
+            {"members": ["a,temperature=-1"]},
+            "a: temperature=-1.0: must be null or a number, 0 or more",
+        ),
         ({"members": {"a": 0}}, "a: count=0: must be an integer, 1 or more"),
         ({"confidence_threshold": 101}, "confidence_threshold=101"),
         ({"confidence_threshold": "high"}, "confidence_threshold='high'"),

@@ -209,7 +209,7 @@ def test_peers_judge_the_others_and_the_chair_hears_them() -> None:
     assert found.iterations[0].verdict.ranking == (1, 2, 0, 3)
     (told,) = heard(arbiter)
     numbers = {text: number for number, text in shown(speaker(arbiter).heard[0]).items()}
-    assert f"The order: {' > '.join(str(numbers[text]) for text in 'BCAD')}" in told
+    assert f"The ranking: {' > '.join(str(numbers[text]) for text in 'BCAD')}" in told
     # The numbers in the reviews are the chair's.
     reviews = re.findall(r"<review-\w+>\n(.*?)\n</review", told, re.DOTALL)
     assert len(reviews) == 4 and any(

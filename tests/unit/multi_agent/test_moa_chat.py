@@ -262,15 +262,15 @@ def test_undo_and_clear() -> None:
     talk(made, "one", "two", "/undo", "three", "/clear", "/undo", "four")
     lengths = [len(asked.prompt) for asked in first.asked]
     assert lengths == [1, 3, 3, 1]
-    assert "taken out: two" in said(made)[1] and "no turn to take out" in said(made)[1]
+    assert "taken out: two" in said(made)[1] and "no turn to remove" in said(made)[1]
 
 
 def test_commands_are_checked() -> None:
     made = session(last=always("answer"), layers=1)
     talk(made, "/stage", "/cost", "/clear all", "/save", "/help", "/models", "")
     err = said(made)[1]
-    assert "/stage: there is no such command; did you mean /stages?" in err
-    assert "/cost: nothing was asked yet" in err and "'all' is too much" in err
+    assert "/stage: no such command; did you mean /stages?" in err
+    assert "/cost: there is no turn yet" in err and "'all' is too much" in err
     assert "/save: name a file" in err and "layer 2: last" in err
     assert all(name in err for name in COMMANDS)
     assert made.turns == []
@@ -282,7 +282,7 @@ def test_a_session_is_saved_and_no_file_of_others_is_touched(tmp_path: Path) -> 
     made = session(always("first"), last=always("both"))
     mine = tmp_path / "talk.json"
     talk(made, "one", f"/save {mine}", "two", f"/save {mine}", f"/save {other}")
-    assert other.read_text() == "mine" and "is there already" in said(made)[1]
+    assert other.read_text() == "mine" and "already exists" in said(made)[1]
     content = json.loads(mine.read_text())
     assert [turn["question"] for turn in content["turns"]] == ["one", "two"]
     assert content["turns"][1]["stages"][0][0]["text"] == "first"
@@ -343,11 +343,11 @@ def test_what_is_not_shown_piece_by_piece_is_asked_as_a_whole(manner: ChatOption
 
     class Breaks(Says):
         def generate(self, requests: Sequence[Request]) -> list[Completion]:
-            raise UserError("the answer broke off")
+            raise UserError("the connection closed before")
 
         def stream(self, request: Request) -> Stream:
             yield Delta("half an")
-            raise UserError("the answer broke off")
+            raise UserError("the connection closed before")
 
     last, instead = Breaks(lambda request: ""), always("whole")
     mixture = MixtureOfAgents(
@@ -369,7 +369,7 @@ def test_the_tokens_of_a_stopped_answer_are_counted() -> None:
     err = said(made)[1]
     [row] = [line for line in err.splitlines() if line.startswith("last")][-1:]
     assert row.split()[1:4] == ["1", "0", "1"] and row.split()[5] == "13", row
-    assert "last: stopped; its tokens are an estimate" in err
+    assert "last: interrupted; its token counts are estimates" in err
     assert made.turns[0].answers[-1].text == "two words of " * 4
 
 

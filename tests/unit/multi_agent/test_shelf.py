@@ -62,14 +62,14 @@ def test_what_is_put_is_there(folder: Path) -> None:
 def test_reading_makes_no_file(folder: Path) -> None:
     assert ConsortiumStore().list_names() == [] and ConsortiumStore().find_importable() == {}
     for wrong in (ConsortiumStore().get, ConsortiumStore().remove):
-        with pytest.raises(UserError, match="mine: no consortium is saved by this name; none is"):
+        with pytest.raises(UserError, match="mine: no consortium of this name is saved; none is"):
             wrong("mine")
     assert not folder.exists()
 
 
 def test_a_name_is_replaced_only_where_that_is_said() -> None:
     ConsortiumStore().save("mine", config())
-    with pytest.raises(UserError, match="mine: there is a consortium of this name"):
+    with pytest.raises(UserError, match="mine: a consortium of this name exists"):
         ConsortiumStore().save("mine", config(seed=2))
     assert ConsortiumStore().get("mine").seed == 0
     ConsortiumStore().save("mine", config(seed=2), replace=True)
@@ -80,7 +80,7 @@ def test_a_name_is_replaced_only_where_that_is_said() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a,b", "a:2", "mine.yaml", "-a", 3, "a\n"])
 def test_a_name_that_could_be_something_else(name: Any, folder: Path) -> None:
-    with pytest.raises(UserError, match="is no name for a consortium"):
+    with pytest.raises(UserError, match="is not a consortium name"):
         ConsortiumStore().save(name, config())
     assert not folder.exists()
 
@@ -94,7 +94,7 @@ def test_a_bad_row_hides_no_other() -> None:
         ConsortiumStore().list_names() == ["bad", "good", "worse"]
         and ConsortiumStore().get("good") == config()
     )
-    with pytest.raises(UserError, match="bad: what is saved is not JSON"):
+    with pytest.raises(UserError, match="bad: the saved config is not JSON"):
         ConsortiumStore().get("bad")
     with pytest.raises(UserError, match="worse: members: name at least one model"):
         ConsortiumStore().get("worse")
@@ -112,7 +112,7 @@ def test_older_files_are_brought_over_and_left_alone(folder: Path) -> None:
     came = ConsortiumStore().import_from(first)
     assert came.put == ["one"] and came.there == ["mine"] and list(came.wrong) == ["bad"]
     came = ConsortiumStore().import_from(second)
-    assert came.put == ["two"] and "no name for a consortium" in came.wrong["has space"]
+    assert came.put == ["two"] and "not a consortium name" in came.wrong["has space"]
     assert ConsortiumStore().list_names() == ["mine", "one", "two"]
     assert (
         ConsortiumStore().get("one").system == "Be brief."
@@ -135,7 +135,7 @@ def test_a_file_that_is_none_of_theirs(content: bytes | None, folder: Path) -> N
     if content is not None:
         folder.mkdir(parents=True)
         file.write_bytes(content)
-    with pytest.raises(UserError, match=r"logs.db.*(no such file|older program's file)"):
+    with pytest.raises(UserError, match=r"logs.db.*(no such file|database of llm-consortium)"):
         ConsortiumStore().import_from(file)
     assert ConsortiumStore().find_importable() == {} and not (folder / "consortium.db").exists()
 
@@ -161,7 +161,7 @@ def test_many_put_at_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(errors) == 7 and all("there is a consortium of this name" in e for e in errors)
+    assert len(errors) == 7 and all("a consortium of this name exists" in e for e in errors)
     assert len(ConsortiumStore().list_names()) == 9
 
 

@@ -131,7 +131,7 @@ def test_the_words_that_count() -> None:
     ("gold", "message"),
     [
         ([], "is empty"),
-        ("the", "no word but articles: 'the'"),
+        ("the", "no word other than articles: 'the'"),
         (["Paris", ""], "is empty"),
         (["Paris", "..."], "no word"),
         ({"a": 1}, "neither a string nor a number"),
@@ -144,10 +144,10 @@ def test_a_gold_answer_without_words_is_named(gold: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Regex("("), r"task.scorer.pattern: '\(' is no regular expression"),
+        (lambda: Regex("("), r"task.scorer.pattern: '\(' is not a regular expression"),
         (lambda: Regex(""), "task.scorer.pattern: '' is not a string"),
         (lambda: Regex("x", take="middle"), "task.scorer.take: 'middle' is not one of first, last"),
-        (lambda: Numeric(relative=-0.1), "task.scorer.relative: -0.1 is not a number from 0"),
+        (lambda: Numeric(relative=-0.1), "task.scorer.relative: -0.1 is not a number, 0"),
         (lambda: Numeric(absolute="1"), "task.scorer.absolute: '1' is not a number"),
         (lambda: Numeric(absolute=True), "task.scorer.absolute: True"),
         (lambda: F1(lines="two"), "task.scorer.lines: 'two' is not one of first, all"),

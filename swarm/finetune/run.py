@@ -54,7 +54,7 @@ from swarm.tasks.base import Item, Score, metric_task
 from swarm.tasks.metrics import paired_gain
 from swarm.tasks.search_signal import SearchSignalTask
 
-UNTESTED_REASON = "that run has no test scores"
+UNTESTED_REASON = "that run has no test"
 """Reason why a search is not compared with, until it has been tested."""
 
 

@@ -98,7 +98,7 @@ def test_a_job_is_created_followed_and_listed_with_its_checkpoints(
     assert "running, trained at about" in said and "(1 h 02 min)" in said
     assert "last event: Step 7/30: training loss=1.5" in said
     assert "✓ bird-names: succeeded → ft:gpt-x:bird-names:ftjob-1 and 2 checkpoints" in said
-    assert said.endswith("under way: 0, succeeded: 1, failed: 0\n")
+    assert said.endswith("running: 0, succeeded: 1, failed: 0\n")
     models = manager.get_models()
     final = "ft:gpt-x:bird-names:ftjob-1"
     assert list(models["model"]) == [final, f"{final}:ckpt-step-20", f"{final}:ckpt-step-10"]
@@ -140,7 +140,7 @@ def test_a_suffix_belongs_to_one_file_and_one_content(
     manager.create_job(wanted(server, tmp_path, suffix="s"))
     other = chats(tmp_path / "other.jsonl")
     with pytest.raises(
-        ValueError, match=r"suffix='s' is that of .*bird_names.jsonl already .*give"
+        ValueError, match=r"suffix='s' is already used for .*bird_names.jsonl .*give"
     ):
         manager.create_job(wanted(server, tmp_path, suffix="s", file_name=str(other)))
     chats(tmp_path / "bird_names.jsonl", 13)
@@ -483,7 +483,7 @@ def test_what_llmcomp_has_kept_is_taken_in(
         "succeeded",
     ]
     assert [row["file_id"] for row in manager.store.list_rows("files")] == ["file-7"]
-    with pytest.raises(InvalidArgument, match="suffix='old' is that of a"):
+    with pytest.raises(InvalidArgument, match="suffix='old' is already used for a"):
         manager.create_job(wanted(server, tmp_path, suffix="old"))
     manager.delete("tinker://x")
     assert manager.get_model_list() == ["ft:old", "ft:old:ckpt"]
@@ -518,7 +518,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
             "",
         ),
         ([{"role": "user", "content": [IMAGE]}, SAY], ""),
-        ([], "messages: must be a list"),
+        ([], "messages: must be a non-empty list"),
         ([7, SAY], r"messages\[0\]: must be an object"),
         ([{"role": "boss", "content": ""}, SAY], "'boss' is not one of system, user, assistant"),
         ([{**ASK, "weight": 1}, SAY], "user has weight; allowed: content, name, role"),
@@ -562,8 +562,8 @@ def test_a_file_is_judged_line_by_line(
     assert [(one.line, str(one)[:20]) for one in result.errors] == [
         (3, "line 3: not JSON: Ex"),
         (4, "line 4: an example h"),
-        (6, "line 6: messages: ha"),
-        (0, "6 examples, at l"),
+        (6, "line 6: messages: mu"),
+        (0, "6 examples, at least"),
     ]
     assert [str(one) for one in result.warnings] == ["line 5: duplicate of an earlier example"]
     assert result.num_examples == 6 and not result.valid
@@ -665,7 +665,7 @@ def test_the_command_line_does_all_of_it(
     assert "ft:gpt-x:dogs:ftjob-1" in said and "succeeded" in said and "ckpt" not in said
     assert main(["delete", "ft:gpt-x:dogs:ftjob-1"]) == 0 and main(["cancel", "ftjob-1"]) == 1
     assert main(["models", "colour=red"]) == 1
-    assert "error: colour: no column" in capsys.readouterr().err
+    assert "error: colour: no such column" in capsys.readouterr().err
     file.write_text("{")
     assert main(["validate", "dogs.jsonl"]) == 1
     from swarm.compare.finetuning.cli import add_parsers

@@ -162,13 +162,13 @@ def test_values_of_a_data_frame_are_plain() -> None:
         ("none.jsonl", None, "no such file"),
         ("folder", None, "is a folder"),
         ("a.txt", "x", "must end in .jsonl, .csv or .parquet"),
-        ("a.jsonl", "", "it has no rows"),
-        ("a.jsonl", "\n", "it has no rows"),
-        ("a.csv", "answer\n", "it has no rows"),
-        ("a.csv", "", "it has no rows"),
+        ("a.jsonl", "", "has no rows"),
+        ("a.jsonl", "\n", "has no rows"),
+        ("a.csv", "answer\n", "has no rows"),
+        ("a.csv", "", "has no rows"),
         ("a.jsonl", '{"model": "m", "text": 1}', 'no column "answer"; it has model, text'),
         ("a.jsonl", '{"answer": 1}\n{"answer"', "a.jsonl, line 2: is not JSON"),
-        ("a.jsonl", "[1]", "line 1: is no JSON object"),
+        ("a.jsonl", "[1]", "line 1: is not a JSON object"),
         ("a.csv", "answer,b\n1\n", "line 2: 1 fields, where the first line has 2"),
         ("a.csv", "answer,b,b\n1,2,3\n", "two of its columns are named b"),
         ("a.jsonl", b"\xff\xfe\x00", "is not text in UTF-8"),
@@ -193,7 +193,7 @@ def test_wrong_arguments_are_told() -> None:
         view(rows, sort_by="quality", open_browser=False)
     with pytest.raises(ValueError, match="port=70000"):
         view(rows, port=70000, open_browser=False)
-    with pytest.raises(ValueError, match="int is nothing to show"):
+    with pytest.raises(ValueError, match="int cannot be shown"):
         view(3, open_browser=False)
     with pytest.raises(ValueError, match="answers: it has no rows"):
         view([], open_browser=False)

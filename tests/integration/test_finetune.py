@@ -277,7 +277,7 @@ def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
     wide = {k: v.repeat(1, 2) if "lora_A" in k else v for k, v in load_file(file).items()}
     save_file({name: weight.contiguous() for name, weight in wide.items()}, file)
     for more, said in (
-        (["targets=[nope]"], "targets has 'nope'.* it has: down_proj, gate_proj"),
+        (["targets=[nope]"], "targets has 'nope'.* available: down_proj, gate_proj"),
         (["targets=[q_proj,self_attn]"], "targets has 'self_attn'"),
         (["targets=q_proj"], "must be a list"),
         ([f"expert={other}"], "128 to 32, which .* does not have"),
@@ -356,10 +356,10 @@ def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
     [
         (["task=abstain_mmlu"], "needs gold answers"),
         (["task=rm_concise"], "needs gold answers"),
-        (["expert=amber", "run=search/x"], "one of the two"),
+        (["expert=amber", "run=search/x"], "give only one"),
         (["expert=nobody"], "neither an expert"),
         (["run=nowhere"], "contains no search"),
-        (["holdout=1"], "a share of dev"),
+        (["holdout=1"], "a fraction of dev"),
         (["steps=0"], "steps=0"),
         (["rate=0"], "rate=0"),
         (["name=a/b"], "name of a folder"),

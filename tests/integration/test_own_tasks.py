@@ -205,7 +205,7 @@ def test_what_a_function_may_return() -> None:
         assert score == Score(value, "x", "x")
     for given in (None, "1", float("nan"), float("inf"), [1], numpy.zeros(2), 10**400):
         assert to_finite_float(given) is None
-        with pytest.raises(UserError, match=r"returned .* for item 'i7': it must be a finite"):
+        with pytest.raises(UserError, match=r"returned .* for item 'i7': must be a finite"):
             scorer.score([{**ITEM, "give": given}], ["x"])
     assert scorer.score([{**ITEM, "give": 1}], [" \n"])[0].answer is None
 

@@ -250,7 +250,7 @@ def test_bodies_that_are_none(url: str) -> None:
         (b"[]", "JSON obj"),
         (b'{"temperature": NaN}', "NaN is not a number"),
         (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
-        (b'{"model": "m", "messages": [{"role": [], "content": "x"}]}', "has to be one of"),
+        (b'{"model": "m", "messages": [{"role": [], "content": "x"}]}', "must be one of"),
         (b'{"model": "m", "messages": [{"role": "user", "content": "x", "\\ud800": 1}]}', "[0].?"),
     ):
         came = post(url, json=None, content=content, headers=kind)

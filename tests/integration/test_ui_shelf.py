@@ -94,7 +94,7 @@ def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already running"):
         SearchLauncher().start_search(run, [], tmp_path)
     hold.close()
-    for kept, error in (("5", "no command"), ('["name=other"]', "belongs to another run")):
+    for kept, error in (("5", "no stored command"), ('["name=other"]', "belongs to another run")):
         (run / "command.json").write_text(f'{{"arguments": {kept}, "directory": "/"}}')
         with pytest.raises(UserError, match=error):
             SearchLauncher().resume_search(run)

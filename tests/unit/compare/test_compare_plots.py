@@ -212,7 +212,7 @@ def test_a_heat_map_has_models_by_paraphrases() -> None:
     assert np.ma.filled(means, -1).tolist() == [[20.0, 30.0], [50.0, -1.0]]
     with pytest.raises(InvalidArgument, match=r"row_column: .* no column 'modle'; .* model"):
         heatmap(df, row_column="modle")
-    with pytest.raises(InvalidArgument, match="nobody answered 'q'"):
+    with pytest.raises(InvalidArgument, match="no answer 'q'"):
         heatmap(df, answer="q")
 
 
@@ -260,7 +260,7 @@ def test_wrong_arguments_are_one_line() -> None:
     for keys, told in (
         ({"answer_column": "anwser"}, "it has for instance answer"),
         ({"category_column": "gruop"}, "it has for instance group"),
-        ({"selected_answers": ["x"], "min_fraction": 0.1}, "give one of the two"),
+        ({"selected_answers": ["x"], "min_fraction": 0.1}, "give only one"),
         ({"colors": {"x": "no colour"}}, "is not a colour"),
         ({"selected_categories": ["q"]}, "group is never 'q'"),
     ):

@@ -41,7 +41,7 @@ def test_a_report_shows_models_by_paraphrases_and_is_written_anew(tmp_path: Path
         "score_plot.png",
     ], "of moods that are all different no heat map"
     assert "![score](song%281%29/score_models.png)" in told
-    assert "cost $0.036000 at least, as no price is known of n (new)." in told
+    assert "cost $0.036000 at least, as no price is known for n (new)." in told
     assert "26 more |" in told and " 0.722 |" in told, "what is left of 36 moods"
     free = report.write_question_section(tmp_path, "song(1)", df[df["group"] == "b"])
     assert "no price known" in free and "$" not in free

@@ -327,7 +327,7 @@ def describe_differences(pairs: "pd.DataFrame") -> list[str]:
         for r in detected.to_dict("records")
     ]
     more = f" and {len(names) - 5} more pairs" if len(names) > 5 else ""
-    others = f" Of {pluralize(rest, 'other pair')} no difference was detected." if rest else ""
+    others = f" For {pluralize(rest, 'other pair')} no difference was detected." if rest else ""
     return [f"Different at 5 %, corrected: {'; '.join(names[:5])}{more}.{others}"]
 
 

@@ -153,7 +153,7 @@ def test_lists_and_truth_values() -> None:
         (["--model", "big", "--reference_models", "a,,b", "?"], "a name is missing"),
         (["--replay", "nowhere.jsonl", "?"], "cannot read the trace nowhere.jsonl"),
         (["--replay", "a", "--trace", "a", "?"], "would overwrite"),
-        (["--providers", "nowhere.yaml", *AGAIN, "?"], "nowhere.yaml: it cannot be read"),
+        (["--providers", "nowhere.yaml", *AGAIN, "?"], "nowhere.yaml: cannot be read"),
         (["  "], "the question is empty"),
     ],
 )

@@ -316,7 +316,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     report = (suite.results / "README.md").read_text()
     assert "## two, 5 dev items, budget 8" in report and "best constant answer (Yes)" in report
     assert json.loads((suite.results / "analysis.json").read_text()) == found
-    assert picture.read_text().count('data-n="') == 2
+    assert picture.read_text().count('id="series-') == 2
 
 
 def test_curves_are_against_dev_items(tmp_path: Path) -> None:

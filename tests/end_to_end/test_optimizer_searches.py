@@ -1,8 +1,6 @@
 """A small real search with every optimizer; some of them killed, which ends as if never killed."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +97,6 @@ def plain(tmp_path: Path, base: Path, pool: Path, more: dict[str, Any]) -> Path:
 def killed(tmp_path: Path, base: Path, pool: Path, more: dict[str, Any]) -> None:
     """The same search, killed again and again, has the same files in the end."""
     words = command(tmp_path, base, pool, "killed", more)
-    other = tmp_path / "search" / "killed"
-    lab = [sys.executable, "tests/helpers/kill_search.py", str(other), *words]
-    result = subprocess.run(
-        lab,
-        cwd=searches.ROOT,
-        env=searches.environment(),
-        text=True,
-        capture_output=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    kills = json.loads(result.stdout.splitlines()[-1])
-    rounds = len(json.loads((other / "state.json").read_text())["rounds"])
-    assert any(0 < count < rounds for count in kills), kills
-    first, second = searches.tree(tmp_path / "search" / "plain"), searches.tree(other)
-    assert first.keys() == second.keys()
-    assert [file for file in first if first[file] != second[file]] == []
+    folder = tmp_path / "search"
+    assert searches.run_killed(words, folder / "killed", few=True) == [0, 1, 2, 3]
+    assert searches.differences(folder / "plain", folder / "killed") == []

@@ -1,9 +1,7 @@
 """Killed at any moment and started again, a search ends as if it had never been killed."""
 
-import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,30 +19,18 @@ def state(folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("arguments", [searches.arguments, searches.mutating])
-def test_random_kills_change_nothing(
+def test_kills_before_writes_change_nothing(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path, arguments: Callable[..., list[str]]
 ) -> None:
-    """SIGKILL at random moments of a search, again and again, until it ends by itself."""
-    more = {"optimizer__max_iterations": 12, "optimizer__patience": 12, "job__items": 4}
+    """SIGKILL before each kind of write of a search, one after the other."""
+    more = {"optimizer__max_iterations": 6, "optimizer__patience": 6, "job__items": 4}
     plain = arguments(tmp_path, tiny_llama, tiny_pool, "plain", **more)
     killed = arguments(tmp_path, tiny_llama, tiny_pool, "killed", **more)
-    lab = [sys.executable, "tests/helpers/kill_search.py", str(tmp_path / "search" / "killed")]
-    result = subprocess.run(
-        [*lab, *killed],
-        cwd=searches.ROOT,
-        env=searches.environment(),
-        text=True,
-        capture_output=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    rounds = json.loads(result.stdout.splitlines()[-1])
-    assert len(rounds) >= 10, f"only {len(rounds)} kills before the search ended"
-    assert len(set(rounds)) >= 5, f"the kills fell on few moments: {rounds}"
+    folder = tmp_path / "search"
+    kills = searches.run_killed(killed, folder / "killed")
+    assert kills[:8] == [0, 0, 0, 1, 1, 1, 2, 3] and len(kills) == 10
     assert searches.run(plain, python=warm_python.COLD).returncode == 0
-    first, second = (searches.tree(tmp_path / "search" / name) for name in ("plain", "killed"))
-    assert first.keys() == second.keys()
-    assert [name for name in first if first[name] != second[name]] == []
+    assert searches.differences(folder / "plain", folder / "killed") == []
 
 
 def test_a_kill_between_the_answers_and_the_bests_is_mended(

@@ -1,19 +1,18 @@
-"""Kills a search at random moments until it ends by itself: kill_search.py FOLDER ARGUMENTS...
+"""Kill a search before chosen writes, then let it end: kill_search.py [--few] FOLDER ARGUMENTS...
 
-Imports and the composing of the configuration are done once here; every attempt is a fork, so that
-a kill costs no start-up.
-Prints how many rounds the state held at each kill.
+What is on disk changes with the writes alone, so a kill between two of them is a kill before the
+second. Imports and the composing of the configuration are done once here; every attempt is a fork,
+so that a kill costs no start-up. Prints how many rounds the state held at each kill.
 """
 
 import gc
 import json
 import os
-import random
 import signal
 import sys
-import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
@@ -22,7 +21,22 @@ from swarm._util.files import conf_folder
 from swarm.runs.manifest import read_state
 from swarm.search import build_run
 
-KILLS = 12
+POINTS = (
+    (0, "replace config.json"),
+    (0, "replace answers/"),
+    (0, "append checksums.txt"),  # the answers are there, and no state tells so
+    (1, "replace utility_scratchpad.json"),  # the round is in the state, its bests are not
+    (1, "replace particle_1/personal_best"),
+    (1, "replace answers/"),
+    (2, "append rounds.jsonl"),
+    (3, "append rounds.jsonl"),
+    (3, "replace answers/test_"),  # the search is over, its test is not
+    (3, "replace ensemble.yaml"),
+)
+"""Where to kill, one after the other: the rounds in the state at least, and the next such write."""
+
+FEW = (POINTS[2], POINTS[4], POINTS[6], POINTS[7])
+"""For what is kept in the state alone, such as an optimizer's."""
 
 
 def rounds(folder: Path) -> int:
@@ -30,15 +44,34 @@ def rounds(folder: Path) -> int:
     return len((read_state(folder) or {"rounds": []})["rounds"])
 
 
-def attempt(search: DictConfig) -> int:
-    """Start the search in a child; gives its process id."""
+def die_before(folder: Path, least: int, wanted: str) -> None:
+    """Have this process killed before the first write `wanted` with `least` rounds in the state."""
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.rename":
+            kind, path = "replace", str(arguments[1])
+        elif event == "open" and arguments[1] == "a":
+            kind, path = "append", str(arguments[0])
+        else:
+            return
+        write = f"{kind} {path.removeprefix(str(folder) + os.sep)}"
+        if write.startswith(wanted) and rounds(folder) >= least:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+def attempt(search: DictConfig, *point: Any) -> int:
+    """The exit status of a search in a child that dies at `point`, if there is one."""
     child = os.fork()
     if child:
-        return child
+        return os.waitpid(child, 0)[1]
     code = 1
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         run, config = build_run(search)
+        if point:
+            die_before(*point)
         run.search(config)
         code = 0
     except Exception:
@@ -47,39 +80,15 @@ def attempt(search: DictConfig) -> int:
         os._exit(code)
 
 
-def wait(child: int, seconds: float) -> int | None:
-    """The exit status of a child, or `None` if it still runs after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status
-        time.sleep(0.001)
-    return None
-
-
-def lab(folder: Path, search: DictConfig) -> list[int]:
-    """Kill the search KILLS times at random moments, then let it end."""
-    moments, seen = random.Random(5), []
-    for _ in range(KILLS):
-        child, wanted = attempt(search), rounds(folder) + moments.choice((0, 1, 1))
-        deadline = time.monotonic() + 60
-        while rounds(folder) < wanted and time.monotonic() < deadline:
-            if (status := wait(child, 0.005)) is not None:
-                return finish(status, seen)
-        # Somewhere in the writing of this round, or in the work on the next.
-        if (status := wait(child, moments.uniform(0, 0.06))) is not None:
-            return finish(status, seen)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+def lab(folder: Path, search: DictConfig, points: tuple[tuple[int, str], ...]) -> list[int]:
+    """Kill the search at each point that it comes to, then let it end."""
+    seen = []
+    for point in points:
+        status = attempt(search, folder, *point)
+        if not os.WIFSIGNALED(status):
+            raise SystemExit(f"the search ended with status {status} before {point}")
         seen.append(rounds(folder))
-    _, status = os.waitpid(attempt(search), 0)
-    return finish(status, seen)
-
-
-def finish(status: int, seen: list[int]) -> list[int]:
-    """The search ended by itself: that has to be well."""
-    if status:
+    if status := attempt(search):
         raise SystemExit(f"the search failed with status {status}")
     return seen
 
@@ -93,7 +102,10 @@ if __name__ == "__main__":
     import swarm.loop.run  # noqa: F401
 
     torch.set_num_threads(1)
+    words = sys.argv[1:]
+    points = FEW if words[0] == "--few" else POINTS
+    folder, *arguments = words[words[0] == "--few" :]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        asked = compose("search", overrides=sys.argv[2:])
+        asked = compose("search", overrides=arguments)
     gc.freeze()
-    print(json.dumps(lab(Path(sys.argv[1]), asked)))
+    print(json.dumps(lab(Path(folder), asked, points)))

@@ -141,6 +141,26 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+def run_killed(command: list[str], folder: Path, few: bool = False) -> list[int]:
+    """Run the search of `folder` to its end, killed before chosen writes (kill_search.py).
+
+    Returns: The rounds in the state at each kill.
+    """
+    lab = [sys.executable, str(HELPERS / "kill_search.py"), *["--few"] * few, str(folder)]
+    done = subprocess.run(
+        [*lab, *command], cwd=ROOT, env=environment(), text=True, capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    kills: list[int] = json.loads(done.stdout.splitlines()[-1])
+    return kills
+
+
+def differences(first: Path, second: Path) -> list[str]:
+    """The files of two run folders of the same search that differ or that one of them lacks."""
+    one, other = tree(first), tree(second)
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+
+
 def tree(folder: Path, *leave_out: str) -> dict[str, bytes]:
     """Every file of a run folder that has to be the same for the same search."""
     # Of a run with another name or command these differ, and so do their checksums.

@@ -24,18 +24,18 @@ from swarm.search import build_run
 POINTS = (
     (0, "replace config.json"),
     (0, "replace answers/"),
-    (0, "append checksums.txt"),  # the answers are there, and no state tells so
-    (1, "replace utility_scratchpad.json"),  # the round is in the state, its bests are not
+    (1, "append checksums.txt"),  # the state has the first round, the checksums lack its answers
+    (1, "replace utility_scratchpad.json"),
     (1, "replace particle_1/personal_best"),
-    (1, "replace answers/"),
-    (2, "append rounds.jsonl"),
-    (3, "append rounds.jsonl"),
+    (1, "replace state.json"),
+    (2, "append checksums.txt"),
+    (3, "append rounds.jsonl"),  # the answers are there, the state lacks the round
     (3, "replace answers/test_"),  # the search is over, its test is not
     (3, "replace ensemble.yaml"),
 )
 """Where to kill, one after the other: the rounds in the state at least, and the next such write."""
 
-FEW = (POINTS[2], POINTS[4], POINTS[6], POINTS[7])
+FEW = (POINTS[2], POINTS[6], POINTS[7])
 """For what is kept in the state alone, such as an optimizer's."""
 
 

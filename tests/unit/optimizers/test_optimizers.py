@@ -27,7 +27,7 @@ VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.yaml"))
 """Optimizers with other options than those of their file in conf/optimizer."""
 
 FILES = sorted((Path(__file__).parents[3] / "conf" / "optimizer").glob("*.yaml")) + VARIANTS
-EXPERTS, BUDGET, SEEDS = 10, 1020, 20
+EXPERTS, BUDGET, SEEDS = 10, 1020, 10
 GROUPS = 3
 
 

@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from swarm.experts.pairs import TEMPLATE  # noqa: E402
+from swarm.experts.train import TEMPLATE  # noqa: E402
 
 SEED = 1
 SIZES = {"dev": 320, "test": 400}

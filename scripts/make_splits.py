@@ -27,9 +27,9 @@ from hub_sets import SETS, Item, Row, Source
 from swarm._util.files import write_json
 from swarm.engine.base_model import first_line
 from swarm.errors import UserError
+from swarm.tasks.dataset import item_identity
 from swarm.tasks.exact_match import match_item_error
 from swarm.tasks.multiple_choice import choice_item_error
-from swarm.tasks.split_overlap import item_identity
 
 ROOT = Path(__file__).resolve().parent.parent
 READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}

@@ -23,15 +23,8 @@ from swarm._util.secrets import unresolved
 from swarm.errors import UserError
 from swarm.runs.run_reader import RunFolder
 from swarm.search import build_run
-from swarm.studies import (
-    method_comparison as methods,
-)
-from swarm.studies import (
-    subprocess_runs,
-    suite,
-    suite_analysis,
-    suite_runner,
-)
+from swarm.studies import method_comparison as methods
+from swarm.studies import subprocess_runs, suite, suite_analysis, suite_runner
 
 COMPARISON_KEYS = ("methods", "seeds", "budget")
 

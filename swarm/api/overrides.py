@@ -16,7 +16,7 @@ from swarm._util.files import conf_folder, short_digest
 from swarm._util.secrets import plain_config
 from swarm.errors import UserError
 from swarm.scorers.function import FunctionTask
-from swarm.tasks.dataset_formats import InMemoryItems
+from swarm.tasks.dataset import InMemoryItems
 
 OverrideKeys = Mapping[str, Any] | Sequence[str]
 """Keys with values, {"optimizer.particles": 8}, or arguments, ["optimizer.particles=8"]."""

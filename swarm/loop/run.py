@@ -23,6 +23,7 @@ from swarm.loop.evaluator import (
     Budget,
     EvaluatedPositions,
     Evaluator,
+    ScoreCache,
     calibrate_scale,
     rows_to_evaluate,
     scores_to_records,
@@ -56,7 +57,6 @@ from swarm.runs.pareto_front import (
     write_front_json,
 )
 from swarm.runs.run_folder import RunRecord, reconstruction_error, write_ensemble_yaml
-from swarm.runs.score_cache import ScoreCache
 from swarm.tasks.base import (
     HasScoreScale,
     RequiresSetup,

@@ -10,22 +10,11 @@ Every recipe has the scale of one expert: it is some kind of mean, never a sum.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from swarm.merging import (
-    lora_math,
-    methods,
-)
-from swarm.merging import (
-    lora_math as low_rank,
-)
-from swarm.merging import (
-    methods as spherical,
-)
-from swarm.merging import (
-    methods as stock,
-)
-from swarm.merging import (
-    methods as ties,
-)
+from swarm.merging import lora_math, methods
+from swarm.merging import lora_math as low_rank
+from swarm.merging import methods as spherical
+from swarm.merging import methods as stock
+from swarm.merging import methods as ties
 
 if TYPE_CHECKING:
     import numpy as np

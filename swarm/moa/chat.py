@@ -18,8 +18,8 @@ from swarm._util.files import write_json
 from swarm._util.format import pluralize
 from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty
 from swarm.errors import UserError
-from swarm.moa import format
-from swarm.moa.format import ChatTurn, build_conversation, format_layer, turn_to_json
+from swarm.moa import transcript_format
+from swarm.moa.transcript_format import ChatTurn, build_conversation, format_layer, turn_to_json
 from swarm.models.base import Request
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.scheduler import STOPPED
@@ -411,7 +411,7 @@ class TerminalChat:
             case "/models":
                 return self._models
             case "/history":
-                return list(format.format_history(session.remembered)) or ["nothing yet"]
+                return list(transcript_format.format_history(session.remembered)) or ["nothing yet"]
             case "/save":
                 return self._save_session(argument)
             case "/clear":
@@ -424,8 +424,8 @@ class TerminalChat:
         if not session.turns:
             raise UserError(f"{command}: there is no turn yet")
         if command == "/cost":
-            return format.format_costs(session.turns)
-        return format.format_stages(session.turns[-1], argument)
+            return transcript_format.format_costs(session.turns)
+        return transcript_format.format_stages(session.turns[-1], argument)
 
     def _save_session(self, name: str) -> list[str]:
         """Save the session; existing files are not overwritten unless saved by this session."""

@@ -15,7 +15,7 @@ from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty,
 from swarm.errors import UserError
 from swarm.moa.arguments import MAX_TOKENS, TEMPERATURE
 from swarm.moa.chat import ChatOptions, ChatSession, TerminalChat, make_line_reader
-from swarm.moa.format import format_models, summarize_mixture
+from swarm.moa.transcript_format import format_models, summarize_mixture
 from swarm.models.providers import Provider, Providers, parse_counted_names
 from swarm.models.trace import Replay, Trace
 from swarm.multi_agent.moa import MixtureOfAgents

@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 
 from swarm._util.format import align_columns, format_cost
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Request, Usage, compute_cost, generate_each, stream
+from swarm.models.base import (
+    Completion,
+    Delta,
+    Request,
+    Usage,
+    compute_cost,
+    generate_each,
+    stream,
+)
 from swarm.models.openai_protocol import CHARS_PER_TOKEN
 from swarm.models.trace import Trace, TracingModel
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted, OnEvent, Transcript

@@ -8,13 +8,17 @@ import numpy as np
 
 from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
+    AT_LEAST_ONE,
     OPTIMIZER_STREAM,
+    POSITIVE,
+    ROWS,
+    SHARE,
     BaseOptimizer,
     LossGradient,
     LossRequest,
+    Rule,
     freeze_array,
 )
-from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, SHARE, Rule
 from swarm.optimizers.random_streams import initial_population
 
 MINIBATCH_STREAM = OPTIMIZER_STREAM + 1

@@ -9,14 +9,16 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers.base import (
+    AT_LEAST_ONE,
+    SWITCH,
     LossGradient,
     LossRequest,
     Optimizer,
     ResourceAware,
     SearchResources,
+    check_number,
 )
 from swarm.optimizers.bayes import REQUIRED_PACKAGES, BayesianSearch
-from swarm.optimizers.checks import AT_LEAST_ONE, SWITCH, check_number
 from swarm.optimizers.cma_es import CMAES
 from swarm.optimizers.nes import NaturalEvolution
 from swarm.optimizers.pso import GradientDescent, ParticleSwarm

@@ -8,8 +8,14 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import OPTIMIZER_STREAM, CoefficientBounds
-from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, Rule
+from swarm.optimizers.base import (
+    AT_LEAST_ONE,
+    OPTIMIZER_STREAM,
+    POSITIVE,
+    ROWS,
+    CoefficientBounds,
+    Rule,
+)
 from swarm.optimizers.static_merges import WarmStartOptimizer
 
 if TYPE_CHECKING:

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import BOUND_RULES, OPTIMIZER_STREAM, CoefficientBounds
-from swarm.optimizers.checks import POSITIVE, SWITCH, Rule, check_number
+from swarm.optimizers.base import (
+    BOUND_RULES,
+    OPTIMIZER_STREAM,
+    POSITIVE,
+    SWITCH,
+    CoefficientBounds,
+    Rule,
+    check_number,
+)
 from swarm.optimizers.static_merges import WarmStartOptimizer
 
 if TYPE_CHECKING:

@@ -6,8 +6,16 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers.base import BOUND_RULES, BaseOptimizer, CoefficientBounds, freeze_array
-from swarm.optimizers.checks import POSITIVE, PROBABILITY, SWITCH, Rule
+from swarm.optimizers.base import (
+    BOUND_RULES,
+    POSITIVE,
+    PROBABILITY,
+    SWITCH,
+    BaseOptimizer,
+    CoefficientBounds,
+    Rule,
+    freeze_array,
+)
 from swarm.optimizers.random_streams import expert_positions, sample_mixtures
 from swarm.optimizers.static_merges import static_start_positions
 

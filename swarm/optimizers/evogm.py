@@ -8,8 +8,16 @@ from typing import ClassVar
 import numpy as np
 
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
-from swarm.optimizers.checks import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Rule
+from swarm.optimizers.base import (
+    AT_LEAST_ONE,
+    NOT_NEGATIVE,
+    OPTIMIZER_STREAM,
+    POSITIVE,
+    SHARE,
+    BaseOptimizer,
+    Rule,
+    freeze_array,
+)
 
 HIDDEN = (128, 256, 256, 256, 128)
 """Widths of a generator's hidden layers, as in the paper."""

@@ -5,8 +5,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers.base import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
-from swarm.optimizers.checks import NOT_NEGATIVE, PROBABILITY, SHARE, SWITCH, Rule
+from swarm.optimizers.base import (
+    NOT_NEGATIVE,
+    OPTIMIZER_STREAM,
+    PROBABILITY,
+    SHARE,
+    SWITCH,
+    BaseOptimizer,
+    Rule,
+    freeze_array,
+)
 from swarm.optimizers.random_streams import initial_population
 
 SELECTION_STREAM = OPTIMIZER_STREAM + 1

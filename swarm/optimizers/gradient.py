@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import LossGradient, LossRequest
-from swarm.optimizers.checks import (
+from swarm.optimizers.base import (
     AT_LEAST_ONE,
     COUNT,
     NOT_NEGATIVE,
     POSITIVE,
     ROWS,
     SWITCH,
+    LossGradient,
+    LossRequest,
     Rule,
     check_number,
 )

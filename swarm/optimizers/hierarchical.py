@@ -9,13 +9,14 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import Optimizer, freeze_array
-from swarm.optimizers.checks import (
+from swarm.optimizers.base import (
     AT_LEAST_ONE,
     POSITIVE,
+    Optimizer,
     check_number,
     check_particles,
     check_saved_state,
+    freeze_array,
 )
 from swarm.optimizers.nes import NaturalEvolution
 

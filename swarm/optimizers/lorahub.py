@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers.checks import NOT_NEGATIVE, Rule
+from swarm.optimizers.base import NOT_NEGATIVE, Rule
 from swarm.optimizers.cma_es import CMAES
 
 

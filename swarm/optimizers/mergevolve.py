@@ -6,8 +6,15 @@ from typing import ClassVar
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers.base import BaseOptimizer, freeze_array
-from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, Rule, check_number
+from swarm.optimizers.base import (
+    AT_LEAST_ONE,
+    POSITIVE,
+    ROWS,
+    BaseOptimizer,
+    Rule,
+    check_number,
+    freeze_array,
+)
 from swarm.optimizers.random_streams import expert_positions, initial_population
 
 

@@ -12,11 +12,14 @@ from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
     BOUND_RULES,
     OPTIMIZER_STREAM,
+    POSITIVE,
+    PROBABILITY,
+    SWITCH,
     BaseOptimizer,
     CoefficientBounds,
+    Rule,
     freeze_array,
 )
-from swarm.optimizers.checks import POSITIVE, PROBABILITY, SWITCH, Rule
 from swarm.optimizers.static_merges import DEFAULT_LAMBDAS, SCALES, static_start_positions
 
 if TYPE_CHECKING:

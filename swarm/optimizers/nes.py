@@ -6,8 +6,16 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import BOUND_RULES, OPTIMIZER_STREAM, CoefficientBounds, freeze_array
-from swarm.optimizers.checks import POSITIVE, SWITCH, Rule, check_number
+from swarm.optimizers.base import (
+    BOUND_RULES,
+    OPTIMIZER_STREAM,
+    POSITIVE,
+    SWITCH,
+    CoefficientBounds,
+    Rule,
+    check_number,
+    freeze_array,
+)
 from swarm.optimizers.static_merges import WarmStartOptimizer
 
 MOMENTUM, SQUARES, EPSILON = 0.9, 0.99, 1e-8

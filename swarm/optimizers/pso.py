@@ -9,8 +9,7 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import LossGradient, LossRequest, SearchResources
-from swarm.optimizers.checks import (
+from swarm.optimizers.base import (
     AT_LEAST_ONE,
     COUNT,
     NOT_NEGATIVE,
@@ -20,7 +19,10 @@ from swarm.optimizers.checks import (
     SHARE,
     STEP,
     SWITCH,
+    LossGradient,
+    LossRequest,
     Rule,
+    SearchResources,
     check_choice,
     check_number,
     check_particles,

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers.base import BaseOptimizer, freeze_array
-from swarm.optimizers.checks import NOT_NEGATIVE, SWITCH, Rule
+from swarm.optimizers.base import NOT_NEGATIVE, SWITCH, BaseOptimizer, Rule, freeze_array
 from swarm.optimizers.random_streams import initial_population
 
 

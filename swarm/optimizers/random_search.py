@@ -6,8 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import BaseOptimizer
-from swarm.optimizers.checks import POSITIVE, SWITCH, Rule
+from swarm.optimizers.base import POSITIVE, SWITCH, BaseOptimizer, Rule
 
 
 @dataclass(kw_only=True, eq=False)

@@ -11,8 +11,15 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import BaseOptimizer, HistoryOptimizer, freeze_array
-from swarm.optimizers.checks import POSITIVE, SWITCH, Rule, check_number
+from swarm.optimizers.base import (
+    POSITIVE,
+    SWITCH,
+    BaseOptimizer,
+    HistoryOptimizer,
+    Rule,
+    check_number,
+    freeze_array,
+)
 
 SCALES = (1.0, 1.5, 0.5, 2.0)
 """Factors of a recipe, the most promising first, so that a list may be cut at its end."""

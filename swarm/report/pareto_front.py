@@ -7,7 +7,14 @@ import numpy as np
 
 from swarm._util.format import format_interval, format_number, pluralize
 from swarm.optimizers.multi_objective import BASE_BOUND
-from swarm.report.document import Chart, ChartChoice, ReportSection, Series, TableBlock, TextBlock
+from swarm.report.document import (
+    Chart,
+    ChartChoice,
+    ReportSection,
+    Series,
+    TableBlock,
+    TextBlock,
+)
 from swarm.report.test_comparison import TestComparison
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_reader import RunFolder

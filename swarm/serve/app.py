@@ -16,7 +16,7 @@ from swarm.models.base import Completion, Delta, Model, NoEmbeddings, SupportsEm
 from swarm.models.openai import OpenAI
 from swarm.models.trace import TracingModel
 from swarm.multi_agent.collaboration import Collaboration
-from swarm.serve.errors import ApiKeyGuard, HttpError, http_error_from, read_json_body
+from swarm.serve.api_errors import ApiKeyGuard, HttpError, http_error_from, read_json_body
 from swarm.serve.request_params import (
     ChatRequest,
     parse_chat_request,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from swarm.errors import UserError
 from swarm.models.base import Message, Model, Request
 from swarm.models.trace import Trace, TracingModel
-from swarm.serve.errors import HttpError
+from swarm.serve.api_errors import HttpError
 
 if TYPE_CHECKING:
     from swarm.registry.registry import Roster

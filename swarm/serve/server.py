@@ -59,8 +59,8 @@ def build_server(
     """Build a server of models by name, to run on a socket; see `swarm.serve.app.ChatService`."""
     import uvicorn
 
+    from swarm.serve.api_errors import ApiKeyGuard
     from swarm.serve.app import ChatService
-    from swarm.serve.errors import ApiKeyGuard
     from swarm.serve.streaming import RequestQueue
 
     line = RequestQueue(concurrency, queue)

@@ -23,7 +23,7 @@ from swarm.models.base import (
     sum_usage,
 )
 from swarm.models.postprocess import stream_until_stop
-from swarm.serve.errors import HttpError
+from swarm.serve.api_errors import HttpError
 
 MIN_LOGPROB = -9999.0
 """Log probability that OpenAI reports for impossible tokens; JSON has no infinity."""

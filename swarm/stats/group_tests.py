@@ -10,7 +10,7 @@ import numpy as np
 from swarm.errors import InvalidArgument
 from swarm.stats import intervals, tests
 from swarm.stats.answer_values import read_answers, to_countable
-from swarm.stats.pairing import PARAPHRASES, ComparableRows, match_rows
+from swarm.stats.tests import PARAPHRASES, ComparableRows, match_rows
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swarm.stats.pairing import ComparableRows
-from swarm.stats.tests import Z95, utility_interval, wilson_interval
+from swarm.stats.tests import Z95, ComparableRows, utility_interval, wilson_interval
 
 NUM_RESAMPLES = 2_000
 

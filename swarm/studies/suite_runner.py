@@ -22,7 +22,13 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from swarm._util.files import PACKAGE_FOLDER, conf_folder, read_gzip_json, write_atomic, write_json
+from swarm._util.files import (
+    PACKAGE_FOLDER,
+    conf_folder,
+    read_gzip_json,
+    write_atomic,
+    write_json,
+)
 from swarm._version import __version__
 from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores, split_dev_holdout

@@ -380,7 +380,7 @@ class MoATracker:
         self._told: list[dict[str, Any]] = []
 
     def log_turn(self, turn: dict[str, Any]) -> None:
-        """Log one question in the form of `swarm.moa.format.turn_to_json`."""
+        """Log one question in the form of `swarm.moa.transcript_format.turn_to_json`."""
         self._told.append(turn)
         values = {f"calls_{name}": count for name, count in turn["calls"].items()}
         values |= {f"tokens_{name}": count for name, count in turn["tokens"].items()}

@@ -1,6 +1,104 @@
 """Open the page in a browser: python -m swarm.ui."""
 
-from swarm.ui.cli import ui
+import sys
+from pathlib import Path
+
+import click
+
+from swarm._util.terminal import escape_control_chars
+from swarm.errors import UserError
+from swarm.serve.cli import is_loopback
+
+DESCRIPTION = """\
+Web application for searches, models, conversations and comparisons.
+
+\b
+python -m swarm.ui                                 http://127.0.0.1:8080/?token=...
+python -m swarm.ui --port 0 --no-browser           any free port, no browser
+python -m swarm.ui --pool my_experts --base local  other experts of another base
+
+The printed address contains an access token: everyone who has it can start processes here.
+
+It shows the runs in search/ of the current folder. It is reachable from this machine only, and
+sends no data elsewhere. Ctrl-C stops it; searches that it started continue.
+"""
+
+
+@click.command(help=DESCRIPTION, context_settings={"max_content_width": 100})
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port of the server; 0 selects a free one.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Loopback address to bind.")
+@click.option("--no-browser", is_flag=True, help="Do not open the browser.")
+@click.option(
+    "--no-token",
+    is_flag=True,
+    help="Require no token: every user of this machine can start searches.",
+)
+@click.option(
+    "--pool",
+    metavar="FOLDER",
+    default="initial_experts",
+    show_default=True,
+    help="Folder of the experts of local/ names.",
+)
+@click.option(
+    "--base",
+    metavar="MODEL",
+    help="Base model of local/ names: an option of conf/model or "
+    "a folder; default: the base named by the experts.",
+)
+@click.option("--device", metavar="DEVICE", help="Device of local models: cpu, cuda, cuda:1.")
+def ui(
+    port: int,
+    host: str,
+    no_browser: bool,
+    no_token: bool,
+    pool: str,
+    base: str | None,
+    device: str | None,
+) -> None:
+    """Serve the web application; the help text is `DESCRIPTION`."""
+    try:
+        for name, value in {"host": host, "pool": pool, "base": base, "device": device}.items():
+            if value is not None and not value.strip():
+                raise UserError(
+                    f"--{name}: the value is empty; give one or leave the option out", 2
+                )
+        if not is_loopback(host):
+            raise UserError(
+                f"--host {host}: everyone who can reach the page can start searches, so it is "
+                "served on loopback addresses only, such as 127.0.0.1; from another machine use "
+                f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE",
+                2,
+            )
+        _check_packages()
+        from swarm.ui.app import serve_pages
+        from swarm.ui.state import AppState
+
+        serve_pages(
+            AppState(Path.cwd(), pool, base, device), host, port, not no_browser, not no_token
+        )
+    except UserError as error:
+        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+def _check_packages() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import nicegui  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"{error.name} is missing: pip install 'model-swarms[ui]'") from None
+
 
 if __name__ == "__main__":
     ui(prog_name="python -m swarm.ui", complete_var="_SWARM_UI_COMPLETE")

@@ -10,7 +10,7 @@ import webbrowser
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from swarm.serve.errors import LOCAL_HOST_PATTERN
+from swarm.serve.api_errors import LOCAL_HOST_PATTERN
 from swarm.ui.state import AppState
 
 PAGES = (

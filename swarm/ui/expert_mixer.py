@@ -13,8 +13,7 @@ from swarm.pool.pool import Pool
 from swarm.report.test_comparison import TestComparison
 from swarm.runs.describe import describe_position
 from swarm.runs.run_reader import RUNS_FOLDER, RunFolder, find_run_folders
-from swarm.ui.run_index import UNREADABLE_ERRORS
-from swarm.ui.state import RUN_NAME_PATTERN, AppState
+from swarm.ui.state import RUN_NAME_PATTERN, UNREADABLE_ERRORS, AppState
 
 MIXTURES_FOLDER = "mixtures"
 """Folder of saved mixtures, beside that of the runs."""

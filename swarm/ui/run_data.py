@@ -16,8 +16,7 @@ from swarm.runs.manifest import state_stamp
 from swarm.runs.run_reader import RunFolder
 from swarm.ui import charts
 from swarm.ui.launcher import format_command, output_path, read_failure, read_tail
-from swarm.ui.run_index import UNREADABLE_ERRORS, RunSummary, describe_progress
-from swarm.ui.state import AppState
+from swarm.ui.state import UNREADABLE_ERRORS, AppState, RunSummary, describe_progress
 
 
 @dataclass

@@ -1,17 +1,155 @@
 """State that all pages share: run folder, search launcher and models."""
 
 import re
+import threading
+from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from swarm._util.format import format_number, format_signed
 from swarm.errors import UserError
-from swarm.runs.run_reader import RUNS_FOLDER
-from swarm.ui.launcher import SearchLauncher
-from swarm.ui.run_index import RunIndex
+from swarm.runs.lock import STATUS_FILE, running_info
+from swarm.runs.manifest import replay, state_stamp
+from swarm.runs.run_reader import RUNS_FOLDER, find_run_folders
+from swarm.ui.launcher import SearchLauncher, output_path, read_failure
 
 if TYPE_CHECKING:
     from swarm.registry.registry import Roster
+
+FileStamp = tuple[int, int]
+
+UNREADABLE_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""Exceptions raised by reading a folder whose files are not in the expected format."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One-line summary of a run.
+
+    Attributes:
+        state: "running", "finished", "stopped" or "failed".
+        why: Details on the state: progress, reason of the end, or error.
+        best, gain: Best on dev, and gain of the best found over the best expert on test; `None` if
+            unknown.
+        gain_text: The gain with its 95 % interval; the suffix "(one answer)" marks a best found
+            that gives only one answer in some domain.
+        iterations: Number of finished iterations.
+        changed: Time of the last change, in seconds since 1970.
+    """
+
+    name: str
+    task: str
+    state: str
+    why: str
+    best: float | None
+    gain: float | None
+    gain_text: str
+    iterations: int
+    changed: float
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the row of a table."""
+        changed = datetime.fromtimestamp(self.changed).strftime("%Y-%m-%d %H:%M")
+        return {
+            "name": self.name,
+            "task": self.task,
+            "state": self.state,
+            "why": self.why,
+            "best": self.best,
+            "best_text": format_number(self.best),
+            "gain": self.gain,
+            "gain_text": self.gain_text,
+            "iterations": self.iterations,
+            "changed": self.changed,
+            "when": changed,
+        }
+
+
+class RunIndex:
+    """Index of the runs in a folder; only runs that changed since the last call are read.
+
+    Args:
+        folder: Folder that contains the runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._kept: dict[str, tuple[FileStamp, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def list_runs(self) -> list[RunSummary]:
+        """List all runs, most recently changed first."""
+        with self._lock:
+            found = [
+                line for path in find_run_folders(self.folder) if (line := self._load_run(path))
+            ]
+        return sorted(found, key=lambda line: (-line.changed, line.name))
+
+    def get_run(self, name: str) -> RunSummary | None:
+        """Return one run; `None` if it does not exist."""
+        with self._lock:
+            return self._load_run(self.folder / name)
+
+    def _load_run(self, path: Path) -> RunSummary | None:
+        name = path.relative_to(self.folder).as_posix()
+        if (stamp := state_stamp(path)) is None:
+            return None
+        try:
+            if name not in self._kept or self._kept[name][0] != stamp:
+                self._kept[name] = stamp, _extract_facts(replay(path)[0] or {})
+        except UNREADABLE_ERRORS:
+            return None
+        return RunSummary(name=name, **_run_state(path, self._kept[name][1], stamp[0] / 1e9))
+
+
+def _extract_facts(state: dict[str, Any]) -> dict[str, Any]:
+    """Extract the facts of a summary from a state."""
+    metrics = state["metrics"] or {}
+    known = [u for entry in state["rounds"] for u in entry["utilities"] if u is not None]
+    gain, ends = metrics.get("test_gain"), metrics.get("test_gain_interval", (0.0, 0.0))
+    gain_text = (
+        "–"
+        if gain is None
+        else f"{format_signed(gain)} [{format_signed(ends[0])}, {format_signed(ends[1])}]"
+    )
+    gain_text += " (one answer)" * bool(metrics.get("ending_best_single_test_one_answer"))
+    return {
+        "task": str(state["identity"].get("task.name") or "–"),
+        "best": metrics.get("ending_best_validation_utility", max(known, default=None)),
+        "gain": gain,
+        "gain_text": gain_text,
+        "iterations": max(0, len(state["rounds"]) - 1),
+        "over": state["finished"] if metrics else None,
+    }
+
+
+def _run_state(path: Path, facts: dict[str, Any], changed: float) -> dict[str, Any]:
+    """Add the state of a run to its facts: running, finished, failed or stopped."""
+    rest = {key: value for key, value in facts.items() if key != "over"}
+    rest["changed"] = changed
+    has_status = (path / STATUS_FILE).exists()
+    note = running_info(path) if has_status else None
+    if note is not None:
+        return {**rest, "state": "running", "why": describe_progress(note)}
+    if facts["over"]:
+        return {**rest, "state": "finished", "why": facts["over"]}
+    if error := read_failure(output_path(path), changed):
+        return {**rest, "state": "failed", "why": error}
+    # A search that ends in order removes its status file; a killed one leaves it behind.
+    after = f"{'killed ' if has_status else ''}after iteration {facts['iterations']}"
+    return {**rest, "state": "stopped", "why": after}
+
+
+def describe_progress(note: dict[str, Any]) -> str:
+    """Describe the progress of a running search in a few words."""
+    stage, maximum = str(note.get("what", "begins")), note.get("most")
+    if maximum and stage == f"iteration {note.get('iteration')}":
+        stage += f" of at most {maximum}"
+    done, total = note.get("done"), note.get("total")
+    return f"{stage}, {done} of {total} items" if total else stage
+
 
 RUN_NAME_PATTERN = re.compile(r"[^/\\\x00-\x1f]+")
 

@@ -12,8 +12,7 @@ import searches
 import small_evaluations
 
 from swarm.errors import UserError
-from swarm.evaluation.evaluation import format_result
-from swarm.evaluation.scoring import choose_device
+from swarm.evaluation.evaluation import choose_device, format_result
 
 
 def called(arguments: list[str]) -> "subprocess.CompletedProcess[str]":

@@ -24,9 +24,7 @@ from swarm.report.analyses import (
     prompt_efficiency,
     trajectories,
 )
-from swarm.report.analyses import (
-    trajectories as origins,
-)
+from swarm.report.analyses import trajectories as origins
 from swarm.runs.run_folder import RunRecord
 from swarm.runs.run_reader import RunFolder
 

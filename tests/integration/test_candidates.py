@@ -24,7 +24,12 @@ from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
 from swarm.engine.token_ensemble.members import ModelEnsemble
 from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage
-from swarm.evaluation.checkpoints import BestCandidate, CheckpointCandidate, SavedEnsembleCandidate
+from swarm.evaluation.checkpoints import (
+    BestCandidate,
+    CheckpointCandidate,
+    SavedEnsembleCandidate,
+)
+from swarm.evaluation.evaluation import prepare_candidate, score_candidate
 from swarm.evaluation.logit_ensemble import PackLLM
 from swarm.evaluation.models import ModelCandidate
 from swarm.evaluation.positions import MixedPositionCandidate, SingleExpertsCandidate
@@ -36,7 +41,6 @@ from swarm.evaluation.routing import (
     load_initial_answers,
     top_weights,
 )
-from swarm.evaluation.scoring import prepare_candidate, score_candidate
 from swarm.evaluation.voting import VotingCandidate, weighted_vote
 from swarm.models.base import Message, Request
 from swarm.pool.pool import Pool

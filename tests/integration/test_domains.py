@@ -359,7 +359,7 @@ def test_the_page_of_a_run_shows_domains_and_warnings(
 def test_a_sweep_and_the_list_of_runs_mark_one_answer(
     constant: tuple[Path, str, list[str]],
 ) -> None:
-    from swarm.ui.run_index import RunIndex
+    from swarm.ui.state import RunIndex
 
     folder = constant[0]
     state = json.loads((folder / "state.json").read_text())

@@ -24,7 +24,12 @@ from swarm.errors import UserError
 from swarm.export import export
 from swarm.export.__main__ import parse_arguments
 from swarm.export.export import Export
-from swarm.export.model_card import build_command, collect_input_licences, find_licence, to_hub_id
+from swarm.export.model_card import (
+    build_command,
+    collect_input_licences,
+    find_licence,
+    to_hub_id,
+)
 from swarm.export.source import ExportSource
 from swarm.runs.describe import describe_position
 from swarm.runs.manifest import encode_state

@@ -13,12 +13,7 @@ from endpoints import Asked, Endpoint, Reply, chat, endpoint, in_turn
 from judge_endpoints import judged_items, material, rated
 from task_items import hostile, write
 
-from swarm._util.replies import (
-    parse_grade,
-    parse_letter_pick,
-    parse_rating,
-    parse_skill_scores,
-)
+from swarm._util.replies import parse_grade, parse_letter_pick, parse_rating, parse_skill_scores
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
 from swarm.models.cache import Cache

@@ -22,8 +22,13 @@ from swarm.engine.token_ensemble.members import ModelEnsemble
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Message, Model, Request, generate_each, stream
 from swarm.pool.pool import Pool
-from swarm.registry.batcher import PendingRequest, select_round
-from swarm.registry.local_models import LocalModels, SharedLocalModel, stable_prefix
+from swarm.registry.local_models import (
+    LocalModels,
+    PendingRequest,
+    SharedLocalModel,
+    select_round,
+    stable_prefix,
+)
 from swarm.runs.manifest import encode_state
 
 TURNS = Request((Message("system", "be brief"), Message("user", "yes or no")), 8)
@@ -238,7 +243,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Any:
         for one in threading.enumerate():
             if one.name == "swarm-local":
                 one.join()
-        monkeypatch.setattr("swarm.registry.batcher.BATCH_WAIT_S", 3.0)
+        monkeypatch.setattr("swarm.registry.local_models.BATCH_WAIT_S", 3.0)
 
     return call
 

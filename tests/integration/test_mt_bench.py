@@ -18,7 +18,11 @@ from task_items import hostile
 
 from swarm._util.jsonl import merge_rows
 from swarm._util.replies import parse_grade, parse_letter_pick
-from swarm.judge.mt_bench.answers import build_comparison_prompt, build_grade_prompt, read_questions
+from swarm.judge.mt_bench.answers import (
+    build_comparison_prompt,
+    build_grade_prompt,
+    read_questions,
+)
 from swarm.stats.intervals import Average, average_scores
 
 GRADES: dict[str, float | None] = {

@@ -16,12 +16,7 @@ from hydra import compose, initialize_config_dir
 
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.loop.racing import (
-    Incumbent,
-    Racing,
-    cannot_beat,
-    tell_optimizer,
-)
+from swarm.loop.racing import Incumbent, Racing, cannot_beat, tell_optimizer
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.search import build_run
 from swarm.stats.tests import is_significantly_worse

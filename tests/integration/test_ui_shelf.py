@@ -15,13 +15,12 @@ from click.testing import CliRunner
 from swarm.errors import UserError
 from swarm.runs.lock import RunLock
 from swarm.runs.run_reader import RunFolder
-from swarm.ui import search_form
-from swarm.ui.cli import ui
+from swarm.ui.__main__ import ui
 from swarm.ui.expert_mixer import list_bests, list_model_names
 from swarm.ui.launcher import SearchLauncher, check_search, output_path
+from swarm.ui.pages import new_search
 from swarm.ui.pages.runs import compare_runs
-from swarm.ui.run_index import RunIndex
-from swarm.ui.state import AppState
+from swarm.ui.state import AppState, RunIndex
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     lines = shelf.list_runs()
     assert "sweep/trial_00" in {line.name for line in lines} and len(lines) == 501
     with monkeypatch.context() as patch:
-        patch.setattr("swarm.ui.run_index._extract_facts", lambda state: pytest.fail("read again"))
+        patch.setattr("swarm.ui.state._extract_facts", lambda state: pytest.fail("read again"))
         assert shelf.list_runs() == lines
     kept = (first / "state.json").stat()
     (first / "state.json").write_bytes(b"x" * len(state))
@@ -102,8 +101,8 @@ def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
 
 def test_the_form_s_arguments(tmp_path: Path) -> None:
     home = AppState(tmp_path, "mine", "some/folder", "cuda:1")
-    chosen, lines = search_form.initial_form(home)
-    assert search_form.build_arguments(
+    chosen, lines = new_search.initial_form(home)
+    assert new_search.build_arguments(
         home, "try", chosen, {"seed": " 007 ", "budget": ""}, lines
     ) == [
         "task=nlgraph_mini",
@@ -123,10 +122,10 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         ("try", {}, "folder=/", "folder cannot be set here"),
     ):
         with pytest.raises(UserError, match=re.escape(error)):
-            search_form.build_arguments(home, name, chosen, numbers, more)
+            new_search.build_arguments(home, name, chosen, numbers, more)
     assert all(
-        search_form.group_options(group)[search_form.default_options()[group]]
-        for group in search_form.CONFIG_GROUPS
+        new_search.group_options(group)[new_search.default_options()[group]]
+        for group in new_search.CONFIG_GROUPS
     )
 
 

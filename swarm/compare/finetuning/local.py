@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm._util.files import find_path
-from swarm.compare.finetuning.dataset import parse_examples, read_training_file, tokenize_examples
+from swarm.compare.finetuning.dataset import (
+    parse_examples,
+    read_training_file,
+    tokenize_examples,
+)
 from swarm.compare.finetuning.params import LocalTrainingParams
 from swarm.compare.finetuning.store import FINAL_STATES, JobRow, JobStore
 from swarm.errors import InvalidArgument, UserError

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm._util.format import format_duration
-from swarm.compare.finetuning.client import (
-    ApiKey,
-    ApiKeyRing,
-    FinetuningClient,
-    format_time,
-)
+from swarm.compare.finetuning.client import ApiKey, ApiKeyRing, FinetuningClient, format_time
 from swarm.compare.finetuning.dataset import read_training_file
 from swarm.compare.finetuning.params import OpenaiTrainingParams
 from swarm.compare.finetuning.store import JobRow, JobStore

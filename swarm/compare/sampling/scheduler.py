@@ -15,8 +15,8 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
+from swarm._util.terminal import SamplingProgressBar
 from swarm.compare.sampling.backends import Backend, BatchBackend, EndpointBackend
-from swarm.compare.sampling.progress_bar import SamplingProgressBar
 from swarm.compare.sampling.resolve import (
     get_endpoint_index,
     get_resolved_backend,

@@ -30,8 +30,8 @@ from swarm.compare.view.query import (
 )
 from swarm.compare.view.table import AnswerTable, extract_text
 from swarm.errors import UserError
+from swarm.serve.api_errors import ApiKeyGuard, read_json_body
 from swarm.serve.cli import is_loopback
-from swarm.serve.errors import ApiKeyGuard, read_json_body
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -380,7 +380,7 @@ def build_server(table: AnswerTable, start: dict[str, str], local: bool) -> "Ser
     """Build the server of the page; `local` is whether it is bound to the loopback address."""
     import uvicorn
 
-    from swarm.serve.errors import ApiKeyGuard
+    from swarm.serve.api_errors import ApiKeyGuard
 
     app = ViewerApp(table, start, ApiKeyGuard(None, local)).app
     return uvicorn.Server(

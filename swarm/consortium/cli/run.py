@@ -15,12 +15,7 @@ import click
 
 from swarm._util.files import write_json
 from swarm._util.format import align_columns, format_cost, pluralize
-from swarm._util.terminal import (
-    WarningCollector,
-    escape_control_chars,
-    is_tty,
-    std_streams,
-)
+from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty, std_streams
 from swarm.consortium.api import (
     MAX_TOKENS,
     ConsortiumQuestion,

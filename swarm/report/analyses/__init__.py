@@ -8,14 +8,8 @@ from typing import Any
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.report.analyses import (
-    emergence,
-    prompt_efficiency,
-    trajectories,
-)
-from swarm.report.analyses import (
-    trajectories as origins,
-)
+from swarm.report.analyses import emergence, prompt_efficiency, trajectories
+from swarm.report.analyses import trajectories as origins
 from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
 from swarm.runs.run_reader import RunFolder

@@ -20,8 +20,7 @@ from swarm.ui.run_data import (
     load_run_series,
     take_snapshot,
 )
-from swarm.ui.run_index import UNREADABLE_ERRORS
-from swarm.ui.state import AppState
+from swarm.ui.state import UNREADABLE_ERRORS, AppState
 
 VERDICT_SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
 

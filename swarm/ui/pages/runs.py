@@ -26,8 +26,7 @@ from swarm.runs.run_reader import RunFolder
 from swarm.ui import charts
 from swarm.ui.layout import draw_heading, draw_plain_table, page_frame
 from swarm.ui.run_data import describe_unreadable
-from swarm.ui.run_index import UNREADABLE_ERRORS, RunSummary
-from swarm.ui.state import AppState
+from swarm.ui.state import UNREADABLE_ERRORS, AppState, RunSummary
 
 STATE_COLOURS = {
     "running": "primary",

@@ -11,7 +11,14 @@ import pytest
 
 from swarm._util.terminal import WarningCollector, escape_control_chars
 from swarm.errors import UserError
-from swarm.moa.chat import COMMANDS, ChatOptions, ChatSession, TerminalChat, UserInput, read_input
+from swarm.moa.chat import (
+    COMMANDS,
+    ChatOptions,
+    ChatSession,
+    TerminalChat,
+    UserInput,
+    read_input,
+)
 from swarm.models.base import Completion, Delta, Request, Stream
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentSpec

@@ -12,9 +12,9 @@ import pytest
 from task_items import choice_items, match_items, write
 
 from swarm.errors import UserError
+from swarm.tasks.dataset import assign_shared_items, item_identity
 from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.multiple_choice import MultipleChoice
-from swarm.tasks.split_overlap import assign_shared_items, item_identity
 
 ORIGINAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "eval"
 

@@ -10,7 +10,8 @@ import pytest
 from task_items import choice_items, match_items, write
 
 from swarm.errors import UserError
-from swarm.tasks import dataset_formats, split_overlap
+from swarm.tasks import dataset
+from swarm.tasks import dataset as split_overlap
 from swarm.tasks.base import Item
 from swarm.tasks.dataset import DataFile, text_field_error
 from swarm.tasks.exact_match import ExactMatch
@@ -263,11 +264,8 @@ def test_the_fields_that_a_prompt_is_made_of_tell_items_apart(
 
 
 def test_the_first_ids_and_how_many_more() -> None:
-    assert (
-        dataset_formats.format_ids([1]) == "1"
-        and dataset_formats.format_ids(range(5)) == "0, 1, 2, 3, 4"
-    )
-    assert dataset_formats.format_ids(range(7)) == "0, 1, 2, 3, 4 and 2 more"
+    assert dataset.format_ids([1]) == "1" and dataset.format_ids(range(5)) == "0, 1, 2, 3, 4"
+    assert dataset.format_ids(range(7)) == "0, 1, 2, 3, 4 and 2 more"
 
 
 LEAKS = {"hearsay": 94, "citation_prediction_classification": 108}

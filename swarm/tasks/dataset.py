@@ -120,7 +120,7 @@ def by_kind(faults: Sequence[tuple[object, str]]) -> str:
 
 
 def find_repeated_ids(items: Sequence[Item], fields: Sequence[str]) -> list[object]:
-    """Return the ids of items that repeat an earlier one (see `split_overlap.item_identity`)."""
+    """Return the ids of items that repeat an earlier one (see `item_identity`)."""
     seen: set[ItemIdentity] = set()
     again = []
     for item in items:
@@ -176,12 +176,12 @@ def read_data(file: DataFiles, remedy: MissingFileHint, fields: Sequence[str]) -
     - An object `{"dev": [...], "test": [...]}`, optionally with an "icl_prompt".
     - JSON lines (a name in ".jsonl", one object per line) or a list of objects: either each has a
       "split", "dev" or "test", or none does, and they are divided
-      (`split_overlap.split_dev_third`).
+      (`split_dev_third`).
     - For each split, one file of JSON lines or with a list.
     - `InMemoryItems`: the same without a file.
 
     Args:
-        fields: The items' fields that identify an item (see `split_overlap.item_identity`).
+        fields: The items' fields that identify an item (see `item_identity`).
 
     Raises:
         UserError: A file is missing, unreadable, or in no such format.

@@ -11,7 +11,6 @@ from task_items import choice_items, match_items, write
 
 from swarm.errors import UserError
 from swarm.tasks import dataset
-from swarm.tasks import dataset as split_overlap
 from swarm.tasks.base import Item
 from swarm.tasks.dataset import DataFile, text_field_error
 from swarm.tasks.exact_match import ExactMatch
@@ -258,9 +257,7 @@ def test_the_fields_that_a_prompt_is_made_of_tell_items_apart(
     assert warned() == []
     assert len(FreeText("mine", Anything(), file).items("dev")) == 4
     assert any("3 of 4 dev items repeat" in line for line in warned())
-    assert split_overlap.item_identity(
-        items[0], ("context", "prompt")
-    ) != split_overlap.item_identity(items[0])
+    assert dataset.item_identity(items[0], ("context", "prompt")) != dataset.item_identity(items[0])
 
 
 def test_the_first_ids_and_how_many_more() -> None:

@@ -292,7 +292,7 @@ def test_results_of_other_items_are_refused(tmp_path: Path) -> None:
         tasks={"one": GIVEN["tasks"]["one"]},
         methods={"a": {"words": ["optimizer=cmaes"]}, "b": {}},
     )
-    with pytest.raises(UserError, match=r"seed0\.json and 0 more were made with other"):
+    with pytest.raises(UserError, match=r"seed0\.json and 0 more have other settings"):
         find_missing(other, list_cells(other))
 
 

@@ -555,6 +555,8 @@ def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
         folder = run_folders.folder(tmp_path / "run", iterations=0)
         state = json.loads((folder / "state.json").read_text())
         (folder / "state.json").write_bytes(encode_state({**state, "rounds": []}))
+        (folder / "answers" / "iteration_0000.json.gz").unlink()
+        (folder / "checksums.txt").unlink()
         build_report(folder)
 
 

@@ -72,7 +72,7 @@ def test_shared_items_are_divided_evenly(tmp_path: Path, swapped: bool, warned: 
     assert Counter(map(gold, dev)) == Counter(map(gold, test)) == {"Yes": 5, "No": 10}
     assert all(item["choices"]["A"] == ("No" if swapped else "Yes") for item in test)
     (line,) = warned()
-    assert "leaky.json: 30 items are in dev and in test alike; 15 stay in dev, 15 in test" in line
+    assert "leaky.json: 30 items are in both dev and test; 15 stay in dev, 15 in test" in line
     assert "task.dedupe=false" in line and "\n" not in line
     # The order in which the splits are asked for changes nothing, nor does the files' order.
     backwards = MultipleChoice("leaky", str(file))
@@ -122,7 +122,7 @@ def test_a_split_that_is_nothing_but_leak_says_so(tmp_path: Path) -> None:
     file = str(write(tmp_path / "one.json", {"dev": match_items(3), "test": match_items(1)}))
     task = ExactMatch("one", file)
     assert len(task.items("dev")) == 3
-    with pytest.raises(UserError, match=r"one.json: test has no item that .* task.dedupe=false"):
+    with pytest.raises(UserError, match=r"one.json: all items of test are in dev, too; .*dedupe"):
         task.items("test")
     assert len(ExactMatch("one", file, dedupe=False).items("test")) == 1
 

@@ -256,7 +256,7 @@ def test_the_fields_that_a_prompt_is_made_of_tell_items_apart(
     assert len(task.items("dev")) == 4 and len(task.items("test")) == 2
     assert warned() == []
     assert len(FreeText("mine", Anything(), file).items("dev")) == 4
-    assert any("3 of 4 dev items repeat" in line for line in warned())
+    assert any("3 of 4 dev items are duplicates" in line for line in warned())
     assert dataset.item_identity(items[0], ("context", "prompt")) != dataset.item_identity(items[0])
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from swarm._util.format import format_amount, format_duration
-from swarm._util.logging import buffer_log
 from swarm.engine.hf import BATCH_CPU, BATCH_GPU, DeviceProfile, choose_plan
 from swarm.errors import UserError
 from swarm.loop import cost_model as cost
@@ -17,6 +16,7 @@ from swarm.loop.cost_model import DeviceSpec, ModelShape, SearchWorkload, read_m
 from swarm.loop.final_metrics import FINALIST_COUNT
 from swarm.loop.fingerprint import search_identity
 from swarm.loop.prompt_stats import PromptStats, count_judged_texts, count_prompt_tokens
+from swarm.loop.reporter import buffer_log
 from swarm.loop.run import Run
 from swarm.optimizers.base import MultiObjectiveOptimizer
 from swarm.optimizers.static_merges import static_start_positions, utility_start_positions

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from swarm._util.files import name_fault, path_fault
-from swarm._util.logging import buffer_log, flush_log_to
 from swarm.engine.base import DifferentiableEngine, Engine, ExpertPool
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
@@ -38,7 +37,7 @@ from swarm.loop.fingerprint import (
 )
 from swarm.loop.prompt_stats import fit_to_context
 from swarm.loop.racing import Racing, tell_optimizer
-from swarm.loop.reporter import RunReporter
+from swarm.loop.reporter import RunReporter, buffer_log, flush_log_to
 from swarm.optimizers.base import (
     MultiObjectiveOptimizer,
     Optimizer,

@@ -135,7 +135,7 @@ class ConsortiumRun(ConsortiumContext):
         consortium: The consortium.
         request: The request to answer.
         logged: Warnings already logged for requests of the same batch.
-        tell: Receives each finished iteration.
+        notify: Receives each finished iteration.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ import run_folders
 
 from swarm._util.files import short_digest
 from swarm._util.format import format_number, format_p_value, format_signed
-from swarm._util.logging import buffer_log, flush_log_to
 from swarm.errors import UserError
+from swarm.loop.reporter import buffer_log, flush_log_to
 from swarm.report import __main__ as entry
 from swarm.report.analyses.prompt_efficiency import measure_economy
 from swarm.report.build import build_report, write_report

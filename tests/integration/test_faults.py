@@ -47,7 +47,7 @@ def test_nothing_is_lost_or_short_whatever_goes_wrong(
             assert type(answer) is TOLD[plan[-1]] and str(answer).startswith("small (http")
         else:
             assert isinstance(answer, Completion) and answer.text == wanted
-    assert caplog.text.count("by another model, someone-else") == 1
+    assert caplog.text.count("from another model, someone-else") == 1
 
 
 def test_generate_gives_all_answers_in_order_too() -> None:

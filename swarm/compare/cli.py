@@ -209,7 +209,7 @@ def _ask_and_report(
     rows = sum(map(len, frames))
     print(f"{pluralize(rows, 'row')}, {failed} with an error: {folder / 'report.md'}")
     first = shlex.quote(str(folder / questions[0].name / "data.jsonl"))
-    print(f"browse them with:  python -m swarm.compare view {first}", file=sys.stderr)
+    print(f"browse them with: python -m swarm.compare view {first}", file=sys.stderr)
     return by_name
 
 

@@ -317,7 +317,7 @@ def describe_connection_error(error: Exception) -> str:
     import aiohttp
 
     if isinstance(error, aiohttp.ClientResponseError):
-        return f"the proxy says {error.status} {error.message}"
+        return f"the proxy returned {error.status} {error.message}"
     if isinstance(error, aiohttp.InvalidURL):
         return "the URL, or the proxy's, is not valid"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -103,8 +103,8 @@ def load_run_series(path: Path) -> RunSeries:
 
 def describe_unreadable(error: Exception) -> str:
     """Describe the error in reading a run whose files are not in the expected format."""
-    said = f"{type(error).__name__}: {error}"
-    return f"the files of this run are not as a search writes them ({said:.200})"
+    cause = f"{type(error).__name__}: {error}"
+    return f"the files of this run are damaged or incompatible ({cause:.200})"
 
 
 def _build_run_series(run: RunFolder) -> RunSeries:

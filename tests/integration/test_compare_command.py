@@ -72,7 +72,7 @@ def test_a_run_writes_data_plots_and_a_report(server: endpoints.Endpoint, said: 
     assert "15 rows, 0 with an error: compare/birds/report.md" in out
     assert "birds: answer: " in out and "birds: real: " in out and "size: answer: " in out
     assert err.endswith(
-        "browse them: python -m swarm.compare view compare/birds/birds/data.jsonl\n"
+        "browse them with: python -m swarm.compare view compare/birds/birds/data.jsonl\n"
     )
     place = Path("compare/birds")
     text = (place / "report.md").read_text()

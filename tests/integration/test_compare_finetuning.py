@@ -561,7 +561,7 @@ def test_a_file_is_judged_line_by_line(
     result = manager.openai_validate_file(str(file))
     assert [(one.line, str(one)[:20]) for one in result.errors] == [
         (3, "line 3: not JSON: Ex"),
-        (4, "line 4: an example h"),
+        (4, "line 4: an example m"),
         (6, "line 6: messages: mu"),
         (0, "6 examples, at least"),
     ]

@@ -96,7 +96,7 @@ def test_only_the_assistants_words_of_weight_are_learnt(tiny_llama: Path, tmp_pa
     )
     (asked, answer), _ = tokenize_examples(found, tokenizer, 512)
     assert tokenizer.decode(asked).endswith("two;think:") and tokenizer.decode(answer) == "yes<eos>"
-    with pytest.raises(InvalidArgument, match=r"line 2: \d+ tokens exceed the model.s context of 20"):
+    with pytest.raises(InvalidArgument, match=r"line 2: \d+ tokens exceed the .*context of 20"):
         tokenize_examples(found, tokenizer, 20)
     call = {"role": "assistant", "tool_calls": [{"id": "1"}]}
     with pytest.raises(InvalidArgument, match="line 1: tools cannot be trained"):

@@ -195,7 +195,7 @@ def test_wrong_arguments_are_told() -> None:
         view(rows, port=70000, open_browser=False)
     with pytest.raises(ValueError, match="int cannot be shown"):
         view(3, open_browser=False)
-    with pytest.raises(ValueError, match="answers: it has no rows"):
+    with pytest.raises(ValueError, match="answers: has no rows"):
         view([], open_browser=False)
 
 

@@ -384,7 +384,7 @@ def test_the_password_of_a_proxy_is_shown_to_nobody(monkeypatch: pytest.MonkeyPa
     with file_servers.serving(Refusing) as url:
         monkeypatch.setenv("https_proxy", url.replace("://", f"://me:{KEY}@"))
         mine.check()
-        words = r"the proxy says 407 Proxy Authentication Required$"
+        words = r"the proxy returned 407 Proxy Authentication Required$"
         with pytest.raises(ConnectionFailed, match=words) as caught:
             mine.run_calls(numbers(1), said)
     assert KEY not in "".join(traceback.format_exception(caught.value))

@@ -335,7 +335,7 @@ class TinkerTrainingParams(TrainingParams):
         same = {key: getattr(self, key) for key in SHARED if getattr(self, key) is not None}
         arguments = ", ".join(f"{key}={value!r}" for key, value in same.items())
         return (
-            "training at Tinker is not supported:  it needs the packages tinker and "
+            "training at Tinker is not supported: it needs the packages tinker and "
             "tinker-cookbook, "
             "which are not used here (save_every, log_every, shuffle_on_start, renderer_name and "
             "lr_schedule have no counterpart). Models trained there are asked as tinker://...; "

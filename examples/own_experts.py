@@ -1,7 +1,7 @@
 """Experts of your own: a folder of PEFT LoRA adapters of one base model, and their best mixture.
 
 Here they are three of those that ship and a mixture of two of them, which is an expert like any
-other once it is saved. Name your folder and base in their place:
+other once it is saved. Your folder and base are arguments:
 
     python examples/own_experts.py
     python examples/own_experts.py my_experts my_base_model
@@ -16,15 +16,13 @@ from swarm import Pool, Result, evaluate, search
 
 
 def filled(folder: Path, pool: str = "initial_experts", names: tuple[str, ...] = ()) -> Path:
-    """A new folder with some experts of a pool and a mixture of the first two.
+    """Create a folder with some experts of a pool and a mixture of the first two.
 
-    One that is there already is taken as it is if it was made here, and else left alone.
+    An existing folder is used if this example created it, and refused otherwise.
     """
     mixture = folder / "half_and_half"
     if folder.exists() and not (mixture / "adapter_config.json").is_file():
-        sys.exit(
-            f"{folder} exists but was not created by this example; name it to use it unchanged"
-        )
+        sys.exit(f"{folder} was not created by this example; name it to use it unchanged")
     if folder.exists():
         return folder
     chosen = Pool(pool, names or ("rooms", "roads", "arithmetic")).open()

@@ -184,13 +184,13 @@ def _token_text(tokenizer: Any, before: Sequence[int], token: int) -> str:
 
 
 class TokenCache:
-    """Token ids of texts; the cache is cleared when it exceeds `most` tokens.
+    """Token ids of texts; the cache is cleared when it exceeds `limit` tokens.
 
     The prompts of a task are repeated for every particle; those that quote an answer never are, and
     would fill the memory.
 
     Args:
-        most: Tokens that may be cached before another text is prepared.
+        limit: Tokens that may be cached before another text is prepared.
     """
 
     def __init__(self, limit: int = 4_000_000) -> None:

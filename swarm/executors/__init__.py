@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from swarm.executors.devices import check_devices
 from swarm.executors.inline import InlineExecutor
 from swarm.executors.processes import ProcessExecutor
-from swarm.executors.worker import Job, JobResult, Worker
+from swarm.executors.worker import Job, JobResult, Worker, check_devices
 
 __all__ = ["Executor", "Job", "JobResult", "Worker"]
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from swarm.engine.base import MultiGpuEngine
 from swarm.errors import UserError
-from swarm.executors.devices import check_devices, group_gpus
-from swarm.executors.worker import Job, JobResult, Worker, format_failure
+from swarm.executors.worker import Job, JobResult, Worker, check_devices, format_failure, group_gpus
 
 log = logging.getLogger(__name__)
 

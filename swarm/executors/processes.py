@@ -14,8 +14,16 @@ from typing import Any
 
 from swarm.engine.base import MultiGpuEngine
 from swarm.errors import UserError
-from swarm.executors.devices import check_devices, group_gpus, select_device
-from swarm.executors.worker import Job, JobResult, Worker, describe_job, format_failure
+from swarm.executors.worker import (
+    Job,
+    JobResult,
+    Worker,
+    check_devices,
+    describe_job,
+    format_failure,
+    group_gpus,
+    select_device,
+)
 
 log = logging.getLogger(__name__)
 

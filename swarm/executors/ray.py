@@ -23,9 +23,15 @@ import numpy as np
 
 from swarm.engine.base import ExpertPool, MultiGpuEngine
 from swarm.errors import UserError
-from swarm.executors.devices import check_devices
 from swarm.executors.processes import MAX_DEATHS
-from swarm.executors.worker import Job, JobResult, Worker, describe_job, format_failure
+from swarm.executors.worker import (
+    Job,
+    JobResult,
+    Worker,
+    check_devices,
+    describe_job,
+    format_failure,
+)
 from swarm.pool.pool import Pool
 
 MIN_OBJECT_STORE = 100 * 2**20
@@ -232,7 +238,7 @@ class RayWorker:
     Args:
         device: Device of its model; Ray shows it only its own GPU.
         threads: CPU threads.
-        home: The driver's folder, to which the configuration's paths are relative.
+        folder: The driver's folder, to which the configuration's paths are relative.
     """
 
     def __init__(self, device: str, threads: int, folder: str) -> None:

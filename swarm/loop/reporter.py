@@ -86,7 +86,7 @@ class RunReporter:
     Args:
         record: Record of the run folder.
         tracker: Experiment tracker.
-        most: Maximum number of iterations.
+        max_iterations: Maximum number of iterations.
         show: Whether to show progress on the terminal.
     """
 

@@ -132,7 +132,7 @@ def mean_gain_over_seeds(
     """Test the difference of two searches' mean utilities over seeds, paired on the same items.
 
     Args:
-        own, other: Each seed's scores of the same items. Items are resampled jointly for all seeds.
+        first, other: Scores of the same items by seed. Items are resampled jointly for all seeds.
     """
     if all(is_mean_utility(task, scores) for scores in (*first, *other)):
         return paired_gain(task, average_scores(first), average_scores(other))

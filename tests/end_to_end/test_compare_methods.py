@@ -101,7 +101,7 @@ def test_it_goes_on_where_it_stopped(done: tuple[Path, list[str], str]) -> None:
         (["methods=[pso,pso]"], "methods: 'pso' is listed more than once"),
         (["methods=pso"], "methods=pso: must be a list"),
         (["methods=[nothing]"], "optimizer=nothing: no such option"),
-        (["methods=[vote]"], "needs a search too"),
+        (["methods=[vote]"], "need a search for the experts' dev answers"),
         (["methods=['pso foo']"], "methods: 'pso foo' must be an optimizer and keys"),
         (["methods=[pso]", "seeds=0"], "seeds=0: must be an integer"),
         (["methods=[pso]", "budget=2"], "budget=2 positions: pso begins with the pool's 4"),
@@ -194,7 +194,7 @@ def test_another_start_than_the_heads_is_named(runs: dict[str, RunFolder]) -> No
     text = method_comparison.format_comparison(
         method_comparison.summarize_methods(rows, {}, None, 9)
     )
-    assert f"whose test is not that of the first line with half: {names[1]} (" in text
+    assert f"whose test score differs from the first line with half: {names[1]} (" in text
     same = method_comparison.format_comparison(
         method_comparison.summarize_methods(rows[:1], {}, None, 9)
     )
@@ -231,7 +231,7 @@ def test_experts_answer_together_beside_rows_and_signals(
     found = json.loads((taken.parent / "methods.json").read_text())
     random, vote, route = found["methods"]
     assert vote["found"] == ["all experts together, 4 prompts per answer"]
-    assert route["found"] == ["all experts together, 1 prompts an answer"]
+    assert route["found"] == ["all experts together, 1 prompts per answer"]
     assert (vote["prompts"], route["prompts"]) == ([0], [4 * 12]), "routing has asked dev"
     assert random["signal"] == "logprob" and not (taken.parent / "methods.svg").exists()
     text = (taken.parent / "methods.md").read_text()

@@ -82,7 +82,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, tiny_llama: Path, tiny_pool: P
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "name=" in err and "goes on" in err and "Traceback" not in err + out
+    assert "name=" in err and "resumes" in err and "Traceback" not in err + out
     assert len(state(folder)["rounds"]) >= 1  # type: ignore[arg-type]
 
 

@@ -117,7 +117,7 @@ def test_a_judged_search_leaves_no_secret_and_goes_on_with_another(
     assert any("${oc.env:JUDGE_TOKEN}" in word for word in load_command(run)["arguments"])  # type: ignore[index]
     assert open_to_others(run) == [] and open_to_others(tmp_path / "cache") == []
     # The page cannot go on with a secret that nobody kept, and says so.
-    with pytest.raises(UserError, match="not kept"):
+    with pytest.raises(UserError, match="not stored"):
         SearchLauncher().resume_search(run)
     with pytest.raises(UserError, match=r"api_key=\(hidden\).*oc.env"):
         check_secrets(RunFolder(run).config)

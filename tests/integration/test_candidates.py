@@ -538,7 +538,7 @@ def test_a_search_that_is_not_over_is_refused(run: RunFolder, tmp_path: Path) ->
     # A search that was killed between its last iteration and its verdict has a `finished`.
     for left in ({"finished": None, "metrics": None}, {"metrics": None}):
         (tmp_path / "state.json").write_bytes(encode_state({**state, **left}))
-        with pytest.raises(UserError, match="not over"):
+        with pytest.raises(UserError, match="not finished"):
             BestCandidate(str(tmp_path))
 
 

@@ -226,7 +226,7 @@ def test_a_dry_run_says_how_much_a_judge_would_read(
 def test_a_base_that_is_not_there_is_neither_fetched_nor_guessed(command: list[str]) -> None:
     result = searches.run([*command, "model.path=some/base", "dry_run=true"])
     assert result.returncode == 0, result.stderr
-    assert "4 characters a token" in result.stdout
+    assert "4 characters per token" in result.stdout
     assert "some/base is not on this disk" in result.stdout
 
 

@@ -290,7 +290,7 @@ def test_every_kind_of_prompt_is_tried(tiny_llama: Path, tmp_path: Path) -> None
 
 def test_prompts_that_never_come_again_do_not_fill_the_memory(family: tuple[Path, Path]) -> None:
     engine, pool = opened(family)
-    engine._tokens.most = 300
+    engine._tokens.limit = 300
     mixture = position(pool, 0.5, 0.5)
     own = [[Request(prompt, 4) for prompt in PROMPTS]]
     expected = engine.generate(mixture, own)

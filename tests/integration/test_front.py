@@ -264,7 +264,7 @@ def test_a_number_is_no_bound_of_a_signal(
         if not word.startswith("task")
     ]
     refused = searches.run([*command, *words, "optimizer.constraints={A: 0.5}"])
-    assert "optimizer.constraints.A=0.5: a number has no unit" in refused.stderr
+    assert "optimizer.constraints.A=0.5: a number is ambiguous" in refused.stderr
     refused = searches.run([*command, *words, "optimizer.constraints={C: base}"])
     assert "optimizer.constraints: the task has no part 'C'; it has: A" in refused.stderr
 

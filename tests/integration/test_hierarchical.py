@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_one_line() -> None:
         )
     with pytest.raises(UserError, match=r"optimizer.optimizer=gradient: needs gradients"):
         HierarchicalOptimizer(optimizer=GradientDescent())
-    with pytest.raises(UserError, match=r"optimizer.optimizer=nsga2: .* a front has none"):
+    with pytest.raises(UserError, match=r"optimizer.optimizer=nsga2: .* a front does not have"):
         HierarchicalOptimizer(optimizer=NSGA2Search())
     with pytest.raises(UserError, match="must be another optimizer"):
         HierarchicalOptimizer(optimizer=HierarchicalOptimizer())

@@ -197,7 +197,7 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
         with pytest.raises(UserError, match=says):
             home.get_model(expert).check()
         assert str(generate_each(home.get_model(expert), [TEXT])[0]).count("pool/") == 1
-    with pytest.raises(UserError, match=f"{tmp_path}/none: there is no such folder"):
+    with pytest.raises(UserError, match=f"{tmp_path}/none: no such folder"):
         LocalModels(str(tmp_path / "none"), pool).get_model("base").check()
     named = BaseModel(str(tiny_gemma), name="tiny-gemma")
     with pytest.raises(UserError, match="belongs to the base model"):

@@ -173,7 +173,7 @@ def negatives() -> list[Task]:
 @pytest.mark.parametrize("part", negatives(), ids=lambda part: part.name)
 def test_a_harmonic_mean_is_refused_before_anything_is_asked(part: Task) -> None:
     parts = [MultipleChoice("good", "a.json"), part]
-    with pytest.raises(UserError, match=rf"combine=harmonic: {part.name} can come.*minimum"):
+    with pytest.raises(UserError, match=rf"combine=harmonic: {part.name} can be negative.*minimum"):
         Mixture("m", parts)
     assert Mixture("m", parts, "mean").lowest == part.lowest < 0  # type: ignore[attr-defined]
     kind = RewardModelTask("rm", RewardModelScorer("reward"), "concise", file="rm.json")

@@ -96,7 +96,7 @@ def test_a_misspelt_expert_is_named_with_what_is_there(experts: list[str], tiny_
         Pool(tiny_pool, experts).open()
     assert str(caught.value) == (
         f"pool.experts: {tiny_pool} has no 'brich'; did you mean 'birch'? "
-        "it has: amber, birch, cedar, dune"
+        "it contains: amber, birch, cedar, dune"
     )
 
 

@@ -236,7 +236,7 @@ def test_the_errors_of_the_experts_that_ship(
     ("settings", "words"),
     [
         ({"export_rank": 8}, ["pool.export_rank=8", "pool.space=delta"]),
-        ({"export_rank": 0, "space": "delta"}, ["pool.export_rank", "above 0"]),
+        ({"export_rank": 0, "space": "delta"}, ["pool.export_rank", "positive integer"]),
         ({"export_rank": True, "space": "delta"}, ["pool.export_rank"]),
         ({"space": "tokens"}, ["pool.space", "factor, delta"]),
     ],

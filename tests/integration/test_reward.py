@@ -612,7 +612,7 @@ def test_an_evaluation_knows_the_mode(model: Path, tiny_llama: Path, tmp_path: P
         return found
 
     assert mean("reverse") == -mean("default") != 0
-    with pytest.raises(UserError, match=r"mode concise is on a scale.*task\.length_high"):
+    with pytest.raises(UserError, match=r"the scale of mode concise.*task\.length_high"):
         mean("concise")
     limits = {"low": -3, "high": 3, "length_low": 1, "length_high": 20}
     assert 0 < mean("concise", **limits) != mean("verbose", **limits)

@@ -173,7 +173,7 @@ def test_chances_are_told_of_the_untempered_model(engine: HFEngine) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"temperature": -0.1}, "temperature=-0.1: must be a number, 0"),
+        ({"temperature": -0.1}, "temperature=-0.1: must be a number from 0"),
         ({"temperature": math.nan}, "temperature=nan"),
         ({"top_logprobs": -2}, "top_logprobs=-2"),
         ({"stop": ("a", "")}, "stop: must not contain an empty string"),
@@ -227,6 +227,6 @@ def test_a_system_turn_that_a_template_refuses_is_said_by_the_user(tiny_llama: P
     begun = (turns[0], Message("user", "no"), Message("assistant", "yes"), turns[0], turns[1])
     text = words.decode(encode_prompt(words, begun))
     assert "<|user|>\nbe brief\n\nbe brief\n\nno<eos>" in text and text.count("be brief") == 2
-    with pytest.raises(UserError, match=r"tiny-llama.*refuses the turns: turns take turns"):
+    with pytest.raises(UserError, match=r"tiny-llama.*rejects the messages: turns take turns"):
         encode_prompt(words, (Message("user", "a"), Message("user", "b")))
     assert "<|user|>\nbe brief" in words.decode(encode_prompt(words, turns[:1]))

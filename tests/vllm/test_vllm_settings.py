@@ -20,10 +20,9 @@ from swarm.engine.vllm.adapter_sync import HostBasis
 from swarm.engine.vllm.engine import VLLMEngine
 from swarm.errors import UserError
 from swarm.executors import ray
-from swarm.executors.devices import group_gpus, select_device
 from swarm.executors.inline import InlineExecutor
 from swarm.executors.ray import RayExecutor
-from swarm.executors.worker import Worker
+from swarm.executors.worker import Worker, group_gpus, select_device
 from swarm.pool.adapter import WEIGHTS_FILE
 from swarm.pool.pool import Pool
 

@@ -102,9 +102,9 @@ def test_it_goes_on_where_it_stopped(done: tuple[Path, list[str], str]) -> None:
         (["methods=pso"], "methods=pso: must be a list"),
         (["methods=[nothing]"], "optimizer=nothing: no such option"),
         (["methods=[vote]"], "need a search for the experts' dev answers"),
-        (["methods=['pso foo']"], "methods: 'pso foo' must be an optimizer and keys"),
+        (["methods=['pso foo']"], "methods: 'pso foo' must be an optimizer"),
         (["methods=[pso]", "seeds=0"], "seeds=0: must be an integer"),
-        (["methods=[pso]", "budget=2"], "budget=2 positions: pso begins with the pool's 4"),
+        (["methods=[pso]", "budget=2"], "budget=2: pso needs at least 4 positions"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -427,7 +427,7 @@ def test_the_page_runs(
     monkeypatch.setattr(swarm, "search", small_search)
     monkeypatch.setattr(swarm, "evaluate", small_evaluate)
     monkeypatch.chdir(tmp_path)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     space: dict[str, Any] = {"__name__": "page"}
     for block in blocks:
         exec(block, space)

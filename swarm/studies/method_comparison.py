@@ -135,7 +135,7 @@ def _describe_starts(found: dict[str, Any]) -> list[str]:
         return []
     return [
         "Each gain is relative to the best initial expert of the same search, whose test score "
-        "differs from the first line with {'; '.join(others)}."
+        f"is not that of the first line with {'; '.join(others)}."
     ]
 
 

@@ -194,7 +194,7 @@ def test_another_start_than_the_heads_is_named(runs: dict[str, RunFolder]) -> No
     text = method_comparison.format_comparison(
         method_comparison.summarize_methods(rows, {}, None, 9)
     )
-    assert f"whose test score differs from the first line with half: {names[1]} (" in text
+    assert f"whose test score is not that of the first line with half: {names[1]} (" in text
     same = method_comparison.format_comparison(
         method_comparison.summarize_methods(rows[:1], {}, None, 9)
     )

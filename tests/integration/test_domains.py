@@ -248,7 +248,7 @@ def test_a_search_whose_best_gives_one_answer_says_so(
     (one,) = metrics["ending_best_single_test_one_answer"]
     assert one["domain"] is None and one["share"] == 1.0 and one["answers"] == 40
     answer = one["answer"]
-    warning = f'the best found gives one answer: "{answer}" is 100 % of the 40 answers'
+    warning = f'the best found gives one answer: "{answer}" is 100 % of the 40 parsed answers'
     assert warning in output and "best constant answer of each domain" in output
     domains = metrics["ending_best_single_test_domains"]
     assert {name: found["items"] for name, found in domains.items()} == {"doors": 20, "paths": 20}

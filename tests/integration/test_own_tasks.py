@@ -246,7 +246,7 @@ def test_the_page_shows_the_examples_as_they_are() -> None:
     assert blocks("python") == [(EXAMPLES / "stories.py").read_text()]
     data = {path: path.read_text() for path in EXAMPLES.iterdir() if path.suffix[:5] == ".json"}
     shown = blocks("json")
-    assert len(shown) == 8
+    assert len(shown) == 7
     for block in shown:
         rows = block.splitlines()
         assert len(rows) == 3

@@ -21,7 +21,7 @@ from swarm.errors import UserError
 from swarm.models.base import Completion, Request
 from swarm.multi_agent.consortium.consortium import STRATEGIES, Consortium
 from swarm.multi_agent.types import AgentSpec
-from swarm.stats.tests import paired_test
+from swarm.stats.significance import paired_test
 
 QUESTIONS, NORMAL = int([*sys.argv, "300"][1]), NormalDist()
 SCENES = {

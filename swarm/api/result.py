@@ -18,7 +18,7 @@ from swarm.registry.model_groups import base_of_run
 from swarm.report import sections as told
 from swarm.report.charts import draw_bands, figure_to_bytes
 from swarm.report.document import COLOURS, GREY
-from swarm.report.test_comparison import TestComparison
+from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.describe import describe_position
 from swarm.runs.run_reader import PositionIndex, RunFolder
 
@@ -280,7 +280,7 @@ class Result:
         return write_report(self.folder)[0]
 
     def __str__(self) -> str:
-        models = TestComparison(self.run)
+        models = PairedComparison(self.run)
         _, headline, words = told.summarize_verdict(models)
         facts = [f"{name}: {value}" for name, value in told.headline_figures(models)]
         made = f"best found = {self.best.words}"
@@ -291,7 +291,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the HTML shown by a notebook."""
-        models = TestComparison(self.run)
+        models = PairedComparison(self.run)
         _, headline, words = told.summarize_verdict(models)
         facts = [
             *told.headline_figures(models),

@@ -221,7 +221,7 @@ def _win_rate(wins: int, judged: int) -> Row:
     """Return the share of judged runs that were won."""
     if not judged:
         return {"win_rate": None, "low": None, "high": None}
-    from swarm.stats.tests import mean_interval
+    from swarm.stats.significance import mean_interval
 
     found = mean_interval([1.0] * wins + [0.0] * (judged - wins))
     return {"win_rate": found.mean, "low": found.low, "high": found.high}

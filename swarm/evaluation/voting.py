@@ -6,7 +6,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, HasModelContexts, JobUsage
 from swarm.evaluation.routing import load_initial_answers
-from swarm.stats.tests import plurality_vote
+from swarm.stats.significance import plurality_vote
 from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import majority_vote
 

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator
 
 from swarm.engine.base import MultiGpuEngine
 from swarm.errors import UserError
-from swarm.executors.worker import Job, JobResult, Worker, check_devices, format_failure, group_gpus
+from swarm.executors.worker import (
+    Job,
+    JobResult,
+    Worker,
+    check_devices,
+    format_failure,
+    group_gpus,
+)
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from swarm.errors import UserError
 from swarm.optimizers.base import MultiObjectiveOptimizer, Optimizer, SupportsEarlyStopping
 from swarm.optimizers.random_streams import counter_rng
 from swarm.runs.run_folder import RunRecord
-from swarm.stats.tests import is_significantly_worse
+from swarm.stats.significance import is_significantly_worse
 from swarm.tasks.base import Score, Task
 
 RACING_RULES = ("off", "exact", "z")

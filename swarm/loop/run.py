@@ -22,7 +22,6 @@ from swarm.loop.evaluator import (
     Budget,
     EvaluatedPositions,
     Evaluator,
-    ScoreCache,
     calibrate_scale,
     rows_to_evaluate,
     scores_to_records,
@@ -38,6 +37,7 @@ from swarm.loop.fingerprint import (
 from swarm.loop.prompt_stats import fit_to_context
 from swarm.loop.racing import Racing, tell_optimizer
 from swarm.loop.reporter import RunReporter, buffer_log, flush_log_to
+from swarm.loop.score_cache import ScoreCache
 from swarm.optimizers.base import (
     MultiObjectiveOptimizer,
     Optimizer,

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from swarm._util.secrets import HIDDEN, SECRET
-from swarm.models.base import Delta, Message, Request, Token
+from swarm.models.base import Delta, Message, Request, ThoughtSplitter, Token, split_thoughts
 from swarm.models.cache import make_cache_key, make_sample_key
 from swarm.models.http import Call
 from swarm.models.http_errors import MalformedResponse, error_message, to_one_line
-from swarm.models.postprocess import ThoughtSplitter, split_thoughts
 from swarm.models.transport import validate_url
 
 MIN_LOGPROB = -9999.0

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Request, Stream
+from swarm.models.base import Completion, Delta, Request, Stream, stream_until_stop
 from swarm.models.http_errors import RequestTimeout
-from swarm.models.postprocess import stream_until_stop
 
 T = TypeVar("T")
 P = TypeVar("P")

@@ -15,9 +15,9 @@ from swarm.report.charts import render_image
 from swarm.report.document import Chart, ChartChoice, Report, ReportBlock
 from swarm.report.html import render_page
 from swarm.report.markdown import render_markdown
+from swarm.report.paired_comparison import PairedComparison, changed_items_section
 from swarm.report.pareto_front import front_section
 from swarm.report.sections import configuration_section, cost_section
-from swarm.report.test_comparison import TestComparison, changed_items_section
 from swarm.runs.run_reader import RunFolder
 
 SECTIONS = (
@@ -40,7 +40,7 @@ def build_report(folder: str | Path) -> Report:
         UserError: The folder contains no search, or one without an iteration.
     """
     run = RunFolder(folder)
-    models = TestComparison(run)
+    models = PairedComparison(run)
     kind, verdict, text = sections.summarize_verdict(models)
     return Report(
         run.name,

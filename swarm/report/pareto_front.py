@@ -15,12 +15,12 @@ from swarm.report.document import (
     TableBlock,
     TextBlock,
 )
-from swarm.report.test_comparison import TestComparison
+from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_reader import RunFolder
 
 
-def front_section(models: TestComparison) -> ReportSection | None:
+def front_section(models: PairedComparison) -> ReportSection | None:
     """Build the section of the front's charts and table; `None` for fewer than two objectives."""
     run = models.run
     if run.front is None or len(run.front.names) < 2:

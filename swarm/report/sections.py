@@ -31,9 +31,9 @@ from swarm.report.document import (
     TableBlock,
     TextBlock,
 )
-from swarm.report.test_comparison import (
+from swarm.report.paired_comparison import (
+    PairedComparison,
     SplitResult,
-    TestComparison,
     answer_values,
     is_binary,
     name_test,
@@ -53,7 +53,7 @@ from swarm.runs.run_reader import RunFolder
 SPLIT_NAMES = {"dev": "dev", "confirm": "held-out part of dev", "test": "test"}
 
 
-def summarize_verdict(models: TestComparison) -> tuple[str, str, str]:
+def summarize_verdict(models: PairedComparison) -> tuple[str, str, str]:
     """Return the outcome: its kind, two or three words, and one plain sentence."""
     run, found = models.run, models.metrics
     start, end = models.split_result("starting", "dev"), models.split_result("ending", "dev")
@@ -108,7 +108,7 @@ def _constants_warning(metrics: dict[str, Any]) -> str:
     return "Better on test than the best initial expert, not than constant answers"
 
 
-def headline_figures(models: TestComparison) -> list[tuple[str, str]]:
+def headline_figures(models: PairedComparison) -> list[tuple[str, str]]:
     """Return short facts for the head of the page, as (label, value)."""
     found = []
     for split in ("dev", "test"):
@@ -131,7 +131,7 @@ def headline_figures(models: TestComparison) -> list[tuple[str, str]]:
     return found
 
 
-def start_end_section(models: TestComparison) -> ReportSection:
+def start_end_section(models: PairedComparison) -> ReportSection:
     """Build the section that compares start and end."""
     run = models.run
     position = run.positions[models.places["ending"]]
@@ -156,7 +156,7 @@ def start_end_section(models: TestComparison) -> ReportSection:
     )
 
 
-def _result_lines(models: TestComparison) -> Iterator[tuple[str, dict[str, SplitResult | None]]]:
+def _result_lines(models: PairedComparison) -> Iterator[tuple[str, dict[str, SplitResult | None]]]:
     """Yield each model's label with its results by split, the best constant answers included."""
     if constant := models.metrics.get("constant_answers"):
         each = " of each domain" * (len(constant["by_domain"]["answers"]) > 1)
@@ -171,7 +171,7 @@ def _result_lines(models: TestComparison) -> Iterator[tuple[str, dict[str, Split
         yield f"vote of the top {size}", vote
 
 
-def _result_table(models: TestComparison) -> TableBlock:
+def _result_table(models: PairedComparison) -> TableBlock:
     lines = list(_result_lines(models))
     shown = [split for split in SPLIT_NAMES if any(one[split] for _, one in lines)]
     header = ["model"]
@@ -193,7 +193,7 @@ def _result_table(models: TestComparison) -> TableBlock:
     )
 
 
-def _result_chart(models: TestComparison) -> Chart:
+def _result_chart(models: PairedComparison) -> Chart:
     """Build a chart with one row per split; the models of a split are slightly offset."""
     lines = list(_result_lines(models))
     splits = [split for split in SPLIT_NAMES if any(one[split] for _, one in lines)]
@@ -225,7 +225,7 @@ def _result_chart(models: TestComparison) -> Chart:
     )
 
 
-def _subtask_table(models: TestComparison) -> TableBlock | None:
+def _subtask_table(models: PairedComparison) -> TableBlock | None:
     """Tabulate the utility of each part of a mixture before and after; `None` without parts."""
     rows: list[list[str]] = []
     for split in ("dev", "test"):
@@ -245,7 +245,7 @@ def _subtask_table(models: TestComparison) -> TableBlock | None:
     return TableBlock("The parts of the mixture", header, rows) if rows else None
 
 
-def _domain_tables(models: TestComparison) -> list[TableBlock]:
+def _domain_tables(models: PairedComparison) -> list[TableBlock]:
     """Tabulate utilities by domain on dev and test, for tasks with 2 to 12 domains."""
     found = []
     for split in ("dev", "test"):
@@ -255,7 +255,7 @@ def _domain_tables(models: TestComparison) -> list[TableBlock]:
     return found
 
 
-def statistics_section(models: TestComparison) -> ReportSection:
+def statistics_section(models: PairedComparison) -> ReportSection:
     """Build the section on which conclusions the data supports."""
     rows = [_gain_row(name, one) for name, one in _measured_gains(models)]
     blocks: list[Any] = []
@@ -277,7 +277,7 @@ def statistics_section(models: TestComparison) -> ReportSection:
 
 
 def _measured_gains(
-    models: TestComparison,
+    models: PairedComparison,
 ) -> Iterator[tuple[str, tuple[float, list[float], float, int]]]:
     found = models.metrics
     if one := found.get("confirm"):
@@ -321,7 +321,7 @@ def _format_gain_interval(interval_: Sequence[float]) -> str:
     return f"[{format_signed(low)}, {format_signed(high)}]"
 
 
-def _fourfold_table(models: TestComparison, split: str, before: Any, after: Any) -> TableBlock:
+def _fourfold_table(models: PairedComparison, split: str, before: Any, after: Any) -> TableBlock:
     start, end = answer_values(before) == 1, answer_values(after) == 1
     cells = [
         (both.sum(), lone.sum())
@@ -336,7 +336,7 @@ def _fourfold_table(models: TestComparison, split: str, before: Any, after: Any)
     )
 
 
-def _describe_method(models: TestComparison) -> list[str]:
+def _describe_method(models: PairedComparison) -> list[str]:
     found, answers = models.metrics, models.paired_answers()
     sentences = []
     if answers and answers[0] == "test":
@@ -434,7 +434,7 @@ FINAL_STAGES = {
 """Purpose of the prompts in answers/KIND_*.json.gz, by kind."""
 
 
-def cost_section(models: TestComparison) -> ReportSection:
+def cost_section(models: PairedComparison) -> ReportSection:
     """Build the section on prompts, time and tokens, and on the savings by racing and caching."""
     run = models.run
     spent = measure_economy(run)
@@ -553,7 +553,7 @@ MAX_EXPERTS_NAMED = 12
 """Maximum number of module groups listed by name; of more, the first ones and the last."""
 
 
-def configuration_section(models: TestComparison) -> ReportSection:
+def configuration_section(models: PairedComparison) -> ReportSection:
     """Build the section of settings, and of the digests that identify the search."""
     run = models.run
     own_experts, made = run.experts[: run.expert_count], run.experts[run.expert_count :]

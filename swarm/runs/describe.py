@@ -79,7 +79,7 @@ def describe_difference(
     """Describe in one sentence whether a difference is distinguishable from chance.
 
     Args:
-        gain, interval, p, items: See `swarm.stats.tests.PairedTest`.
+        gain, interval, p, items: See `swarm.stats.significance.PairedTest`.
         of: Description of the items.
         points: Utilities are shares, reported in points (hundredths).
     """

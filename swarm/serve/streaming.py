@@ -20,9 +20,9 @@ from swarm.models.base import (
     Request,
     Token,
     stream,
+    stream_until_stop,
     sum_usage,
 )
-from swarm.models.postprocess import stream_until_stop
 from swarm.serve.api_errors import HttpError
 
 MIN_LOGPROB = -9999.0

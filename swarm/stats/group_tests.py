@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from swarm.errors import InvalidArgument
-from swarm.stats import intervals, tests
+from swarm.stats import intervals, significance
 from swarm.stats.answer_values import read_answers, to_countable
-from swarm.stats.tests import PARAPHRASES, ComparableRows, match_rows
+from swarm.stats.significance import PARAPHRASES, ComparableRows, match_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +94,7 @@ def pairwise(
         rows.append({**names, **found, "p_holm": math.nan, **sizes})
     order = "a b answer difference low high p p_holm n_a n_b test note".split()
     table = pd.DataFrame(rows, columns=order)
-    table["p_holm"] = tests.holm_correction(table["p"].tolist())
+    table["p_holm"] = significance.holm_correction(table["p"].tolist())
     return table
 
 
@@ -120,8 +120,8 @@ def compare_pair(pair: ComparableRows, chosen: bool = False) -> GroupDifference:
 
 
 def _test_answers(pair: ComparableRows, chosen: bool) -> GroupDifference:
-    found = tests.stratified_differences(pair.values, pair.first, pair.strata)
-    drawn = tests.permute_differences(pair.values, pair.first, pair.strata, pair.shares)
+    found = significance.stratified_differences(pair.values, pair.first, pair.strata)
+    drawn = significance.permute_differences(pair.values, pair.first, pair.strata, pair.shares)
     ends = intervals.newcombe_interval(pair) if pair.shares else intervals.student_interval(pair)
     strata = "" if pair.shared < 2 else f" within {pair.shared} paraphrases"
     return _build_difference(found, drawn, ends, pair, chosen, f"permutation of answers{strata}")
@@ -130,7 +130,9 @@ def _test_answers(pair: ComparableRows, chosen: bool) -> GroupDifference:
 def _test_paraphrases(pair: ComparableRows, chosen: bool) -> GroupDifference:
     gains = np.array(
         [
-            tests.stratified_differences(pair.values[here], pair.first[here], pair.strata[here])
+            significance.stratified_differences(
+                pair.values[here], pair.first[here], pair.strata[here]
+            )
             for here in (pair.paraphrases == code for code in np.unique(pair.paraphrases))
         ]
     )
@@ -139,7 +141,9 @@ def _test_paraphrases(pair: ComparableRows, chosen: bool) -> GroupDifference:
         least = intervals.newcombe_interval(pair)
         low, high = np.minimum(low, least[0]), np.maximum(high, least[1])
     test = f"signs of {len(gains)} paraphrases' differences"
-    return _build_difference(found, tests.flip_gain_signs(gains), (low, high), pair, chosen, test)
+    return _build_difference(
+        found, significance.flip_gain_signs(gains), (low, high), pair, chosen, test
+    )
 
 
 def _test_units(pair: ComparableRows, chosen: bool) -> GroupDifference:
@@ -151,8 +155,8 @@ def _test_units(pair: ComparableRows, chosen: bool) -> GroupDifference:
         if not math.isnan(p):
             return GroupDifference(value, low, high, p, f"Welch's t of {sizes}")
     none = np.zeros(len(means), dtype=int)
-    drawn = tests.permute_differences(means, first, none, shares=False)
-    found = tests.stratified_differences(means, first, none)
+    drawn = significance.permute_differences(means, first, none, shares=False)
+    found = significance.stratified_differences(means, first, none)
     ends = np.full((2, means.shape[1]), math.nan)
     least = 1 / math.comb(len(first), int(first.sum()))
     told = _build_difference(
@@ -172,9 +176,9 @@ def _build_difference(
 ) -> GroupDifference:
     """Return the difference of one column, or the total variation distance of all."""
     if chosen or len(found) == 1:
-        p = tests.permutation_p_value(found[:1], drawn[:, :1], np.ones(1))
+        p = significance.permutation_p_value(found[:1], drawn[:, :1], np.ones(1))
         return GroupDifference(float(found[0]), float(ends[0][0]), float(ends[1][0]), p, test)
-    p = tests.permutation_p_value(found, drawn, pair.values.mean(axis=0))
+    p = significance.permutation_p_value(found, drawn, pair.values.mean(axis=0))
     chance = float(np.abs(drawn).sum(axis=1).mean() / 2)
     note = f"chance alone makes it about {chance:.2f}"
     return GroupDifference(float(np.abs(found).sum() / 2), math.nan, math.nan, p, test, note)

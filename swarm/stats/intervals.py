@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swarm.stats.tests import Z95, ComparableRows, utility_interval, wilson_interval
+from swarm.stats.significance import Z95, ComparableRows, utility_interval, wilson_interval
 
 NUM_RESAMPLES = 2_000
 

@@ -12,7 +12,7 @@ from swarm._util.format import pluralize
 from swarm.errors import InvalidArgument
 from swarm.stats.answer_values import AnswerMatrix, read_answers
 from swarm.stats.intervals import MIN_CLUSTERS, bootstrap_intervals
-from swarm.stats.tests import bootstrap_mean
+from swarm.stats.significance import bootstrap_mean
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores
 from swarm.loop.fingerprint import digest_items
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.tests import PairedTest, utility_test
+from swarm.stats.significance import PairedTest, utility_test
 from swarm.tasks.base import Score, Task, metric_task
 from swarm.tasks.metrics import is_mean_utility, paired_gain
 

@@ -22,7 +22,7 @@ from swarm.runs.describe import (
     shorten_text,
 )
 from swarm.runs.run_reader import PositionIndex, RunFolder
-from swarm.stats.tests import interval_over_seeds
+from swarm.stats.significance import interval_over_seeds
 from swarm.studies.ablations import ONE_ANSWER_NOTE, mark_one_answer, mean_gain_over_seeds
 from swarm.tasks.base import Score, Task, metric_task
 from swarm.tasks.metrics import is_mean_utility

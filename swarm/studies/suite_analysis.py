@@ -17,7 +17,7 @@ from swarm._util.format import format_table
 from swarm.errors import UserError
 from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
-from swarm.stats.tests import exact_sign_flip_p, holm_correction, interval_over_seeds
+from swarm.stats.significance import exact_sign_flip_p, holm_correction, interval_over_seeds
 from swarm.studies.suite import Suite, list_cells, result_path
 
 SIGNIFICANCE_LEVEL = 0.01
@@ -27,7 +27,7 @@ NUM_RESAMPLES = 2_000
 """Number of bootstrap samples for the mean ranks."""
 
 BOOTSTRAP_KEY = 4
-"""Key of the bootstrap's generator; `swarm.stats.tests` uses lower ones."""
+"""Key of the bootstrap's generator; `swarm.stats.significance` uses lower ones."""
 
 RecordsByMethod = dict[str, dict[int, dict[str, Any]]]
 """Results of each method, by method name and seed."""

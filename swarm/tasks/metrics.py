@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from swarm.stats.tests import (
+from swarm.stats.significance import (
     MeanInterval,
     PairedTest,
     mean_interval,

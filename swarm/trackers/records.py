@@ -14,7 +14,7 @@ import numpy as np
 from swarm._util.files import append, encode_json
 from swarm.errors import UserError
 from swarm.report.analyses.trajectories import swarm_diversity
-from swarm.report.test_comparison import TestComparison, build_changed_item, load_questions
+from swarm.report.paired_comparison import PairedComparison, build_changed_item, load_questions
 from swarm.runs.run_reader import RunFolder
 from swarm.trackers.base import (
     NullTracker,
@@ -241,7 +241,7 @@ class SearchTracker:
             return
         self._metrics = dict(metrics)
         run = RunFolder(self.folder)
-        models = TestComparison(run)
+        models = PairedComparison(run)
         best = np.array(self._course.best)
         found: dict[str, Any] = {"coefficients": StackedAreaChart("Best so far", run.experts, best)}
         for split in ("dev", "test"):
@@ -295,7 +295,7 @@ def _file_sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _flip_table(models: TestComparison, split: str) -> TrackerTable | None:
+def _flip_table(models: PairedComparison, split: str) -> TrackerTable | None:
     """Tabulate the items whose value differs between best initial expert and best found.
 
     `None` unless both answered the split.

@@ -10,7 +10,7 @@ from swarm._util.format import format_interval
 from swarm.errors import UserError
 from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_note
 from swarm.pool.pool import Pool
-from swarm.report.test_comparison import TestComparison
+from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.describe import describe_position
 from swarm.runs.run_reader import RUNS_FOLDER, RunFolder, find_run_folders
 from swarm.ui.state import RUN_NAME_PATTERN, UNREADABLE_ERRORS, AppState
@@ -99,7 +99,7 @@ def _best_of_run(home: AppState, run: RunFolder, have: set[str]) -> BestOfRun:
     numbers = {}
     for split in ("dev", "test"):
         try:
-            one = TestComparison(run).split_result("ending", split)
+            one = PairedComparison(run).split_result("ending", split)
         except (UserError, *UNREADABLE_ERRORS):
             one = None
         numbers[split] = f"{format_interval(one.utility, one.ends)}, n = {one.items}" if one else ""

@@ -7,9 +7,9 @@ from typing import Any
 from swarm._util.format import format_duration, format_number
 from swarm.errors import UserError
 from swarm.report.document import TableBlock
+from swarm.report.paired_comparison import PairedComparison
 from swarm.report.pareto_front import front_table
 from swarm.report.sections import headline_figures, start_end_section, summarize_verdict
-from swarm.report.test_comparison import TestComparison
 from swarm.runs.describe import describe_position, list_caveats
 from swarm.runs.lock import load_command, running_info
 from swarm.runs.manifest import state_stamp
@@ -108,7 +108,7 @@ def describe_unreadable(error: Exception) -> str:
 
 
 def _build_run_series(run: RunFolder) -> RunSeries:
-    models = TestComparison(run)
+    models = PairedComparison(run)
     kind, headline, sentences = summarize_verdict(models)
     # A report cannot know whether the search is still running; the page shows that beside the name.
     headline = headline if run.finished else "Not over yet"

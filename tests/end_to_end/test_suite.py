@@ -18,7 +18,7 @@ from swarm.errors import UserError
 from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.tests import exact_sign_flip_p
+from swarm.stats.significance import exact_sign_flip_p
 from swarm.studies import method_comparison, suite_analysis
 from swarm.studies.suite import (
     Suite,

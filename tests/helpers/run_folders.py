@@ -10,7 +10,7 @@ import numpy as np
 from swarm._util.files import short_digest, write_json
 from swarm.report.document import Report
 from swarm.runs.run_folder import RunRecord
-from swarm.stats.tests import mean_interval, paired_test
+from swarm.stats.significance import mean_interval, paired_test
 
 HOSTILE = "</style></script><script>alert('x')</script><img src=x onerror=alert(1)>\x00\ud800"
 VOID = {"meta", "link", "img", "br", "input"}

@@ -9,7 +9,7 @@ import tiny
 from task_items import Knowing, Silent, choice_items, played, write
 
 from swarm.models.base import Completion, Message, Request
-from swarm.stats.tests import mean_interval, plurality_vote
+from swarm.stats.significance import mean_interval, plurality_vote
 from swarm.tasks import abstain
 from swarm.tasks.abstain import ABSTENTION, Abstain
 from swarm.tasks.base import Score, mean_score, unparsed_rate

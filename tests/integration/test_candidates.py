@@ -46,7 +46,7 @@ from swarm.models.base import Message, Request
 from swarm.pool.pool import Pool
 from swarm.runs.manifest import encode_state
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.tests import plurality_vote
+from swarm.stats.significance import plurality_vote
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.metrics import majority_vote, utility_summary

@@ -22,7 +22,7 @@ from swarm.errors import InvalidArgument, UserError
 from swarm.models.base import Token
 from swarm.models.http_errors import BadRequest, ServerFault
 from swarm.models.openai_protocol import MIN_LOGPROB
-from swarm.stats.tests import mean_interval
+from swarm.stats.significance import mean_interval
 
 TURNS = [{"role": "user", "content": "Heads or tails?"}]
 KEY = "sk-secret-0123456789"

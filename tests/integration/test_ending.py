@@ -13,7 +13,8 @@ import yaml
 
 from swarm._util.files import read_gzip_json
 from swarm.errors import UserError
-from swarm.loop.evaluator import ScoreCache, split_dev_holdout
+from swarm.loop.evaluator import split_dev_holdout
+from swarm.loop.score_cache import ScoreCache
 from swarm.runs.describe import (
     conclude_test,
     describe_difference,
@@ -21,7 +22,7 @@ from swarm.runs.describe import (
     list_caveats,
     position_label,
 )
-from swarm.stats.tests import interval_over_seeds
+from swarm.stats.significance import interval_over_seeds
 from swarm.studies.subprocess_runs import lock_study_folder
 from swarm.tasks.base import Score
 

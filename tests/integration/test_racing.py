@@ -19,7 +19,7 @@ from swarm.errors import UserError
 from swarm.loop.racing import Incumbent, Racing, cannot_beat, tell_optimizer
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.search import build_run
-from swarm.stats.tests import is_significantly_worse
+from swarm.stats.significance import is_significantly_worse
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.mixture import Mixture

@@ -23,7 +23,7 @@ from endpoints import (
 )
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Request, Stream, Token
+from swarm.models.base import Completion, Delta, Request, Stream, ThoughtSplitter, Token
 from swarm.models.cache import Cache
 from swarm.models.http_errors import (
     AccessDenied,
@@ -34,7 +34,6 @@ from swarm.models.http_errors import (
     ServerFault,
 )
 from swarm.models.openai import OpenAI
-from swarm.models.postprocess import ThoughtSplitter
 from swarm.models.rate_limit import Limits
 from swarm.models.transport import EventStreamParser, ServerSentEvent
 

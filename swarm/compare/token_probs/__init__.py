@@ -249,7 +249,7 @@ def count_answers(asked: ModelCall, samples: Sequence[int]) -> Script[NextTokenD
 
 def share_interval(count: int, n: int) -> tuple[float, float]:
     """Return the Wilson 95 % interval of a share."""
-    from swarm.stats.tests import mean_interval
+    from swarm.stats.significance import mean_interval
 
     found = mean_interval([1.0] * count + [0.0] * (n - count))
     return found.low, found.high

@@ -421,7 +421,7 @@ def _estimate_rating(
     call: ModelCall, bounds: RatingBounds, samples: Sequence[int]
 ) -> Script[RatingResult]:
     """Estimate a rating by sampling."""
-    from swarm.stats.tests import mean_interval
+    from swarm.stats.significance import mean_interval
 
     counted = yield from count_answers(call, samples)
     if counted.error:

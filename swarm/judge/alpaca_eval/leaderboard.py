@@ -9,7 +9,7 @@ import numpy as np
 from swarm._util.files import short_digest
 from swarm._util.format import format_table as aligned
 from swarm.judge.pairwise import ORDERS, PairVerdict, orders_disagree
-from swarm.stats.tests import MeanInterval, mean_interval, resample_utilities
+from swarm.stats.significance import MeanInterval, mean_interval, resample_utilities
 
 RIDGE = 0.1
 """L2 penalty of the slopes, half of it per squared unit: a normal prior with standard deviation

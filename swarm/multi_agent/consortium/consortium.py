@@ -12,8 +12,7 @@ from typing import Any
 
 from swarm._util.format import pluralize
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Request, Stream, sum_usage
-from swarm.models.postprocess import truncate_at_stop
+from swarm.models.base import Completion, Delta, Request, Stream, sum_usage, truncate_at_stop
 from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import (
     failure_reasons,

@@ -16,7 +16,7 @@ from swarm.report.document import (
     TableBlock,
     TextBlock,
 )
-from swarm.report.test_comparison import TestComparison
+from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.run_reader import RunFolder
 
 POINTS_BETWEEN = 1_000
@@ -47,7 +47,7 @@ def signal_suffix(run: RunFolder) -> str:
     return f", by the signal ({climbed})" if climbed else ""
 
 
-def progress_section(models: TestComparison) -> ReportSection:
+def progress_section(models: PairedComparison) -> ReportSection:
     """Build the section on the best so far and every particle."""
     run = models.run
     best = run.best_so_far()
@@ -94,7 +94,7 @@ def progress_section(models: TestComparison) -> ReportSection:
     )
 
 
-def _particle_chart(models: TestComparison) -> Chart:
+def _particle_chart(models: PairedComparison) -> Chart:
     run = models.run
     x = np.arange(len(run.utilities))
     best, expert = models.places["ending"][1], models.places["starting"][1]
@@ -147,7 +147,7 @@ def _particle_table(run: RunFolder) -> TableBlock:
     return TableBlock(f"Every particle's {objective_label(run)}", header, rows, sortable=True)
 
 
-def coefficient_section(models: TestComparison) -> ReportSection:
+def coefficient_section(models: PairedComparison) -> ReportSection:
     """Build the section on the experts' coefficients: best so far and mean of the swarm."""
     run = models.run
     trail = best_positions(run)
@@ -277,7 +277,7 @@ def _expert_table(run: RunFolder, best: np.ndarray) -> TableBlock:
     )
 
 
-def diversity_section(models: TestComparison) -> ReportSection:
+def diversity_section(models: PairedComparison) -> ReportSection:
     """Build the section on the distance between particles and their paths."""
     run, found = models.run, measure_trajectory(models.run)
     apart, outside = found["diversity"], found["outside"]

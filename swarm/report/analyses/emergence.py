@@ -11,7 +11,7 @@ import numpy as np
 
 from swarm._util.format import format_share, format_span, format_table
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.tests import PairedTest, mean_interval, paired_test
+from swarm.stats.significance import PairedTest, mean_interval, paired_test
 
 CONTROL_DRAWS = 1_000
 """Number of shuffles of the control."""

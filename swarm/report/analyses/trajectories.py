@@ -13,7 +13,7 @@ import numpy as np
 
 from swarm._util.format import format_share, format_sparkline, format_table
 from swarm.runs.run_reader import RunFolder
-from swarm.stats.tests import mean_interval
+from swarm.stats.significance import mean_interval
 
 
 def rank_of_origin(run: RunFolder) -> dict[str, Any]:

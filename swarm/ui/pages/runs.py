@@ -14,8 +14,8 @@ from nicegui import run, ui
 from swarm._util.format import format_interval, format_number, format_signed
 from swarm._util.secrets import clean
 from swarm.errors import UserError
+from swarm.report.paired_comparison import PairedComparison
 from swarm.report.sections import flatten_keys
-from swarm.report.test_comparison import TestComparison
 from swarm.runs.describe import (
     MAX_DOMAINS,
     describe_difference,
@@ -207,7 +207,7 @@ def compare_runs(paths: list[Path]) -> RunComparison:
 
 
 def _result_row(run: RunFolder) -> list[str]:
-    models = TestComparison(run)
+    models = PairedComparison(run)
     cells = [run.name, str(len(run.rounds) - 1)]
     for split in ("dev", "test"):
         found = models.split_result("ending", split)

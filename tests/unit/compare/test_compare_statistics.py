@@ -15,8 +15,8 @@ from swarm.errors import InvalidArgument
 from swarm.stats import intervals
 from swarm.stats.group_tests import pairwise
 from swarm.stats.intervals import bootstrap_intervals, student_widening
+from swarm.stats.significance import holm_correction
 from swarm.stats.summary_table import detectable, get_error_bars, smallest_difference, summary
-from swarm.stats.tests import holm_correction
 
 
 def answers(group: str, model: str, said: list[Any], paraphrase: int = 0) -> pd.DataFrame:

@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Message, Request, generate_each, stream
+from swarm.models.base import (
+    Completion,
+    Delta,
+    Message,
+    Request,
+    generate_each,
+    stream,
+    stream_until_stop,
+)
 from swarm.models.function import FunctionModel
-from swarm.models.postprocess import stream_until_stop
 
 
 def raising(prompt: str) -> str:

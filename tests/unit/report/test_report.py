@@ -34,8 +34,8 @@ from swarm.report.document import (
 )
 from swarm.report.html import render_page
 from swarm.report.markdown import render_markdown
+from swarm.report.paired_comparison import MAX_ITEMS_SHOWN, PairedComparison, iterate_data_items
 from swarm.report.sections import read_log
-from swarm.report.test_comparison import MAX_ITEMS_SHOWN, TestComparison, iterate_data_items
 from swarm.runs.manifest import encode_state
 from swarm.runs.run_reader import RunFolder
 
@@ -354,7 +354,7 @@ def test_coefficients_of_many_groups_are_a_table(tmp_path: Path) -> None:
 def test_flips_are_those_counted_by_hand(tmp_path: Path) -> None:
     folder = run_folders.folder(tmp_path / "run")
     run_folders.data_file(folder, "What", 40)
-    _, before, after = TestComparison(RunFolder(folder)).paired_answers() or ("", [], [])
+    _, before, after = PairedComparison(RunFolder(folder)).paired_answers() or ("", [], [])
     won = [b["id"] for b, a in zip(before, after, strict=True) if a["value"] > b["value"]]
     lost = [b["id"] for b, a in zip(before, after, strict=True) if a["value"] < b["value"]]
     assert won and lost

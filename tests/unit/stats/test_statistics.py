@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swarm.stats.tests import (
+from swarm.stats.significance import (
     mean_interval,
     paired_test,
     plurality_vote,

@@ -13,7 +13,7 @@ from swarm._util.files import short_digest
 from swarm.errors import UserError
 from swarm.report.document import ChangedItem, ChangedItems, ReportSection, TextBlock
 from swarm.runs.run_reader import PositionIndex, RunFolder
-from swarm.stats.tests import mean_interval
+from swarm.stats.significance import mean_interval
 from swarm.tasks.dataset import DataFile
 
 Rows = list[dict[str, Any]]
@@ -35,7 +35,7 @@ class SplitResult(NamedTuple):
     parts: dict[str, float]
 
 
-class TestComparison:
+class PairedComparison:
     """Results of the best initial expert ("starting") and the best found ("ending") of a run.
 
     Results are read from the final metrics; while the search is running, dev results are computed
@@ -182,7 +182,7 @@ NON_TEXT_KEYS = ("id", "part", "domain", "split", "answer")
 MISSING_QUESTIONS = "The questions are not shown: "
 
 
-def changed_items_section(models: TestComparison) -> ReportSection:
+def changed_items_section(models: PairedComparison) -> ReportSection:
     """Build the section of items that only one of the two models answers correctly."""
     how = (
         "Open an item for its question and both texts. Some flips always occur: equally good "
@@ -279,7 +279,7 @@ def _shorten_text(words: str, limit: int = MAX_TEXT_LENGTH) -> str:
     )
 
 
-def load_questions(models: TestComparison, split: str) -> tuple[dict[str, Any], str]:
+def load_questions(models: PairedComparison, split: str) -> tuple[dict[str, Any], str]:
     """Return the items by id from the task's data files, or an explanation why they are missing."""
     run = models.run
     item_ids = run.metrics.get("asked", {}).get("test_items")

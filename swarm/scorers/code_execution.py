@@ -87,7 +87,8 @@ class CodeScorer:
                 "task.scorer.sandbox=none: code written by a model runs with your permissions"
             )
         try:
-            passed = self._run_programs(["pass"], "", "assert True")
+            # Four MB: less may fit into memory that the interpreter has already reserved.
+            passed = self._run_programs(["data = bytearray(1 << 22)"], "", "assert True")
         except sandbox.NoSandbox:
             passed = False
         if not passed:

@@ -96,7 +96,7 @@ def test_the_output_layer_is_not_for_vllm(tiny_llama: Path, tmp_path: Path) -> N
         file = tiny.expert(tiny_llama, tmp_path / name, seed, targets=("lm_head",)) / WEIGHTS_FILE
         # PEFT saves the layer itself as well, which a pool does not take.
         save_file({k: v for k, v in load_file(file).items() if "base_layer" not in k}, file)
-    with pytest.raises(UserError, match=r"adapt lm_head, which vLLM leaves out.*engine=hf"):
+    with pytest.raises(UserError, match=r"adapt lm_head, which vLLM ignores.*engine=hf"):
         VLLMEngine().check(BaseModel(str(tiny_llama)), Pool(tmp_path).open())
 
 
@@ -143,7 +143,7 @@ def test_gpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch) -> None
         and os.environ["CUDA_VISIBLE_DEVICES"] == "3,GPU-abc"
     )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    with pytest.raises(UserError, match=r"gpus=\[1\]: this engine takes the first GPU.*processes"):
+    with pytest.raises(UserError, match=r"gpus=\[1\]: this engine uses .*processes"):
         inline = InlineExecutor()
         inline._gpus = [1]  # as on a machine that has it
         inline.open(Worker(BaseModel("x"), Pool("y"), None, alone))  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Safe display of text on a terminal and in CSV: control characters are made visible.
 
-Also contains access to the standard streams, and a collector of warnings.
+Also contains access to the standard streams, a collector of warnings and a progress bar.
 """
 
 import logging

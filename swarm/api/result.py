@@ -15,7 +15,7 @@ from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Request
 from swarm.registry.local_models import LocalModels
 from swarm.registry.model_groups import base_of_run
-from swarm.report import sections as told
+from swarm.report import sections
 from swarm.report.charts import draw_bands, figure_to_bytes
 from swarm.report.document import COLOURS, GREY
 from swarm.report.paired_comparison import PairedComparison
@@ -281,8 +281,8 @@ class Result:
 
     def __str__(self) -> str:
         models = PairedComparison(self.run)
-        _, headline, words = told.summarize_verdict(models)
-        facts = [f"{name}: {value}" for name, value in told.headline_figures(models)]
+        _, headline, words = sections.summarize_verdict(models)
+        facts = [f"{name}: {value}" for name, value in sections.headline_figures(models)]
         made = f"best found = {self.best.words}"
         return "\n".join([f"{headline}. {words}", *facts, made, f"folder: {self.folder}"])
 
@@ -292,9 +292,9 @@ class Result:
     def _repr_html_(self) -> str:
         """Return the HTML shown by a notebook."""
         models = PairedComparison(self.run)
-        _, headline, words = told.summarize_verdict(models)
+        _, headline, words = sections.summarize_verdict(models)
         facts = [
-            *told.headline_figures(models),
+            *sections.headline_figures(models),
             ("best found", self.best.words),
             ("folder", str(self.folder)),
         ]

@@ -144,12 +144,12 @@ def _letter_probabilities(completion: Completion) -> tuple[float, float]:
     """
     if completion.logprobs:
         letters = [letter for letter in LETTERS for _ in LETTER_PREFIXES]
-        told = list(zip(letters, completion.logprobs, strict=True))
+        token_logprobs = list(zip(letters, completion.logprobs, strict=True))
     elif completion.tokens:
-        told = [(text.strip(), p) for text, p in completion.tokens[0].top]
+        token_logprobs = [(text.strip(), p) for text, p in completion.tokens[0].top]
     else:
         return 0.0, 0.0
-    a, b = (sum(math.exp(p) for text, p in told if text == letter) for letter in LETTERS)
+    a, b = (sum(math.exp(p) for text, p in token_logprobs if text == letter) for letter in LETTERS)
     return a, b
 
 

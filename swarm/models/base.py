@@ -1,4 +1,4 @@
-"""Requests, completions and the `Model` protocol; usage totals and JSON forms.
+"""Requests, completions and the `Model` protocol; stop strings, usage totals and JSON forms.
 
 A model maps requests to completions. Local, remote, mixed and simulated models have the same
 interface.

@@ -189,12 +189,12 @@ def finish_reason(word: str) -> str:
 def usage_to_json(samples: Sequence[Completion]) -> dict[str, Any]:
     """Return the tokens of all calls of the samples, and their cost if known."""
     usage = sum_usage(samples)
-    told = {
+    counts = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.new_tokens,
         "total_tokens": usage.tokens,
     }
-    return {**told, "cost": usage.cost} if usage.priced else told
+    return {**counts, "cost": usage.cost} if usage.priced else counts
 
 
 def encode_event(content: Any) -> bytes:

@@ -83,14 +83,16 @@ def pairwise(
         None if answer is None else [answer],
     )
     if answer is not None and values.names[:1] != [to_countable(answer)]:
-        raise InvalidArgument(f"answer: nobody answered {answer!r} in the column {answer_column}")
-    told = "mean" if values.kind == "mean" else ALL_ANSWERS if answer is None else answer
+        raise InvalidArgument(
+            f"answer: no row has the answer {answer!r} in the column {answer_column}"
+        )
+    label = "mean" if values.kind == "mean" else ALL_ANSWERS if answer is None else answer
     rows = []
     for i, j in combinations(range(len(values.categories)), 2):
         both = match_rows(values, i, j, category_column)
         sizes = {"n_a": int(both.first.sum()), "n_b": int((~both.first).sum())}
         found = compare_pair(both, chosen=answer is not None)._asdict()
-        names = {"a": values.categories[i], "b": values.categories[j], "answer": told}
+        names = {"a": values.categories[i], "b": values.categories[j], "answer": label}
         rows.append({**names, **found, "p_holm": math.nan, **sizes})
     order = "a b answer difference low high p p_holm n_a n_b test note".split()
     table = pd.DataFrame(rows, columns=order)
@@ -159,11 +161,11 @@ def _test_units(pair: ComparableRows, chosen: bool) -> GroupDifference:
     found = significance.stratified_differences(means, first, none)
     ends = np.full((2, means.shape[1]), math.nan)
     least = 1 / math.comb(len(first), int(first.sum()))
-    told = _build_difference(
+    difference = _build_difference(
         found, drawn, (ends[0], ends[1]), pair, chosen, f"permutation of {sizes}"
     )
     note = f"no p value below {2 * least:.2g} is possible with so few" if least > 0.01 else ""
-    return told._replace(note="; ".join(filter(None, [told.note, note])))
+    return difference._replace(note="; ".join(filter(None, [difference.note, note])))
 
 
 def _build_difference(

@@ -171,12 +171,12 @@ def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: i
         return f"{head}: shares will be known to within {_round_up(half)} (95 %, {assumption})"
     comparisons = math.comb(count, 2)
     least = smallest_difference(sizes[0], sizes[1], comparisons)
-    told = f"5 %, {pluralize(comparisons, 'comparison')}; {_describe_assumption(groups)}"
+    assumption = f"5 %, {pluralize(comparisons, 'comparison')}; {_describe_assumption(groups)}"
     if least >= 1:
-        return f"{head}: too few answers to show a difference of shares ({told})"
+        return f"{head}: too few answers to show a difference of shares ({assumption})"
     return (
         f"{head}: differences of shares from {_round_up(least)} up will be seen in 4 of 5 runs "
-        f"({told})"
+        f"({assumption})"
     )
 
 
@@ -210,8 +210,8 @@ def _describe_sample_size(paraphrases: int, samples: int) -> str:
 def _describe_assumption(groups: Mapping[str, Sequence[str]]) -> str:
     shared = any(set(a) & set(b) for a, b in combinations(groups.values(), 2))
     several = any(len(models) > 1 for models in groups.values())
-    told = "models and paraphrases alike" if several else "paraphrases alike"
-    return f"{told}; some models are in several groups" if shared else told
+    assumption = "models and paraphrases alike" if several else "paraphrases alike"
+    return f"{assumption}; some models are in several groups" if shared else assumption
 
 
 def _round_up(value: float) -> str:

@@ -80,7 +80,7 @@ class WandB(SafeTracker):
         """See `Tracker`: online needs a key, from the environment or from `wandb login`."""
         if self.mode == "online" and not os.environ.get("WANDB_API_KEY") and not _is_logged_in():
             raise UserError(
-                "tracker=wandb: nobody is logged in; `wandb login`, or tracker.mode=offline"
+                "tracker=wandb: not logged in; run `wandb login`, or tracker.mode=offline"
             )
 
     def _start_run(self, shown: TrackedRun) -> int:
@@ -162,9 +162,9 @@ def _init_run(**given: Any) -> Any:
         try:
             return wandb.init(**given)
         except Exception as error:  # of any type, often nested
-            told = f"{error} {error.__cause__} {error.__context__}"
+            message = f"{error} {error.__cause__} {error.__context__}"
             # The service of a killed process holds the run for a short time; retry.
-            if "in use" in told and time.monotonic() < deadline:
+            if "in use" in message and time.monotonic() < deadline:
                 time.sleep(0.5)
                 continue
             raise UserError(

@@ -309,7 +309,7 @@ class LocalJobs:
         if job["state"] == "succeeded":
             return job, f"✓ {suffix}: succeeded → {model_name(job)}"
         if job["state"] in FINAL_STATES:
-            return job, f"✗ {suffix}: {job['state']}: {job.get('error') or 'no reason was told'}"
+            return job, f"✗ {suffix}: {job['state']}: {job.get('error') or 'no reason given'}"
         step = f"step {job.get('step', 0)} of {job.get('steps', '?')}"
         if job.get("loss") is not None:
             step += f", loss {job['loss']:.4f}"

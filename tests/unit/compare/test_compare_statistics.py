@@ -252,7 +252,7 @@ def test_chosen_answers_and_newcombes_interval() -> None:
     everything = pairwise(df).iloc[0]
     assert everything["answer"] == "all answers" and everything["difference"] == pytest.approx(0.2)
     assert everything["note"].startswith("chance alone makes it about 0.0")
-    with pytest.raises(InvalidArgument, match="nobody answered 'z'"):
+    with pytest.raises(InvalidArgument, match="no row has the answer 'z'"):
         pairwise(df, answer="z")
 
 

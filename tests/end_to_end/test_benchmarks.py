@@ -1,5 +1,6 @@
 """Every benchmark runs at its smallest, on the tiny model; each checks equal results itself."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,40 @@ def test_no_fault_of_a_sample_is_a_traceback_a_hang_or_silent(seed: int) -> None
     count = 24 if seed == 0 else 160
     out = run("faults.py", "--sample", str(count), "--seed", str(seed), "--jobs", "2")
     assert f"| all | {count} | 0 | 0 | 0 |" in out, out
+
+
+BLOCKED = """
+import runpy, sys
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, *rest):
+        if name.split(".")[0] in {"hydra", "omegaconf", "wandb", "peft", "scipy", "matplotlib"}:
+            return None
+        return self.finder.find_spec(name, *rest)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+sys.meta_path[:] = map(Hiding, sys.meta_path)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_gpu_benchmark_runs_on_a_cpu_and_needs_few_packages(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BLOCKED, str(BENCHMARKS / "gpu.py"), "--device", "cpu"]
+    command += ["--quick", "--models", "tiny", "--out", str(tmp_path)]
+
+    def run_again() -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=searches.environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+        return done.stdout
+
+    out = run_again()
+    results = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("*.json")}
+    assert sorted(results) == ["tiny_correctness", "tiny_memory", "tiny_plan", "tiny_speed"]
+    correct = results["tiny_correctness"]["result"]
+    assert correct["passed"] and len(correct["rows"]) == 29, out
+    assert results["tiny_speed"]["result"]["text"]["share of plain"] > 0
+    assert "tiny, correctness ..." in out and "tiny, correctness ..." not in run_again()

@@ -1,0 +1,770 @@
+"""The engine on a GPU: correctness, speed, memory and plan, in one command.
+
+    python benchmarks/gpu.py [--out benchmarks/results/gpu] [--models tiny,llama-1b] [--parts speed]
+
+Needs torch, transformers, safetensors, numpy and this source tree; no network, no hub, no Hydra, no
+PEFT. Each part of each model is one JSON file in `--out`; a part that has one is not run again, so
+a killed command continues. README.md there has the tables. With `--device cpu --quick` and the tiny
+model all parts but memory run in seconds.
+
+correctness  all plans, spaces and groups against explicitly merged weights, greedy texts against
+             transformers' `generate`, gradients against autograd on merged weights, two processes
+speed        an iteration (20 particles, 10 experts, 200 items, prompts of 150 tokens; choices, and
+             200 new tokens) against the reference procedure and against plain inference of one
+             model; shares of the device's matmul and copy rates; a step; a change of positions
+memory       peak memory against the estimate of a dry run
+plan         the automatic plan against the three it chooses from
+"""
+
+import argparse
+import copy
+import json
+import math
+import multiprocessing
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from swarm.engine.base_model import BaseModel, make_head_contiguous
+from swarm.engine.hf import HFEngine
+from swarm.engine.tokenization import encode_choice, encode_prompt
+from swarm.loop.cost_model import SearchWorkload, estimate_memory, read_model_shape
+from swarm.models.base import Example, Request
+from swarm.optimizers.pso import ParticleSwarm
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.2,
+    },
+    "llama-1b": {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "llama-8b": {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+    },
+}
+"""Models of random weights, by the arguments of their configuration."""
+
+SMOLLM = Path(__file__).parent / "SmolLM2-135M-Instruct"
+"""Folder of the one model with trained weights, which is used if it exists."""
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LETTERS = (" A", " B", " C", " D")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sizes of one iteration; tokens are those of a byte-level tokenizer, about a byte each."""
+
+    particles: int = 20
+    experts: int = 10
+    rank: int = 16
+    items: int = 200
+    text_items: int = 200
+    prompt: int = 150
+    new: int = 200
+    repeats: int = 3
+
+
+QUICK = Workload(3, 3, 2, 4, 4, 24, 4, 1)
+"""The sizes of `--quick`."""
+
+
+class RandomBase:
+    """A model of random weights made on the device, with a byte-level tokenizer.
+
+    It stands for `swarm.engine.base_model.BaseModel` in `HFEngine.load_base`.
+    """
+
+    def __init__(self, name: str, dtype: str) -> None:
+        self.path, self.name, self.dtype = f"random {name}", name, dtype
+
+    def load(self, device: str) -> tuple[Any, Any]:
+        """Return the model, the same one at each call, and its tokenizer."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            **SHAPES[self.name],
+            max_position_embeddings=2048,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+        torch.manual_seed(0)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(getattr(torch, self.dtype))
+        try:
+            with torch.device(device):
+                model = LlamaForCausalLM(config)
+        finally:
+            torch.set_default_dtype(before)
+        model.eval().requires_grad_(False)
+        make_head_contiguous(model)
+        return model, byte_tokenizer()
+
+
+def byte_tokenizer() -> Any:
+    """Return a tokenizer of 256 bytes and three special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<bos>", "<eos>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*special, *letters])}
+    raw = Tokenizer(models.BPE(vocabulary, []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        padding_side="left",
+    )
+
+
+def find_base(name: str, dtype: str) -> Any:
+    """Return the base model of this name."""
+    return BaseModel(str(SMOLLM), dtype=dtype) if name == "smollm2" else RandomBase(name, dtype)
+
+
+def random_basis(model: Any, work: Workload, device: str, space: str, groups: str) -> dict:
+    """Return a random basis for `HFEngine.load_base`, the same in every process.
+
+    Its updates have about a tenth of the weights' norm, so that positions differ visibly.
+    """
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in TARGETS and isinstance(module, torch.nn.Linear)
+    }
+    basis = {}
+    count, rank = work.experts, work.rank
+    generator = torch.Generator("cpu").manual_seed(1)
+    for number, (name, linear) in enumerate(modules.items()):
+        down = torch.randn(count, rank, linear.in_features, generator=generator)
+        up = torch.randn(count, linear.out_features, rank, generator=generator)
+        # A product of random factors has the norm sqrt(rank * in * out) times those of its values.
+        scale = 0.1 * linear.weight.float().norm() / math.sqrt(rank * down.shape[2] * up.shape[1])
+        up *= scale.item()
+        places = torch.arange(count) + (number * count if groups == "per_module" else 0)
+        if space == "delta":
+            down, up = down.flatten(0, 1), up.transpose(0, 1).flatten(1)
+            places = places.repeat_interleave(rank)
+        basis[name] = (down.to(device), up.to(device), places)
+    return basis
+
+
+def mix(factors: Sequence[torch.Tensor], position: torch.Tensor) -> torch.Tensor:
+    """Return the update [out, in] of one module at a position, as its definition has it."""
+    down, up, places = factors
+    share = position.to(down.device)[places.to(down.device)]
+    if down.dim() == 2:
+        return (up * share) @ down
+    return torch.einsum("k,kor->or", share, up) @ torch.einsum("k,kri->ri", share, down)
+
+
+def prompts_of(work: Workload, count: int) -> list[str]:
+    """Return different prompts of about `work.prompt` bytes."""
+    random = np.random.default_rng(0)
+    words = "water stone river light cloud number animal city year metal planet law cell".split()
+    texts = []
+    for _ in range(count):
+        text = f"{random.integers(10**6)} "
+        while len(text) < work.prompt - 6:
+            text += random.choice(words) + " "
+        texts.append(text[: work.prompt - 1] + ":")
+    return texts
+
+
+def positions_of(work: Workload, groups: int = 1) -> np.ndarray:
+    """Return positions [particles, groups * experts] of sum 1 in each group."""
+    random = np.random.default_rng(2)
+    rows = random.dirichlet(np.ones(work.experts), (work.particles, groups))
+    return rows.reshape(work.particles, -1)
+
+
+def open_engine(
+    name: str, dtype: str, device: str, work: Workload, plan: str, space: str, groups: str
+) -> tuple[HFEngine, np.ndarray, dict]:
+    """Return an engine with a random basis, positions for it, and the basis."""
+    base = find_base(name, dtype)
+    engine = HFEngine(plan)
+    engine.load_base(base, device, {}, "random")
+    basis = random_basis(engine._model, work, device, space, groups)
+    engine.replace_adapters(base, device, basis, "random")
+    return engine, positions_of(work, len(basis) if groups == "per_module" else 1), basis
+
+
+# Correctness
+
+
+def merged_model(model: Any, basis: Mapping, position: np.ndarray, dtype: torch.dtype) -> Any:
+    """Return a copy of the plain model with the position added to its weights in float32."""
+    made = copy.deepcopy(model)
+    for name, factors in basis.items():
+        weight = made.get_submodule(name).weight
+        weight.data = weight.data.float() + mix(factors, torch.tensor(position).float())
+    return made.to(dtype)
+
+
+@torch.inference_mode()
+def answer_alone(model: Any, tokenizer: Any, prompts: Sequence[str], new: int) -> list:
+    """Answer one prompt at a time: log probabilities [4] of the letters, and greedy token ids."""
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([encode_prompt(tokenizer, prompt)], device=model.device)
+        letters = [encode_choice(tokenizer, prompt, letter) for letter in LETTERS]
+        scores = []
+        for letter in letters:
+            row = torch.cat([ids, torch.tensor([letter], device=model.device)], dim=1)
+            logprobs = model(row).logits.float().log_softmax(-1)[0, ids.shape[1] - 1 : -1]
+            scores.append(sum(logprobs[i, token].item() for i, token in enumerate(letter)))
+        out = model.generate(ids, max_new_tokens=new, do_sample=False)
+        found.append((scores, tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)))
+    return found
+
+
+def check_answers(name: str, device: str, work: Workload, dtype: str) -> Iterator[dict]:
+    """Compare every plan, space and kind of group with explicitly merged weights."""
+    few = replace(
+        work, particles=min(3, work.particles), items=min(4, work.items), new=min(24, work.new)
+    )
+    prompts = prompts_of(few, few.items)
+    plain, tokenizer = find_base(name, "float32").load(device)
+    for space in ("factor", "delta"):
+        for groups in ("global", "per_module"):
+            basis = random_basis(plain, few, device, space, groups)
+            positions = positions_of(few, len(basis) if groups == "per_module" else 1)
+            exact: list[list] = []
+            rounded: list[list] = []
+            for position in positions:
+                for kind, into in (("float32", exact), (dtype, rounded)):
+                    made = merged_model(plain, basis, position, getattr(torch, kind))
+                    into.append(answer_alone(made, tokenizer, prompts, few.new))
+                    del made
+            for plan in ("swap", "merged", "stacked"):
+                engine = open_engine(name, dtype, device, few, plan, space, groups)[0]
+                yield compare_answers(
+                    engine,
+                    positions,
+                    prompts,
+                    few.new,
+                    exact,
+                    rounded,
+                    f"{plan}, {space}, {groups}",
+                )
+                del engine
+
+
+def compare_answers(
+    engine: HFEngine,
+    positions: np.ndarray,
+    prompts: Sequence[str],
+    new: int,
+    exact: Sequence,
+    rounded: Sequence,
+    case: str,
+) -> dict:
+    """Return the largest error in log probability, that of merged weights, and equal texts.
+
+    `exact` is float32. In the mean the engine may differ from it by three times as much as weights
+    merged in its own type do, or by 1e-4.
+    """
+    scored = engine.generate(positions, [[Request(p, 0, LETTERS) for p in prompts]] * len(exact))
+    texts = engine.generate(positions, [[Request(p, new) for p in prompts]] * len(exact))
+    true = np.array([[scores for scores, _ in row] for row in exact])
+    merged = np.abs(np.array([[scores for scores, _ in row] for row in rounded]) - true)
+    errors = np.abs(np.array([[one.logprobs for one in row] for row in scored]) - true)
+    pairs = [
+        (one.text, other)
+        for row, expected in zip(texts, rounded, strict=True)
+        for one, (_, other) in zip(row, expected, strict=True)
+    ]
+    same = sum(a == b for a, b in pairs)
+    same_type = merged.max() == 0
+    return {
+        "case": case,
+        "error": float(errors.max()),
+        "mean error": float(errors.mean()),
+        "mean error of merged weights": float(merged.mean()),
+        "equal texts": f"{same} of {len(pairs)}",
+        # Rounding in 16 bits changes some greedy texts; float32 must agree up to rare ties.
+        "passed": bool(errors.mean() <= max(1e-4, 3 * merged.mean()))
+        and (not same_type or (errors.max() <= 1e-4 and same >= 0.9 * len(pairs))),
+    }
+
+
+def check_gradient(name: str, device: str, work: Workload) -> Iterator[dict]:
+    """Compare gradients with autograd through the weights themselves, in float32."""
+    few = replace(work, particles=1, items=min(3, work.items))
+    prompts = prompts_of(few, few.items)
+    examples = [Example(prompt, (" B C",)) for prompt in prompts]
+    for space in ("factor", "delta"):
+        for groups in ("global", "per_module"):
+            engine, positions, basis = open_engine(
+                name, "float32", device, few, "auto", space, groups
+            )
+            found = engine.compute_gradient(positions[0], examples)
+            plain, tokenizer = find_base(name, "float32").load(device)
+            leaf = torch.tensor(positions[0], dtype=torch.float32, requires_grad=True)
+            weights = {
+                f"{module}.weight": plain.get_submodule(module).weight + mix(factors, leaf)
+                for module, factors in basis.items()
+            }
+            loss = torch.zeros((), device=device)
+            for prompt in prompts:
+                ids = encode_prompt(tokenizer, prompt)
+                gold = encode_choice(tokenizer, prompt, " B C")
+                row = torch.tensor([[*ids, *gold]], device=device)
+                logits = torch.func.functional_call(plain, weights, (row,)).logits[0]
+                loss = loss + torch.nn.functional.cross_entropy(
+                    logits[len(ids) - 1 : -1].float(), torch.tensor(gold, device=device)
+                )
+            slope = torch.autograd.grad(loss, leaf)[0].numpy()
+            error = np.abs(found.slope - slope).max() / np.abs(slope).max()
+            yield {
+                "case": f"gradient, {space}, {groups}",
+                "error": float(error),
+                "error of the loss": abs(found.loss - loss.item()),
+                "passed": bool(error <= 1e-3 and abs(found.loss - loss.item()) <= 1e-3),
+            }
+
+
+def answer_in_process(name: str, device: str, work: Workload) -> list:
+    """Return the scores of all positions; runs in a process of its own."""
+    engine, positions, _ = open_engine(name, "float32", device, work, "auto", "delta", "global")
+    asked = [Request(p, 0, LETTERS) for p in prompts_of(work, 4)]
+    return [
+        [one.logprobs for one in row]
+        for row in engine.generate(positions, [asked] * len(positions))
+    ]
+
+
+def check_processes(name: str, device: str, work: Workload) -> dict:
+    """Compare two workers on one device, at the same time, with this process."""
+    few = replace(work, particles=3)
+    with multiprocessing.get_context("spawn").Pool(2) as workers:
+        answers = workers.starmap(answer_in_process, [(name, device, few)] * 2, chunksize=1)
+    mine = np.array(answer_in_process(name, device, few))
+    error = max(float(np.abs(np.array(one) - mine).max()) for one in answers)
+    return {"case": "two processes on one device", "error": error, "passed": error <= 1e-5}
+
+
+def correctness(name: str, device: str, work: Workload, quick: bool) -> dict:
+    """Run all comparisons of a model that is small enough to be held several times."""
+    rows = [{"type": "float32", **row} for row in check_answers(name, device, work, "float32")]
+    rows += [{"type": "bfloat16", **row} for row in check_answers(name, device, work, "bfloat16")]
+    rows += [{"type": "float32", **row} for row in check_gradient(name, device, work)]
+    rows.append({"type": "float32", **check_processes(name, device, work)})
+    return {"rows": rows, "passed": all(row["passed"] for row in rows)}
+
+
+# Speed
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def answer(engine: HFEngine, positions: np.ndarray, asked: Sequence[Request]) -> None:
+    """Answer the same requests at all positions."""
+    engine.generate(positions, [asked] * len(positions))
+
+
+def time_call(act: Callable[[], object], device: str, repeats: int = 1) -> float:
+    """Return the median of wall seconds."""
+    seconds = []
+    for _ in range(repeats):
+        synchronize(device)
+        began = time.perf_counter()
+        act()
+        synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def device_rates(device: str, dtype: str, quick: bool) -> tuple[float, float]:
+    """Return FLOP/s of a large matmul, and bytes per second that a copy reads and writes."""
+    side = 256 if quick else 8192
+    kind = getattr(torch, dtype)
+    left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
+    source = torch.zeros(1 << (20 if quick else 28), device=device)
+    sink = torch.empty_like(source)
+    for _ in range(3):
+        left @ right
+        sink.copy_(source)
+    matmul = time_call(lambda: left @ right, device, 10)
+    moved = time_call(lambda: sink.copy_(source), device, 10)
+    return 2 * side**3 / matmul, 8 * len(source) / moved
+
+
+def reference_seconds(
+    name: str, dtype: str, device: str, work: Workload, items: int, new: int, scratch: Path
+) -> dict:
+    """Time one particle of the reference procedure (benchmarks/iteration.py describes it).
+
+    One load of the base, the five disk merges, and two batches of ten are timed; an iteration has
+    that load and those merges for every particle, and a batch for every ten items.
+    """
+    from swarm.engine.base_model import quiet_transformers
+
+    folder = scratch / f"base-{name}-{dtype}"
+    if not folder.exists():
+        model, tokenizer = find_base(name, dtype).load(device)
+        with quiet_transformers():
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        del model
+    base = BaseModel(str(folder), dtype=dtype)
+    with quiet_transformers():
+        load = time_call(lambda: base.load(device), device)
+        model, tokenizer = base.load(device)
+    basis = random_basis(model, work, "cpu", "factor", "global")
+    tensors = {
+        f"{module}.{side}": factor[0].contiguous()
+        for module, factors in basis.items()
+        for side, factor in zip("AB", factors[:2], strict=True)
+    }
+    merges = time_call(lambda: merge_on_disk(tensors, scratch / "merge"), device)
+    prompts = prompts_of(work, 10)
+
+    def batch() -> None:
+        ids = tokenizer(prompts, return_tensors="pt", padding=True).to(device)
+        with torch.inference_mode():
+            model.generate(
+                ids.input_ids,
+                attention_mask=ids.attention_mask,
+                max_new_tokens=new,
+                do_sample=False,
+                eos_token_id=None,
+            )
+
+    one = time_call(batch, device, 2)
+    total = work.particles * (load + merges + math.ceil(items / 10) * one)
+    return {"load": load, "five merges": merges, "batch of ten": one, "iteration": total}
+
+
+def merge_on_disk(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Read and write adapters as five merges of a particle do: 12 files read, 5 written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / "source.safetensors"
+    if not source.exists():
+        save_file(dict(tensors), source)
+    for number, parts in enumerate((2, 2, 2, 4, 2)):
+        read = [load_file(source) for _ in range(parts)]
+        total = {key: torch.stack([one[key] for one in read]).sum(0) for key in read[0]}
+        save_file(total, folder / f"{number}")
+
+
+def speed(name: str, device: str, work: Workload, quick: bool) -> dict:
+    """Time a whole iteration, the reference procedure, plain inference, a step and a change."""
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    flops, bandwidth = device_rates(device, dtype, quick)
+    engine, positions, _ = open_engine(name, dtype, device, work, "auto", "delta", "global")
+    plain = HFEngine("swap")
+    plain.load_base(find_base(name, dtype), device, {}, "random")
+    shape = read_model_shape(engine._model.config.to_dict())
+    found: dict[str, Any] = {"matmul FLOP/s": flops, "copy bytes/s": bandwidth, "dtype": dtype}
+    scratch = Path(tempfile.mkdtemp(prefix="model-swarms-gpu-"))
+    try:
+        for kind, items, new in (("choices", work.items, 0), ("text", work.text_items, work.new)):
+            asked = [Request(p, new, () if new else LETTERS) for p in prompts_of(work, items)]
+            theirs = reference_seconds(name, dtype, device, work, items, new or 10, scratch)
+            found[kind] = time_iteration(engine, plain, positions, asked, device, work.repeats)
+            found[kind]["items"], found[kind]["reference"] = items, theirs
+            found[kind]["times the reference"] = theirs["iteration"] / found[kind]["seconds"]
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    found |= rates(found, work, shape, flops, bandwidth, 4 if dtype == "float32" else 2)
+    found |= change_seconds(engine, torch.tensor(positions), device)
+    found["optimizer step, s"] = step_seconds(work)
+    shares = [found[kind]["share of plain"] for kind in ("choices", "text")]
+    found["goals"] = {
+        "choices: 20 times the reference": found["choices"]["times the reference"] >= 20,
+        "text: 80 times the reference": found["text"]["times the reference"] >= 80,
+        "share of plain inference at least .85": min(shares) >= 0.85,
+    }
+    return found
+
+
+def time_iteration(
+    engine: HFEngine,
+    plain: HFEngine,
+    positions: np.ndarray,
+    asked: Sequence[Request],
+    device: str,
+    repeats: int,
+) -> dict:
+    """Time all positions on all requests, and one model on as many requests, interleaved."""
+    ours = partial(answer, engine, positions, asked)
+    alone = partial(answer, plain, np.zeros((1, 0)), [*asked] * len(positions))
+    ours()
+    alone()
+    times = [(time_call(ours, device), time_call(alone, device)) for _ in range(repeats)]
+    mine, single = (statistics.median(column) for column in zip(*times, strict=True))
+    return {"seconds": mine, "plain seconds": single, "share of plain": single / mine}
+
+
+def change_seconds(engine: HFEngine, chosen: torch.Tensor, device: str) -> dict[str, float]:
+    """Time a change of positions in the layers."""
+    stack = engine._stack
+    ways = {
+        "change of one position, s": partial(stack.set_positions, chosen[:1]),
+        "change of all positions, s": partial(stack.set_positions, chosen),
+        "change of one merged position, s": partial(stack.set_positions, chosen[:1], merge=True),
+    }
+    return {name: time_call(act, device, 5) for name, act in ways.items()}
+
+
+def rates(
+    found: Mapping, work: Workload, shape: Any, flops: float, bandwidth: float, size: int
+) -> dict:
+    """Return the shares of the measured rates that prefill and decode reach."""
+    rows = work.particles * work.items
+    prefill = 2 * shape.linear_weights * rows * work.prompt / found["choices"]["seconds"]
+    scale = found["text"]["items"] / work.items
+    decode = found["text"]["seconds"] - scale * found["choices"]["seconds"]
+    tokens = work.particles * found["text"]["items"] * work.new
+    if decode <= 0:  # at sizes at which a few tokens cost nothing
+        return {"prefill share of matmul rate": prefill / flops}
+    return {
+        "prefill share of matmul rate": prefill / flops,
+        "decoded tokens/s": tokens / decode,
+        # Arithmetic of decoding by the same measure; the bytes read depend on the batch's size.
+        "decode share of matmul rate": 2 * shape.linear_weights * tokens / decode / flops,
+        "weights read at the copy rate, s": shape.parameter_count * size / bandwidth,
+    }
+
+
+def step_seconds(work: Workload) -> float:
+    """Return the seconds of a step of the particle swarm, with the state as text."""
+    swarm = ParticleSwarm(particles=work.particles, max_iterations=10**9, patience=10**9)
+    swarm.start(work.experts, 0)
+    swarm.ask()
+
+    def step() -> None:
+        swarm.tell(np.zeros(len(swarm.positions)))
+        swarm.ask()
+        json.dumps(swarm.state_dict())
+
+    return time_call(step, "cpu", 20)
+
+
+# Memory and plan
+
+
+def memory(name: str, device: str, work: Workload, quick: bool) -> dict:
+    """Compare the peak of one job with the estimate that a dry run prints."""
+    if device == "cpu":
+        return {"skipped": "a CPU does not count the memory of a process's tensors"}
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    engine, positions, basis = open_engine(
+        name, "bfloat16", device, work, "stacked", "factor", "global"
+    )
+    asked = [Request(p, work.new) for p in prompts_of(work, min(50, work.items))]
+    few = positions[:5]
+    engine.generate(few, [asked] * len(few))
+    peak = torch.cuda.max_memory_allocated() - before
+    adapted = sum(down.shape[-1] * up.shape[-2] for down, up, _ in basis.values())
+    adapter = sum(down[0].numel() + up[0].numel() for down, up, _ in basis.values())
+    workload = SearchWorkload(
+        work.experts,
+        adapter,
+        adapted,
+        items=work.items,
+        prompt=work.prompt,
+        longest=work.prompt,
+        new=work.new,
+        job_particles=len(few),
+        job_items=len(asked),
+    )
+    parts = estimate_memory(read_model_shape(engine._model.config.to_dict()), workload)
+    estimate = sum(parts.values())
+    return {
+        "peak": peak,
+        "estimate": estimate,
+        "parts": parts,
+        "error": estimate / peak - 1,
+        "passed": abs(estimate / peak - 1) <= 0.10,
+    }
+
+
+def plan(name: str, device: str, work: Workload, quick: bool) -> dict:
+    """Compare the automatic plan with the three it chooses from."""
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    engine, positions, _ = open_engine(name, dtype, device, work, "auto", "delta", "global")
+    rows = []
+    few = positions[:5]
+    for count in (2, 3) if quick else (4, 25, 100, 200):
+        asked = [Request(p, min(16, work.new)) for p in prompts_of(work, count)]
+        seconds: dict[str, list[float]] = {one: [] for one in ("swap", "merged", "stacked", "auto")}
+        for turn in range(work.repeats + 1):
+            for one, taken in seconds.items():
+                engine.plan = one
+                spent = time_call(partial(answer, engine, few, asked), device)
+                if turn:  # the first turn warms up
+                    taken.append(spent)
+        medians = {one: statistics.median(taken) for one, taken in seconds.items()}
+        best = min(medians[one] for one in ("swap", "merged", "stacked"))
+        rows.append({"items": count, **medians, "auto / best": medians["auto"] / best})
+    return {"rows": rows, "passed": all(row["auto / best"] <= 1.10 for row in rows)}
+
+
+PARTS: dict[str, Callable[[str, str, Workload, bool], dict]] = {
+    "correctness": correctness,
+    "speed": speed,
+    "memory": memory,
+    "plan": plan,
+}
+
+LARGE = ("llama-8b",)
+"""Models without the part correctness, which holds several copies in float32."""
+
+
+def workload_of(name: str, quick: bool) -> Workload:
+    """Return the sizes for a model; a long text of the largest is asked for fewer items."""
+    if quick:
+        return QUICK
+    return Workload(text_items=20, repeats=1) if name in LARGE else Workload()
+
+
+def environment(device: str) -> dict:
+    """Return what the numbers depend on."""
+    import transformers
+
+    gpu = torch.cuda.get_device_name() if device != "cpu" else platform.processor()
+    return {
+        "device": gpu or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def write_tables(out: Path) -> str:
+    """Write README.md from all parts that exist, and return it."""
+    lines = ["# Results of benchmarks/gpu.py", ""]
+    for file in sorted(out.glob("*.json")):
+        data = json.loads(file.read_text(encoding="utf-8"))
+        result, where = data["result"], data["environment"]
+        lines += [f"## {data['model']}: {data['part']}", ""]
+        lines += [
+            f"{where['device']}, torch {where['torch']}, {where['date']}, {data['seconds']:.0f} s",
+            "",
+        ]
+        if rows := result.get("rows"):
+            columns = list(dict.fromkeys(key for row in rows for key in row))
+            lines += ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
+            lines += [
+                "| " + " | ".join(show(row.get(key, "")) for key in columns) + " |" for row in rows
+            ]
+            lines.append("")
+        lines += [f"- {key}: {show(value)}" for key, value in result.items() if key != "rows"]
+        lines.append("")
+    text = "\n".join(lines)
+    (out / "README.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def show(value: object) -> str:
+    """Return a value for a table."""
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {show(one)}" for key, one in value.items())
+    return str(value)
+
+
+def main() -> None:
+    """Run the parts that have no result yet, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu"))
+    parser.add_argument("--device", default="cuda:0")
+    models = ["tiny", *(["smollm2"] if SMOLLM.is_dir() else []), "llama-1b", "llama-8b"]
+    parser.add_argument("--models", default=",".join(models))
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--minutes", type=float, default=10, help="no part begins after these")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test this file")
+    options = parser.parse_args()
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error("there is no GPU; --device cpu --quick --models tiny tests this file")
+    options.out.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * options.minutes
+    for name in options.models.split(","):
+        for part in options.parts.split(","):
+            file = options.out / f"{name}_{part}.json"
+            if file.exists() or (part == "correctness" and name in LARGE):
+                continue
+            if time.monotonic() > end:
+                print(f"{name}, {part}: not begun, as {options.minutes:g} minutes have passed")
+                continue
+            run_part(name, part, options.device, options.quick, file)
+    print(write_tables(options.out))
+
+
+def run_part(name: str, part: str, device: str, quick: bool, file: Path) -> None:
+    """Run one part and write its result; an error is printed and leaves no file."""
+    print(f"{name}, {part} ...", flush=True)
+    began, work = time.monotonic(), workload_of(name, quick)
+    try:
+        result = PARTS[part](name, device, work, quick)
+    except Exception as error:  # one part must not end the others
+        print(f"{name}, {part}: {type(error).__name__}: {error}", file=sys.stderr)
+        return
+    finally:
+        if device != "cpu":
+            torch.cuda.empty_cache()
+    data = {
+        "model": name,
+        "part": part,
+        "seconds": time.monotonic() - began,
+        "workload": asdict(work),
+        "environment": environment(device),
+        "result": result,
+    }
+    partial = file.with_suffix(".part")
+    partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    partial.replace(file)
+
+
+if __name__ == "__main__":
+    main()

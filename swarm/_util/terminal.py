@@ -5,9 +5,13 @@ Also contains access to the standard streams, a collector of warnings and a prog
 
 import logging
 import sys
-import threading
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from swarm._util.threads import PeriodicThread
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Unicode's bidirectional controls (UAX 9), which display a text in another order."""
@@ -100,40 +104,48 @@ class SamplingProgressBar:
     ) -> None:
         self.title, self.count = title, count
         self.shown = not silent and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-        self._ended = threading.Event()
+        self._bar: Progress | None = None
 
     def __enter__(self) -> "SamplingProgressBar":
         if self.shown:
-            self._thread = threading.Thread(target=self._update_bar, daemon=True)
-            self._thread.start()
+            self._updates = PeriodicThread(
+                self._update_bar, REFRESH_EVERY_S, "swarm-progress", SHOW_AFTER_S
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._ended.set()
         if self.shown:
-            self._thread.join()
+            self._updates.close()
+        if self._bar:
+            self._update_bar()
+            self._bar.stop()
 
     def _update_bar(self) -> None:
-        if self._ended.wait(SHOW_AFTER_S):
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
+        if self._bar is None:
+            self._bar = build_sampling_bar()
+            self._task = self._bar.add_task(self.title, failures="")
+            self._bar.start()
+        completed, total, failed = self.count()
+        failures = f"{failed} failed" if failed else ""
+        self._bar.update(self._task, completed=completed, total=total, failures=failures)
 
-        failures = TextColumn("{task.fields[failures]}", style="red")
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            failures,
-        )
-        with Bar(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(self.title, failures="")
-            while True:
-                ended = self._ended.wait(REFRESH_EVERY_S)
-                completed, total, failed = self.count()
-                failure_text = f"{failed} failed" if failed else ""
-                bar.update(task, completed=completed, total=total, failures=failure_text)
-                if ended:
-                    return
+
+def build_sampling_bar() -> "Progress":
+    """Build a progress bar with counts, remaining time and failures, on standard error."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[failures]}", style="red"),
+        console=Console(stderr=True),
+    )

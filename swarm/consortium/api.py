@@ -4,20 +4,20 @@ Also contains the function behind all questions, which returns the result as JSO
 run.
 """
 
-import asyncio
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from swarm._util.terminal import WarningCollector
+from swarm._util.threads import Cancelled, run_in_thread
 from swarm.consortium.cli.options import MemberRegistry, default_arbiter
 from swarm.consortium.run_log import RunLog
 from swarm.errors import UserError
 from swarm.models.base import Message, Request
-from swarm.multi_agent.collaboration import Cancelled, map_events, stream_events
+from swarm.multi_agent.collaboration import map_events, stream_events
 from swarm.multi_agent.consortium.config import (
     ConsortiumSettings,
     build_consortium,
@@ -158,35 +158,6 @@ def stream_progress_lines(
             raise
         yield from new_warnings()
         return found
-
-
-async def run_in_daemon_thread(function: Callable[..., T], *given: Any) -> T:
-    """Run a function in a daemon thread.
-
-    Unlike `asyncio.to_thread`, which after Ctrl-C waits until a slow member has answered.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def set_outcome(value: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
-
-    def run_function() -> None:
-        value, wrong = None, None
-        try:
-            value = function(*given)
-        except BaseException as error:
-            wrong = error
-        with suppress(RuntimeError):  # the loop is closed: nothing waits for the result
-            loop.call_soon_threadsafe(set_outcome, value, wrong)
-
-    threading.Thread(target=run_function, name="swarm-apart", daemon=True).start()
-    return await future
 
 
 logger = logging.getLogger(__name__)
@@ -380,7 +351,7 @@ class Orchestrator:
                 raise Cancelled
 
         try:
-            return await run_in_daemon_thread(self.orchestrate, prompt, raise_if_cancelled)
+            return await run_in_thread(self.orchestrate, prompt, raise_if_cancelled)
         finally:
             abandoned.set()
 

@@ -13,11 +13,11 @@ from llm.parts import StreamEvent, TextPart
 from pydantic import Field
 from sqlite_utils import Database
 
+from swarm._util.threads import run_in_thread
 from swarm.consortium.api import (
     MAX_TOKENS,
     ConsortiumQuestion,
     answer_question,
-    run_in_daemon_thread,
     stream_progress_lines,
 )
 from swarm.consortium.cli.options import MemberRegistry, check_unused_options
@@ -144,7 +144,7 @@ class AsyncConsortiumModel(_SavedConsortium, llm.AsyncModel):
     ) -> AsyncGenerator[Any, None]:
         """See llm's documentation of models in plugins."""
         events = self._stream_events(prompt, stream, response)
-        while (event := await run_in_daemon_thread(next, events, None)) is not None:
+        while (event := await run_in_thread(next, events, None)) is not None:
             yield event
 
 

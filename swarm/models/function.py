@@ -1,18 +1,144 @@
-"""A Python function as a model: f(prompt) -> text."""
+"""Python functions as models, f(prompt) -> text; the base class with one thread per request."""
 
 import inspect
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from swarm._util.threads import (
+    StreamTimeout,
+    forward_items,
+    run_concurrently,
+    stream_from_thread,
+)
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Request, Stream
-from swarm.models.http_errors import to_one_line
-from swarm.models.threaded import ThreadedModel
+from swarm.models.base import Completion, Delta, Request, Stream, stream_until_stop
+from swarm.models.http_errors import RequestTimeout, to_one_line
+
+
+class ThreadedModel:
+    """Base of models that implement `_generate_one` for a single request.
+
+    At most `concurrency` requests run at once, over all callers. A request that exceeds its timeout
+    is abandoned: its thread ends at the next piece, or with the process if there is none.
+
+    Args:
+        who: The model's name in messages.
+        concurrency: At least 1; `None` uses `_concurrency_limit` at the first request.
+
+    Raises:
+        UserError: The concurrency is invalid.
+    """
+
+    def __init__(self, who: str, concurrency: int | None) -> None:
+        if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
+            raise UserError(f"{who}: concurrency={concurrency!r}: must be an integer, 1 or more")
+        self.who, self.concurrency = who, concurrency
+        self._init_locks()
+
+    def _init_locks(self) -> None:
+        self._gate: threading.Semaphore | None = None
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_gate", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._init_locks()
+
+    def _concurrency_limit(self) -> int:
+        return self.concurrency or 1
+
+    def _generate_one(self, request: Request, streamed: bool) -> Stream:
+        """Answer one request, called in its thread; raise `UserError` on failure."""
+        raise NotImplementedError
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `Model.generate`."""
+        return self._run_requests(requests, through=False)
+
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+        """See `swarm.models.base.generate_each`."""
+        return self._run_requests(requests, through=True)
+
+    def stream(self, request: Request) -> Stream:
+        """See `swarm.models.base.stream`."""
+        return self._stream_in_thread(request, streamed=True)
+
+    def _run_requests(self, requests: Sequence[Request], through: bool) -> list[Any]:
+        """Return one result per request; unless `through`, the first failure stops the rest."""
+        failed: list[BaseException] = []
+
+        def answer(request: Request) -> Completion | BaseException | None:
+            if failed:
+                return None
+            try:
+                return _exhaust_stream(self._stream_in_thread(request, streamed=False))
+            except BaseException as error:
+                if not (through and isinstance(error, UserError)):
+                    failed.append(error)
+                return error
+
+        calls = [partial(answer, request) for request in requests]
+        answers = dict(run_concurrently(calls, self._concurrency_limit()))
+        if failed:
+            raise failed[0]
+        return [answers[number] for number in range(len(requests))]
+
+    def _acquire_slot(self) -> "_ConcurrencySlot":
+        with self._lock:
+            self._gate = self._gate or threading.Semaphore(self._concurrency_limit())
+        return _ConcurrencySlot(self._gate)
+
+    def _stream_in_thread(self, request: Request, streamed: bool) -> Stream:
+        """Run `_generate_one` in a new thread; abandon it at the request's timeout."""
+        slot = self._acquire_slot()
+        start = time.monotonic()
+
+        def run_generation(emit: Callable[[Delta], None]) -> Completion:
+            try:
+                with closing(
+                    stream_until_stop(self._generate_one(request, streamed), request.stop)
+                ) as stream:
+                    return forward_items(stream, emit)
+            finally:
+                slot.release()
+
+        try:
+            done = yield from stream_from_thread(run_generation, "swarm-model", request.timeout)
+            return replace(done, seconds=time.monotonic() - start)
+        except StreamTimeout:
+            message = f"{self.who}: no response within {request.timeout:g} s (timeout)"
+            raise RequestTimeout(message) from None
+        finally:
+            # An abandoned thread must not keep others waiting.
+            slot.release()
+
+
+class _ConcurrencySlot:
+    """One unit of a semaphore, acquired on construction and released at most once."""
+
+    def __init__(self, gate: threading.Semaphore) -> None:
+        gate.acquire()
+        self._gate, self._once = gate, threading.Lock()
+
+    def release(self) -> None:
+        """Release it unless already released."""
+        if self._once.acquire(blocking=False):
+            self._gate.release()
+
+
+def _exhaust_stream(stream: Stream) -> Completion:
+    return forward_items(stream, lambda _: None)
 
 
 class FunctionModel(ThreadedModel):

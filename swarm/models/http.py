@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from swarm._util.threads import shared_event_loop
 from swarm.errors import UserError
 from swarm.models.http_errors import (
     BadRequest,
@@ -27,7 +28,6 @@ from swarm.models.http_errors import (
     to_one_line,
 )
 from swarm.models.rate_limit import AdaptiveThrottle, DeadlineExceeded, Limits, RateLimiter
-from swarm.models.threaded import shared_event_loop
 from swarm.models.transport import (
     HttpTransport,
     proxy_for,
@@ -436,7 +436,7 @@ class HttpClient:
     ) -> AsyncIterator[Callable[[int, Call], Awaitable[T]]]:
         """Provide a function that makes one call; see `run_calls` for arguments.
 
-        It must be used on the event loop of `swarm.models.threaded.shared_event_loop`.
+        It must be used on the event loop of `swarm._util.threads.shared_event_loop`.
 
         Raises:
             UserError: There is no key; a call raises its `RequestError`.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Request, Stream
+from swarm.models.function import ThreadedModel
 from swarm.models.http import CallFailures
 from swarm.models.http_errors import (
     RateLimited,
@@ -19,7 +20,6 @@ from swarm.models.http_errors import (
     to_one_line,
 )
 from swarm.models.rate_limit import AdaptiveThrottle, DeadlineExceeded, Limits
-from swarm.models.threaded import ThreadedModel
 
 if TYPE_CHECKING:
     import llm

@@ -380,7 +380,7 @@ GenerateSamples = Callable[[Sequence[str], Request, int], Awaitable[list[Complet
 async def open_sampler(model: OpenAI) -> AsyncIterator[GenerateSamples]:
     """Provide a function that requests samples one call at a time and stores them as they arrive.
 
-    It must be used on the event loop of `swarm.models.threaded.shared_event_loop`. It requests the
+    It must be used on the event loop of `swarm._util.threads.shared_event_loop`. It requests the
     answer even if it is already cached, and raises its error on failure. For a request with a seed,
     the k-th sample is requested with the seed plus k, and alone. For several samples (`n`) an
     endpoint may return fewer answers than keys.

@@ -1,16 +1,15 @@
 """Base class of multi-agent models, and streaming of their events."""
 
 import logging
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from swarm._util.threads import stream_from_thread
 from swarm.errors import UserError
 from swarm.models.base import Completion, Model, Request, sum_usage
 from swarm.models.trace import Trace, require_completions
@@ -227,10 +226,6 @@ N = TypeVar("N")
 T = TypeVar("T")
 
 
-class Cancelled(Exception):
-    """The consumer of the events has gone."""
-
-
 def stream_events(run: Callable[[OnEvent], T]) -> Generator[tuple[int, Any], None, T]:
     """Run in a thread; yield each event with its request's index, and return the result.
 
@@ -240,35 +235,11 @@ def stream_events(run: Callable[[OnEvent], T]) -> Generator[tuple[int, Any], Non
     Args:
         run: Function that reports its events to the given callback.
     """
-    events: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
-    abandoned = threading.Event()
 
-    def forward_event(number: int, event: Any) -> None:
-        if abandoned.is_set():
-            raise Cancelled
-        events.put((True, (number, event)))
+    def run_with_events(emit: Callable[[tuple[int, Any]], None]) -> T:
+        return run(lambda number, event: emit((number, event)))
 
-    def run_in_thread() -> None:
-        outcome: T | BaseException
-        try:
-            outcome = run(forward_event)
-        except BaseException as error:
-            outcome = error
-        events.put((False, outcome))
-
-    threading.Thread(target=run_in_thread, name="swarm-followed", daemon=True).start()
-    try:
-        while True:
-            more, event = events.get()
-            if not more:
-                break
-            yield event
-    finally:
-        abandoned.set()
-    if isinstance(event, BaseException):
-        raise event
-    outcome: T = event
-    return outcome
+    return stream_from_thread(run_with_events, "swarm-events")
 
 
 def map_events(

@@ -1,14 +1,13 @@
 """Concurrent rounds of agent calls, one thread per model; usage totals of the calls."""
 
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from swarm._util.format import align_columns, format_cost
+from swarm._util.threads import run_concurrently
 from swarm.errors import UserError
 from swarm.models.base import (
     Completion,
@@ -217,7 +216,7 @@ def run_calls(
         work.append(partial(generate_each, calls[0].slot.model, [call.request for call in calls]))
     answers: dict[int, AgentAnswer] = {}
     try:
-        for batch, outcomes in run_concurrently(work):
+        for batch, outcomes in run_concurrently(work, name="swarm-agent"):
             for index, one in zip(groups[batch], outcomes, strict=True):
                 number, call = asked[index]
                 if trace:
@@ -230,32 +229,6 @@ def run_calls(
                 watch(number, build_stopped_answer(call))
         raise
     return [answers[index] for index in range(len(asked))]
-
-
-def run_concurrently(work: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]:
-    """Run functions concurrently; yield index and result of each as they complete.
-
-    An interrupt is not delayed: the threads then end on their own, or with the process.
-    """
-    if len(work) == 1:
-        yield 0, work[0]()
-        return
-    outcomes: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
-
-    def run_one(number: int) -> None:
-        try:
-            outcomes.put((number, work[number](), None))
-        except BaseException as error:
-            outcomes.put((number, None, error))
-
-    for number in range(len(work)):
-        name = f"swarm-collab-{number}"
-        threading.Thread(target=run_one, args=(number,), name=name, daemon=True).start()
-    for _ in work:
-        number, result, error = outcomes.get()
-        if error is not None:
-            raise error
-        yield number, result
 
 
 def sum_usage(answers: Iterable[AgentAnswer]) -> Usage:

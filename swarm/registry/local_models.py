@@ -20,6 +20,7 @@ import numpy as np
 import yaml
 
 from swarm._util.files import conf_folder, find_path
+from swarm._util.threads import start_thread
 from swarm.engine.base_model import BaseModel, choose_device, validate_device
 from swarm.engine.token_ensemble.members import MIXTURE_FILE, base_model_like, is_adapter_folder
 from swarm.errors import UserError
@@ -124,7 +125,7 @@ class Batcher:
             if pending and not self._answering:
                 self._answering = True
                 # Not a daemon: the process must not end while this thread is inside torch.
-                threading.Thread(target=self._run_rounds, name="swarm-local", daemon=False).start()
+                start_thread(self._run_rounds, name="swarm-local", daemon=False)
         return pending
 
     def embed(self, place: ModelIndex, texts: Sequence[str]) -> list[Embedding]:

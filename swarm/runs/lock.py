@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from swarm._util.files import acquire_lock, make_folder, write_json
 from swarm._util.secrets import clean_words
+from swarm._util.threads import PeriodicThread
 from swarm.errors import UserError
 
 STATUS_FILE = "running.json"
@@ -42,14 +42,13 @@ class RunLock:
         self._descriptor = _acquire_lock(folder)
         self._status: dict[str, Any] = {"what": "begins"}
         self._began = _current_time()
-        self._changed, self._over = False, threading.Event()
+        self._changed = False
         try:
             self._write_status()
         except UserError:
             os.close(self._descriptor)
             raise
-        self._thread = threading.Thread(target=self._write_periodically, daemon=True)
-        self._thread.start()
+        self._writer = PeriodicThread(self._write_changed, UPDATE_INTERVAL_S, "swarm-lock")
 
     def update_status(self, facts: Mapping[str, Any]) -> None:
         """Set the current status; it is written to the folder within a second.
@@ -62,21 +61,19 @@ class RunLock:
 
     def close(self) -> None:
         """Remove the status file and release the lock."""
-        if self._over.is_set():
+        if self._writer.closed:
             return
-        self._over.set()
-        self._thread.join()
+        self._writer.close()
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
-    def _write_periodically(self) -> None:
-        while not self._over.wait(UPDATE_INTERVAL_S):
-            if self._changed:
-                self._changed = False
-                # A full disk is reported by the search itself, which writes more than this.
-                with contextlib.suppress(UserError):
-                    self._write_status()
+    def _write_changed(self) -> None:
+        if self._changed:
+            self._changed = False
+            # A full disk is reported by the search itself, which writes more than this.
+            with contextlib.suppress(UserError):
+                self._write_status()
 
     def _write_status(self) -> None:
         process = {"pid": os.getpid(), "host": socket.gethostname()}

@@ -8,10 +8,13 @@ import uuid
 from base64 import b64encode
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from swarm._util.threads import Cancelled, forward_items, submit
 from swarm.models.base import (
     Completion,
     Delta,
@@ -385,21 +388,24 @@ def _start_work(line: RequestQueue, work: Callable[[], Any], mail: Mailbox) -> N
     """Run `work` in a thread, put what it returns into the mailbox and release the turn."""
     loop = asyncio.get_running_loop()
 
-    def run() -> None:
-        came: Any
-        try:
-            came = (work(),)
-        except BaseException as error:
-            came = error
-        with suppress(RuntimeError):  # the loop is closed: the server has ended
-            loop.call_soon_threadsafe(mail.put_nowait, came)
-            loop.call_soon_threadsafe(line.release_turn)
+    def deliver_outcome(future: "Future[Any]") -> None:
+        error = future.exception()
+        _call_on_loop(loop, mail.put_nowait, error if error else (future.result(),))
+        _call_on_loop(loop, line.release_turn)
 
     try:
-        threading.Thread(target=run, name="swarm-serve", daemon=True).start()
+        submit(work, name="swarm-serve").add_done_callback(deliver_outcome)
     except RuntimeError as error:  # too many threads
         mail.put_nowait(error)
         line.release_turn()
+
+
+def _call_on_loop(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object
+) -> None:
+    """Call a function on a loop, from a thread."""
+    with suppress(RuntimeError):  # the loop is closed: the server has ended
+        loop.call_soon_threadsafe(function, *args)
 
 
 def encode_embeddings(model: str, found: Sequence[Embedding], base64: bool) -> dict[str, Any]:
@@ -436,30 +442,29 @@ def start_sample_threads(
         if not running:
             line.release_turn()
 
-    def call_on_loop(function: Callable[..., object], *args: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the server has ended
-            loop.call_soon_threadsafe(function, *args)
+    def run_sample(request: Request, number: int) -> Completion:
+        def emit(delta: Delta) -> None:
+            if gone.is_set():
+                raise Cancelled
+            _call_on_loop(loop, mail.put_nowait, (number, delta))
 
-    def run_sample(number: int, request: Request) -> None:
-        try:
-            with (
-                closing(stream(model, request)) as pieces,
-                closing(stream_until_stop(pieces, request.stop)) as deltas,
-            ):
-                while not gone.is_set():
-                    call_on_loop(mail.put_nowait, (number, next(deltas)))
-        except StopIteration as end:
-            call_on_loop(mail.put_nowait, (number, end.value))
-        except BaseException as error:
-            call_on_loop(mail.put_nowait, error)
-        finally:
-            call_on_loop(on_thread_end)
+        with (
+            closing(stream(model, request)) as pieces,
+            closing(stream_until_stop(pieces, request.stop)) as deltas,
+        ):
+            return forward_items(deltas, emit)
 
-    for arguments in enumerate(requests):
+    def deliver_outcome(number: int, future: "Future[Completion]") -> None:
+        error = future.exception()
+        if not isinstance(error, Cancelled):
+            _call_on_loop(loop, mail.put_nowait, error if error else (number, future.result()))
+        _call_on_loop(loop, on_thread_end)
+
+    for number, request in enumerate(requests):
         try:
-            threading.Thread(
-                target=run_sample, args=arguments, name="swarm-serve", daemon=True
-            ).start()
+            future = submit(run_sample, request, number, name="swarm-serve")
         except RuntimeError as error:  # too many threads
             mail.put_nowait(error)
             on_thread_end()
+        else:
+            future.add_done_callback(partial(deliver_outcome, number))

@@ -5,11 +5,11 @@ import importlib
 import logging
 import secrets
 import socket
-import threading
 import webbrowser
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from swarm._util.threads import start_thread
 from swarm.serve.api_errors import LOCAL_HOST_PATTERN
 from swarm.ui.state import AppState
 
@@ -202,7 +202,7 @@ def serve_pages(home: AppState, host: str, port: int, browser: bool, guarded: bo
         if token is None:
             print("--no-token: every user of this machine can start searches on it", flush=True)
         if browser:
-            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+            start_thread(webbrowser.open, url, name="swarm-browser")
         server.run([bound])
 
 

@@ -14,6 +14,7 @@ from nicegui import ui
 
 from swarm._util.format import pluralize
 from swarm._util.terminal import escape_control_chars
+from swarm._util.threads import Cancelled, start_thread
 from swarm.errors import UserError
 from swarm.moa.chat import ChatOptions
 from swarm.moa.transcript_format import (
@@ -26,7 +27,7 @@ from swarm.moa.transcript_format import (
 )
 from swarm.models.base import Model, Request, stream
 from swarm.multi_agent import scheduler
-from swarm.multi_agent.collaboration import Cancelled, Collaboration
+from swarm.multi_agent.collaboration import Collaboration
 from swarm.multi_agent.consortium.results import Iteration
 from swarm.multi_agent.types import AgentAnswer, AnswerDelta, CallStarted, Transcript
 
@@ -71,7 +72,7 @@ class ChatWorker:
 
     def start(self) -> None:
         """Start the thread."""
-        threading.Thread(target=self._run_worker, name="swarm-page", daemon=True).start()
+        start_thread(self._run_worker, name="swarm-page")
 
     def stop(self) -> None:
         """Stop waiting; generation ends with the next streamed piece."""

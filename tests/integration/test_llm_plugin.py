@@ -24,8 +24,8 @@ from llm.migrations import migrate
 from llm.parts import ToolCallPart, ToolResultPart
 from llm.plugins import load_plugins, pm
 
+from swarm._util.threads import run_in_thread
 from swarm.consortium import plugin
-from swarm.consortium.api import run_in_daemon_thread
 from swarm.consortium.run_log import RunLog
 from swarm.multi_agent.consortium.config import ConsortiumSettings
 from swarm.multi_agent.consortium.member_spec import parse_member
@@ -117,6 +117,7 @@ def test_the_plugin_costs_llm_next_to_nothing_and_needs_no_folder(fresh: Path) -
         "swarm.errors",
         "swarm._util",
         "swarm._util.terminal",
+        "swarm._util.threads",
         "swarm.consortium",
         "swarm.consortium.cli",
         "swarm.consortium.plugin",
@@ -243,11 +244,11 @@ def test_async_and_the_python_api(home: Path) -> None:
 def test_a_program_that_is_stopped_waits_for_no_member() -> None:
     begun, late = time.monotonic(), threading.Event()
     with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(run_in_daemon_thread(late.wait, 20), 0.05))
+        asyncio.run(asyncio.wait_for(run_in_thread(late.wait, 20), 0.05))
     late.set()
     assert time.monotonic() - begun < 10
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(run_in_daemon_thread(divmod, 1, 0))
+        asyncio.run(run_in_thread(divmod, 1, 0))
 
 
 def test_nothing_is_asked_and_turns_of_tools(home: Path) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from swarm._util.threads import shared_event_loop
 from swarm.compare.finetuning.params import OPENAI_BASE_URL
 from swarm.models.http import Call, RetryingClient
 from swarm.models.http_errors import MalformedResponse
 from swarm.models.rate_limit import Limits, RateLimiter
-from swarm.models.threaded import shared_event_loop
 from swarm.models.transport import HttpTransport, proxy_for
 
 MIN_UPLOAD_BYTES_PER_S = 100_000

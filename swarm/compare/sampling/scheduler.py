@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from swarm._util.terminal import SamplingProgressBar
+from swarm._util.threads import run_in_thread, shared_event_loop
 from swarm.compare.sampling.backends import Backend, BatchBackend, EndpointBackend
 from swarm.compare.sampling.resolve import (
     get_endpoint_index,
@@ -31,7 +32,6 @@ from swarm.models.cache import Cache
 from swarm.models.http_errors import BadRequest, ConnectionFailed, RequestError
 from swarm.models.openai import GenerateSamples, open_sampler
 from swarm.models.openai_protocol import lacks_logprobs
-from swarm.models.threaded import run_in_thread, shared_event_loop
 
 GC_THRESHOLDS = (250_000, 20, 100)
 """Thresholds of `gc.set_threshold`; a run creates many objects and hardly any garbage."""
@@ -180,7 +180,7 @@ MIN_BULK_LOOKUP = 20
 
 
 class Scheduler(Generic[T]):
-    """A run of scripts on the event loop of `swarm.models.threaded.shared_event_loop`.
+    """A run of scripts on the event loop of `swarm._util.threads.shared_event_loop`.
 
     State is changed on that loop only, so no locks are needed.
 
@@ -583,8 +583,7 @@ def check_not_nested(course: Scheduler[T]) -> Scheduler[T]:
     Raises:
         InvalidArgument: A handler of `ModelAdapter` queries models, which would deadlock.
     """
-    # asyncio.get_running_loop would raise an error outside a loop; this returns None.
-    if asyncio._get_running_loop() is shared_event_loop()._loop:
+    if shared_event_loop().is_running_here():
         raise InvalidArgument("a function of a ModelAdapter cannot query models or wait for them")
     return course
 

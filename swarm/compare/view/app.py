@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import socket
-import threading
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from swarm._util.terminal import csv_cell, escape_control_chars
+from swarm._util.threads import start_thread
 from swarm.compare.view.query import (
     RANDOM_ORDER,
     ComparedSides,
@@ -340,10 +340,7 @@ class ViewerHandle:
         self.url = f"http://{f'[{address}]' if ':' in address else address}:{self.port}/"
         self._server = build_server(table, start, is_loopback(host))
         # A daemon thread does not prevent a notebook's kernel or a finished script from exiting.
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._bound],), name="viewer", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread(self._server.run, [self._bound], name="viewer")
 
     def __repr__(self) -> str:
         return f"viewer at {self.url}" if self._thread.is_alive() else "viewer, closed"
@@ -373,7 +370,7 @@ class ViewerHandle:
 
     def open_browser(self) -> None:
         """Open the page in the default browser, if there is one."""
-        threading.Thread(target=webbrowser.open, args=(self.url,), daemon=True).start()
+        start_thread(webbrowser.open, self.url, name="swarm-browser")
 
 
 def build_server(table: AnswerTable, start: dict[str, str], local: bool) -> "Server":

@@ -16,6 +16,7 @@ import click
 from swarm._util.files import write_json
 from swarm._util.format import align_columns, format_cost, pluralize
 from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty, std_streams
+from swarm._util.threads import PeriodicThread
 from swarm.consortium.api import (
     MAX_TOKENS,
     ConsortiumQuestion,
@@ -327,40 +328,37 @@ EVERY = 10.0
 class Waiting:
     """Prints which calls are pending while there are no events."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self.tell = tell
-        self.began = self.news = time.monotonic()
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.report = report
+        self.start = self.last_event = time.monotonic()
         self._patience = EVERY
-        self._asked: Counter[str] = Counter()
-        self._over, self._lock = threading.Event(), threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="swarm-waiting", daemon=True)
+        self._pending: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> "Waiting":
-        self._thread.start()
+        self._thread = PeriodicThread(self._report_pending, EVERY / 4, "swarm-waiting")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+        self._thread.close()
 
     def note(self, event: Any) -> None:
         """Handle an event."""
         with self._lock:
-            self.news, self._patience = time.monotonic(), EVERY
+            self.last_event, self._patience = time.monotonic(), EVERY
             if isinstance(event, CallStarted | AgentAnswer):
-                self._asked[f"{event.role} {event.name}"] += (
+                self._pending[f"{event.role} {event.name}"] += (
                     1 if isinstance(event, CallStarted) else -1
                 )
 
-    def _run(self) -> None:
-        while not self._over.wait(EVERY / 4):
-            with self._lock:
-                now = time.monotonic()
-                missing = [name for name, count in self._asked.items() if count > 0]
-                if now - self.news < self._patience or not missing:
-                    continue
-                self.news, self._patience = now, 2 * self._patience
-            self.tell(f"{now - self.began:.0f} s: waiting for {', '.join(missing)}")
+    def _report_pending(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            pending = [name for name, count in self._pending.items() if count > 0]
+            if now - self.last_event < self._patience or not pending:
+                return
+            self.last_event, self._patience = now, 2 * self._patience
+        self.report(f"{now - self.start:.0f} s: waiting for {', '.join(pending)}")
 
 
 def answer_with_progress(

@@ -4,7 +4,7 @@ from functools import partial
 
 from nicegui import ui
 
-from swarm.models.threaded import run_in_thread
+from swarm._util.threads import run_in_thread
 from swarm.ui import chat, expert_mixer
 from swarm.ui.chat import ChatColumn, ChatPanel, ChatSettings
 from swarm.ui.layout import page_frame

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nicegui import app, ui
 
 from swarm._util.terminal import escape_control_chars
+from swarm._util.threads import run_in_thread, submit
 from swarm.compare import Config, Question
 from swarm.compare.dataframe import build_frame
 from swarm.compare.question import QuestionPlan
@@ -22,7 +23,6 @@ from swarm.compare.view.load import load_columns
 from swarm.compare.view.table import AnswerTable
 from swarm.errors import UserError
 from swarm.models.base import Completion, Model, Request, generate_each
-from swarm.models.threaded import run_in_thread
 from swarm.registry.name_resolution import model_identity
 from swarm.serve.api_errors import ApiKeyGuard
 from swarm.stats.summary_table import detectable
@@ -112,8 +112,6 @@ class CompareWorker:
         )
         self.came, self.wanted = 0, len(set(names)) * samples
         self._stopped, self._ended = threading.Event(), threading.Event()
-        self._frame: pd.DataFrame | None = None
-        self._error: UserError | None = None
 
     def stop(self) -> None:
         """Stop waiting; sampling ends after the next answer."""
@@ -126,25 +124,20 @@ class CompareWorker:
         Raises:
             UserError: It was stopped, a model does not exist, or all answers failed.
         """
-        threading.Thread(target=self._run_worker, name="swarm-page", daemon=True).start()
+        answers = submit(self._collect_answers, name="swarm-page")
+        answers.add_done_callback(lambda _: self._ended.set())
         self._ended.wait()
-        if self._error:
-            raise self._error
-        df = self._frame
+        try:
+            df = answers.result() if answers.done() else None
+        except UserError:
+            raise
+        except Exception as error:  # shown on the page instead of a traceback
+            raise UserError(f"failed with {type(error).__name__}: {error}") from None
         if df is None:
             raise UserError("stopped; answers so far are stored, and the same comparison resumes")
         if df["error"].notna().all():
             raise UserError(str(df["error"].iloc[0]))
         return df, figure_to_png(self._question.plot(df)), "\n".join(self._iterate_remarks(df))
-
-    def _run_worker(self) -> None:
-        try:
-            self._frame = self._collect_answers()
-        except UserError as error:
-            self._error = error
-        except Exception as error:  # shown on the page instead of a traceback
-            self._error = UserError(f"failed with {type(error).__name__}: {error}")
-        self._ended.set()
 
     def _collect_answers(self) -> "pd.DataFrame | None":
         """Return the answers; `None` if stopped."""

@@ -8,9 +8,9 @@ from urllib.parse import quote
 from nicegui import ui
 
 from swarm._util.terminal import escape_control_chars
+from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
 from swarm.moa.cli import format_endpoint
-from swarm.models.threaded import run_in_thread
 from swarm.pool.adapter import Adapter
 from swarm.runs.describe import describe_position
 from swarm.ui import chat, expert_mixer, layout

@@ -375,6 +375,7 @@ def format_result(result: Mapping[str, Any]) -> str:
                 cost += f", no known price for {voice['unpriced']:,} answers"
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
     lines += _format_constants(result)
+    lines += [f"{line}." for line in result.get("too_long", ())]
     for voice in result["voices"]:
         lines += format_one_answer_warnings(
             voice.get("one_answer", ()), voice["name"], result["split"]

@@ -385,7 +385,7 @@ class ModelCard:
         metrics, note = self.source.metrics, self.source.note
         if self.source.kind == "finetune" and metrics:
             return "\n".join(
-                _separate_paragraphs([*format_metrics(metrics), *self._unmeasured_notes()])
+                _separate_paragraphs([*format_metrics(metrics), *self._notes_on_numbers()])
             )
         if metrics:
             start = f"best initial expert: {metrics['starting_best_expert']}"
@@ -400,18 +400,23 @@ class ModelCard:
                 [
                     *rows,
                     "",
-                    *_separate_paragraphs([*describe_metrics(metrics), *self._unmeasured_notes()]),
+                    *_separate_paragraphs([*describe_metrics(metrics), *self._notes_on_numbers()]),
                 ]
             )
         if point := self.source.point_metrics:
             return "\n".join(
-                _separate_paragraphs([*_describe_point(point), *self._unmeasured_notes()])
+                _separate_paragraphs([*_describe_point(point), *self._notes_on_numbers()])
             )
         if (utility := note.get("validation_utility")) is not None:
             what = f"Signal ({self.source.signal})" if self.source.signal else "Utility"
             chosen = f"{what} {utility:.4f} on dev, where it was chosen; it was not tested."
-            return "\n".join(_separate_paragraphs([chosen, *self._unmeasured_notes()]))
+            return "\n".join(_separate_paragraphs([chosen, *self._notes_on_numbers()]))
         return "Nothing was measured." if self.source.kind != "folder" else ""
+
+    def _notes_on_numbers(self) -> list[str]:
+        """Return notes on items that were dropped or truncated, and on unmeasured rounding."""
+        changed = [f"{line}." for line in self.source.state.get("too_long", ())]
+        return [*changed, *self._unmeasured_notes()]
 
     def _unmeasured_notes(self) -> list[str]:
         """Return notes on unmeasured rounding, with the command that measures it."""

@@ -194,6 +194,7 @@ def format_metrics(metrics: dict[str, Any]) -> list[str]:
     """Format the metrics as a table and sentences."""
     names = (metrics["starting_best_expert"], "tuned")
     found = [*scores_table(metrics, *names), *domain_lines(metrics, *names)]
+    found += [f"{line}." for line in metrics.get("too_long", ())]
     found += one_answer_warnings(metrics, names)
     found.append(
         f"Brackets: 95 % intervals. {metrics['examples']} of the dev items were used for training, "
@@ -352,7 +353,7 @@ class FinetuneRun:
         """
         tokenizer = self.model.load_tokenizer(self.model.resolve())
         splits = ("dev", "test") if self.test else ("dev",)
-        fit_to_context(self.task, tokenizer, self.model.context_length(), splits)
+        too_long = fit_to_context(self.task, tokenizer, self.model.context_length(), splits)
         dev = self.task.items("dev")
         test_digest = {"test_items": digest_items(self.task, "test") if self.test else None}
         trained, held_out = split_dev_holdout(dev, self.holdout, self.seed)
@@ -372,6 +373,7 @@ class FinetuneRun:
         ):
             metrics = self._compare_start_end(label, held_out)
             metrics |= {"asked": test_digest, **read_note(self.folder / "tuned")["training"]}
+            metrics |= {"too_long": too_long} if too_long else {}
             self._save_state(metrics=metrics)
         print("\n".join(format_metrics(metrics)))
         print(f"tuned adapter: {self.folder / 'tuned'}")

@@ -354,13 +354,17 @@ def domain_summary_table(metrics: dict[str, Any]) -> Table | None:
 
 
 def summary_lines(
-    metrics: dict[str, Any], experts: Sequence[str], groups: Sequence[str] = ("all",)
+    metrics: dict[str, Any],
+    experts: Sequence[str],
+    groups: Sequence[str] = ("all",),
+    too_long: Sequence[str] = (),
 ) -> list[str]:
     """Return the comments on the table, and a description of the best position.
 
     Args:
         metrics: As returned by `swarm.loop.final_metrics.final_metrics`.
         experts, groups: The pool's names.
+        too_long: Lines on dropped or truncated items.
     """
     words = describe_position(experts, metrics["ending_best_position"], groups)
     name = metrics.get("ending_best_label")
@@ -370,7 +374,7 @@ def summary_lines(
         *subtask_lines(metrics),
         *front_lines(metrics),
         *([scoring_cost_line(metrics["spent"])] if "spent" in metrics else []),
-        *list_caveats(metrics),
+        *list_caveats(metrics, too_long),
         *([conclude_test(metrics)] if "test_gain" in metrics else []),
         "best found = " + (f"{name}: {words}" if name else words),
     ]
@@ -527,18 +531,23 @@ class LiveView:
         )
 
     def print_summary(
-        self, metrics: dict[str, Any], experts: Sequence[str], groups: Sequence[str] = ("all",)
+        self,
+        metrics: dict[str, Any],
+        experts: Sequence[str],
+        groups: Sequence[str] = ("all",),
+        too_long: Sequence[str] = (),
     ) -> None:
         """Print the final table and the comments on it.
 
         Args:
             metrics: As returned by `swarm.loop.final_metrics.final_metrics`.
             experts, groups: The pool's names.
+            too_long: Lines on dropped or truncated items.
         """
         self.console.print(summary_table(metrics))
         if by_domain := domain_summary_table(metrics):
             self.console.print(by_domain)
-        for line in summary_lines(metrics, experts, groups):
+        for line in summary_lines(metrics, experts, groups, too_long):
             self.print_line(line)
 
 

@@ -189,5 +189,6 @@ class RunReporter:
             groups: Names of the pool's groups.
             saved: Format in which the best position is saved in the folder.
         """
-        self.view.print_summary(metrics, self.record.state["experts"], groups)
+        state = self.record.state
+        self.view.print_summary(metrics, state["experts"], groups, state.get("too_long", ()))
         self.view.print_line(f"best {saved}: {self.record.folder / 'global_best'}")

@@ -264,9 +264,8 @@ def statistics_section(models: PairedComparison) -> ReportSection:
         blocks.append(TableBlock("Best found less best initial expert, item by item", header, rows))
     if (answers := models.paired_answers()) and is_binary(answers[1]) and is_binary(answers[2]):
         blocks.append(_fourfold_table(models, *answers))
-    blocks.append(
-        TextBlock([*list_caveats(models.metrics), *_describe_method(models)], listed=True)
-    )
+    caveats = list_caveats(models.metrics, models.run.too_long)
+    blocks.append(TextBlock([*caveats, *_describe_method(models)], listed=True))
     return ReportSection(
         "statistics",
         "Uncertainty",

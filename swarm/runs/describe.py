@@ -289,9 +289,14 @@ def describe_constraint(part: str, one: Mapping[str, Any]) -> str:
     return f"{line}."
 
 
-def list_caveats(metrics: dict[str, Any]) -> list[str]:
-    """Return caveats on the numbers: constant answers, the held-out part of dev, and noise."""
-    lines = one_answer_warnings(metrics)
+def list_caveats(metrics: dict[str, Any], too_long: Sequence[str] = ()) -> list[str]:
+    """Return caveats on the numbers: changed items, constant answers, held-out items, and noise.
+
+    Args:
+        metrics: Result of `swarm.loop.final_metrics.final_metrics`; empty while a search runs.
+        too_long: Lines on dropped or truncated items (`swarm.loop.prompt_stats.fit_to_context`).
+    """
+    lines = [*(f"{line}." for line in too_long), *one_answer_warnings(metrics)]
     points = metrics.get("in_points", False)
     if found := metrics.get("confirm"):
         bias = found["ending_searched"] - found["ending"]

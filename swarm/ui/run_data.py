@@ -112,7 +112,8 @@ def _build_run_series(run: RunFolder) -> RunSeries:
     kind, headline, sentences = summarize_verdict(models)
     # A report cannot know whether the search is still running; the page shows that beside the name.
     headline = headline if run.finished else "Not over yet"
-    also = [caveat for caveat in list_caveats(run.metrics) if caveat not in sentences]
+    caveats = list_caveats(run.metrics, run.too_long)
+    also = [caveat for caveat in caveats if caveat not in sentences]
     position = run.positions[models.places["ending"]]
     best = f"Best found: {describe_position(run.experts, position, run.groups)}."
     table, *more = (

@@ -1,5 +1,6 @@
 """Items beyond the model's context: counted before anything is written, refused, dropped or cut."""
 
+import html
 import json
 import shutil
 from pathlib import Path
@@ -15,8 +16,12 @@ from swarm.errors import UserError
 from swarm.evaluation.evaluation import Evaluation, format_result
 from swarm.evaluation.positions import SingleExpertsCandidate
 from swarm.evaluation.voting import VotingCandidate
+from swarm.export.model_card import ModelCard
+from swarm.export.source import read_source
 from swarm.loop.prompt_stats import fit_to_context
 from swarm.pool.pool import Pool
+from swarm.report.build import build_report
+from swarm.report.html import render_page
 from swarm.scorers.llm_judge import LLMJudge
 from swarm.scorers.rules import Regex
 from swarm.tasks.abstain import Abstain
@@ -25,6 +30,7 @@ from swarm.tasks.free_text import FreeText
 from swarm.tasks.mixture import Mixture
 from swarm.tasks.multiple_choice import MultipleChoice
 from swarm.tasks.perplexity import Perplexity
+from swarm.ui.run_data import load_run_series
 
 CONTEXT = 512
 LONG = "the question is which of the answers is right " * 60
@@ -171,6 +177,12 @@ def test_a_search_without_the_dropped_says_and_records_it(
     assert len(state["too_long"]) == 2 and len(searches.answers(folder, 0)["0"]) == 3
     assert "1 dropped" in (folder / "log.txt").read_text()
     assert state["metrics"]["asked"]["test_items"]
+    # The caveats of the terminal's summary, the report, the page and the card name both splits.
+    lines = [f"{line}." for line in state["too_long"]]
+    assert set(lines) <= set(done.stdout.splitlines())
+    card = ModelCard(read_source(str(folder)), False, None, "card", {}, "").render()
+    assert all(html.escape(line) in render_page(build_report(folder)) for line in lines)
+    assert set(lines) <= set(card.splitlines()) and set(lines) <= set(load_run_series(folder).told)
 
 
 @pytest.mark.parametrize("signal", ["accuracy", "logprob"])
@@ -197,6 +209,7 @@ def test_an_evaluation_fits_the_split_asked_for(
     assert item not in [row["id"] for row in asked.answer_rows()]
     assert evaluate("drop").run() == result
     assert f"tiny, {split}, 3 items" in format_result(result)
+    assert f"{line}." in format_result(result).splitlines()
     # The other split alone is too long.
     other = {"dev": "test", "test": "dev"}[split]
     rows = json.loads((tmp_path / "items.json").read_text())

@@ -294,6 +294,21 @@ def test_the_command_logs_its_turn_unless_the_log_is_off(home: Path) -> None:
     assert len(logs()) == 1 and len(RunLog().list()) == 2
 
 
+def test_a_turn_is_logged_though_another_program_writes_for_long(home: Path) -> None:
+    """Longer than the 5 s after which sqlite3 gives up on its own: "database is locked"."""
+    other = sqlite3.connect(home / "logs.db", check_same_thread=False, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    end = threading.Timer(6, lambda: other.execute("COMMIT"))
+    end.start()
+    try:
+        words = ("consortium", "Why?", "-m", BLUE, "-m", GREEN, "--arbiter", JUDGE)
+        done = fine(*words, "--max-iterations", "1")
+    finally:
+        end.join()
+        other.close()
+    assert "could not log" not in done.stderr and len(logs()) == 1
+
+
 def test_names_of_other_models_are_left_to_them(home: Path) -> None:
     ConsortiumStore().save("talker", COUNCIL)
     with fake_models.in_llm(fake_models.llm_model()):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from swarm.api.overrides import (
     ITEMS_MISSING,
@@ -30,6 +30,8 @@ from swarm.tasks.metrics import paired_gain
 
 if TYPE_CHECKING:
     import pandas as pd
+
+DEFAULT_TASK = "nlgraph_mini"
 
 Evaluable = str | Path | Result | Best | Model | Candidate | Callable[..., str]
 
@@ -119,8 +121,9 @@ class EvaluationResult:
 
 
 def evaluate(
-    model: Evaluable,
-    task: str | Task = "nlgraph_mini",
+    model: Evaluable | None = None,
+    /,
+    task: str | Task = DEFAULT_TASK,
     split: str = "test",
     *,
     device: str | None = None,
@@ -134,7 +137,8 @@ def evaluate(
     Args:
         model: A model name ("local/rooms", "ollama/qwen2:7b", "moa/lite"); the folder of an
             adapter, a model or a run; a result or one of its bests; a custom model or candidate; or
-            a function f(prompt) -> text.
+            a function f(prompt) -> text. It may be given by name, model=..., also after the task:
+            evaluate("gsm8k", model="local/rooms").
         task: Name of an option of conf/task, or a task: `swarm.task(items, function)`.
         split: "test" or "dev".
         device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the first GPU, or the CPU without one.
@@ -146,6 +150,12 @@ def evaluate(
     Raises:
         UserError: An input is invalid, or a model is unavailable.
     """
+    if "model" in settings:
+        if model is not None:
+            if task != DEFAULT_TASK or not (isinstance(model, str) or hasattr(model, "run")):
+                raise UserError("model: given twice; call evaluate(MODEL, task=TASK)")
+            task = cast("str | Task", model)
+        model = settings.pop("model")
     keys = {f"task.{key}": value for key, value in settings.items()}
     chosen, config = _resolve_task(task, [*to_overrides(keys), *to_overrides(overrides)])
     candidate = _resolve_candidate(model, roster or Roster(device=device))

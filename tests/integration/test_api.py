@@ -371,6 +371,18 @@ def test_evaluations_of_functions_and_models() -> None:
         evaluate(Paid(), task, test_limit=2)
     with pytest.raises(UserError, match="model=3: must be a model's name"):
         evaluate(3, task)  # type: ignore[arg-type]
+    # A model given by name, alone, beside the task, and after it.
+    for found in (
+        evaluate(model=lambda prompt: prompt[-1], task=task),
+        evaluate(task, model=lambda prompt: prompt[-1]),
+    ):
+        assert found.rows == right.rows
+    assert evaluate("nlgraph_mini", model=lambda prompt: "-", test_limit=4).n == 4
+    for twice in ({"task": task}, {"split": "dev"}):
+        with pytest.raises(UserError, match=r"model: given twice|no such option"):
+            evaluate("local/rooms", model=lambda prompt: "-", **twice)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="model=None: must be a model's name"):
+        evaluate()
 
 
 def test_a_pool_is_mixed_by_names(tiny_pool: Path, tmp_path: Path) -> None:

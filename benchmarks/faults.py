@@ -28,16 +28,21 @@ from fault_cases.damages import damages
 from fault_cases.inputs import adapters, configurations, data_files
 from fault_cases.running import cold, run_cases
 
+DAMAGES = 133
+"""Number of damaged files by default, a sample of about 650."""
+
 GROUPS = ("configuration", "adapter", "data file", "damage")
 
 
-def every_case(lab: Lab, seed: int, groups: Sequence[str] = GROUPS) -> list[Case]:
-    """Return all cases, in a fixed order for a seed."""
+def every_case(
+    lab: Lab, seed: int, groups: Sequence[str] = GROUPS, damaged: int = DAMAGES
+) -> list[Case]:
+    """Return all cases, in a fixed order for a seed; `damaged` is the number of damaged files."""
     made: dict[str, Callable[[], Iterator[Case]]] = {
         "configuration": lambda: configurations(lab, random.Random(f"{seed} configuration")),
         "adapter": lambda: adapters(lab),
         "data file": lambda: data_files(lab),
-        "damage": lambda: damages(lab, random.Random(f"{seed} damage")),
+        "damage": lambda: damages(lab, random.Random(f"{seed} damage"), damaged),
     }
     return [case for group in groups for case in made[group]()]
 
@@ -70,6 +75,9 @@ def main() -> int:
         "--match", default="", help="only cases whose name matches this regular expression"
     )
     parser.add_argument("--sample", type=int, default=0, help="number of cases, sampled; 0: all")
+    parser.add_argument(
+        "--damages", type=int, default=DAMAGES, help="number of damaged files, up to about 650"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="number of parallel cases")
     parser.add_argument("--limit", type=float, default=60.0, help="timeout of a case in seconds")
@@ -84,7 +92,8 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults") as folder:
         home = Path(folder)
-        cases = every_case(Lab(home), options.seed, options.groups.split(","))
+        groups = options.groups.split(",")
+        cases = every_case(Lab(home), options.seed, groups, options.damages)
         cases = [case for case in cases if re.search(options.match, case.name)]
         draw = random.Random(f"{options.seed} sample")
         if options.sample:

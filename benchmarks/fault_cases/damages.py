@@ -17,8 +17,12 @@ from fault_cases.running import run_in_fork
 # Damages -------------------------------------------------------------------------------------
 
 
-def damages(lab: Lab, draw: random.Random, count: int = 133) -> Iterator[Case]:
-    """A finished and a half-finished run whose files are damaged, and each command that reads."""
+def damages(lab: Lab, draw: random.Random, count: int) -> Iterator[Case]:
+    """A finished and a half-finished run whose files are damaged, and each command that reads.
+
+    Args:
+        count: Maximum number of damaged files.
+    """
     runs = {"finished": _run(lab, "finished", None), "half": _run(lab, "half", 2)}
     every = [
         (state, name, how)

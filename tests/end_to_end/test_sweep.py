@@ -218,6 +218,9 @@ def whole(
     done = run(command("whole"))
     assert done.returncode == 0, done.stderr
     assert all(line in done.stdout for line in summary(folder, "whole")[1].splitlines()[1:])
+    # Without a terminal, each of the two searches prints a line an iteration.
+    lines = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("iteration")]
+    assert lines == ["0", "1", "2"] * 2
     return folder, command
 
 

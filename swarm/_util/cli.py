@@ -5,6 +5,7 @@ Also contains the shell completion scripts and the examples of sub-commands' hel
 
 import argparse
 import logging
+import math
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from swarm._util.files import conf_folder
+from swarm._util.terminal import escape_control_chars
 from swarm._version import __version__
 from swarm.errors import UserError
 
@@ -395,3 +397,73 @@ class RaisingParser(CommandParser):
         matches = get_close_matches(unknown, self._option_string_actions, 1)
         suggestion = f"did you mean {matches[0]}? " if matches else ""
         raise UserError(f"{message}; {suggestion}see --help", 2)
+
+
+def run_command(command: Callable[[], int | None], stopped: str = "") -> int:
+    """Run a command that is not Hydra's, and return its exit code.
+
+    A `UserError` is printed in one line.
+
+    Args:
+        command: Returns the exit code, or `None` for 0.
+        stopped: Message after Ctrl-C, whose exit code is 130.
+    """
+    try:
+        return command() or 0
+    except UserError as error:
+        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        if stopped:
+            print(stopped, file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of the pipe has closed it; keep the interpreter from flushing to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def normalize_option(word: str, old: str = "-", new: str = "_") -> str:
+    """Replace the hyphens (or another `old`) in an option's name, so that both forms are valid."""
+    name, equals, value = word.partition("=")
+    return "--" + name[2:].replace(old, new) + equals + value if word[:2] == "--" else word
+
+
+def number_type(kind: type, lowest: float, above: bool = False) -> Callable[[str], float]:
+    """Return a parser of numbers not below, or strictly above, `lowest`, for argparse."""
+
+    def parse_number(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not (lowest < value if above else lowest <= value) or math.isinf(value):
+            least = f"above {lowest}" if above else f"of {lowest} or more"
+            kind_name = "an integer" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {kind_name} {least}")
+        return value
+
+    return parse_number
+
+
+def add_model_options(add: Callable[..., Any], pool: str | None = None) -> None:
+    """Add the options that say where models are: `providers`, `base`, `pool`, `device`.
+
+    Args:
+        add: `add_argument` of a parser or a group.
+        pool: Default of `--pool`.
+    """
+    add("--providers", metavar="FILE", type=Path, help="yaml file of custom endpoints")
+    add(
+        "--base",
+        metavar="MODEL",
+        help="base model of local/ names: an option of conf/model or a folder",
+    )
+    default = f" ({pool})" if pool else ""
+    add(
+        "--pool",
+        metavar="FOLDER",
+        default=pool,
+        help=f"folder of the experts of local/ names{default}",
+    )
+    add("--device", metavar="DEVICE", help="device of local models: cpu, cuda, cuda:1")

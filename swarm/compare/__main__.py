@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from swarm._util.terminal import escape_control_chars, std_streams
+from swarm._util.cli import run_command
+from swarm._util.terminal import std_streams
 from swarm.compare.cli import build_parser
-from swarm.errors import UserError
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -16,14 +16,13 @@ def main(words: Sequence[str] | None = None) -> int:
             130 after an interrupt.
     """
     std_streams()
-    try:
+
+    def command() -> int | None:
         options = build_parser().parse_args(words)
-        return options.handler(options) or 0
-    except UserError as error:
-        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        return 130
+        code: int | None = options.handler(options)
+        return code
+
+    return run_command(command)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ The actions: fetch, train; each has a --help.
 """
 
 import sys
+from importlib import import_module
 
+from swarm._util.cli import run_command
 from swarm.errors import UserError
 
 ACTIONS = ("fetch", "train")
@@ -12,21 +14,18 @@ ACTIONS = ("fetch", "train")
 
 def main() -> int:
     """Run an action; a user's mistake is reported in one line."""
-    first = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if first in ("-h", "--help"):
+    action = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if action in ("-h", "--help"):
         print(__doc__)
         return 0
-    try:
-        if first not in ACTIONS:
-            raise UserError(f"{first}: no such action; allowed: {', '.join(ACTIONS)}", 2)
-        if first == "fetch":
-            from swarm.experts import fetch as action
-        else:
-            from swarm.experts import train as action  # type: ignore[no-redef]
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
-    return action.main(sys.argv[2:])
+
+    def command() -> int:
+        if action not in ACTIONS:
+            raise UserError(f"{action}: no such action; allowed: {', '.join(ACTIONS)}", 2)
+        code: int = import_module(f"swarm.experts.{action}").main(sys.argv[2:])
+        return code
+
+    return run_command(command)
 
 
 if __name__ == "__main__":

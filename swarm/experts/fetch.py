@@ -3,11 +3,11 @@
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from swarm._util.cli import run_command
 from swarm._util.files import in_checkout
 from swarm.errors import UserError
 
@@ -124,14 +124,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    try:
+
+    def command() -> None:
         for adapter in options.adapters or PAPER:
             downloaded = fetch(adapter, options.to)
             print(f"{adapter}: {'fetched' if downloaded else 'already there'}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
-    return 0
+
+    return run_command(command, "stopped; the same command resumes")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 import argparse
 import json
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarm._util.cli import run_command
 from swarm._util.files import find_path, in_checkout
 from swarm.errors import UserError
 from swarm.experts.domains import DOMAINS, Pair, examples
@@ -399,12 +399,7 @@ def device(given: str) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; a user's mistake is reported in one line."""
-    try:
-        run(arguments(words))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
-    return 0
+    return run_command(lambda: run(arguments(words)))
 
 
 if __name__ == "__main__":

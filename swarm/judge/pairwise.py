@@ -83,7 +83,7 @@ class PairVerdict(NamedTuple):
 
 
 def build_requests(pair: AnswerPair, reading: str, max_tokens: int) -> dict[str, Request]:
-    """Build the judge's requests for a pair, by `request_key(pair, order)`; none for equal answers.
+    """Build the judge's requests for a pair, by journal key; none for equal answers.
 
     Args:
         pair: The two answers.
@@ -94,16 +94,11 @@ def build_requests(pair: AnswerPair, reading: str, max_tokens: int) -> dict[str,
         return {}
     orders = ((pair.output, pair.reference), (pair.reference, pair.output))
     return {
-        request_key(pair, order): _build_request(
+        f"{pair.key}/{order}": _build_request(
             build_prompt(pair.instruction, *shown, reading), reading, max_tokens
         )
         for order, shown in zip(ORDERS, orders, strict=True)
     }
-
-
-def request_key(pair: AnswerPair, order: str) -> str:
-    """Return the journal key of a pair in one of the `ORDERS`."""
-    return f"{pair.key}/{order}"
 
 
 def build_prompt(instruction: str, first: str, second: str, reading: str) -> str:

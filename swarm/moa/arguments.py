@@ -1,12 +1,12 @@
 """The command line of the mixture of agents, read and checked before anything is loaded."""
 
 import argparse
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
+from swarm._util.cli import add_model_options, normalize_option, number_type
 from swarm.errors import UserError
 
 TEMPERATURE, MAX_TOKENS = 0.7, 512
@@ -71,9 +71,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
                 2,
             )
         options.rounds = options.layers - 1
-    for name in ("preset", "aggregator", "fallback", "base", "pool", "device"):
-        if getattr(options, name) is not None and not getattr(options, name).strip():
-            raise UserError(f"--{name}: the value is empty; give one or leave the option out", 2)
+    check_not_blank(options, ("preset", "aggregator", "fallback", "base", "pool", "device"))
     if options.list:
         _check_list_alone(options)
     if options.json and options.no_stream:
@@ -81,6 +79,17 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     if options.replay and options.trace == options.replay:
         raise UserError("--trace would overwrite the file that --replay reads", 2)
     return options
+
+
+def check_not_blank(options: argparse.Namespace, names: Sequence[str]) -> None:
+    """Check that options that are given have a value.
+
+    Raises:
+        UserError: A value is blank.
+    """
+    for name in names:
+        if getattr(options, name) is not None and not getattr(options, name).strip():
+            raise UserError(f"--{name}: the value is empty; give one or leave the option out", 2)
 
 
 def _check_list_alone(options: argparse.Namespace) -> None:
@@ -104,9 +113,7 @@ def _normalize_options(arguments: Sequence[str]) -> list[str]:
         argument = arguments.pop(0)
         if argument == "--":
             return [*normalized, argument, *arguments]
-        if argument.startswith("--"):
-            name, *value = argument[2:].split("=", 1)
-            argument = "=".join(["--" + name.replace("-", "_"), *value])
+        argument = normalize_option(argument)
         if argument == "--multi_turn":
             follows = bool(arguments) and arguments[0].lower() in TRUTH_VALUES
             argument += f"={arguments.pop(0) if follows else 'true'}"
@@ -122,23 +129,6 @@ def parse_bool(word: str) -> bool:
     if word.lower() not in TRUTH_VALUES:
         raise argparse.ArgumentTypeError(f"{word!r} is not true or false")
     return TRUTH_VALUES[word.lower()]
-
-
-def number_type(kind: type, lowest: float, above: bool = False) -> Callable[[str], float]:
-    """Return a parser of numbers not below, or strictly above, `lowest`."""
-
-    def parse_number(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not (lowest < value if above else lowest <= value) or math.isinf(value):
-            least = f"above {lowest}" if above else f"of {lowest} or more"
-            kind_name = "an integer" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {kind_name} {least}")
-        return value
-
-    return parse_number
 
 
 def build_parser() -> MoAArgumentParser:
@@ -180,14 +170,7 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         help="proposers; replace all of the preset; NAME:3 requests three samples; repeatable",
     )
     add("--fallback", metavar="MODEL", help="writes the answer if the aggregator fails")
-    add("--providers", metavar="FILE", type=Path, help="yaml file of custom endpoints")
-    add(
-        "--base",
-        metavar="MODEL",
-        help="base model of local/ names: an option of conf/model or a folder",
-    )
-    add("--pool", metavar="FOLDER", help="folder of the experts of local/ names")
-    add("--device", metavar="DEVICE", help="device of local models: cpu, cuda, cuda:1")
+    add_model_options(add)
 
 
 def _add_request_options(group: argparse._ArgumentGroup) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm._util.cli import CommandParser
+from swarm._util.cli import CommandParser, run_command
 from swarm.errors import UserError
 
 EPILOG = """python -m swarm.report search/NAME is short for python -m swarm.report page search/NAME.
@@ -67,12 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = build_parser().parse_args(words)
     # Warnings about data files were already logged when the search began.
     logging.getLogger("swarm").addHandler(logging.NullHandler())
-    try:
-        code: int = given.run(given)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
-    return code
+    return run_command(lambda: given.run(given))
 
 
 if __name__ == "__main__":

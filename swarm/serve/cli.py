@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
+from swarm._util.cli import add_model_options, normalize_option, number_type
 from swarm.errors import UserError
-from swarm.moa.arguments import MoAArgumentParser, number_type
+from swarm.moa.arguments import MoAArgumentParser, check_not_blank
 
 DEFAULT_KEY_VARIABLE = "SWARM_API_KEY"
 """Default environment variable of the API key required from clients."""
@@ -34,10 +35,8 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: It is invalid, or would allow access without a key.
     """
-    options = build_parser().parse_args([_normalize_option(argument) for argument in words])
-    for name in ("base", "pool", "device", "host"):
-        if getattr(options, name) is not None and not getattr(options, name).strip():
-            raise UserError(f"--{name}: the value is empty; give one or leave the option out", 2)
+    options = build_parser().parse_args([normalize_option(word, "_", "-") for word in words])
+    check_not_blank(options, ("base", "pool", "device", "host"))
     options.key = _read_api_key(options.api_key_env)
     if not (options.key or options.insecure or is_loopback(options.host)):
         raise UserError(
@@ -72,12 +71,6 @@ def _read_api_key(variable: str | None) -> str | None:
     return key or None
 
 
-def _normalize_option(argument: str) -> str:
-    """Replace underscores in an option's name by hyphens."""
-    name, equals, value = argument.partition("=")
-    return (name.replace("_", "-") if name.startswith("--") else name) + equals + value
-
-
 def build_parser() -> MoAArgumentParser:
     """Build the parser, with options in groups."""
     parser = MoAArgumentParser(
@@ -104,14 +97,7 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         "name of docs/models.md; default: the base, the experts, the best models of finished "
         "searches, and the mixtures and consortia whose members are available",
     )
-    add(
-        "--base",
-        metavar="MODEL",
-        help="base model of local/ names: an option of conf/model or a folder",
-    )
-    add("--pool", metavar="FOLDER", help="folder of the experts of local/ names")
-    add("--device", metavar="DEVICE", help="device of local models: cpu, cuda, cuda:1")
-    add("--providers", metavar="FILE", type=Path, help="yaml file of custom endpoints")
+    add_model_options(add)
     add(
         "--preload",
         action="store_true",

@@ -17,8 +17,13 @@ from task_items import hostile
 
 from swarm._util.files import find_path
 from swarm._util.replies import SkillScores, parse_skill_scores
-from swarm.judge.flask import QUESTIONS_FILE, SKILLS_FILE
-from swarm.judge.flask.reviews import build_prompt, read_items, read_skills
+from swarm.judge.flask import (
+    QUESTIONS_FILE,
+    SKILLS_FILE,
+    build_prompt,
+    read_items,
+    read_skills,
+)
 
 ASKED = ("Logical Robustness", "Logical Correctness", "Completeness")
 

@@ -415,7 +415,7 @@ def test_a_judged_search_is_gone_on_with_after_the_judge_was_away(
 
 
 def test_a_cost_says_what_it_lacks() -> None:
-    from swarm.judge.batch_requests import format_usage, usage_to_json
+    from swarm.judge.pipeline import format_usage, usage_to_json
     from swarm.models.base import Completion
 
     def line(*all_: Completion) -> str:

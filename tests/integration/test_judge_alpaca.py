@@ -16,9 +16,12 @@ from endpoints import Asked, Endpoint, Reply, chat, endpoint
 
 from swarm._util.jsonl import JsonlJournal, index_rows, read_json_rows
 from swarm.errors import UserError
-from swarm.judge.alpaca_eval import leaderboard, pair_answers, read_annotations
-from swarm.judge.alpaca_eval.leaderboard import length_controlled_win_rate, mean_win_rate
-from swarm.judge.batch_requests import send_requests
+from swarm.judge.alpaca_eval import (
+    format_leaderboard,
+    pair_answers,
+    read_annotations,
+    summarize_annotations,
+)
 from swarm.judge.cli import main
 from swarm.judge.pairwise import (
     ORDERS,
@@ -29,7 +32,9 @@ from swarm.judge.pairwise import (
     orders_disagree,
     parse_verdict,
 )
+from swarm.judge.pipeline import send_requests
 from swarm.models.base import Completion, Message, Model, Request, Token
+from swarm.stats.win_rates import length_controlled_win_rate, mean_win_rate
 
 FENCED = re.compile(r"(=== \w+ ===)\n(.*?)\n\1", re.DOTALL)
 COUNT = 6
@@ -311,19 +316,19 @@ def test_what_cannot_be_read_is_counted(server: Endpoint, capsys: Any) -> None:
     assert found["win_rate"]["rate"] == pytest.approx(100 * sum(rest) / 5)
     server.answer = lambda asked: chat("No idea.")
     assert judge("--reading", "text", out="nothing") == 0
-    found = leaderboard.summarize_annotations(read_annotations(Path("nothing")))
+    found = summarize_annotations(read_annotations(Path("nothing")))
     assert (found["n"], found["unparsed"], found["equal_answers"]) == (1, 5, 1)
     assert found["order_disagreement"] is None
     server.answer = lambda asked: chat("A")
     assert judge(out="plain") == 0
     assert "100% of the replies gave a verdict without probabilities" in capsys.readouterr().out
-    without = leaderboard.summarize_annotations(
+    without = summarize_annotations(
         [row for row in read_annotations(Path("nothing")) if row["orders"]]
     )
     assert without["win_rate"] is None and "| - |" in re.sub(
-        " +", " ", leaderboard.format_leaderboard([without])[2]
+        " +", " ", format_leaderboard([without])[2]
     )
-    assert leaderboard.format_leaderboard([without])[-1] == (
+    assert format_leaderboard([without])[-1] == (
         "mine: 5 of 5 instructions are in no rate: a reply about them could not be read."
     )
 
@@ -396,7 +401,9 @@ def test_a_file_beside_the_answers_that_is_something_else_does_no_harm(
 def test_a_wrong_number_is_named(word: str, capsys: Any) -> None:
     with pytest.raises(SystemExit, match="2"):
         run("generate", "--model", "m", "--output", "o.json", word)
-    assert f"argument {word.split('=')[0]}: invalid" in capsys.readouterr().err
+    assert (
+        f"argument {word.split('=')[0]}: '{word.split('=')[1]}' is not" in capsys.readouterr().err
+    )
 
 
 def test_several_make_a_leaderboard(server: Endpoint, capsys: Any) -> None:

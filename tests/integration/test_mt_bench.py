@@ -18,7 +18,7 @@ from task_items import hostile
 
 from swarm._util.jsonl import merge_rows
 from swarm._util.replies import parse_grade, parse_letter_pick
-from swarm.judge.mt_bench.answers import (
+from swarm.judge.mt_bench import (
     build_comparison_prompt,
     build_grade_prompt,
     read_questions,

@@ -4,10 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from swarm._util.cli import RaisingParser
-from swarm._util.terminal import escape_control_chars
+from swarm._util.cli import RaisingParser, run_command
 from swarm.compare.view import view
-from swarm.errors import UserError
 from swarm.serve.cli import parse_port
 
 DESCRIPTION = """\
@@ -73,14 +71,7 @@ def show_file(given: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Show a file until Ctrl-C; print a `UserError` in one line and return its exit code."""
-    try:
-        show_file(build_parser().parse_args(arguments))
-        return 0
-    except UserError as error:
-        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        return 130
+    return run_command(lambda: show_file(build_parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":

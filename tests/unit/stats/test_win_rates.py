@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from swarm.judge.alpaca_eval import leaderboard
-from swarm.judge.alpaca_eval.leaderboard import (
+from swarm.judge.alpaca_eval import format_leaderboard, summarize_annotations
+from swarm.stats import win_rates
+from swarm.stats.win_rates import (
     MIN_RELIABLE_INSTRUCTIONS,
     fit_logistic,
-    format_leaderboard,
     length_controlled_win_rate,
     mean_win_rate,
-    summarize_annotations,
 )
 
 
@@ -130,7 +129,7 @@ def test_from_100_instructions_on_the_penalty_moves_the_rate_by_less_than_a_poin
         design = np.stack([np.ones(MIN_RELIABLE_INSTRUCTIONS), standing], axis=1)
         rates = []
         for ridge in (0.1, 1e-7):
-            monkeypatch.setattr(leaderboard, "RIDGE", ridge)
+            monkeypatch.setattr(win_rates, "RIDGE", ridge)
             rates.append(100 * logistic(fit_logistic(design, hard)[0]))
         differences.append(abs(rates[0] - rates[1]))
     assert max(differences) < 1

@@ -14,11 +14,10 @@ import searches
 
 from swarm._util.files import find_path
 from swarm._util.jsonl import read_json_rows
+from swarm.judge.flask import DIFFICULTY_ORDER, SKILLS_FILE, read_items, read_skills
 from swarm.judge.flask import QUESTIONS_FILE as FLASK
-from swarm.judge.flask import SKILLS_FILE
-from swarm.judge.flask.reviews import DIFFICULTY_ORDER, read_items, read_skills
 from swarm.judge.mt_bench import QUESTIONS_FILE as MT_BENCH
-from swarm.judge.mt_bench.answers import REFERENCE_CATEGORIES, MTBenchQuestion, read_questions
+from swarm.judge.mt_bench import REFERENCE_CATEGORIES, MTBenchQuestion, read_questions
 
 ALPACA_EVAL = "data/questions/alpaca_eval.json"
 

@@ -1,8 +1,9 @@
-"""FLASK's instructions, skills, answers, reviews by a judge, and tables of scores.
+"""FLASK: responses scored from 1 to 5 by the skills that each instruction requires.
 
 The file formats are those of FLASK (Ye et al. 2023, 2307.10928), including its earlier field names.
 """
 
+import argparse
 import csv
 import io
 import json
@@ -12,18 +13,65 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swarm._util.files import write_atomic, write_json
+from swarm._util.files import find_path, write_atomic, write_json
 from swarm._util.format import format_table
-from swarm._util.jsonl import FieldTypes, JsonRow, merge_rows, read_json_rows, rows_by_key
-from swarm._util.replies import NOT_APPLICABLE, SkillScores, parse_skill_scores
+from swarm._util.jsonl import FieldTypes, JsonRow, read_json_rows, rows_by_key
+from swarm._util.replies import NOT_APPLICABLE, parse_skill_scores
 from swarm._util.terminal import csv_cell
 from swarm.errors import UserError
-from swarm.judge.batch_requests import BATCH_SIZE, BatchResult, send_requests
-from swarm.models.base import Message, Model, Request
-from swarm.scorers.llm_judge import make_fence
+from swarm.judge.cli import (
+    add_answers_option,
+    add_batch_options,
+    add_sampling_options,
+    add_token_option,
+    parse_folder,
+)
+from swarm.judge.pipeline import (
+    BatchResult,
+    Job,
+    QuestionId,
+    Record,
+    RecordSteps,
+    build_sampled_request,
+    describe_questions,
+    fence_parts,
+    group_scores,
+    list_files,
+)
+from swarm.models.base import Request
 from swarm.stats.intervals import Average, average_scores
 
-QuestionId = int | str
+QUESTIONS_FILE = "data/questions/flask.jsonl"
+SKILLS_FILE = "data/questions/flask_skills.json"
+
+ACTIONS = {
+    "generate": "answers of a model",
+    "judge": "scores of answers, skill by skill",
+    "show": "tables by skill, domain and difficulty",
+}
+
+
+def add_options(action: str, parser: argparse.ArgumentParser) -> None:
+    """Add the options of an action; see `swarm.judge.cli.JudgeFormat`."""
+    add = parser.add_argument
+    if action == "show":
+        add(
+            "--out",
+            required=True,
+            type=parse_folder,
+            metavar="FOLDER",
+            help="as of judge; scores.csv and scores.json are written there",
+        )
+        return
+    if action == "generate":
+        add_sampling_options(parser)
+    else:
+        add_answers_option(parser)
+        add_token_option(parser, 1024, "a reply")
+    add("--questions", default=QUESTIONS_FILE, metavar="FILE", help="(%(default)s, included)")
+    add("--skills", default=SKILLS_FILE, metavar="FILE", help="the skills' scales (%(default)s)")
+    add_batch_options(parser)
+
 
 FIELD_ALIASES = {
     "idx": ("idx", "question_id"),
@@ -183,11 +231,6 @@ First say briefly, for each skill, what you see. Then end with one line that is 
 the scores, {form}, where each N is a whole number from 1 to 5, or "N/A" where the skill has no \
 bearing on this instruction."""
 
-ANSWER_FIELDS = ("question_id", "model")
-REVIEW_FIELDS = ("question_id", "model", "judge")
-
-REVIEWS_FILE = "reviews.jsonl"
-
 
 def build_prompt(item: FlaskItem, response: str, skills: Mapping[str, Skill]) -> str:
     """Build the judge's prompt for a response, with the reference answer if there is one."""
@@ -198,13 +241,13 @@ def build_prompt(item: FlaskItem, response: str, skills: Mapping[str, Skill]) ->
         **(reference if item.answer else {}),
         "Response": response,
     }
-    line = make_fence(*parts.values())
+    line, material = fence_parts(parts.items())
     form = ", ".join(f"{json.dumps(skill.name)}: N" for skill in asked)
     return REVIEW_PROMPT.format(
         count="one skill" if len(asked) == 1 else f"{len(asked)} skills",
         skills="\n\n".join(map(_format_scale, asked)),
         fence=line,
-        material="\n\n".join(f"{title}:\n{line}\n{text}\n{line}" for title, text in parts.items()),
+        material=material,
         form="{" + form + "}",
     )
 
@@ -214,99 +257,57 @@ def _format_scale(skill: Skill) -> str:
     return "\n".join([f"{skill.name}: {skill.criteria}", *levels])
 
 
-def write_answers(
-    model: Model,
-    name: str,
-    requests: Mapping[QuestionId, Request],
-    output: Path,
-    batch: int = BATCH_SIZE,
-) -> BatchResult:
-    """Write a model's answers as {question_id, text, model}, sorted; failed ones have no row.
-
-    Answers are stored in a journal beside the output, from which the same call resumes.
-
-    Args:
-        requests: Requests by question id.
-
-    Raises:
-        UserError: A file cannot be read or written.
-    """
-    ids = {str(id_): id_ for id_ in requests}
-    asked = {str(id_): request for id_, request in requests.items()}
-    replies = send_requests(model, name, asked, output, batch)
-    rows = [
-        {"question_id": ids[key], "text": reply.text, "model": name}
-        for key, reply in replies.answers.items()
-    ]
-    merge_rows(output, ANSWER_FIELDS, rows, [(ids[key], name) for key in replies.failures])
-    return replies
+REVIEWS_FILE = "reviews.jsonl"
+REVIEW_FIELDS = ("question_id", "model", "judge")
 
 
-def build_request(
-    item: FlaskItem,
-    max_tokens: int,
-    temperature: float | None,
-    system: str | None,
-    seed: int | None,
-) -> Request:
-    """Build the request for an item."""
-    before = (Message("system", system),) if system else ()
-    turns = (*before, Message("user", item.instruction))
-    return Request(turns, max_tokens, temperature=temperature, seed=seed)
+def _load_items(given: argparse.Namespace) -> tuple[list[FlaskItem], dict[str, Skill]]:
+    skills = read_skills(find_path(given.skills))
+    return read_items(find_path(given.questions), skills)[: given.limit], skills
 
 
-def review_answers(
-    model: Model,
-    name: str,
-    items: Sequence[FlaskItem],
-    answers: Mapping[str, Mapping[QuestionId, str]],
-    skills: Mapping[str, Skill],
-    max_tokens: int,
-    folder: Path,
-    batch: int = BATCH_SIZE,
-) -> tuple[BatchResult, int]:
-    """Let a judge score every answer greedily, and write the reviews.
+def build_answer_job(given: argparse.Namespace) -> Job:
+    """Return the job of answering every instruction; rows: {question_id, text, model}."""
+
+    def answer(item: FlaskItem) -> RecordSteps:
+        (reply,) = yield {str(item.id): build_sampled_request(item.instruction, given)}
+        return {"question_id": item.id, "text": reply.text, "model": given.model}
+
+    items, _ = _load_items(given)
+    records = [Record((item.id, given.model), answer(item)) for item in items]
+    return Job(records, given.output, "answers", ("question_id", "model"))
+
+
+def build_judge_job(given: argparse.Namespace) -> Job:
+    """Return the job of scoring every answer greedily.
 
     Rows: {question_id, instruction, answer, skill, domain, difficulty, model, judge, target_txt,
     review, score, tstamp}; `score` contains a number, "N/A" or null (unparsed) for each of the
-    item's skills. Rows are joined by question_id; an answer whose reply is missing has no row.
-
-    Args:
-        model, name: The judge.
-        answers: Answers by model and item.
-        folder: Folder of the output `REVIEWS_FILE`.
-
-    Returns:
-        The replies, and the number of unparsed scores.
-
-    Raises:
-        UserError: A file cannot be read or written.
+    item's skills. Rows are joined by question_id.
     """
-    asked = {
-        f"{item.id} {who}": (item, who)
-        for who, mine in answers.items()
+    items, skills = _load_items(given)
+    answers = read_answers(list_files(given.answers))
+    records = [
+        Record((item.id, model, given.judge), _review(item, model, own[item.id], skills, given))
+        for model, own in answers.items()
         for item in items
-        if item.id in mine
-    }
-    requests = {
-        key: Request(build_prompt(item, answers[who][item.id], skills), max_tokens, temperature=0.0)
-        for key, (item, who) in asked.items()
-    }
-    output = folder / REVIEWS_FILE
-    replies = send_requests(model, name, requests, output, batch)
-    rows = []
-    for key, reply in replies.answers.items():
-        item, who = asked[key]
-        found = parse_skill_scores(reply.text, item.skills)
-        rows.append(_review_row(item, who, name, answers[who][item.id], reply.text, found))
-    gone = [(asked[key][0].id, asked[key][1], name) for key in replies.failures]
-    merge_rows(output, REVIEW_FIELDS, rows, gone)
-    return replies, sum(score is None for row in rows for score in row["score"].values())
+        if item.id in own
+    ]
+    notes = describe_questions(given.questions, [item.id for item in items], answers)
+    output = given.out / REVIEWS_FILE
+    return Job(records, output, "reviews", REVIEW_FIELDS, notes, _describe_unparsed)
 
 
-def _review_row(
-    item: FlaskItem, who: str, judge: str, text: str, reply: str, found: SkillScores
-) -> JsonRow:
+def _describe_unparsed(rows: Sequence[JsonRow], replies: BatchResult) -> list[str]:
+    unparsed = sum(score is None for row in rows for score in row["score"].values())
+    return [f"{unparsed} scores cannot be read; show counts them"] * bool(unparsed)
+
+
+def _review(
+    item: FlaskItem, model: str, text: str, skills: Mapping[str, Skill], given: argparse.Namespace
+) -> RecordSteps:
+    prompt = build_prompt(item, text, skills)
+    (reply,) = yield {f"{item.id} {model}": Request(prompt, given.max_tokens, temperature=0.0)}
     return {
         "question_id": item.id,
         "instruction": item.instruction,
@@ -314,11 +315,11 @@ def _review_row(
         "skill": list(item.skills),
         "domain": list(item.domains),
         "difficulty": item.difficulty,
-        "model": who,
-        "judge": judge,
+        "model": model,
+        "judge": given.judge,
         "target_txt": text,
-        "review": reply,
-        "score": found,
+        "review": reply.text,
+        "score": parse_skill_scores(reply.text, item.skills),
         "tstamp": time.time(),
     }
 
@@ -357,49 +358,44 @@ TABLE_COLUMNS = (
 )
 
 
-def compute_tables(folder: Path) -> list[JsonRow]:
-    """Compute the table rows, with `TABLE_COLUMNS`, for each judge and model.
+def compute_tables(given: argparse.Namespace) -> tuple[list[JsonRow], list[str]]:
+    """Compute the table rows, with `TABLE_COLUMNS`, for each judge and model, and write them.
 
     Averages are over all numeric scores; not applicable and unparsed ones are counted separately.
     The interval resamples questions, as the scores of one question are correlated.
 
     Raises:
-        UserError: There are no reviews, or the file is invalid.
+        UserError: There are no reviews, the file is invalid, or the tables cannot be written.
     """
-    rows = rows_by_key(
-        REVIEW_FIELDS, read_json_rows(folder / REVIEWS_FILE, REVIEW_ROW_FIELDS)
-    ).values()
-    whose: dict[tuple[str, str], list[JsonRow]] = {}
-    for row in rows:
-        whose.setdefault((row["judge"], row["model"]), []).append(row)
+    reviews = read_json_rows(given.out / REVIEWS_FILE, REVIEW_ROW_FIELDS)
+    found: dict[tuple[str, str], list[JsonRow]] = {}
+    for row in rows_by_key(REVIEW_FIELDS, reviews).values():
+        found.setdefault((row["judge"], row["model"]), []).append(row)
     lines = []
-    for judge, model in sorted(whose):
-        for kind in TABLE_KINDS:
-            named = _group_scores(kind, whose[judge, model])
-            for name in sorted(named, key=_name_sort_key):
-                line = {"judge": judge, "model": model, "table": kind, "name": name}
-                lines.append(line | _average_row(named[name]))
-    return lines
+    for judge, model in sorted(found):
+        groups = group_scores(
+            (_table_labels(row, skill), row["question_id"], score)
+            for row in found[judge, model]
+            for skill, score in row["score"].items()
+        )
+        for kind, name in sorted(groups, key=_label_sort_key):
+            line = {"judge": judge, "model": model, "table": kind, "name": name}
+            lines.append(line | _average_row(list(groups[kind, name].values())))
+    _write_tables(given.out, lines)
+    return lines, _format_tables(lines)
 
 
-def _group_scores(kind: str, rows: Sequence[JsonRow]) -> dict[str, list[list[Any]]]:
-    """Group the scores of each question by row name of a table."""
-    found: dict[str, list[list[Any]]] = {}
-    for row in rows:
-        scores = row["score"]
-        if kind == "skill":
-            for skill, score in scores.items():
-                found.setdefault(skill, []).append([score])
-            continue
-        names = {"all": ["all"], "domain": row["domain"], "difficulty": [row["difficulty"]]}[kind]
-        for name in names:
-            found.setdefault(str(name), []).append(list(scores.values()))
-    return found
+def _table_labels(row: JsonRow, skill: str) -> list[tuple[str, str]]:
+    """Return the tables and the row names in which a score of a review counts."""
+    domains = [("domain", str(name)) for name in row["domain"]]
+    return [("all", "all"), ("skill", skill), *domains, ("difficulty", row["difficulty"])]
 
 
-def _name_sort_key(name: str) -> tuple[int, str]:
+def _label_sort_key(label: tuple[Any, ...]) -> tuple[int, int, str]:
+    kind, name = label
     known = name in DIFFICULTY_ORDER
-    return (DIFFICULTY_ORDER.index(name) if known else len(DIFFICULTY_ORDER), name)
+    level = DIFFICULTY_ORDER.index(name) if known else len(DIFFICULTY_ORDER)
+    return (TABLE_KINDS.index(kind), level, name)
 
 
 def _average_row(questions: Sequence[Sequence[Any]]) -> JsonRow:
@@ -408,23 +404,17 @@ def _average_row(questions: Sequence[Sequence[Any]]) -> JsonRow:
     return {**average_scores(bearing).to_row(), "not_applicable": apart}
 
 
-def write_tables(folder: Path, lines: Sequence[JsonRow]) -> list[Path]:
-    """Write the rows as scores.csv and scores.json; return their paths.
-
-    Raises:
-        UserError: They cannot be written.
-    """
+def _write_tables(folder: Path, lines: Sequence[JsonRow]) -> None:
+    """Write the rows as scores.csv and scores.json."""
     text = io.StringIO()
     writer = csv.DictWriter(text, TABLE_COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: csv_cell(one) for key, one in line.items()} for line in lines)
-    paths = [folder / "scores.csv", folder / "scores.json"]
-    write_atomic(paths[0], text.getvalue().encode())
-    write_json(paths[1], list(lines))
-    return paths
+    write_atomic(folder / "scores.csv", text.getvalue().encode())
+    write_json(folder / "scores.json", list(lines))
 
 
-def format_tables(lines: Sequence[JsonRow]) -> list[str]:
+def _format_tables(lines: Sequence[JsonRow]) -> list[str]:
     """Format the tables as text."""
     text = []
     for judge, model in dict.fromkeys((line["judge"], line["model"]) for line in lines):
@@ -437,5 +427,4 @@ def format_tables(lines: Sequence[JsonRow]) -> list[str]:
 
 
 def _format_line(line: JsonRow) -> tuple[str, str, str]:
-    found = Average(*(line[name] for name in ("average", "low", "high", "n", "unparsed")))
-    return line["name"], str(found), str(line["not_applicable"])
+    return line["name"], str(Average.from_row(line)), str(line["not_applicable"])

@@ -1,0 +1,335 @@
+"""The pipeline of judged benchmarks: requests, a journal of replies, rows, reports.
+
+Answers and judgements are the same kind of `Job`: an output file whose rows are built from the
+replies of one model. A format (`alpaca_eval`, `mt_bench`, `flask`) reads its files and describes
+each row as a `Record`; this module sends the requests, stores the replies and writes the rows.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from swarm._util.files import short_digest
+from swarm._util.format import format_cost
+from swarm._util.jsonl import JsonlJournal, JsonRow, merge_rows, shorten_text, sibling_path
+from swarm.errors import UserError
+from swarm.models.base import (
+    Completion,
+    Message,
+    Model,
+    Request,
+    completion_from_json,
+    completion_to_json,
+    generate_each,
+    request_to_json,
+    sum_usage,
+)
+from swarm.scorers.llm_judge import make_fence
+
+BATCH_SIZE = 32
+"""Requests per batch; each batch is stored before the next is sent."""
+
+MAX_FAILURES_SHOWN = 5
+"""Maximum number of failures to print."""
+
+QuestionId = int | str
+
+RecordSteps = Generator[Mapping[str, Request], list[Completion], JsonRow]
+"""Yields requests by their key in the journal, receives the replies in the same order, and returns
+the row. The requests of one step may depend on the replies to the previous one.
+"""
+
+
+class Record(NamedTuple):
+    """A row that is built from replies.
+
+    Attributes:
+        identity: Values of `Job.fields`.
+        steps: The requests and the row; see `RecordSteps`.
+    """
+
+    identity: tuple[Any, ...]
+    steps: RecordSteps
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """Results of requests.
+
+    Attributes:
+        answers: Answers by key, in request order.
+        failures: Reasons for missing answers, by key.
+        kept: Number of answers that were already in the journal.
+    """
+
+    answers: dict[str, Completion] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    kept: int = 0
+
+    def __or__(self, other: "BatchResult") -> "BatchResult":
+        return BatchResult(
+            self.answers | other.answers, self.failures | other.failures, self.kept + other.kept
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code: 0 if all requests were answered."""
+        return 1 if self.failures else 0
+
+    def format_report(self, what: str = "answers") -> list[str]:
+        """Return lines with the number of answers and the failures."""
+        total = len(self.answers) + len(self.failures)
+        kept = f", {self.kept} of them from earlier" if self.kept else ""
+        lines = [f"{len(self.answers)} of {total} {what}{kept}"]
+        for key, reason in list(self.failures.items())[:MAX_FAILURES_SHOWN]:
+            lines.append(f"failed: {shorten_text(key)}: {reason}")
+        if len(self.failures) > MAX_FAILURES_SHOWN:
+            lines.append(f"and {len(self.failures) - MAX_FAILURES_SHOWN} more failed")
+        if self.failures:
+            lines.append("the same command asks only these again")
+        return lines
+
+
+@dataclass(frozen=True)
+class Job:
+    """An output file, and the records of its rows.
+
+    Attributes:
+        records: One per row.
+        output: The file; the journal is beside it.
+        noun: The replies in reports, such as "answers".
+        fields: Fields that identify a row in `output`, into which the rows are merged.
+        notes: Lines to print before anything is sent.
+        describe: Returns further lines of the report, from the rows and the results.
+        write: Writes an output that must be complete, and returns the lines of the report;
+            without it, rows are merged and records with a failed request are removed.
+        wrap: Builds the model that answers from the given one.
+    """
+
+    records: Sequence[Record]
+    output: Path
+    noun: str
+    fields: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    describe: Callable[[Sequence[JsonRow], BatchResult], Sequence[str]] = lambda rows, replies: ()
+    write: Callable[[Sequence[JsonRow], BatchResult], Sequence[str]] | None = None
+    wrap: Callable[[Model], Model] = lambda model: model
+
+
+def run_job(job: Job, model: Model, name: str, batch: int = BATCH_SIZE) -> int:
+    """Send a job's requests, write its output, and print a report.
+
+    Returns:
+        The exit code: 1 if a request failed.
+
+    Raises:
+        UserError: A file cannot be read or written.
+    """
+    replies, rows, gone = collect_rows(model, name, job.records, job.output, batch)
+    report = replies.format_report(job.noun)
+    if job.write is None:
+        merge_rows(job.output, job.fields, rows, gone)
+        usage = format_usage(name, usage_to_json(replies.answers.values()))
+        wrote = [f"wrote {job.output}"] if job.output.exists() else []
+        report = [*job.describe(rows, replies), *report, usage, *wrote]
+    elif replies.failures:
+        report.append(f"{job.output} is written when all are there")
+    else:
+        report += job.write(rows, replies)
+    print("\n".join(report))
+    return replies.exit_code
+
+
+def collect_rows(
+    model: Model, name: str, records: Sequence[Record], output: Path, batch: int = BATCH_SIZE
+) -> tuple[BatchResult, list[JsonRow], list[tuple[Any, ...]]]:
+    """Send the requests of all records, one step of each at a time, and build the rows.
+
+    A record stops at a failed request; the same call resumes it from the journal.
+
+    Returns:
+        The results, the rows, and the identities of the records without one.
+
+    Raises:
+        UserError: Two requests have the same key, or the journal cannot be read or written.
+    """
+    results, rows = BatchResult(), dict[int, JsonRow]()
+    replies: dict[int, list[Completion] | None] = dict.fromkeys(range(len(records)))
+    while replies:
+        asked = {}
+        for place, answers in replies.items():
+            try:
+                # A generator is started by sending it `None`.
+                asked[place] = records[place].steps.send(answers)  # type: ignore[arg-type]
+            except StopIteration as end:
+                rows[place] = end.value
+        found = send_requests(model, name, _merge_requests(asked.values()), output, batch)
+        results |= found
+        replies = {
+            place: [found.answers[key] for key in requests]
+            for place, requests in asked.items()
+            if found.failures.keys().isdisjoint(requests)
+        }
+    gone = [record.identity for place, record in enumerate(records) if place not in rows]
+    return results, [rows[place] for place in sorted(rows)], gone
+
+
+def _merge_requests(parts: Iterable[Mapping[str, Request]]) -> dict[str, Request]:
+    merged: dict[str, Request] = {}
+    for part in parts:
+        if same := merged.keys() & part.keys():
+            raise UserError(f'two requests are called "{min(same)}"; give the questions other ids')
+        merged.update(part)
+    return merged
+
+
+def send_requests(
+    model: Model,
+    name: str,
+    requests: Mapping[str, Request],
+    output: Path,
+    batch: int = BATCH_SIZE,
+) -> BatchResult:
+    """Answer every request that is not in the journal, and store the answers there.
+
+    A stored answer is reused if its key, the model (name and `model_identity`) and the request are
+    equal: a different prompt, temperature or preset is a different request. Failures are not
+    stored. If all requests of a batch fail for the same reason, the remaining ones are not sent.
+
+    Args:
+        model: The model.
+        name: Its name.
+        requests: Requests by a key that is unique in the journal, such as a question's id.
+        output: Output file of the answers; the journal is beside it.
+        batch: Number of requests per batch.
+
+    Raises:
+        UserError: The journal cannot be read or written; nothing is sent then.
+    """
+    from swarm.registry.name_resolution import model_identity
+
+    journal = JsonlJournal(sibling_path(output, "replies.jsonl"))
+    identity = [name, model_identity(model)]
+    digests = {key: short_digest([identity, request_to_json(one)]) for key, one in requests.items()}
+    open_ = [key for key in requests if journal.rows.get(key, {}).get("asked") != digests[key]]
+    failures: dict[str, str] = {}
+    if open_:
+        journal.append_rows([])  # a journal that cannot be written is an error before any cost
+    for first in range(0, len(open_), batch):
+        keys = open_[first : first + batch]
+        replies = dict(
+            zip(keys, generate_each(model, [requests[key] for key in keys]), strict=True)
+        )
+        journal.append_rows(
+            [
+                {"key": key, "asked": digests[key], "answer": completion_to_json(one)}
+                for key, one in replies.items()
+                if isinstance(one, Completion)
+            ]
+        )
+        failed = {key: str(one) for key, one in replies.items() if isinstance(one, UserError)}
+        failures |= failed
+        print(f"{name}: {first + len(keys)} of {len(open_)} asked", file=sys.stderr, flush=True)
+        if len(failed) == len(keys) > 1 and len(set(failed.values())) == 1:
+            rest = open_[first + len(keys) :]
+            failures |= dict.fromkeys(rest, "not asked, after a whole batch failed")
+            break
+    answers = {
+        key: completion_from_json(journal.rows[key]["answer"])
+        for key in requests
+        if key not in failures
+    }
+    return BatchResult(answers, failures, len(requests) - len(open_))
+
+
+def usage_to_json(completions: Iterable[Completion]) -> dict[str, Any]:
+    """Return the number of answers, their tokens, and the cost in the currency of the prices."""
+    usage = sum_usage(completions)
+    return {
+        "answers": usage.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "new_tokens": usage.new_tokens,
+        "cost": usage.cost,
+        "unpriced": usage.unknown_costs,
+    }
+
+
+def format_usage(what: str, usage: Mapping[str, Any]) -> str:
+    """Format the result of `usage_to_json` in one line."""
+    known = usage["cost"] or usage["unpriced"] < usage["answers"]
+    cost = format_cost(usage["cost"] if known else None, usage["unpriced"], "answer")
+    return (
+        f"{what}: {usage['answers']} answers, {usage['prompt_tokens']:,} tokens read, "
+        f"{usage['new_tokens']:,} written, {'cost ' * bool(known)}{cost}"
+    )
+
+
+def build_sampled_request(question: str, given: argparse.Namespace, sample: int = 0) -> Request:
+    """Build the request of an answer with `swarm.judge.cli.add_sampling_options`."""
+    before = (Message("system", given.system),) if given.system else ()
+    return Request(
+        (*before, Message("user", question)),
+        given.max_tokens,
+        temperature=given.temperature,
+        seed=given.seed,
+        sample=sample,
+    )
+
+
+def list_files(words: Iterable[str]) -> list[Path]:
+    """Return the files of an option whose values may contain several, separated by commas."""
+    return [Path(name) for names in words for name in names.split(",") if name]
+
+
+def describe_questions(
+    source: str, ids: Collection[Any], answers: Mapping[str, Mapping[Any, Any]]
+) -> list[str]:
+    """Return a line with the number of questions, and one per model with unanswered ones.
+
+    Args:
+        source: File of the questions.
+        ids: Their ids.
+        answers: Answers by model and question id.
+    """
+    lines = [f"{len(ids)} questions of {source}"]
+    for model, own in answers.items():
+        if none := [str(id_) for id_ in ids if id_ not in own]:
+            some = ", ".join(none[:5]) + (", …" if len(none) > 5 else "")
+            lines.append(f"{model}: no answer to {len(none)} of {len(ids)} questions: {some}")
+    if len(lines) > 1:
+        lines.append("if they were asked other questions, name their file with --questions")
+    return lines
+
+
+Groups = dict[tuple[Any, ...], dict[Any, list[Any]]]
+"""Scores by the labels of a table's row, and by question."""
+
+
+def group_scores(scores: Iterable[tuple[Iterable[tuple[Any, ...]], Any, Any]]) -> Groups:
+    """Group scores for the rows of a table.
+
+    Args:
+        scores: Of each score, the labels of all rows it counts for, its question, and its value.
+    """
+    groups: Groups = {}
+    for labels, question, value in scores:
+        for label in labels:
+            groups.setdefault(label, {}).setdefault(question, []).append(value)
+    return groups
+
+
+def fence_parts(parts: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """Fence texts that a judge must not take for instructions; see `make_fence`.
+
+    Args:
+        parts: Titles and texts.
+
+    Returns:
+        The line of the fence, and the titled texts between such lines.
+    """
+    parts = list(parts)
+    line = make_fence(*(text for _, text in parts))
+    return line, "\n\n".join(f"{title}:\n{line}\n{text}\n{line}" for title, text in parts)

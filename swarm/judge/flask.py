@@ -32,13 +32,13 @@ from swarm.judge.pipeline import (
     QuestionId,
     Record,
     RecordSteps,
+    build_judge_request,
     build_sampled_request,
     describe_questions,
     fence_parts,
     group_scores,
     list_files,
 )
-from swarm.models.base import Request
 from swarm.stats.intervals import Average, average_scores
 
 QUESTIONS_FILE = "data/questions/flask.jsonl"
@@ -307,7 +307,7 @@ def _review(
     item: FlaskItem, model: str, text: str, skills: Mapping[str, Skill], given: argparse.Namespace
 ) -> RecordSteps:
     prompt = build_prompt(item, text, skills)
-    (reply,) = yield {f"{item.id} {model}": Request(prompt, given.max_tokens, temperature=0.0)}
+    (reply,) = yield {f"{item.id} {model}": build_judge_request(prompt, given)}
     return {
         "question_id": item.id,
         "instruction": item.instruction,

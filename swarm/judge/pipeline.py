@@ -187,11 +187,7 @@ def _merge_requests(parts: Iterable[Mapping[str, Request]]) -> dict[str, Request
 
 
 def send_requests(
-    model: Model,
-    name: str,
-    requests: Mapping[str, Request],
-    output: Path,
-    batch: int = BATCH_SIZE,
+    model: Model, name: str, requests: Mapping[str, Request], output: Path, batch: int = BATCH_SIZE
 ) -> BatchResult:
     """Answer every request that is not in the journal, and store the answers there.
 
@@ -277,6 +273,11 @@ def build_sampled_request(question: str, given: argparse.Namespace, sample: int 
         seed=given.seed,
         sample=sample,
     )
+
+
+def build_judge_request(prompt: str, given: argparse.Namespace) -> Request:
+    """Build a judge's request; sampling is greedy, so that a judgement can be repeated."""
+    return Request(prompt, given.max_tokens, temperature=0.0)
 
 
 def list_files(words: Iterable[str]) -> list[Path]:

@@ -1,14 +1,21 @@
 """Discovery and consistency of a pool's experts: names, base model, modules, shapes, config."""
 
+import logging
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from swarm._util.files import name_fault
+from swarm._util.files import find_path, name_fault
 from swarm.errors import UserError
 from swarm.pool.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, adapter_error
+
+log = logging.getLogger(__name__)
+
+QUANTIZED_COPY = re.compile(r"(-unsloth)?-(bnb-4bit|bnb-8bit|gptq(-int[48])?|awq)$")
+"""Suffix of the name of a quantized copy: adapters trained on it fit the original, too."""
 
 # Options that select the adapted modules; a combination retains them if all experts agree.
 TARGET_OPTIONS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
@@ -36,11 +43,14 @@ def check_base_models(adapters: Sequence[Adapter], base: "str | NamedModel | Non
     """Raise UserError for an expert of another base model than `base`, or than the first's.
 
     Names are compared by their last part, as a local copy of a model shares at most that with the
-    hub's name. A path to the same model as `base` counts as equal, whatever its name.
+    hub's name; the suffix of a quantized copy does not count. A path to the same model as `base`
+    counts as equal, whatever its name. A folder that does not exist on this machine identifies no
+    model: for an expert that names one a warning is logged, and only its shapes are checked.
     """
     name = name_of(base)
     known = [adapter for adapter in adapters if adapter.base_model]
-    expected = name or next((adapter.base_model for adapter in known), None)
+    here = [one for one in known if not _is_missing_folder(one.base_model or "")]
+    expected = name or next((one.base_model for one in [*here, *known]), None)
     if base is not None and not isinstance(base, str):
         odd = [
             one
@@ -50,14 +60,31 @@ def check_base_models(adapters: Sequence[Adapter], base: "str | NamedModel | Non
         same = {path for path in {one.base_model or "" for one in odd} if base.is_at(path)}
         known = [adapter for adapter in known if adapter.base_model not in same]
     for adapter in known:
-        if _short_name(adapter.base_model or "") != _short_name(expected or ""):
-            where = "the requested model is" if name else f"{known[0].folder} belongs to"
-            raise adapter_error(
-                adapter.folder,
-                f"belongs to the base model {adapter.base_model}, but {where} {expected}; set "
-                "its base by model.path, the name by model.name, or pool.base=ignore to skip "
-                "this check",
-            )
+        named = adapter.base_model or ""
+        if _short_name(named) == _short_name(expected or ""):
+            continue
+        if _is_missing_folder(named):
+            _warn_missing_base(adapter.folder, named, expected)
+            continue
+        first = next((one.folder for one in known if one.base_model == expected), None)
+        where = "the requested model is" if name else f"{first} belongs to"
+        raise adapter_error(
+            adapter.folder,
+            f"belongs to the base model {named}, but {where} {expected}; set "
+            "its base by model.path, the name by model.name, or pool.base=ignore to skip "
+            "this check",
+        )
+
+
+@cache
+def _warn_missing_base(folder: Path, named: str, expected: str | None) -> None:
+    """Log, once per expert, that its base model could not be compared."""
+    log.warning(
+        "%s: names the base model %s, a folder that does not exist here; taken for %s",
+        folder,
+        named,
+        expected or "the requested model",
+    )
 
 
 def check_module_names(adapters: Sequence[Adapter]) -> None:
@@ -82,6 +109,36 @@ def common_shapes(adapters: Sequence[Adapter]) -> dict[str, tuple[int, int]]:
                 reason = f"{module} maps {inputs} to {outputs}, but {shape[0]} to {shape[1]} in"
                 raise adapter_error(adapter.folder, f"{reason} {first.folder}")
     return {module: shape for module, (shape, _) in seen.items()}
+
+
+def check_compatible(
+    adapters: Sequence[Adapter], base: "str | NamedModel | None", base_check: str = "check"
+) -> dict[str, tuple[int, int]]:
+    """Return `common_shapes` of experts that can be combined.
+
+    Args:
+        adapters: The experts.
+        base: See `check_base_models`.
+        base_check: "ignore" skips the comparison of the base models.
+
+    Raises:
+        UserError: An expert does not fit the others or the base; the error names its folder.
+    """
+    if base_check == "check":
+        check_base_models(adapters, base)
+    check_module_names(adapters)
+    return common_shapes(adapters)
+
+
+def find_equal_experts(adapters: Sequence[Adapter]) -> list[list[str]]:
+    """Return the groups of experts whose updates are equal in all weights, by name.
+
+    Reads every weight once, one module at a time. Raises UserError if one is not finite.
+    """
+    equal: dict[bytes, list[str]] = {}
+    for adapter in adapters:
+        equal.setdefault(adapter.content_digest(), []).append(adapter.name)
+    return [names for names in equal.values() if len(names) > 1]
 
 
 def shared_scaling(adapters: Sequence[Adapter]) -> tuple[int, float, bool] | None:
@@ -152,7 +209,13 @@ def _short_name(base: str) -> str:
     """Return the last part of a base model's name: of the hub, a path or the hub cache."""
     cached = re.search(r"models--([^/\\]+)[/\\]snapshots", base)
     parts = cached[1].split("--") if cached else re.split(r"[/\\]", base.rstrip("/\\"))
-    return parts[-1].lower()
+    return QUANTIZED_COPY.sub("", parts[-1].lower())
+
+
+def _is_missing_folder(base: str) -> bool:
+    """Return whether a base model's name can only be a folder, and that does not exist here."""
+    is_path = re.match(r"[/\\.~]|[A-Za-z]:[/\\]", base) or len(re.split(r"[/\\]", base)) > 2
+    return bool(is_path) and not find_path(base).exists()
 
 
 def parse_expert_names(folder: Path, experts: Any) -> list[str]:
@@ -228,22 +291,26 @@ def _check_incomplete_experts(folder: Path) -> None:
     except OSError as error:
         raise UserError(f"pool.folder: {folder} cannot be read: {error.strerror}") from None
     for subfolder in subfolders:
-        config = subfolder / CONFIG_FILE
-        wrong = ""
-        if any(
-            one.is_symlink() and not one.exists()
-            for one in (subfolder, config, subfolder / WEIGHTS_FILE)
-        ):
-            wrong = "is or contains a symbolic link that is broken or refers to itself"
-        elif subfolder.is_dir() and not config.is_file():
-            halves = [WEIGHTS_FILE, "adapter_model.bin", f"{WEIGHTS_FILE}.index.json"]
-            if held := [name for name in halves if (subfolder / name).exists()]:
-                wrong = f"contains {held[0]} and no {CONFIG_FILE}: the download is incomplete"
-        if wrong:
+        if wrong := find_incomplete_part(subfolder):
             raise UserError(
                 f"pool.folder: {subfolder} {wrong}; fix or remove it, or list the others in "
                 "pool.experts"
             )
+
+
+def find_incomplete_part(subfolder: Path) -> str:
+    """Return why a sub-folder of a pool is an incomplete expert; empty if it is not."""
+    config = subfolder / CONFIG_FILE
+    if any(
+        one.is_symlink() and not one.exists()
+        for one in (subfolder, config, subfolder / WEIGHTS_FILE)
+    ):
+        return "is or contains a symbolic link that is broken or refers to itself"
+    if subfolder.is_dir() and not config.is_file():
+        halves = [WEIGHTS_FILE, "adapter_model.bin", f"{WEIGHTS_FILE}.index.json"]
+        if held := [name for name in halves if (subfolder / name).exists()]:
+            return f"contains {held[0]} and no {CONFIG_FILE}: the download is incomplete"
+    return ""
 
 
 def _format_names(names: Sequence[str]) -> str:

@@ -29,11 +29,10 @@ from swarm.pool.adapter import (
 )
 from swarm.pool.discovery import (
     NamedModel,
-    check_base_models,
-    check_module_names,
+    check_compatible,
     check_row_names,
     combined_config,
-    common_shapes,
+    find_equal_experts,
     find_experts,
     name_of,
     parse_expert_names,
@@ -291,16 +290,14 @@ class Pool:
         experts = [read_adapter(self.folder / name) for name in names]
         elites = self._elites.load_adapters(names)
         self._files, self._experts = [*experts, *elites], len(experts)
-        if self._base_check == "check":
-            check_base_models(self._files, base)
-        check_module_names(self._files)
+        shapes = check_compatible(self._files, base, self._base_check)
         before, after = (
             self._made.rows_before_elites(experts),
             self._made.rows_after_elites(experts, self.space),
         )
         rows: list[PoolRow] = [*experts, *before, *elites, *after]
         check_row_names(self.folder, [row.name for row in rows])
-        self._basis = Basis(rows, common_shapes(self._files), self.space, self._division)
+        self._basis = Basis(rows, shapes, self.space, self._division)
         self.names, self.groups = self._basis.names, self._basis.groups
         self.modules = self._basis.modules
         self.rank = max(rank for _, _, rank in self.modules.values())
@@ -320,16 +317,12 @@ class Pool:
         of the search. Costs one pass over the files, about a second per gigabyte.
         """
         self._require_basis()
-        equal: dict[bytes, list[str]] = {}
-        for adapter in self._files:
-            equal.setdefault(adapter.content_digest(), []).append(adapter.name)
-        for names in equal.values():
-            if len(names) > 1:
-                log.warning(
-                    "%s: %s have equal weights; list only one of them in pool.experts",
-                    self.folder,
-                    ", ".join(names),
-                )
+        for names in find_equal_experts(self._files):
+            log.warning(
+                "%s: %s have equal weights; list only one of them in pool.experts",
+                self.folder,
+                ", ".join(names),
+            )
 
     def basis(self, module: str) -> tuple["Tensor", "Tensor"]:
         """Return A [K, rank, in] and B [K, out, rank] of `module`, new float32 tensors on the CPU.

@@ -16,7 +16,7 @@ from swarm.engine.token_ensemble.engine import TokenEnsembleEngine, read_mixture
 from swarm.engine.token_ensemble.members import MIXTURE_FILE, ModelEnsemble, is_adapter_folder
 from swarm.errors import UserError
 from swarm.pool.adapter import Adapter, read_adapter
-from swarm.pool.discovery import check_base_models, check_module_names, common_shapes
+from swarm.pool.discovery import check_base_models, check_compatible, common_shapes
 from swarm.runs.manifest import verify_run_file
 from swarm.runs.run_reader import RunFolder
 
@@ -117,9 +117,7 @@ class AdapterGroup:
         both = replace(
             self, places=[*self.places, *other.places], members=[*self.members, *other.members]
         )
-        check_base_models(both.adapters, self.base)
-        check_module_names(both.adapters)
-        common_shapes(both.adapters)
+        check_compatible(both.adapters, self.base)
         return both
 
     def load_tokenizer(self) -> Any:

@@ -33,6 +33,7 @@ PARSED = {
     "study": "swarm.study",
     "judge": "swarm.judge.cli",
     "report": "swarm.report.__main__",
+    "pool": "swarm.pool.__main__",
     "compare.view": "swarm.compare.view.__main__",
 }
 """Entries whose options argparse reads, and where `parser` is."""

@@ -1,0 +1,360 @@
+"""What a folder of adapters contains, and what a search would do with it, without a base model.
+
+An adapter changes the weight of module m by the update U_m = s_m B_m A_m, with A_m [r, in],
+B_m [out, r] and the scaling s_m = alpha / r (alpha / sqrt(r) for rsLoRA). Its updates are compared
+as one long vector over all modules, by the Frobenius inner product, without forming U_m, which has
+in * out entries. With the cyclic property of the trace,
+
+    <U_i, U_j> = sum_m tr(U_im^T U_jm)
+               = sum_m s_im s_jm tr(A_im^T B_im^T B_jm A_jm)
+               = sum_m s_im s_jm sum((B_im^T B_jm) * (A_im A_jm^T)),
+
+where both factors of the elementwise product are [r_i, r_j]. Then norm_i = sqrt(<U_i, U_i>) and
+cosine_ij = <U_i, U_j> / (norm_i norm_j); a module that only one of the two adapts contributes to
+its norm alone. Computed in float64. At any moment the factors of one module of as many experts as
+fit into `BLOCK_BYTES`, twice, are in memory, so large adapters and large folders need little.
+
+Whether an adapter is used is decided by the functions that `swarm.pool.pool.Pool.open` calls.
+"""
+
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swarm._util.files import conf_folder, find_path, name_fault, read_yaml
+from swarm._util.format import format_table
+from swarm.errors import UserError
+from swarm.merging.lora_math import gram_matrix
+from swarm.pool.adapter import CONFIG_FILE, Adapter, read_adapter
+from swarm.pool.discovery import (
+    check_compatible,
+    find_equal_experts,
+    find_incomplete_part,
+)
+
+if TYPE_CHECKING:
+    from swarm.merging.lora_math import FactorPair
+
+BLOCK_BYTES = 128 * 2**20
+"""Maximum size of the float64 factors of one block of experts at one module."""
+
+NEAR_COSINE = 0.999
+"""Cosine from which two experts are listed as nearly equal: one is a redundant dimension."""
+
+
+@dataclass
+class InspectedExpert:
+    """One adapter of the folder.
+
+    Attributes:
+        name: Name of its sub-folder.
+        ranks, alphas, scales: Distinct values over its modules, ascending.
+        targets: Last parts of the adapted modules' names -> number of modules.
+        base: Base model named in its configuration.
+        norm: Frobenius norm of its update over all modules; `None` if it is not used.
+        nearest: The expert with the highest cosine, by absolute value; `None` if it is alone.
+        cosine: That cosine, from -1 to 1.
+        reason: Why the pool refuses it; empty if it is used.
+    """
+
+    name: str
+    ranks: list[int] = field(default_factory=list)
+    alphas: list[float] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    targets: dict[str, int] = field(default_factory=dict)
+    base: str | None = None
+    norm: float | None = None
+    nearest: str | None = None
+    cosine: float | None = None
+    reason: str = ""
+
+
+@dataclass
+class PoolInspection:
+    """The result of `inspect_folder`.
+
+    Attributes:
+        folder: The folder, as given.
+        base: The base model that adapters were compared with.
+        experts: Every sub-folder that is, or should be, an adapter, by name.
+        used: Names of those that a search would use, in the order of `cosines`.
+        cosines: Cosines of the used experts' updates, [K, K].
+        equal: Groups of used experts with equal weights.
+        near: Pairs of other used experts with |cosine| >= `NEAR_COSINE`.
+        others: Sub-folders that are no adapters -> why.
+    """
+
+    folder: str
+    base: str | None
+    experts: list[InspectedExpert]
+    used: list[str]
+    cosines: list[list[float]]
+    equal: list[list[str]]
+    near: list[list[str]]
+    others: dict[str, str]
+
+    @property
+    def fault(self) -> str:
+        """Return why a search would not accept the folder as it is; empty if it would."""
+        refused = [one.name for one in self.experts if one.reason]
+        if refused:
+            return f"it refuses {len(refused)} of {len(self.experts)} adapters"
+        if len(self.used) < 2:
+            return f"a pool needs at least two experts, and there are {len(self.used)}"
+        return ""
+
+    def to_json(self) -> str:
+        """Return all fields, `fault` and `ok` as a JSON object; numbers are not rounded."""
+        found = {"ok": not self.fault, "fault": self.fault, **asdict(self)}
+        return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def inspect_folder(folder: str | Path, base: str | None = None) -> PoolInspection:
+    """Inspect every sub-folder of a pool's folder; reads each weight twice, loads no base model.
+
+    Args:
+        folder: A folder as for pool.folder.
+        base: Name of the base model; `None`: the one that most adapters name.
+
+    Raises:
+        UserError: The folder does not exist, or is itself an adapter.
+    """
+    path = find_path(folder)
+    if not path.is_dir():
+        raise UserError(f"pool.folder: no such folder {path}")
+    if (path / CONFIG_FILE).is_file():
+        raise UserError(f"{path} is one adapter; give the folder that contains the adapters")
+    experts: dict[str, InspectedExpert] = {}
+    readable: list[Adapter] = []
+    others: dict[str, str] = {}
+    for subfolder in sorted(one for one in path.iterdir() if not one.name.startswith(".")):
+        wrong = find_incomplete_part(subfolder)
+        if not wrong and not (subfolder / CONFIG_FILE).is_file():
+            if subfolder.is_dir():
+                others[subfolder.name] = _describe_other(subfolder)
+            continue
+        experts[subfolder.name] = one = InspectedExpert(subfolder.name)
+        try:
+            if fault := wrong or name_fault(subfolder.name):
+                raise UserError(f"{subfolder}: {fault if wrong else 'its name ' + fault}")
+            adapter = read_adapter(subfolder)
+            _fill_facts(one, adapter)
+            readable.append(adapter)
+        except UserError as error:
+            one.reason = _shorten(error, subfolder)
+    named = Counter(one.base_model for one in readable if one.base_model)
+    wanted = base or next(iter(max(named.items(), key=lambda item: item[1], default=())), None)
+    used = _accept(readable, str(wanted) if wanted else None, experts)
+    cosines = _compare(used, experts)
+    equal = find_equal_experts(used)
+    return PoolInspection(
+        str(folder),
+        str(wanted) if wanted else None,
+        list(experts.values()),
+        [one.name for one in used],
+        cosines.tolist(),
+        equal,
+        _find_near(used, cosines, equal),
+        others,
+    )
+
+
+def _describe_other(subfolder: Path) -> str:
+    deeper = sorted(subfolder.glob(f"*/{CONFIG_FILE}"))
+    if deeper:
+        return f"has no {CONFIG_FILE}; an adapter is one level deeper, in {deeper[-1].parent.name}"
+    return f"has no {CONFIG_FILE}"
+
+
+def _fill_facts(one: InspectedExpert, adapter: Adapter) -> None:
+    one.base = adapter.base_model
+    one.ranks = sorted({rank for _, _, rank in adapter.shapes.values()})
+    one.alphas = sorted(set(adapter.alphas.values()))
+    one.scales = sorted({adapter.lora_scaling(module) for module in adapter.shapes})
+    one.targets = dict(Counter(module.rpartition(".")[2] for module in adapter.shapes))
+
+
+def _shorten(error: UserError, folder: Path) -> str:
+    """Return the message without the folder, which the table names."""
+    return str(error).removeprefix("pool.folder: ").removeprefix(f"{folder}: ")
+
+
+def _accept(
+    readable: Sequence[Adapter], base: str | None, experts: dict[str, InspectedExpert]
+) -> list[Adapter]:
+    """Return the adapters that can be combined, in order; the others get a reason."""
+    used: list[Adapter] = []
+    for adapter in readable:
+        try:
+            for module in adapter.shapes:
+                adapter.load_factors(module)  # raises if a weight is not finite
+            check_compatible([*used, adapter], base)
+            used.append(adapter)
+        except UserError as error:
+            experts[adapter.name].reason = _shorten(error, adapter.folder)
+    return used
+
+
+def _compare(used: Sequence[Adapter], experts: dict[str, InspectedExpert]) -> np.ndarray:
+    """Set norms and nearest experts; return the cosines [K, K], 0 where an update is zero."""
+    gram = update_gram(used)
+    norms = np.sqrt(np.maximum(gram.diagonal(), 0))
+    products = np.outer(norms, norms)
+    cosines = np.divide(gram, products, out=np.zeros_like(gram), where=products > 0).clip(-1, 1)
+    for row, adapter in enumerate(used):
+        one = experts[adapter.name]
+        one.norm = float(norms[row])
+        if len(used) > 1:
+            distance = np.abs(cosines[row])
+            distance[row] = -1
+            best = int(distance.argmax())
+            one.nearest, one.cosine = used[best].name, float(cosines[row, best])
+    return cosines
+
+
+def update_gram(adapters: Sequence[Adapter], block_bytes: int = BLOCK_BYTES) -> np.ndarray:
+    """Return the inner products of the adapters' updates over all modules, [K, K] float64.
+
+    See the module's docstring for the formula. Each weight is read once if the factors of one
+    module of all adapters fit into `block_bytes`, else once per pair of blocks.
+    """
+    gram = np.zeros((len(adapters), len(adapters)))
+    for module in sorted({module for adapter in adapters for module in adapter.shapes}):
+        indices = [i for i, adapter in enumerate(adapters) if module in adapter.shapes]
+        blocks = list(_divide(adapters, indices, module, block_bytes))
+        for number, first in enumerate(blocks):
+            factors = [_scaled_factors(adapters[i], module) for i in first]
+            gram[np.ix_(first, first)] += gram_matrix(factors)
+            for second in blocks[:number]:
+                others = [_scaled_factors(adapters[i], module) for i in second]
+                cross = gram_matrix([*factors, *others])[: len(first), len(first) :]
+                gram[np.ix_(first, second)] += cross
+                gram[np.ix_(second, first)] += cross.T
+    return gram
+
+
+def _divide(
+    adapters: Sequence[Adapter], indices: Sequence[int], module: str, block_bytes: int
+) -> Iterator[list[int]]:
+    """Yield the indices in blocks whose float64 factors of `module` fit into `block_bytes`."""
+    block: list[int] = []
+    size = 0
+    for i in indices:
+        inputs, outputs, rank = adapters[i].shapes[module]
+        own = 8 * rank * (inputs + outputs)
+        if block and size + own > block_bytes:
+            yield block
+            block, size = [], 0
+        block.append(i)
+        size += own
+    if block:
+        yield block
+
+
+def _scaled_factors(adapter: Adapter, module: str) -> "FactorPair":
+    a, b = adapter.load_factors(module)
+    return a.double(), b.double() * adapter.lora_scaling(module)
+
+
+def _find_near(
+    used: Sequence[Adapter], cosines: np.ndarray, equal: Sequence[Sequence[str]]
+) -> list[list[str]]:
+    names = [one.name for one in used]
+    pairs = zip(*np.where(np.triu(np.abs(cosines), 1) >= NEAR_COSINE), strict=True)
+    found = [[names[i], names[j]] for i, j in pairs]
+    return [pair for pair in found if not any(set(pair) <= set(group) for group in equal)]
+
+
+def format_inspection(found: PoolInspection, matrix: bool = False) -> str:
+    """Format the result for a terminal: the table, then what needs attention, then the verdict.
+
+    Args:
+        found: The result.
+        matrix: Whether to add the matrix of cosines.
+    """
+    lines = _format_experts(found)
+    if matrix and found.used:
+        table = [
+            [name, *(f"{value:.3f}" for value in row)]
+            for name, row in zip(found.used, found.cosines, strict=True)
+        ]
+        lines += ["", "cosines of the updates:", *format_table(["", *found.used], table)]
+    remarks = _format_remarks(found)
+    lines += [*([""] if lines else []), *remarks, *([""] if remarks else [])]
+    words = ["python", "-m", "swarm.search", f"pool.folder={found.folder}"]
+    if found.fault:
+        words.append(f"pool.experts=[{','.join(found.used)}]")
+    if found.base and found.base != read_yaml(conf_folder() / "model" / "smollm2.yaml")["path"]:
+        words += ["model=local", f"model.path={found.base}"]
+    if found.fault:
+        lines.append(f"A search would not take this folder: {found.fault}.")
+    if len(found.used) > 1:
+        lines.append(f"{len(found.used)} experts: {shlex.join(words)}")
+    return "\n".join(lines)
+
+
+def _format_experts(found: PoolInspection) -> list[str]:
+    """Return the base model if all share it, and the table; nothing without an adapter."""
+    if not found.experts:
+        return []
+    header = ["adapter", "rank", "alpha", "scale", "modules", "norm", "nearest (cosine)", "search"]
+    rows = [_table_row(one) for one in found.experts]
+    bases = [one.base for one in found.experts]
+    if len(set(bases)) == 1:
+        return [f"base model: {bases[0] or 'not named'}", "", *format_table(header, rows)]
+    header.insert(5, "base")
+    for row, base in zip(rows, bases, strict=True):
+        row.insert(5, _shorten_base(base))
+    return format_table(header, rows)
+
+
+def _table_row(one: InspectedExpert) -> list[str]:
+    targets = ", ".join(f"{name} x{count}" for name, count in sorted(one.targets.items()))
+    nearest = "" if one.cosine is None else f"{one.nearest} ({one.cosine:.3f})"
+    norm = "" if one.norm is None else f"{one.norm:.4g}"
+    return [
+        one.name,
+        _format_values(one.ranks),
+        _format_values(one.alphas),
+        _format_values(one.scales),
+        targets,
+        norm,
+        nearest,
+        "refuses it" if one.reason else "uses it",
+    ]
+
+
+def _format_values(values: Sequence[float]) -> str:
+    if len(values) > 3:
+        return f"{values[0]:g} to {values[-1]:g}"
+    return ", ".join(f"{value:.4g}" for value in values)
+
+
+def _shorten_base(base: str | None, width: int = 36) -> str:
+    """Return the end of a long name: its last parts identify a folder."""
+    if base is None:
+        return "not named"
+    return base if len(base) <= width else f"...{base[3 - width :]}"
+
+
+def _format_remarks(found: PoolInspection) -> list[str]:
+    remarks = [f"refused: {one.name}: {one.reason}" for one in found.experts if one.reason]
+    remarks += [f"no adapter: {name} {why}" for name, why in found.others.items()]
+    remarks += [
+        f"doubles: {', '.join(names)} have equal weights; list only one of them in pool.experts"
+        for names in found.equal
+    ]
+    remarks += [
+        f"nearly equal: {first} and {second}, |cosine| of {NEAR_COSINE} or more"
+        for first, second in found.near
+    ]
+    zero = [one.name for one in found.experts if one.norm is not None and math.isclose(one.norm, 0)]
+    remarks += [f"zero: {name} changes nothing, as in an untrained adapter" for name in zero]
+    return remarks

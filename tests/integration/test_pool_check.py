@@ -1,0 +1,146 @@
+"""`python -m swarm.pool check`, and a search on the same folder."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import searches
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from swarm.errors import UserError
+from swarm.pool.__main__ import main
+from swarm.pool.adapter import CONFIG_FILE, WEIGHTS_FILE, read_adapter
+from swarm.pool.inspection import inspect_folder, update_gram
+from swarm.pool.pool import Pool
+
+
+@pytest.fixture
+def varied(tiny_llama: Path, tmp_path: Path) -> Path:
+    """Adapters as people have them: of several trainers, ranks, targets and names of one base."""
+    folder = tiny.mixed_pool(tiny_llama, tmp_path / "varied")
+    bases = {
+        "amber": "someone/tiny-llama",
+        "birch": "unsloth/Tiny-Llama-bnb-4bit",
+        "cedar": "/content/drive/my_base",
+        "dune": str(tiny_llama),
+    }
+    for name, base in bases.items():
+        tiny.change(folder / name, base_model_name_or_path=base)
+    return folder
+
+
+def test_norms_and_cosines_equal_those_of_the_full_matrices(varied: Path) -> None:
+    adapters = [read_adapter(path) for path in sorted(varied.iterdir())]
+    vectors = []
+    modules = sorted({(m, a.shapes[m][:2]) for a in adapters for m in a.shapes})
+    for one in adapters:
+        parts = []
+        for module, (inputs, outputs) in modules:
+            update = torch.zeros(outputs, inputs, dtype=torch.float64)
+            if module in one.shapes:
+                a, b = one.load_factors(module)
+                update = one.lora_scaling(module) * (b.double() @ a.double())
+            parts.append(update.flatten())
+        vectors.append(torch.cat(parts))
+    full = torch.stack(vectors)
+    expected = (full @ full.T).numpy()
+    found = inspect_folder(varied)
+    norms = np.sqrt(expected.diagonal())
+    assert [one.norm for one in found.experts] == pytest.approx(norms, rel=1e-12)
+    cosines = expected / np.outer(norms, norms)
+    np.testing.assert_allclose(found.cosines, cosines, rtol=0, atol=1e-12)
+    # Blocks of one expert give the same sums as one block of all.
+    for size in (1, 3000, 2**30):
+        np.testing.assert_allclose(update_gram(adapters, size), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_varied_folder_is_searched_unchanged(
+    varied: Path, tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(varied), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] and found["used"] == ["amber", "birch", "cedar", "dune"]
+    by_name = {one["name"]: one for one in found["experts"]}
+    assert by_name["cedar"]["ranks"] == [8] and by_name["dune"]["ranks"] == [4, 6]
+    assert by_name["birch"]["targets"] == {"q_proj": 2, "up_proj": 2}
+    assert by_name["cedar"]["scales"] == [pytest.approx(4 / 8**0.5)]
+    command = searches.arguments(tmp_path, tiny_llama, varied, optimizer__max_iterations=2)
+    done = searches.run(command)
+    assert done.returncode == 0, done.stderr
+    assert "cedar: names the base model /content/drive/my_base" in done.stdout + done.stderr
+    state = json.loads((tmp_path / "search" / "run" / "state.json").read_text())
+    assert len(state["rounds"]) == 3
+
+
+def test_what_a_search_would_refuse_is_named_with_its_reason(
+    varied: Path, tiny_gemma: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(varied / "amber", varied / "twin")
+    shutil.copytree(varied / "amber", varied / "other")
+    tiny.change(varied / "other", base_model_name_or_path="google/gemma-7b-it")
+    shutil.copytree(varied / "amber", varied / "dora")
+    tiny.change(varied / "dora", use_dora=True)
+    shutil.copytree(varied / "amber", varied / "half")
+    (varied / "half" / CONFIG_FILE).unlink()
+    shutil.copytree(varied / "amber", varied / "broken")
+    weights = load_file(varied / "broken" / WEIGHTS_FILE)
+    first = next(iter(weights))
+    save_file({**weights, first: weights[first] * np.nan}, varied / "broken" / WEIGHTS_FILE)
+    shutil.copytree(varied / "amber", varied / "trained" / "checkpoint-9")
+    tiny.expert(tiny_gemma, varied / "wide", 5)
+    tiny.change(varied / "wide", base_model_name_or_path=None)
+    shutil.copytree(varied / "amber", varied / "zero")
+    weights = load_file(varied / "zero" / WEIGHTS_FILE)
+    save_file({k: w * ("lora_A" in k) for k, w in weights.items()}, varied / "zero" / WEIGHTS_FILE)
+    assert main(["check", str(varied), "--matrix"]) == 1
+    said = capsys.readouterr().out
+    reasons = {
+        "other": "belongs to the base model google/gemma-7b-it",
+        "dora": "use_dora is set",
+        "half": f"and no {CONFIG_FILE}: the download is incomplete",
+        "broken": "NaN or infinite",
+    }
+    for name, reason in reasons.items():
+        assert f"refused: {name}: " in said and reason in said, said
+    assert "no adapter: trained" in said and "in checkpoint-9" in said
+    assert "doubles: amber, twin have equal weights" in said
+    assert "zero: zero changes nothing" in said
+    found = inspect_folder(varied)
+    # Its verdicts are the pool's: each of the refused ones is refused there, the others open.
+    for one in found.experts:
+        names = ["birch", one.name] if one.name != "birch" else ["birch", "dune"]
+        pool = Pool(varied, experts=names)
+        if one.reason:
+            with pytest.raises(UserError):
+                pool.open(found.base).check()
+        else:
+            pool.open(found.base).check()
+    Pool(varied, experts=found.used).open(found.base).check()
+    assert f"pool.experts=[{','.join(found.used)}]" in said
+    with pytest.raises(UserError):
+        Pool(varied).open(found.base)
+
+
+def test_a_wrong_folder_and_a_single_adapter(
+    varied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(tmp_path / "none")]) == 1
+    assert main(["check", str(varied / "amber")]) == 1
+    said = capsys.readouterr().err
+    assert "no such folder" in said and "is one adapter" in said and said.count("\n") == 2
+    for name in ("birch", "cedar", "dune"):
+        shutil.rmtree(varied / name)
+    assert main(["check", str(varied)]) == 1
+    assert "needs at least two experts, and there are 1" in capsys.readouterr().out
+
+
+def test_a_missing_folder_identifies_no_base_but_a_hub_id_does(varied: Path) -> None:
+    tiny.change(varied / "cedar", base_model_name_or_path="someone/another-base")
+    with pytest.raises(UserError, match="cedar: belongs to the base model someone/another-base"):
+        Pool(varied).open("owner/tiny-llama")
+    tiny.change(varied / "cedar", base_model_name_or_path="C:\\models\\another-base")
+    assert len(Pool(varied).open("owner/tiny-llama").names) == 4

@@ -2,13 +2,13 @@
 
 A question has four choices. A member knows it with its skill; errors of members are correlated by a
 difficulty that they share (a Gaussian copula), and by a trap that catches as many of those who err.
-A judge who can tell (with its own skill, one draw a question) prefers a right answer, else it goes
-by chance. Judges tell apart from each other, which is kind to peer-review: real models often share
-what they cannot see. From the second iteration on a member takes over the former reply as often as
-not. Roles change nothing here.
+With a probability that is its skill (one draw per question) a judge prefers a right answer,
+otherwise it chooses at random. Judges err independently, which favours peer-review: real models
+often share their errors. From the second iteration on a member adopts the previous reply with
+probability one half. Roles have no effect here.
 
 Prints accuracy, its gain over the best member on the same questions (paired, 95 % interval), and
-calls a question; half a minute on one core: python benchmarks/consortium.py [QUESTIONS]
+calls per question; half a minute on one core: python benchmarks/consortium.py [QUESTIONS]
 """
 
 import random

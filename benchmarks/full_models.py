@@ -1,4 +1,4 @@
-"""Whole models as experts: the memory that a search over them holds, and the time of a position.
+"""Full models as experts: memory of a search over them, and time per position.
 
 python benchmarks/full_models.py [--model FOLDER] [--models 3] [--positions 3]
 

@@ -1,4 +1,4 @@
-"""What a search costs beside the models' work, as the number of iterations behind it grows.
+"""Cost of a search without its models, by the number of finished iterations.
 
     python benchmarks/journal.py [--iterations 1000] [--particles 20] [--optimizer pso]
 

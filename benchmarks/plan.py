@@ -1,4 +1,4 @@
-"""What a search costs on H200-like GPUs, computed from shapes and not measured (docs/scaling.md).
+"""Cost of a search on H200-like GPUs, computed from shapes, not measured (docs/scaling.md).
 
 python benchmarks/plan.py                                  # the table of three bases
 python benchmarks/plan.py path/or/folder --rank 16 --particles 20 --gpus 1 4

@@ -1,6 +1,6 @@
-"""What the swarm's coefficients and step are worth on bowls, and it against random search.
+"""Effect of the swarm's coefficients and step length on bowls; the swarm against random search.
 
-Prints what docs/pso.md quotes; three minutes on one core: python benchmarks/pso_bowls.py
+Prints the tables of docs/pso.md; three minutes on one core: python benchmarks/pso_bowls.py
 """
 
 from collections.abc import Callable

@@ -1,11 +1,11 @@
-"""What racing saves and what it loses, replayed on the answers that a finished search recorded.
+"""Savings and losses of racing, replayed on the recorded answers of a finished search.
 
     python benchmarks/racing.py [search/NAME] [--chunk 25]
 
 Each seed draws the dev items anew from the recorded ones, with replacement and for all particles
-alike, and goes through the iterations again: everybody races against the own best so far. The
-positions stay the recorded ones, so what a lost improvement would do to them is not seen.
-Prints what docs/benchmarks.md quotes; some seconds on one core.
+alike, and repeats the iterations: every particle races against its own best so far. Positions stay
+the recorded ones, so the effect of a lost improvement on later positions is not included. Prints
+the table of docs/benchmarks.md; some seconds on one core.
 """
 
 import argparse

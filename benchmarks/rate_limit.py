@@ -1,4 +1,4 @@
-"""Samples of an endpoint with a rate limit: how many are answered, how soon, after how many 429s.
+"""Requests to an endpoint with a rate limit: answers, seconds, and responses with status 429.
 
     python benchmarks/rate_limit.py [--count 400] [--rate 15] [--llmcomp PYTHON]
 

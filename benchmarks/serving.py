@@ -1,4 +1,4 @@
-"""What serving costs: a function asked through the server, and the same asked directly.
+"""Overhead of the server: a function called through it, and called directly.
 
     python benchmarks/serving.py [--count 400] [--at-once 16] [--repeats 3]
 

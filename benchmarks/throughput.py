@@ -1,4 +1,4 @@
-"""Requests a second to a loopback endpoint, and kept answers a second, beside a bare client.
+"""Requests per second to a loopback endpoint, and cached answers per second, beside a bare client.
 
     python benchmarks/throughput.py [--count 3000] [--at-once 16,100,400] [--repeats 3]
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved repeats, medians, CPU time beside wall time."""
+"""Shared helpers of the benchmarks: interleaved repeats, medians, CPU time beside wall time."""
 
 import os
 import platform

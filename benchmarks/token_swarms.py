@@ -1,4 +1,4 @@
-"""Token Swarms: all particles at once, reading each text once a model, or one after the other.
+"""Token Swarms: all particles at once, with each text read once per model, or one at a time.
 
 python benchmarks/token_swarms.py [--particles 10] [--items 20] [--new 4] [--repeats 3]
 """

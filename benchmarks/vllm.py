@@ -1,4 +1,4 @@
-"""vLLM's two ways beside the engine on transformers: new positions set, and answers to them.
+"""vLLM's two ways beside the engine on transformers: setting positions, and answering.
 
     python benchmarks/vllm.py [--ways folders,slots,hf] [--particles 5] [--requests 10]
 

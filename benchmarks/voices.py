@@ -1,8 +1,8 @@
-"""Several models on one base, asked at the same moment by a thread each, against one after another.
+"""Several models on one base, called by one thread each at the same time, or one after another.
 
     python benchmarks/voices.py [--names base,arithmetic,counting,sorting] [--new 40] [--repeats 3]
 
-Each voice has one prompt; the answers are compared first, greedy and drawn. Interleaved repeats;
+Each model has one prompt; the answers are compared first, greedy and sampled. Interleaved repeats;
 prints median wall and CPU seconds.
 """
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import searches
+from finetune_runs import tune
+from finetune_runs import words as finetune_words
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine, HFModel
@@ -222,6 +224,21 @@ def test_an_evaluation_fits_the_split_asked_for(
     vote = VotingCandidate(candidate, "weighted")
     with pytest.raises(UserError, match="1 of 4 dev items"):
         Evaluation(ExactMatch("tiny", data(tmp_path)), vote, split, "cpu").run()
+
+
+def test_a_fine_tuning_says_and_records_what_was_dropped(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {"task.file": data(tmp_path), "task.too_long": "drop", "steps": 2, "every": 1}
+    keys |= {"expert": "amber", "holdout": 0.34}
+    metrics = tune(finetune_words(tmp_path, tiny_llama, tiny_pool, "run", **keys))
+    assert metrics["examples"] == 2 and len(metrics["too_long"]) == 2
+    shown = capsys.readouterr().out.splitlines()
+    assert {f"{line}." for line in metrics["too_long"]} <= set(shown)
+    card = ModelCard(
+        read_source(str(tmp_path / "search" / "run")), False, None, "card", {}, ""
+    ).render()
+    assert {f"{line}." for line in metrics["too_long"]} <= set(card.splitlines())
 
 
 def test_nine_hundred_items_cost_little(tiny_llama: Path, tmp_path: Path, words: Any) -> None:

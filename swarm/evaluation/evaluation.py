@@ -15,6 +15,7 @@ from swarm._util.files import (
     write_atomic,
     write_json,
 )
+from swarm._util.format import NO_PRICE, format_cost, pluralize
 from swarm._util.secrets import identity_values
 from swarm.engine.base_model import choose_device as choose_device  # re-exported
 from swarm.errors import UserError
@@ -370,9 +371,7 @@ def format_result(result: Mapping[str, Any]) -> str:
         )
         lines += _format_domains(voice)
         if "calls" in voice:
-            cost = f", cost {voice['cost']:.4g}" if voice["cost"] else ""
-            if voice.get("unpriced"):
-                cost += f", no known price for {voice['unpriced']:,} answers"
+            cost = _format_cost(voice)
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
     lines += _format_constants(result)
     lines += [f"{line}." for line in result.get("too_long", ())]
@@ -387,10 +386,18 @@ def format_result(result: Mapping[str, Any]) -> str:
         )
         lines.append(f"best {best['rivals']}: {best['best']}; {first} against it: {words}")
     lines.append(
-        f"{result['prompts']:,} prompts, {result['tokens']:,} tokens, {result['seconds']:.1f} s "
-        f"on {result['device']}"
+        f"{result['prompts']:,} prompts, {result['tokens']:,} tokens{_format_cost(result)}, "
+        f"{result['seconds']:.1f} s on {result['device']}"
     )
     return "\n".join(lines)
+
+
+def _format_cost(found: Mapping[str, Any]) -> str:
+    """Format the cost of answers and how many have no known price; empty if nothing is paid."""
+    cost, unpriced = found["cost"], found.get("unpriced", 0)
+    if cost:
+        return f", cost {format_cost(cost, unpriced, 'answer')}"
+    return f", {NO_PRICE} for {pluralize(unpriced, 'answer')}" if unpriced else ""
 
 
 def _format_domains(voice: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ import logging
 import re
 import shutil
 import subprocess
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +366,19 @@ def test_evaluations_of_functions_and_models() -> None:
             return [Completion("abc", cost=0.5) for _ in requests]
 
     assert evaluate(Paid(), task).cost == 3.0
+
+    class PartlyPriced:
+        def generate(self, requests: list[Request]) -> list[Completion]:
+            prices = [(0.5, True), (0.0, False), (0.0, True)]
+            return [
+                Completion("abc", cost=cost, priced=priced)
+                for _, (cost, priced) in zip(requests, cycle(prices), strict=False)
+            ]
+
+    partly = evaluate(PartlyPriced(), task)
+    assert (partly.cost, partly.result["unpriced"]) == (1.0, 2)
+    assert "tokens, cost 1.000000 and 2 answers, no price known, " in str(partly)
+    assert "no price" not in str(evaluate(Paid(), task)) and "cost" not in str(right)
     with pytest.raises(UserError, match="not evaluated on the same items"):
         right.against(evaluate(lambda prompt: "-", task, "dev"))
     with pytest.raises(UserError, match=r"test_limit=2: a task object"):

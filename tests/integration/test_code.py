@@ -1,5 +1,6 @@
 """Code that has to pass a test: what is taken for the program, and what it may do."""
 
+import gc
 import os
 import signal
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,30 @@ WRONG = {
 
 def test_what_does_not_pass_and_what_is_no_code() -> None:
     assert scored(ADD, *WRONG) == [(0.0, read) for read in WRONG.values()]
+
+
+def test_tests_are_read_in_several_threads() -> None:
+    """A collection that runs Python code amid ast.parse lets the next thread parse, too."""
+
+    def collect(phase: str, info: Any) -> None:
+        sum(range(50))
+
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+    many = range(100)
+    texts = [
+        f"assert math.f({n}) == ({', '.join(f'[x.a + {i}]' for i in range(40))})" for n in many
+    ]
+    try:
+        gc.callbacks.append(collect)
+        gc.set_threshold(20)
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(sandbox._modules, texts))
+    finally:
+        gc.callbacks.remove(collect)
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
+    assert found == [{"math": "math"}] * len(texts)
 
 
 @pytest.mark.slow

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig
 
-from swarm._util.cli import one_line_errors, run_hydra_entry
+from swarm._util.cli import instantiate_config, one_line_errors, run_hydra_entry
 from swarm._util.files import conf_folder
-from swarm._util.secrets import check_secrets, plain_config
 
 if TYPE_CHECKING:
     from swarm.evaluation.evaluation import Evaluation
@@ -22,12 +21,7 @@ def build_evaluation(cfg: DictConfig) -> tuple["Evaluation", dict[str, Any]]:
     Raises:
         UserError: A value is not allowed; Hydra wraps it.
     """
-    from hydra.utils import instantiate
-
-    config = plain_config(cfg)
-    check_secrets(config)
-    tree = {key: value for key, value in config.items() if key not in ENTRY_KEYS}
-    return instantiate(tree, _convert_="all"), config
+    return instantiate_config(cfg, ENTRY_KEYS)
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="evaluate")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from swarm._util.cli import one_line_errors, run_hydra_entry
+from swarm._util.cli import instantiate_config, one_line_errors, run_hydra_entry
 from swarm._util.files import conf_folder
-from swarm._util.secrets import check_secrets, clean_file, plain_config
+from swarm._util.secrets import clean_file
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ def build_run(cfg: DictConfig) -> tuple["Run", dict[str, Any]]:
     Raises:
         UserError: A value is not allowed; Hydra wraps it.
     """
-    from hydra.utils import instantiate
-
-    config = plain_config(cfg)
-    check_secrets(config)
-    tree = {key: value for key, value in config.items() if key not in ENTRY_KEYS}
-    return instantiate(tree, _convert_="all"), config
+    return instantiate_config(cfg, ENTRY_KEYS)
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="search")

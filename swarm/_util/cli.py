@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from swarm._util.files import conf_folder
 from swarm._util.terminal import escape_control_chars
 from swarm._version import __version__
 from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 def normalize_gpu_list(argument: str) -> str:
@@ -214,6 +217,26 @@ def run_hydra_entry(main: Callable[[], Any]) -> None:
         if not (mistake := _of_flags(str(error))):
             raise
         exit_with_error(UserError(mistake, 2))
+
+
+def instantiate_config(cfg: "DictConfig", omit: Sequence[str] = ()) -> tuple[Any, dict[str, Any]]:
+    """Instantiate a composed configuration; return the object and the plain configuration.
+
+    Args:
+        cfg: The configuration.
+        omit: Keys that are not part of the object.
+
+    Raises:
+        UserError: A value is not allowed; Hydra wraps it.
+    """
+    from hydra.utils import instantiate
+
+    from swarm._util.secrets import check_secrets, plain_config
+
+    config = plain_config(cfg)
+    check_secrets(config)
+    tree = {key: value for key, value in config.items() if key not in omit}
+    return instantiate(tree, _convert_="all"), config
 
 
 def _of_flags(complaint: str) -> str:

@@ -3,22 +3,17 @@
 import hydra
 from omegaconf import DictConfig
 
-from swarm._util.cli import one_line_errors, run_hydra_entry
+from swarm._util.cli import instantiate_config, one_line_errors, run_hydra_entry
 from swarm._util.files import conf_folder
-from swarm._util.secrets import check_secrets, plain_config
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="finetune")
 def main(cfg: DictConfig) -> float:
     """Build the configured fine-tuning and run it; return the dev utility."""
-    from hydra.utils import instantiate
-
     with one_line_errors():
         name = str(cfg.name)  # may contain a reference that does not exist
     with one_line_errors(name):
-        config = plain_config(cfg)
-        check_secrets(config)
-        tuning = instantiate(config, _convert_="all")
+        tuning, config = instantiate_config(cfg)
         return float(tuning.tune(config)["ending_best_validation_utility"])
 
 

@@ -516,6 +516,29 @@ class DataFile:
         return "see task.file"
 
 
+class DataFileTask:
+    """A task whose items are those of a `DataFile`.
+
+    Attributes:
+        data: The file.
+    """
+
+    data: DataFile
+
+    def items(self, split: str) -> Sequence[Item]:
+        """Return the items of "dev" or "test"; see `Task.items`."""
+        return self.data.items(split)
+
+    @property
+    def too_long(self) -> str:
+        """Treatment of items that exceed the model's context (see `DataFile`)."""
+        return self.data.too_long
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """See `DataFile.replace_items`."""
+        self.data.replace_items(split, items)
+
+
 def _is_text(value: object) -> bool:
     try:
         json.dumps(value, ensure_ascii=False).encode()

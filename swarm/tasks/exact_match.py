@@ -8,7 +8,13 @@ from swarm._util import validation
 from swarm.models.base import Completion, Example, Message, Request
 from swarm.tasks import parsing
 from swarm.tasks.base import Item, Score
-from swarm.tasks.dataset import DataFile, DataFiles, gold_answer_error, text_field_error
+from swarm.tasks.dataset import (
+    DataFile,
+    DataFiles,
+    DataFileTask,
+    gold_answer_error,
+    text_field_error,
+)
 from swarm.tasks.search_signal import SearchSignalTask
 
 COMPARISONS = {
@@ -19,7 +25,7 @@ COMPARISONS = {
 """Comparison of an answer with the gold answer, by parser."""
 
 
-class ExactMatch(SearchSignalTask):
+class ExactMatch(DataFileTask, SearchSignalTask):
     """Items `{"question", "answer"}`; the question is the prompt and the answer is compared.
 
     The gold answer's kind decides how a text is parsed (`swarm.tasks.parsing`), in the same way for
@@ -74,17 +80,8 @@ class ExactMatch(SearchSignalTask):
         too_long: str = "refuse",
     ) -> None:
         super().__init__(signal)
-        self.data = DataFile(
-            name,
-            file,
-            dev_limit,
-            test_limit,
-            ids,
-            match_item_error,
-            dedupe,
-            dev_seed=dev_seed,
-            too_long=too_long,
-        )
+        limits, more = (dev_limit, test_limit), {"dev_seed": dev_seed, "too_long": too_long}
+        self.data = DataFile(name, file, *limits, ids, match_item_error, dedupe, **more)
         self.name = self.data.name
         self.instruction = validation.check_optional_text("instruction", instruction)
         self.chat = validation.check_bool("chat", chat)
@@ -92,19 +89,6 @@ class ExactMatch(SearchSignalTask):
         self.parser = validation.check_one_of("parser", parser, tuple(COMPARISONS))
         self.take = validation.check_one_of("take", take, ("first", "last"))
         self.last_words = validation.check_optional_int("last_words", last_words)
-
-    def items(self, split: str) -> Sequence[Item]:
-        """Return the items of "dev" or "test"; see `Task.items`."""
-        return self.data.items(split)
-
-    @property
-    def too_long(self) -> str:
-        """Treatment of items that exceed the model's context (see `DataFile`)."""
-        return self.data.too_long
-
-    def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        """See `DataFile.replace_items`."""
-        self.data.replace_items(split, items)
 
     def grade(self, item: Item, answer: str | None) -> float:
         """Return 1 for an answer with the gold answer's value, else 0."""

@@ -8,7 +8,7 @@ from swarm._util import validation
 from swarm.errors import UserError
 from swarm.models.base import Example, Message, Request
 from swarm.tasks.base import Item, RequiresSetup, Score, TaskRun, mean_score
-from swarm.tasks.dataset import DataFile, DataFiles, text_field_error
+from swarm.tasks.dataset import DataFile, DataFiles, DataFileTask, text_field_error
 from swarm.tasks.search_signal import format_continuation
 
 REFERENCE_FIELD = "reference"
@@ -59,7 +59,7 @@ class SupportsEarlyStop(Protocol):
         ...
 
 
-class FreeText:
+class FreeText(DataFileTask):
     """Items with a prompt, `{"prompt": ...}` or the fields of `template`; a text is an answer.
 
     Args:
@@ -133,7 +133,7 @@ class FreeText:
         """Return the items of "dev" or "test"; see `Task.items`."""
         if split == "dev" and self.reference and (wrong := self.gold_error):
             raise UserError(f"task.reference={self.reference}: {wrong}.")
-        return self.data.items(split)
+        return super().items(split)
 
     @property
     def gold_error(self) -> str | None:
@@ -157,15 +157,6 @@ class FreeText:
         text = str(value[0] if isinstance(value, list) else value).rstrip()
         answer = text if text[0].isspace() else format_continuation(prompt, text)
         return Example(prompt, (answer,), ends=True)
-
-    @property
-    def too_long(self) -> str:
-        """Treatment of items that exceed the model's context (see `DataFile`)."""
-        return self.data.too_long
-
-    def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        """See `DataFile.replace_items`."""
-        self.data.replace_items(split, items)
 
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Request a text for every item in one round."""

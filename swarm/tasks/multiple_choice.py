@@ -9,7 +9,7 @@ from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Message, Request
 from swarm.tasks import parsing as letters
 from swarm.tasks.base import Item, Score
-from swarm.tasks.dataset import DataFile, DataFiles, text_field_error
+from swarm.tasks.dataset import DataFile, DataFiles, DataFileTask, text_field_error
 from swarm.tasks.search_signal import SearchSignalTask, format_continuation
 
 QUESTION_FIELD = "{question}"
@@ -18,7 +18,7 @@ QUESTION_FIELD = "{question}"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class MultipleChoice(SearchSignalTask):
+class MultipleChoice(DataFileTask, SearchSignalTask):
     """Items `{"question", "choices": {letter: text}, "answer": letter}`; an answer is a letter.
 
     The prompt is the original's (Model Swarms, evaluate.py): the instruction, "Question: ...", a
@@ -80,17 +80,8 @@ class MultipleChoice(SearchSignalTask):
         too_long: str = "refuse",
     ) -> None:
         super().__init__(signal)
-        self.data = DataFile(
-            name,
-            file,
-            dev_limit,
-            test_limit,
-            ids,
-            choice_item_error,
-            dedupe,
-            dev_seed=dev_seed,
-            too_long=too_long,
-        )
+        limits, more = (dev_limit, test_limit), {"dev_seed": dev_seed, "too_long": too_long}
+        self.data = DataFile(name, file, *limits, ids, choice_item_error, dedupe, **more)
         self.name = self.data.name
         self.instruction = validation.check_optional_text("instruction", instruction)
         self.chat = validation.check_bool("chat", chat)
@@ -98,19 +89,6 @@ class MultipleChoice(SearchSignalTask):
         self.template = _check_template(template)
         self.max_new_tokens = validation.check_positive_int("max_new_tokens", max_new_tokens)
         self.parser = validation.check_one_of("parser", parser, ("anchored", "original"))
-
-    def items(self, split: str) -> Sequence[Item]:
-        """Return the items of "dev" or "test"; see `Task.items`."""
-        return self.data.items(split)
-
-    @property
-    def too_long(self) -> str:
-        """Treatment of items that exceed the model's context (see `DataFile`)."""
-        return self.data.too_long
-
-    def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        """See `DataFile.replace_items`."""
-        self.data.replace_items(split, items)
 
     def grade(self, item: Item, answer: str | None) -> float:
         """Return 1 for the right letter, else 0."""

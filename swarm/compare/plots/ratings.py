@@ -81,19 +81,11 @@ def rating_cumulative_plot(
     Raises:
         InvalidArgument: An argument is invalid.
     """
-    ratings, title = _prepare_ratings(
-        df,
-        probs_column,
-        category_column,
-        selected_categories,
-        (min_rating, max_rating),
-        title,
-        filename,
-    )
-    if ratings is None:
-        return _draw_empty(
-            df, probs_column, category_column, selected_categories, title, filename, show
-        )
+    columns, ends = (probs_column, category_column), (min_rating, max_rating)
+    title = style.build_title(df, title)
+    ratings = _read_ratings(df, *columns, selected_categories, ends, filename)
+    if not len(ratings.values.category):
+        return style.empty_figure(ratings.values, title, filename, show)
     picture, axes = style.create_axes(8.5, 5)
     lines = _assign_line_styles(ratings.values.categories, colors)
     for index, name in enumerate(ratings.values.categories):
@@ -157,19 +149,11 @@ def rating_violins(
     Raises:
         InvalidArgument: An argument is invalid.
     """
-    ratings, title = _prepare_ratings(
-        df,
-        probs_column,
-        category_column,
-        selected_categories,
-        (min_rating, max_rating),
-        title,
-        filename,
-    )
-    if ratings is None:
-        return _draw_empty(
-            df, probs_column, category_column, selected_categories, title, filename, show
-        )
+    columns, ends = (probs_column, category_column), (min_rating, max_rating)
+    title = style.build_title(df, title)
+    ratings = _read_ratings(df, *columns, selected_categories, ends, filename)
+    if not len(ratings.values.category):
+        return style.empty_figure(ratings.values, title, filename, show)
     names = ratings.values.categories
     picture, axes = style.create_axes(3 + 1.2 * len(names), 5)
     styles = assign_fill_styles(names, colors)
@@ -220,16 +204,15 @@ def format_mean_label(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def _prepare_ratings(
+def _read_ratings(
     df: "pd.DataFrame",
     probs_column: str,
     category_column: str,
     selected: Sequence[Any] | None,
     ends: tuple[int | None, int | None],
-    title: str | None,
     filename: Any,
-) -> tuple[RatingDistributions | None, str | None]:
-    """Return the ratings, `None` without any, and the title."""
+) -> RatingDistributions:
+    """Return the ratings; without answers, the scale is empty, too."""
     import numpy as np
     import pandas as pd
 
@@ -237,7 +220,7 @@ def _prepare_ratings(
         style.check_filename(filename)
     values = _expected_ratings(df, probs_column, category_column, selected)
     if not len(values.category):
-        return None, style.build_title(df, title)
+        return RatingDistributions(values, np.arange(0), np.zeros((0, 0)))
     probabilities = [parse_probabilities(answer) for answer in values.frame[probs_column]]
     table = pd.DataFrame(probabilities).fillna(0.0)
     first = int(min(table.columns)) if ends[0] is None else ends[0]
@@ -245,9 +228,8 @@ def _prepare_ratings(
     if last - first > 10_000:
         raise InvalidArgument(f"ratings from {first} to {last} are too many to plot")
     scale = np.arange(first, last + 1)
-    return RatingDistributions(
-        values, scale, table.reindex(columns=list(scale), fill_value=0.0).to_numpy()
-    ), (style.build_title(df, title))
+    shares = table.reindex(columns=list(scale), fill_value=0.0).to_numpy()
+    return RatingDistributions(values, scale, shares)
 
 
 def _expected_ratings(
@@ -266,19 +248,6 @@ def _expected_ratings(
     frame = df.assign(**{EXPECTED_COLUMN: means})
     frame[EXPECTED_COLUMN] = frame[EXPECTED_COLUMN].astype(float)
     return read_answers(frame, EXPECTED_COLUMN, category_column, selected)
-
-
-def _draw_empty(
-    df: "pd.DataFrame",
-    probs_column: str,
-    category_column: str,
-    selected: Sequence[Any] | None,
-    title: str | None,
-    filename: Any,
-    show: bool,
-) -> "Figure":
-    values = _expected_ratings(df, probs_column, category_column, selected)
-    return style.empty_figure(values, title, filename, show)
 
 
 def _assign_line_styles(

@@ -80,8 +80,17 @@ class MultipleChoice(DataFileTask, SearchSignalTask):
         too_long: str = "refuse",
     ) -> None:
         super().__init__(signal)
-        limits, more = (dev_limit, test_limit), {"dev_seed": dev_seed, "too_long": too_long}
-        self.data = DataFile(name, file, *limits, ids, choice_item_error, dedupe, **more)
+        limits = (dev_limit, test_limit)
+        self.data = DataFile(
+            name,
+            file,
+            *limits,
+            ids,
+            choice_item_error,
+            dedupe,
+            dev_seed=dev_seed,
+            too_long=too_long,
+        )
         self.name = self.data.name
         self.instruction = validation.check_optional_text("instruction", instruction)
         self.chat = validation.check_bool("chat", chat)

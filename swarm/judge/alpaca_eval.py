@@ -41,7 +41,7 @@ from swarm.judge.pairwise import (
 )
 from swarm.judge.pipeline import (
     BatchResult,
-    Job,
+    OutputJob,
     Record,
     RecordSteps,
     build_sampled_request,
@@ -138,7 +138,7 @@ def key_rows(rows: Sequence[JsonRow]) -> dict[str, tuple[int, JsonRow]]:
     return found
 
 
-def build_answer_job(given: argparse.Namespace) -> Job:
+def build_answer_job(given: argparse.Namespace) -> OutputJob:
     """Return the job of generating answers; a repeated instruction gets another sample.
 
     Raises:
@@ -166,7 +166,7 @@ def build_answer_job(given: argparse.Namespace) -> Job:
         Record((), _answer(key, row, sample, given))
         for key, (sample, row) in key_rows(rows).items()
     ]
-    return Job(records, given.output, "answers", write=write, wrap=wrap)
+    return OutputJob(records, given.output, "answers", write=write, wrap=wrap)
 
 
 def _answer(key: str, row: JsonRow, sample: int, given: argparse.Namespace) -> RecordSteps:
@@ -242,7 +242,7 @@ def _last_user_text(request: Request) -> str:
     return request.prompt if isinstance(request.prompt, str) else request.prompt[-1].content
 
 
-def build_judge_job(given: argparse.Namespace) -> Job:
+def build_judge_job(given: argparse.Namespace) -> OutputJob:
     """Return the job of judging every pair in both orders.
 
     Raises:
@@ -254,7 +254,7 @@ def build_judge_job(given: argparse.Namespace) -> Job:
         return _write_annotations(given, annotations, replies)
 
     records = [Record((), _annotate(row, given)) for row in rows]
-    return Job(records, given.out / ANNOTATIONS_FILE, "judgements", write=write)
+    return OutputJob(records, given.out / ANNOTATIONS_FILE, "judgements", write=write)
 
 
 def pair_answers(outputs: str, reference: str) -> list[JsonRow]:

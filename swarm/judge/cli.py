@@ -17,7 +17,7 @@ from swarm._util.cli import (
     run_command,
 )
 from swarm.errors import UserError
-from swarm.judge.pipeline import BATCH_SIZE, Job, run_job
+from swarm.judge.pipeline import BATCH_SIZE, OutputJob, run_job
 from swarm.models.base import Model
 from swarm.models.providers import Providers, parse_counted_names
 
@@ -46,11 +46,11 @@ class JudgeFormat(Protocol):
         """Add the options of an action that `build_parser` does not add to all formats."""
         ...
 
-    def build_answer_job(self, given: argparse.Namespace) -> Job:
+    def build_answer_job(self, given: argparse.Namespace) -> OutputJob:
         """Return the job of generating a model's answers."""
         ...
 
-    def build_judge_job(self, given: argparse.Namespace) -> Job:
+    def build_judge_job(self, given: argparse.Namespace) -> OutputJob:
         """Return the job of judging answers."""
         ...
 

@@ -28,7 +28,7 @@ from swarm.judge.cli import (
 )
 from swarm.judge.pipeline import (
     BatchResult,
-    Job,
+    OutputJob,
     QuestionId,
     Record,
     RecordSteps,
@@ -266,7 +266,7 @@ def _load_items(given: argparse.Namespace) -> tuple[list[FlaskItem], dict[str, S
     return read_items(find_path(given.questions), skills)[: given.limit], skills
 
 
-def build_answer_job(given: argparse.Namespace) -> Job:
+def build_answer_job(given: argparse.Namespace) -> OutputJob:
     """Return the job of answering every instruction; rows: {question_id, text, model}."""
 
     def answer(item: FlaskItem) -> RecordSteps:
@@ -275,10 +275,10 @@ def build_answer_job(given: argparse.Namespace) -> Job:
 
     items, _ = _load_items(given)
     records = [Record((item.id, given.model), answer(item)) for item in items]
-    return Job(records, given.output, "answers", ("question_id", "model"))
+    return OutputJob(records, given.output, "answers", ("question_id", "model"))
 
 
-def build_judge_job(given: argparse.Namespace) -> Job:
+def build_judge_job(given: argparse.Namespace) -> OutputJob:
     """Return the job of scoring every answer greedily.
 
     Rows: {question_id, instruction, answer, skill, domain, difficulty, model, judge, target_txt,
@@ -295,7 +295,7 @@ def build_judge_job(given: argparse.Namespace) -> Job:
     ]
     notes = describe_questions(given.questions, [item.id for item in items], answers)
     output = given.out / REVIEWS_FILE
-    return Job(records, output, "reviews", REVIEW_FIELDS, notes, _describe_unparsed)
+    return OutputJob(records, output, "reviews", REVIEW_FIELDS, notes, _describe_unparsed)
 
 
 def _describe_unparsed(rows: Sequence[JsonRow], replies: BatchResult) -> list[str]:

@@ -29,7 +29,7 @@ from swarm.errors import UserError
 from swarm.judge.cli import add_answers_option, add_batch_options, add_token_option, parse_folder
 from swarm.judge.pipeline import (
     BatchResult,
-    Job,
+    OutputJob,
     QuestionId,
     Record,
     RecordSteps,
@@ -187,14 +187,14 @@ def _load_questions(given: argparse.Namespace, references: str = "") -> list[MTB
     return read_questions(path, given.question_begin, given.question_end, references)[: given.limit]
 
 
-def build_answer_job(given: argparse.Namespace) -> Job:
+def build_answer_job(given: argparse.Namespace) -> OutputJob:
     """Return the job of answering turn by turn: all first turns, then all second ones, and so on.
 
     Rows: {question_id, answer_id, model_id, choices: [{index, turns}], tstamp}.
     """
     questions = _load_questions(given)
     records = [Record((one.id, given.model), _answer(one, given)) for one in questions]
-    return Job(records, given.output, "answers", ("question_id", "model_id"))
+    return OutputJob(records, given.output, "answers", ("question_id", "model_id"))
 
 
 def _answer(question: MTBenchQuestion, given: argparse.Namespace) -> RecordSteps:
@@ -348,7 +348,7 @@ ROW_FIELDS: Mapping[str, FieldTypes] = {
 }
 
 
-def build_judge_job(given: argparse.Namespace) -> Job:
+def build_judge_job(given: argparse.Namespace) -> OutputJob:
     """Return the job of grading every turn of every answer, or of comparing pairs of answers.
 
     Raises:
@@ -372,7 +372,7 @@ def build_judge_job(given: argparse.Namespace) -> Job:
     output = given.out / f"{given.judge.replace('/', '_')}_{kind}.jsonl"
     notes = describe_questions(given.questions, [one.id for one in questions], answers)
     notes += _describe_missing_references(questions)
-    return Job(records, output, "verdicts", IDENTITY_FIELDS[kind], notes, _describe_unparsed)
+    return OutputJob(records, output, "verdicts", IDENTITY_FIELDS[kind], notes, _describe_unparsed)
 
 
 def _resolve_baseline(given: argparse.Namespace) -> str | None:

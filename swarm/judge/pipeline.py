@@ -1,8 +1,8 @@
 """The pipeline of judged benchmarks: requests, a journal of replies, rows, reports.
 
-Answers and judgements are the same kind of `Job`: an output file whose rows are built from the
-replies of one model. A format (`alpaca_eval`, `mt_bench`, `flask`) reads its files and describes
-each row as a `Record`; this module sends the requests, stores the replies and writes the rows.
+Answers and judgements are both an `OutputJob`: a file whose rows are built from the replies of one
+model. A format (`alpaca_eval`, `mt_bench`, `flask`) reads its files and describes each row as a
+`Record`; this module sends the requests, stores the replies and writes the rows.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Record(NamedTuple):
     """A row that is built from replies.
 
     Attributes:
-        identity: Values of `Job.fields`.
+        identity: Values of `OutputJob.fields`.
         steps: The requests and the row; see `RecordSteps`.
     """
 
@@ -94,7 +94,7 @@ class BatchResult:
 
 
 @dataclass(frozen=True)
-class Job:
+class OutputJob:
     """An output file, and the records of its rows.
 
     Attributes:
@@ -119,7 +119,7 @@ class Job:
     wrap: Callable[[Model], Model] = lambda model: model
 
 
-def run_job(job: Job, model: Model, name: str, batch: int = BATCH_SIZE) -> int:
+def run_job(job: OutputJob, model: Model, name: str, batch: int = BATCH_SIZE) -> int:
     """Send a job's requests, write its output, and print a report.
 
     Returns:

@@ -50,6 +50,7 @@ def every_case(
 def prepare() -> None:
     """Import what every case needs, so that forks have it."""
     import hydra
+    import scipy.stats  # noqa: F401
     import transformers.models.auto.modeling_auto
     import transformers.models.llama.modeling_llama  # noqa: F401
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the project with its test extras and runs the checks and all tests, the slow ones too.
-# Arguments go to pytest: bash scripts/test.sh -m "not slow". Two test files at a time; WORKERS=4 for four.
+# Arguments go to pytest: bash scripts/test.sh -m "not slow". Three test files at a time; WORKERS=4 for four.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/install.sh
@@ -14,9 +14,19 @@ status=0
 "$bin/ruff" format --check . || status=$?
 # In parallel with the tests, which often wait for processes.
 types=$(mktemp)
-trap 'rm -f "$types"' EXIT
+trap 'rm -rf "$types" "${memory:-}"' EXIT
+# Searches wait for the disk (fsync) longer than they compute: their folders are in memory where it has
+# room. PYTEST_DEBUG_TEMPROOT=/tmp leaves them on the disk, where they can be looked at afterwards.
+if [ -z "${PYTEST_DEBUG_TEMPROOT:-}" ] && [ -w /dev/shm ]; then
+    room=$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1)
+    free=$(awk '/^MemAvailable/ {print $2}' /proc/meminfo)
+    if [ "${room:-0}" -gt 4000000 ] && [ "${free:-0}" -gt 12000000 ]; then
+        memory=$(mktemp -d /dev/shm/model-swarms.XXXXXX)
+        export PYTEST_DEBUG_TEMPROOT="$memory"
+    fi
+fi
 "$bin/mypy" >"$types" 2>&1 &
-"$bin/python" -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@" || status=$?
+"$bin/python" -m pytest -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@" || status=$?
 wait $! || status=$?
 cat "$types"
 exit "$status"

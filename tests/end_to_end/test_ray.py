@@ -55,9 +55,13 @@ def cluster() -> Iterator[cluster_utils.Cluster]:
 
 
 @pytest.fixture
-def executor(cluster: cluster_utils.Cluster) -> Iterator[RayExecutor]:
+def executor(
+    cluster: cluster_utils.Cluster, request: pytest.FixtureRequest
+) -> Iterator[RayExecutor]:
     """What the contract of all executors is asked of; the tests below read the experts' path."""
-    made = RayExecutor(address=cluster.address, workers=2, experts="store")
+    # A worker takes seconds to start, and one is enough to fail.
+    workers = 1 if "error" in request.node.name else 2
+    made = RayExecutor(address=cluster.address, workers=workers, experts="store")
     yield made
     made.close()
 
@@ -121,7 +125,11 @@ def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
 
 @pytest.mark.parametrize("name", ["raylet", "gcs_server"])
 def test_a_process_of_rays_own_that_is_killed_is_named(
-    name: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+    name: str,
+    tmp_path: Path,
+    tiny_llama: Path,
+    tiny_pool: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not the limit of restarts, which has nothing to do with it; and the search goes on."""
     more = {
@@ -130,6 +138,9 @@ def test_a_process_of_rays_own_that_is_killed_is_named(
         "executor": "ray",
         "executor__workers": 1,
     }
+    # By default Ray takes 15 s to see that a node has died.
+    monkeypatch.setenv("RAY_health_check_period_ms", "500")
+    monkeypatch.setenv("RAY_health_check_failure_threshold", "3")
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, **more)
     search = searches.start(command, warm_python.COLD)
     kill_one(search, tmp_path / "search" / "run", lambda: processes({search.pid}, name))

@@ -27,7 +27,7 @@ from swarm.models.http_errors import RequestError
 from swarm.models.openai import OpenAI
 from swarm.models.rate_limit import Limits
 
-TIMEOUT, STALL = 5, 20
+TIMEOUT, STALL = 3, 12
 """Seconds that the model waits, and that the endpoint stalls."""
 
 PASSING = (

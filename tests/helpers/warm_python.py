@@ -252,6 +252,7 @@ if __name__ == "__main__":
     import accelerate  # noqa: F401
     import hydra
     import rich.console  # noqa: F401
+    import scipy.stats  # noqa: F401
     import transformers.models.auto.modeling_auto
     import transformers.models.llama.modeling_llama  # noqa: F401
 
@@ -263,6 +264,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     import swarm.engine.batched_lora
     import swarm.engine.decode
+    import swarm.engine.hf
     import swarm.executors.inline
     import swarm.loop.run
     import swarm.optimizers.pso

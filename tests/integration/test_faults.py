@@ -1,4 +1,4 @@
-"""64 requests at once to an endpoint that goes wrong in every way: right answers or told errors."""
+"""40 requests at once to an endpoint that goes wrong in every way: right answers or told errors."""
 
 import logging
 from collections import Counter
@@ -18,7 +18,7 @@ from swarm.models.http_errors import (
 from swarm.models.openai import OpenAI
 from swarm.models.rate_limit import Limits
 
-COUNT = 64
+COUNT = 40
 TOLD = {
     "stream cut short": ServerFault,
     "stream dropped": ConnectionFailed,

@@ -428,10 +428,10 @@ def test_a_rate_limit_loses_nothing(after: str | None) -> None:
     with endpoint(limited) as server:
         mine = client(server, concurrency=64, retries=0)
         began = time.monotonic()
-        assert mine.run_calls(numbers(240), said) == list(range(240))
+        assert mine.run_calls(numbers(160), said) == list(range(160))
         taken = time.monotonic() - began
-    assert taken < 10 * 240 / 40, "the pace is far below what the endpoint accepts"
-    assert limited.refused < 160, "it was pressed on"
+    assert taken < 10 * 160 / 40, "the pace is far below what the endpoint accepts"
+    assert limited.refused < 120, "it was pressed on"
     assert mine.throttle.rate is not None
 
 
@@ -468,10 +468,10 @@ def test_a_request_that_is_always_refused_does_not_take_the_others_along() -> No
 
     with endpoint(answer) as server:
         mine = client(server, rate_limit_timeout=1.0, concurrency=4)
-        found = mine.run_each_call(numbers(30), said)
+        found = mine.run_each_call(numbers(14), said)
     assert [n for n, one in enumerate(found) if isinstance(one, RateLimited)] == [7]
     assert [one for one in found if not isinstance(one, UserError)] == [
-        n for n in range(30) if n != 7
+        n for n in range(14) if n != 7
     ]
 
 

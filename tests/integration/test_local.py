@@ -243,7 +243,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Any:
         for one in threading.enumerate():
             if one.name == "swarm-local":
                 one.join()
-        monkeypatch.setattr("swarm.registry.local_models.BATCH_WAIT_S", 3.0)
+        monkeypatch.setattr("swarm.registry.local_models.BATCH_WAIT_S", 1.0)
 
     return call
 

@@ -144,7 +144,9 @@ def test_a_wrong_key_ends_it_though_it_is_a_400_too(
     ],
 )
 def test_what_passes_is_waited_for_and_what_stays_is_one_line(fault: Reply) -> None:
-    limits = {"limits": Limits(retries=1, timeout=3 if fault.wait else 60, rate_limit_timeout=4.0)}
+    limits = {
+        "limits": Limits(retries=1, timeout=1.5 if fault.wait else 60, rate_limit_timeout=4.0)
+    }
     with endpoint(in_turn(fault, toxicity(0.25))) as server:
         assert scores(perspective(server, **limits), TEXTS[:1]) == [(0.75, TEXTS[0])]
     with endpoint(in_turn(fault)) as server:

@@ -182,14 +182,14 @@ def test_models_that_need_no_key_are_asked_one_at_a_time(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("headers", [{}, {"Retry-After-Ms": "60"}])
 def test_a_rate_limit_is_waited_for(headers: dict[str, str]) -> None:
-    """40 requests to a model that accepts 20 a second; each is answered."""
+    """24 requests to a model that accepts 20 a second; each is answered."""
     model: Any = llm.get_model("rationed")
     model.headers = headers
-    asked = LLM("rationed", concurrency=8)
-    said = generate_each(asked, [Request(str(n)) for n in range(40)])
-    assert [getattr(one, "text", one) for one in said] == [f"so: {n}" for n in range(40)]
+    asked = LLM("rationed", concurrency=16)
+    said = generate_each(asked, [Request(str(n)) for n in range(24)])
+    assert [getattr(one, "text", one) for one in said] == [f"so: {n}" for n in range(24)]
     assert model.refused and asked.throttle.rate is not None
-    assert model.refused < 40, "the rate fell"
+    assert model.refused < 24, "the rate fell"
 
 
 def test_a_rate_limit_ends_with_the_timeout_and_at_a_quota() -> None:

@@ -50,7 +50,9 @@ class Claims:
     raced: bool = False
     """It needs no utility of what did not beat its own best (`Raceable`)."""
     slow: bool = False
-    """It takes long to think; the other tests set `quick`, and its claims are tried on 3 seeds."""
+    """It takes long to think; the other tests set `quick`."""
+    seeds: int = SEEDS
+    """Bowls on which its claims are tried."""
     quick: tuple[tuple[str, Any], ...] = ()
     wide: tuple[tuple[str, Any], ...] = ()
     """Options that it needs for more than one group."""
@@ -72,6 +74,7 @@ CLAIMS: dict[str, Claims] = {
         near=0.05,
         budget=60,
         slow=True,
+        seeds=3,
         quick=(("sampler", "tpe"),),
         wide=(("most_dimensions", 30),),
     ),
@@ -79,16 +82,18 @@ CLAIMS: dict[str, Claims] = {
         near=0.05,
         budget=60,
         slow=True,
+        seeds=1,
         quick=(("sampler", "tpe"),),
         sums=False,
         alike=3,
         wide=(("most_dimensions", 30),),
     ),
-    # Without gold answers and a Gaussian process it is CMA-ES with free sums.
+    # Here it is bayes_free; without gold answers and a Gaussian process CMA-ES with free sums.
     "auto": Claims(
         near=0.05,
         budget=60,
         slow=True,
+        seeds=1,
         quick=(("surrogate", False),),
         sums=False,
         alike=2,
@@ -103,7 +108,13 @@ CLAIMS: dict[str, Claims] = {
     "de_free": Claims(near=0.001, sums=False, apart=0.3),
     # Its two rounds end after 150 evaluations.
     "evogm": Claims(
-        near=0.4, beats_random=False, slow=True, quick=(("epochs", 3),), sums=False, apart=1.2
+        near=0.4,
+        beats_random=False,
+        slow=True,
+        seeds=1,
+        quick=(("epochs", 3),),
+        sums=False,
+        apart=1.2,
     ),
     "genome": Claims(near=0.06),
     # Its gradients are not counted here: 21 evaluations at most.
@@ -229,7 +240,7 @@ def search(optimizer: Any, objective: Objective, budget: int) -> tuple[float, in
 def searches_of_bowls(file: Path) -> list[tuple[float, int]]:
     """What it comes to, as its yaml has it, on the bowl of each seed."""
     budget = claims(file).budget
-    seeds = range(3 if claims(file).slow else SEEDS)
+    seeds = range(claims(file).seeds)
     return [search(begun(file, seed=s, quick=False), bowl(s), budget) for s in seeds]
 
 

@@ -21,8 +21,11 @@ if [ -z "${PYTEST_DEBUG_TEMPROOT:-}" ] && [ -w /dev/shm ]; then
     room=$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1)
     free=$(awk '/^MemAvailable/ {print $2}' /proc/meminfo)
     if [ "${room:-0}" -gt 4000000 ] && [ "${free:-0}" -gt 12000000 ]; then
-        memory=$(mktemp -d /dev/shm/model-swarms.XXXXXX)
-        export PYTEST_DEBUG_TEMPROOT="$memory"
+        memory=$(mktemp -d /dev/shm/swarm.XXXXXX)
+        printf '#!/bin/sh\n' >"$memory/try"
+        chmod +x "$memory/try"
+        # Some containers mount it without the permission to execute, which tests need.
+        if "$memory/try" 2>/dev/null; then export PYTEST_DEBUG_TEMPROOT="$memory"; fi
     fi
 fi
 "$bin/mypy" >"$types" 2>&1 &

@@ -308,6 +308,16 @@ def test_a_wrong_item_is_one_line(
     assert words in refused(capsys, "flask", "--questions", file)
 
 
+def test_two_ids_with_the_same_text_are_refused_before_a_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The journal's keys are texts, so one of the answers would be stored for both questions."""
+    file = write(tmp_path / "q.jsonl", [ITEMS[0], {**ITEMS[0], "idx": "7"}])
+    with serving(monkeypatch, tmp_path, lambda asked: "an answer") as server:
+        assert 'two requests are called "7"' in refused(capsys, "flask", "--questions", file)
+        assert server.asked == []
+
+
 def test_the_scripts_generate_judge_and_show(tmp_path: Path) -> None:
     def answer(asked: Asked) -> Reply:
         text = asked.body["messages"][-1]["content"]

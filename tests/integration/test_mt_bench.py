@@ -246,6 +246,31 @@ def test_a_failed_question_has_no_row_and_is_all_that_is_asked_again(
     assert [choice["index"] for choice in rows(out)[0]["choices"]] == [0, 1]
 
 
+def test_a_question_waits_for_the_failed_choice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: Path
+) -> None:
+    """A choice without a first answer has no second turn, and the others are not asked twice."""
+    generate = ("mt_bench", "generate", "--model", "small", "--questions", questions, "--no_cache")
+    generate += ("--output", tmp_path / "a.jsonl", "--num_choices", 2, "--first_n", 1)
+    asked_first: list[str] = []
+
+    def answer(asked: Asked) -> str | Reply:
+        text = asked.body["messages"][-1]["content"]
+        if text == "Write.":
+            asked_first.append(text)
+            if len(asked_first) == 2:
+                return BROKEN
+        return echo(asked)
+
+    with serving(monkeypatch, tmp_path, answer) as server:
+        assert command(*generate) == 1
+        assert not (tmp_path / "a.jsonl").exists() and len(server.asked) == 2
+        assert command(*generate) == 0
+        assert [len(asked.body["messages"]) for asked in server.asked[2:]] == [1, 3, 3]
+    (row,) = rows(tmp_path / "a.jsonl")
+    assert [choice["turns"] for choice in row["choices"]] == [["re: Write.", "re: Write more."]] * 2
+
+
 def test_what_was_answered_before_a_kill_is_not_asked_again(
     tmp_path: Path, questions: Path
 ) -> None:

@@ -148,7 +148,8 @@ def small_task(command: str) -> list[str]:
     if "task=mixture" in command:
         parts = re.findall(r"@task\.tasks\.(\w+)=", command)
         return [f"task.tasks.{part}.{split}_limit=4" for split in ("dev", "test") for part in parts]
-    return ["++task.dev_limit=4", "++task.test_limit=4"]
+    windows = ["task.window=120", "task.context=60"] if "task=perplexity" in command else []
+    return ["++task.dev_limit=4", "++task.test_limit=4", *windows]
 
 
 @pytest.mark.parametrize("command", RUN)

@@ -35,7 +35,9 @@ def test_kills_before_writes_change_nothing(
     folder = tmp_path / "search"
     kills = searches.run_killed(killed, folder / "killed", few)
     assert kills == ([1, 2, 3] if few else [0, 0, 1, 1, 1, 1, 2, 3, 7, 7])
-    assert searches.run(plain, python=warm_python.COLD).returncode == 0
+    # Warm processes hash strings alike, so one of the two is compared with a cold one.
+    python = None if few else warm_python.COLD
+    assert searches.run(plain, python=python).returncode == 0
     assert searches.differences(folder / "plain", folder / "killed") == []
 
 

@@ -88,7 +88,7 @@ def replay(
         rows = {i: [float(i)] for i in values}
         known = marks if number and racing.rule != "off" else []
         raced = racing.race_particles(Table(table), rows, known, items, seed, number)
-        asked, saved = asked + raced.asked, saved + raced.saved
+        asked, saved = asked + raced.prompts_scored, saved + raced.saved
         for i, row in values.items():
             utility, mark = float(row.mean()), marks[i]
             highest = max(highest, utility)

@@ -63,7 +63,7 @@ def draw_live(folder: Path, picture: Path) -> None:
     for number, (entry, seconds, tokens) in enumerate(
         zip(state["rounds"], *_course(folder), strict=False)
     ):
-        put = entry["prompts_asked"]
+        put = entry["prompts_scored"]
         progress.start_evaluation(f"iteration {number}", number, 1, put)
         share = 0.5 if number == last else 1.0
         clock.now += seconds * share

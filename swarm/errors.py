@@ -20,15 +20,15 @@ class NotFinite(UserError):
 
     Attributes:
         position: Index of the position in the request.
-        what: "weights" or "activations".
+        quantity: "weights" or "activations".
     """
 
-    def __init__(self, position: int, what: str) -> None:
+    def __init__(self, position: int, quantity: str) -> None:
         super().__init__(
-            f"the mixed model's {what} are not finite: its weights are far from the experts', "
+            f"the mixed model's {quantity} are not finite: its weights are far from the experts', "
             "or exceed the range of model.dtype (float16: 65,504; try bfloat16 or float32)"
         )
-        self.position, self.what = position, what
+        self.position, self.quantity = position, quantity
 
 
 class InvalidArgument(UserError, ValueError):

@@ -140,7 +140,7 @@ OF_KEY: dict[str, list[str]] = {
     "optimizer.start_scales": [*LIST, "[0]", "[-1]", "[nan]", "[1e300]", "[true]"],
     "optimizer.lambdas": ["5", "no_such", "{a:1}", "true", "[{}]", "[no_such]", "[nan]", "[true]"],
     "optimizer.descent": ["5", "x", "[]", "true", "{}"],
-    "optimizer.most_dimensions": [*WHOLE, "0", "null"],
+    "optimizer.max_dimensions": [*WHOLE, "0", "null"],
     "optimizer.step": [*NUMBER, "0", "-1"],
     "optimizer.rate": [*NUMBER, "0", "-1"],
     "optimizer.restart_patience": [*NUMBER, "0", "-1", "null"],

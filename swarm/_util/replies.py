@@ -356,7 +356,7 @@ def parse_number_pick(text: str, count: int) -> int | None:
 
 
 def has_number_pick(text: str) -> bool:
-    """Return whether a ranker's reply begins with a number; see `Request.decided`."""
+    """Return whether a ranker's reply begins with a number; see `Request.stop_check`."""
     return LEADING_NUMBER.match(text) is not None
 
 

@@ -193,7 +193,7 @@ def _resolve_candidate(model: Any, roster: Roster) -> Candidate:
         return models.ModelCandidate(model, getattr(model, "name", type(model).__name__))
     if callable(model):
         made = FunctionModel(model)
-        return models.ModelCandidate(made, made.who)
+        return models.ModelCandidate(made, made.label)
     raise UserError(
         f"model={model!r:.80}: must be a model's name or folder, a result, a model, or a function "
         "of the prompt"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 COLUMNS = ("iteration", "particle", "utility", "best")
-PROMPTS = ("prompts_asked", "prompts_saved")
+PROMPTS = ("prompts_scored", "prompts_saved")
 
 
 def history_frame(run: RunFolder) -> "pd.DataFrame":
@@ -37,7 +37,7 @@ def history_frame(run: RunFolder) -> "pd.DataFrame":
 
     Columns: `iteration`, `particle`, `utility` on dev (NaN where none was measured), `best` (the
     highest so far, of all particles); each expert's coefficient under its name, the mean if groups
-    of modules have their own; `prompts_asked` and `prompts_saved` of the complete iteration. An
+    of modules have their own; `prompts_scored` and `prompts_saved` of the complete iteration. An
     expert with the name of one of these columns is "expert NAME".
 
     Raises:
@@ -235,7 +235,7 @@ class Result:
         """The best position, or the best so far if the search is not over."""
         return Best(self.run, self.run.find_best(), self.folder / "global_best", self._local_models)
 
-    def bests(self, most: int = 3) -> list[Best]:
+    def bests(self, limit: int = 3) -> list[Best]:
         """Return the best distinct personal bests, the best first."""
         utilities = self.run.utilities
         indices = [self.run.find_best(particle) for particle in range(self.run.particles)]
@@ -250,7 +250,7 @@ class Result:
                 self.folder / f"particle_{index[1]}/personal_best",
                 self._local_models,
             )
-            for index in [*different.values()][:most]
+            for index in [*different.values()][:limit]
         ]
 
     @cached_property

@@ -28,12 +28,12 @@ class SampleRow(NamedTuple):
         columns: "answer", `None` on failure, and the columns of the question type; also
             "api_kwargs" where it differs from that of the paraphrase's other rows.
         error: Why the answer, or a judge's verdict, is missing; `None` on success.
-        heard: Outcomes of the model's requests for this row, without those of judges.
+        outcomes: Outcomes of the model's requests for this row, without those of judges.
     """
 
     columns: Mapping[str, Any]
     error: str | None = None
-    heard: Sequence[SampleOutcome] = ()
+    outcomes: Sequence[SampleOutcome] = ()
 
 
 class ParaphraseBlock(NamedTuple):
@@ -152,7 +152,7 @@ def detail_values(row: SampleRow) -> tuple[Any, ...]:
     Tokens, seconds and costs are summed over a row's answers; "cached" requires that all of them
     are.
     """
-    completions = [one for one in row.heard if isinstance(one, Completion)]
+    completions = [one for one in row.outcomes if isinstance(one, Completion)]
     if not completions:
         return (None,) * (len(DETAIL_COLUMNS) - 1)
     usage = sum_usage(completions)

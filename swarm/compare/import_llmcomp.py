@@ -64,7 +64,7 @@ def as_rating(params: Mapping[str, Any]) -> dict[str, Any]:
 def build_sent_call(model: str, params: Mapping[str, Any]) -> ModelCall:
     """Build a call whose parameters are final: no `ModelAdapter` handler is applied."""
     call = ModelCall(model, params)
-    call.sent = dict(params)
+    call.prepared_kwargs = dict(params)
     return call
 
 
@@ -83,10 +83,10 @@ def parse_completion(answer: Any) -> Completion | None:
     return Completion(top[0][0], finish="length", tokens=(Token(*top[0], tuple(top)),))
 
 
-def store_answers(asked: ModelCall, answers: Sequence[Completion], done: CacheImportResult) -> int:
+def store_answers(call: ModelCall, answers: Sequence[Completion], done: CacheImportResult) -> int:
     """Store answers as the first samples of a call and return how many of them are new."""
     try:
-        keys = sample_cache_keys([SampleRequest(asked, sample) for sample in range(len(answers))])
+        keys = sample_cache_keys([SampleRequest(call, sample) for sample in range(len(answers))])
     except UserError as error:
         done.left_out[str(error)] += len(answers)
         return 0
@@ -97,7 +97,7 @@ def store_answers(asked: ModelCall, answers: Sequence[Completion], done: CacheIm
         if key not in stored
     }
     if new:
-        open_answer_cache().put_many(new, resolve_backend(asked.model).label)
+        open_answer_cache().put_many(new, resolve_backend(call.model).label)
     return len(new)
 
 

@@ -293,7 +293,7 @@ def replay_from_cache(scripts: Iterable[Script[T]]) -> list[CacheOnlyReplay[T]]:
     while pending := [one for one in pending if one.wants]:
         wants = [want for one in pending for want in one.wants]
         keys = sample_cache_keys(wants)
-        models = {key: want.asked.model for key, want in zip(keys, wants, strict=True)}
+        models = {key: want.call.model for key, want in zip(keys, wants, strict=True)}
         sources_of = {name: resolve_backend(name) for name in set(models.values())}
         cached: dict[str, Completion] = {}
         for name, model in sources_of.items():

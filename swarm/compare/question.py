@@ -255,7 +255,7 @@ class Question(ABC):
         Raises:
             InvalidArgument: No question or several have this name, or it is malformed.
         """
-        return dict(yaml_loader.find_entry(name, file).said)
+        return dict(yaml_loader.find_entry(name, file).fields)
 
     @staticmethod
     def from_yaml(name: str, file: str | Path | None = None) -> Any:
@@ -304,12 +304,12 @@ class Question(ABC):
         return ColumnLayout(metadata=getattr(self, "fact_names", ()))
 
     @abstractmethod
-    def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
+    def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
         """Return the script of one row.
 
         Args:
-            asked: Request of one paraphrase to one model.
-            sample: Index of the row among those of `asked`, from 0; it uses the samples from
+            call: Request of one paraphrase to one model.
+            sample: Index of the row among those of `call`, from 0; it uses the samples from
                 `sample * requests_per_row` up to the next row's first.
         """
 
@@ -380,14 +380,14 @@ class QuestionPlan:
         self.models = list(dict.fromkeys(chain.from_iterable(groups.values())))
         self.messages = question.as_messages()
         self.facts = validation.parse_metadata(question.metadata, len(self.messages), ())[0]
-        self.asked = [
+        self.calls = [
             ModelCall(model, question.params(messages))
             for model in self.models
             for messages in self.messages
         ]
         # Prepare all requests now, so that an error of a ModelAdapter handler is raised before any
         # request is sent.
-        self.sent = [call.api_kwargs for call in self.asked]
+        self.request_params = [call.api_kwargs for call in self.calls]
         # A conversation that occurs twice gets separate samples for its second occurrence.
         seen: Counter[str] = Counter()
         self.before = []
@@ -399,13 +399,13 @@ class QuestionPlan:
     def iter_requests(self) -> Iterator[SampleRequest]:
         """Yield the request and sample index of each row."""
         each = self.question.samples_per_paraphrase
-        for call, offset in zip(self.asked, cycle(self.before), strict=False):
+        for call, offset in zip(self.calls, cycle(self.before), strict=False):
             for sample in range(offset * each, (offset + 1) * each):
                 yield SampleRequest(call, sample)
 
     def take_blocks(self, rows: Iterator[SampleRow]) -> dict[str, list[ParaphraseBlock]]:
         """Consume this question's rows, which are next in the iterator."""
-        sent, samples = iter(self.sent), self.question.samples_per_paraphrase
+        sent, samples = iter(self.request_params), self.question.samples_per_paraphrase
         return {
             model: [
                 ParaphraseBlock(
@@ -516,11 +516,11 @@ def load_questions(place: str | Path) -> list[Question]:
         raise wrong[0]
     first: dict[str, yaml_loader.QuestionEntry] = {}
     for item in found:
-        if (other := first.setdefault(item.said["name"], item)) is not item:
+        if (other := first.setdefault(item.fields["name"], item)) is not item:
             raise InvalidArgument(
                 f"{other.location} and {item.location} have the same name; rename one"
             )
-    questions = [item for item in found if not str(item.said.get("type")).endswith("_judge")]
+    questions = [item for item in found if not str(item.fields.get("type")).endswith("_judge")]
     if not questions:
         raise InvalidArgument(
             f"{place}: contains no questions; it must be {yaml_loader.EXPECTED_FORM}"

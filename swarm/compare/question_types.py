@@ -56,14 +56,14 @@ def resolve_judges(judges: Any) -> dict[str, Any] | None:
     return {name: resolve_judge(name, given) for name, given in judges.items()}
 
 
-def resolve_judge(name: str, said: Any) -> Any:
+def resolve_judge(name: str, setting: Any) -> Any:
     """Resolve one judge; see `resolve_judges`."""
-    judge = said
-    if isinstance(said, str):
-        judge = Question.from_yaml(said)
-    elif isinstance(said, Mapping):
+    judge = setting
+    if isinstance(setting, str):
+        judge = Question.from_yaml(setting)
+    elif isinstance(setting, Mapping):
         try:
-            judge = Question.create(**said)
+            judge = Question.create(**setting)
         except InvalidArgument as error:
             raise InvalidArgument(f"judge {name}: {error}") from None
     if not getattr(judge, "judges_answers", False):
@@ -127,9 +127,9 @@ class FreeForm(Question):
         far = [name + suffix for name, judge in judges for suffix in judge.suffixes]
         return super().layout._replace(near=tuple(self.judges or ()), far=tuple(far))
 
-    def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
+    def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
         """Return the script of one answer, without judges."""
-        return answer_row((yield (SampleRequest(asked, sample),))[0])
+        return answer_row((yield (SampleRequest(call, sample),))[0])
 
     def scripts(
         self, rows: Iterable[SampleRequest], during: ExitStack
@@ -159,14 +159,14 @@ class FreeForm(Question):
         for verdict in verdicts:
             columns.update(verdict.columns)
         errors = "; ".join(verdict.error for verdict in verdicts if verdict.error is not None)
-        return SampleRow(columns, errors or None, row.heard)
+        return SampleRow(columns, errors or None, row.outcomes)
 
 
-def answer_row(said: SampleOutcome) -> SampleRow:
+def answer_row(outcome: SampleOutcome) -> SampleRow:
     """Return the row of an answer or of a failure."""
-    if isinstance(said, UserError):
-        return SampleRow({"answer": None}, str(said), (said,))
-    return SampleRow({"answer": said.text}, None, (said,))
+    if isinstance(outcome, UserError):
+        return SampleRow({"answer": None}, str(outcome), (outcome,))
+    return SampleRow({"answer": outcome.text}, None, (outcome,))
 
 
 class NextToken(Question):
@@ -229,20 +229,20 @@ class NextToken(Question):
         ends = ("low", "high") if self.estimate_by_sampling else ()
         return super().layout._replace(far=("unseen", *ends))
 
-    def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
+    def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
         """See `Question.row`."""
         number = self.requests_per_row
         samples = range(sample * number, (sample + 1) * number)
         if not self.estimate_by_sampling:
-            found = yield from read_next_token(asked, samples)
+            found = yield from read_next_token(call, samples)
         else:
-            found = yield from count_answers(asked, samples)
+            found = yield from count_answers(call, samples)
         if not self.convert_to_probs:
             found = found.to_logprobs()
         if found.error:
-            return SampleRow({"answer": None}, str(found.error), found.heard)
+            return SampleRow({"answer": None}, str(found.error), found.answers)
         columns = ("answer", "unseen", "low", "high")
-        return SampleRow({name: getattr(found, name) for name in columns}, None, found.heard)
+        return SampleRow({name: getattr(found, name) for name in columns}, None, found.answers)
 
 
 class Rating(Question):
@@ -311,6 +311,6 @@ class Rating(Question):
         """See `Question.row`."""
         found = yield from read_rating(asked, self.bounds, sample, self.estimate_by_sampling)
         if found.error:
-            return SampleRow({"answer": None}, str(found.error), found.heard)
+            return SampleRow({"answer": None}, str(found.error), found.answers)
         columns = ("answer", "raw_answer", "probs", "refused", "unseen", "low", "high")
-        return SampleRow({name: getattr(found, name) for name in columns}, None, found.heard)
+        return SampleRow({name: getattr(found, name) for name in columns}, None, found.answers)

@@ -51,27 +51,27 @@ def validate_name(name: str | None) -> str:
     return name
 
 
-def validate_int(key: str, value: Any, least: int = 1) -> int:
+def validate_int(key: str, value: Any, minimum: int = 1) -> int:
     """Return an integer.
 
     Raises:
-        InvalidArgument: It is not an integer, or below `least`.
+        InvalidArgument: It is not an integer, or below `minimum`.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{key}={value!r}: must be an integer, {least} or more")
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise InvalidArgument(f"{key}={value!r}: must be an integer, {minimum} or more")
     return value
 
 
-def validate_number(key: str, value: Any, least: float | None = None) -> float:
+def validate_number(key: str, value: Any, minimum: float | None = None) -> float:
     """Return a number.
 
     Raises:
-        InvalidArgument: It is not a finite number, or below `least`.
+        InvalidArgument: It is not a finite number, or below `minimum`.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value - value != 0:
         raise InvalidArgument(f"{key}={value!r}: must be a number")
-    if least is not None and value < least:
-        raise InvalidArgument(f"{key}={value!r}: must be {least} or more")
+    if minimum is not None and value < minimum:
+        raise InvalidArgument(f"{key}={value!r}: must be {minimum} or more")
     return value
 
 

@@ -16,12 +16,12 @@ class QuestionEntry(NamedTuple):
 
     file: Path
     number: int
-    said: Mapping[str, Any]
+    fields: Mapping[str, Any]
 
     @property
     def location(self) -> str:
         """File and item, for errors."""
-        name = self.said.get("name")
+        name = self.fields.get("name")
         return f"{self.file}: item {self.number}" + (f" ({name})" if name else "")
 
 
@@ -98,7 +98,7 @@ def find_entry(name: str, place: str | Path | None = None) -> QuestionEntry:
     from swarm.compare.config import Config
 
     found, wrong = load_entries(place)
-    named = [item for item in found if item.said["name"] == name]
+    named = [item for item in found if item.fields["name"] == name]
     if len(named) == 1:
         return named[0]
     if named:
@@ -107,7 +107,7 @@ def find_entry(name: str, place: str | Path | None = None) -> QuestionEntry:
             f"question {name!r} exists {len(named)} times: {locations}; rename one"
         )
     folder = Config.yaml_dir if place is None else place
-    names = [item.said["name"] for item in found]
+    names = [item.fields["name"] for item in found]
     matches = get_close_matches(str(name), names, 1)
     suggestion = f"did you mean {matches[0]}? There" if matches else "there"
     broken = "".join(f"; also, {error}" for error in wrong)
@@ -123,11 +123,11 @@ def format_names(names: Sequence[str]) -> str:
 
 def resolve_local_judges(item: QuestionEntry) -> dict[str, Any]:
     """Return an item's arguments; judges given by name are first looked up in the same file."""
-    fields = dict(item.said)
+    fields = dict(item.fields)
     judges = fields.get("judges")
     if isinstance(judges, dict) and any(isinstance(one, str) for one in judges.values()):
         local_judges = {
-            one.said["name"]: one.said
+            one.fields["name"]: one.fields
             for one in iter_entries(item.file)
             if isinstance(one, QuestionEntry)
         }

@@ -48,7 +48,7 @@ class ConsortiumQuestion:
         config: Its settings.
         consortium: The model.
         turns: The conversation; the last turn is the question.
-        asked: Request fields other than the prompt.
+        request_fields: Request fields other than the prompt.
         recorded: Record the run.
     """
 
@@ -56,7 +56,7 @@ class ConsortiumQuestion:
     config: ConsortiumSettings
     consortium: Consortium
     turns: tuple[Message, ...]
-    asked: dict[str, Any] = field(default_factory=dict)
+    request_fields: dict[str, Any] = field(default_factory=dict)
     recorded: bool = True
 
 
@@ -94,7 +94,7 @@ def answer_question(question: ConsortiumQuestion, watch: OnEvent | None = None) 
 
     try:
         (outcome,) = question.consortium.run(
-            [Request(question.turns, **question.asked)], record_event
+            [Request(question.turns, **question.request_fields)], record_event
         )
     except KeyboardInterrupt:
         found = partial_result_to_json(question.consortium, prompt, iterations, answers)
@@ -307,7 +307,7 @@ class Orchestrator:
         max_tokens: int = MAX_TOKENS,
     ) -> None:
         self.config, self.raw, self.log = config, raw, log
-        self.asked = {"temperature": temperature, "max_new_tokens": max_tokens}
+        self.request_fields = {"temperature": temperature, "max_new_tokens": max_tokens}
         self.consortium = build_consortium(config, (members or MemberRegistry()).model)
         self.consortium.check()
 
@@ -331,7 +331,7 @@ class Orchestrator:
                 "the prompt is empty; give a question, or a conversation that ends with one"
             )
         question = ConsortiumQuestion(
-            None, self.config, self.consortium, turns, self.asked, self.log
+            None, self.config, self.consortium, turns, self.request_fields, self.log
         )
         found = answer_question(question, watch)
         if not self.raw:

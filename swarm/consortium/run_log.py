@@ -176,7 +176,7 @@ def _answer_rows(result: Mapping[str, Any]) -> Iterator[Row]:
     for iteration in result.get("iterations", []):
         number, verdict = iteration["iteration"], iteration["synthesis"]
         ranking = verdict.get("ranking") or [] if verdict else []
-        counted = verdict is not None and verdict["how"] == "counted"
+        counted = verdict is not None and verdict["source"] == "counted"
         # A vote only determines the winners: the first indices, whose answers are equal.
         first = round(verdict["confidence"] * len(ranking)) if counted and ranking else 1
         ranked = None if counted or len(ranking) < 2 else len(ranking)

@@ -148,7 +148,7 @@ class DecodingRow:
     Attributes:
         prompt: Prompt token ids.
         limit: Maximum number of new tokens.
-        decided: Returns whether these new tokens determine the answer.
+        stop_check: Returns whether these new tokens determine the answer.
         draw: Sampling state; `None` is greedy.
         new: Token ids generated so far, without the end token.
         live: Whether more tokens are wanted.
@@ -156,20 +156,22 @@ class DecodingRow:
 
     prompt: list[int]
     limit: int
-    decided: Callable[[list[int]], bool] | None = None
+    stop_check: Callable[[list[int]], bool] | None = None
     draw: SamplingState | None = None
     new: list[int] = field(default_factory=list)
     live: bool = True
 
-    def add_token(self, token: int, ends: frozenset[int]) -> None:
+    def add_token(self, token: int, end_tokens: frozenset[int]) -> None:
         """Append one token, and update `live`."""
         if not self.live:
             return
-        if token in ends:
+        if token in end_tokens:
             self.live = False
             return
         self.new.append(token)
-        self.live = len(self.new) < self.limit and not (self.decided and self.decided(self.new))
+        self.live = len(self.new) < self.limit and not (
+            self.stop_check and self.stop_check(self.new)
+        )
 
 
 @dataclass(slots=True)
@@ -271,7 +273,7 @@ def rows_to_keep(live: Sequence[bool], particles: int) -> list[int] | None:
 
 @torch.inference_mode()
 def generate_rows(
-    model: Any, rows: Sequence[DecodingRow], particles: int, pad: int, ends: frozenset[int]
+    model: Any, rows: Sequence[DecodingRow], particles: int, pad: int, end_tokens: frozenset[int]
 ) -> None:
     """Continue all rows until each has ended, is decided, or has reached its limit.
 
@@ -280,7 +282,7 @@ def generate_rows(
         rows: R = P * b rows, particle by particle; their `new` is filled in.
         particles: P, the number of equal blocks.
         pad: The token id to pad with; never attended.
-        ends: Token ids that end a text.
+        end_tokens: Token ids that end a text.
     """
     batch = prefill_batch(model, [row.prompt for row in rows], particles, pad)
     current = list(rows)
@@ -294,7 +296,7 @@ def generate_rows(
             raise NotFinite(at // (len(rows) // particles), "activations")
         tokens = highest if greedy else sample_tokens(batch.logits, current)
         for row, token in zip(current, tokens.tolist(), strict=True):
-            row.add_token(token, ends)
+            row.add_token(token, end_tokens)
         live = [row.live for row in current]
         if not any(live):
             return

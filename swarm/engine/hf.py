@@ -214,7 +214,7 @@ class HFEngine:
                 check_mixed_finite(self._stack)
                 answers += self._generate_group([requests[i] for i in group])
             except NotFinite as error:
-                raise NotFinite(group[error.position], error.what) from None
+                raise NotFinite(group[error.position], error.quantity) from None
         return answers
 
     def compute_gradient(
@@ -314,7 +314,7 @@ class HFEngine:
                 self._prompt_ids(one.prompt), [[self._tokenizer.eos_token_id]], one
             )
         choices = self._choice_ids(Request(one.prompt, 0, one.choices))
-        end = [self._tokenizer.eos_token_id] if one.ends else []
+        end = [self._tokenizer.eos_token_id] if one.final else []
         return TokenizedExample(
             self._prompt_ids(one.prompt), [[*choice, *end] for choice in choices], one
         )

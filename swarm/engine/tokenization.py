@@ -129,8 +129,8 @@ def clip_new_tokens(
 
 
 def stop_check(request: Request) -> Callable[[str], bool] | None:
-    """Return a check whether a text has ended, by the request's stop texts and its `decided`."""
-    decided, stop = request.decided, request.stop
+    """Return a check whether a text has ended, by the request's stop texts and its `stop_check`."""
+    decided, stop = request.stop_check, request.stop
     if not stop:
         return decided
     return lambda text: any(one in text for one in stop) or bool(decided and decided(text))
@@ -195,7 +195,7 @@ class TokenCache:
 
     def __init__(self, limit: int = 4_000_000) -> None:
         self.limit = limit
-        self.held = 0
+        self.token_count = 0
         self._found: dict[object, list[int]] = {}
 
     def get_ids(self, text: object, prepare: Callable[[], list[int]]) -> list[int]:
@@ -203,9 +203,9 @@ class TokenCache:
         # Several threads may use one model: another may clear the cache at any time, so `found` is
         # a local.
         if (found := self._found.get(text)) is None:
-            if self.held > self.limit:
+            if self.token_count > self.limit:
                 self._found.clear()
-                self.held = 0
+                self.token_count = 0
             found = self._found[text] = prepare()
-            self.held += len(found)
+            self.token_count += len(found)
         return found

@@ -87,11 +87,11 @@ class SingleExpertsCandidate(PositionsCandidate):
         names: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(base, pool, engine)
-        self.wanted = [names] if isinstance(names, str) else names
+        self.requested_names = [names] if isinstance(names, str) else names
 
     def build_positions(self) -> dict[str, np.ndarray]:
         """See `PositionsCandidate.build_positions`."""
-        names = self.pool.names if self.wanted is None else list(self.wanted)
+        names = self.pool.names if self.requested_names is None else list(self.requested_names)
         unit = np.tile(np.eye(len(self.pool.names)), len(self.pool.groups))
         return {name: unit[self.expert_index(name)] for name in names}
 

@@ -285,7 +285,7 @@ def run_tasks_lockstep(
                 engine.generate(positions[live], [requests[i] for i in live]) if live else []
             )
         except NotFinite as error:
-            raise NotFinite(live[error.position], error.what) from None
+            raise NotFinite(live[error.position], error.quantity) from None
         answers = dict(zip(live, generated, strict=True))
         for completions in generated:
             meter.add(*completions)

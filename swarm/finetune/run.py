@@ -66,7 +66,7 @@ class FinetuneComparison:
         executor: Executor with a pool of the two adapters.
         job: Batching of the requests.
         label: Name of the start.
-        held: Indices of dev items that were not trained on.
+        held_out: Indices of dev items that were not trained on.
         test: Whether to score the test split, too.
     """
 
@@ -76,10 +76,10 @@ class FinetuneComparison:
         executor: Executor,
         job: Batching,
         label: str,
-        held: Sequence[int],
+        held_out: Sequence[int],
         test: bool,
     ) -> None:
-        self.task, self.label, self.held, self.test = task, label, held, test
+        self.task, self.label, self.held_out, self.test = task, label, held_out, test
         self._executor = executor
         self._evaluator = Evaluator(task, executor, job)
         self._prompts = 0
@@ -109,8 +109,8 @@ class FinetuneComparison:
         dev = self.task.items("dev")
         tested = (self.task.items("test"), scores["test"][1]) if self.test else ()
         found["constant_answers"] = certainty.summarize_constant_answers(task, dev, *tested)
-        if self.held:
-            pair = [[one[i] for i in self.held] for one in scores["dev"]]
+        if self.held_out:
+            pair = [[one[i] for i in self.held_out] for one in scores["dev"]]
             found["held_out"] = compare_scores(task, pair[1], pair[0])
         if self.test:
             gain = paired_gain(task, *reversed(scores["test"]))
@@ -121,7 +121,7 @@ class FinetuneComparison:
             }
             if run:
                 found |= self._compare_with_search(run, scores["test"][1])
-        return {**found, "prompts_asked": self._prompts}
+        return {**found, "prompts_scored": self._prompts}
 
     def _score_split(self, split: str) -> list[list[Score]]:
         return self._evaluator.score_positions(np.eye(2).tolist(), split, self._count_prompts)
@@ -134,11 +134,11 @@ class FinetuneComparison:
         rows = run.load_test_answers(run.find_best())
         if rows is None:
             return {"not_compared": UNTESTED_REASON}
-        if run.metrics["asked"]["test_items"] != digest_items(self.task, "test"):
+        if run.metrics["settings"]["test_items"] != digest_items(self.task, "test"):
             return {"not_compared": "that run was tested on different items"}
         found = compare_scores(metric_task(self.task), tuned, records_to_scores(rows))
         # Include the prompt equivalents of gradients, if the search used them.
-        cost = run.metrics.get("prompt_equivalents", run.metrics["prompts_asked"])
+        cost = run.metrics.get("prompt_equivalents", run.metrics["prompts_scored"])
         return {"searched": {**found, "run": run.path.name, "prompts": cost}}
 
 
@@ -203,7 +203,7 @@ def format_metrics(metrics: dict[str, Any]) -> list[str]:
     found.append(
         f"Chosen: step {metrics['step']} of {metrics['steps']}. Training examples (forward and "
         f"backward): {metrics['examples_seen']}; held-out examples (forward): "
-        f"{metrics['examples_looked_at']}; prompts for this table: {metrics['prompts_asked']}."
+        f"{metrics['examples_evaluated']}; prompts for this table: {metrics['prompts_scored']}."
     )
     if held_out := metrics.get("held_out"):
         found.append(
@@ -368,11 +368,11 @@ class FinetuneRun:
         metrics = self.state.get("metrics")
         if (
             metrics is None
-            or metrics["asked"] != test_digest
+            or metrics["test_digest"] != test_digest
             or self._is_search_tested_now(metrics)
         ):
             metrics = self._compare_start_end(label, held_out)
-            metrics |= {"asked": test_digest, **read_note(self.folder / "tuned")["training"]}
+            metrics |= {"test_digest": test_digest, **read_note(self.folder / "tuned")["training"]}
             metrics |= {"too_long": too_long} if too_long else {}
             self._save_state(metrics=metrics)
         print("\n".join(format_metrics(metrics)))
@@ -383,7 +383,7 @@ class FinetuneRun:
         """Return whether the search has been tested since the comparison with it was skipped."""
         if not self.run or metrics.get("not_compared") != UNTESTED_REASON:
             return False
-        return bool(RunFolder(find_path(self.run)).metrics.get("asked", {}).get("test_items"))
+        return bool(RunFolder(find_path(self.run)).metrics.get("settings", {}).get("test_items"))
 
     def _open_state(self, config: Mapping[str, Any], label: str, source: Path | None) -> None:
         """Read the state of this fine-tuning from the folder, or write the initial one."""
@@ -487,10 +487,10 @@ class FinetuneRun:
         training = {
             "step": progress.best,
             "steps": progress.step,
-            "looks": progress.looks,
+            "evaluations": progress.evaluations,
             "examples": len(examples),
             "examples_seen": examples_seen,
-            "examples_looked_at": len(progress.looks) * len(held_out),
+            "examples_evaluated": len(progress.evaluations) * len(held_out),
         }
         note = {
             "tuned_from": label,

@@ -173,26 +173,28 @@ class TrainingProgress:
 
     Attributes:
         step: Number of completed steps.
-        looks: Evaluations: (step, mean training loss since the previous one, held-out loss).
+        evaluations: Evaluations: (step, mean training loss since the previous one, held-out loss).
         best: Step of the best weights.
     """
 
     step: int = 0
-    looks: list[tuple[int, float | None, float | None]] = field(default_factory=list)
+    evaluations: list[tuple[int, float | None, float | None]] = field(default_factory=list)
     best: int = 0
 
     def record_evaluation(self, step: int, train: float | None, held: float | None) -> bool:
         """Record an evaluation; return whether its weights are the best so far."""
-        lowest = min((loss for _, _, loss in self.looks if loss is not None), default=math.inf)
+        lowest = min(
+            (loss for _, _, loss in self.evaluations if loss is not None), default=math.inf
+        )
         self.step = step
-        self.looks.append((step, train, held))
+        self.evaluations.append((step, train, held))
         better = held is None or held < lowest
         self.best = step if better else self.best
         return better
 
     def count_stale(self) -> int:
         """Return the number of evaluations since the best one."""
-        return sum(step > self.best for step, _, _ in self.looks)
+        return sum(step > self.best for step, _, _ in self.evaluations)
 
 
 def mean_loss(model: Any, batch: Sequence[TokenPair]) -> tuple["Tensor", int]:
@@ -344,15 +346,17 @@ class Trainer:
             for kind, found in kinds.items()
             for i, tensor in enumerate(found)
         }
-        looks = json.dumps({"best": self.progress.best, "looks": self.progress.looks})
-        about = {"progress": looks, "sha256": content_digest(tensors, looks)}
+        progress_json = json.dumps(
+            {"best": self.progress.best, "evaluations": self.progress.evaluations}
+        )
+        about = {"progress": progress_json, "sha256": content_digest(tensors, progress_json)}
         write_atomic(self.path, save(tensors, about))
 
     def _load_checkpoint(self) -> None:
         import torch
 
-        tensors, looks = read_progress(self.path)
-        progress = json.loads(looks)
+        tensors, progress_json = read_progress(self.path)
+        progress = json.loads(progress_json)
         for i, weight in enumerate(self._weights):
             kinds = ("weight", "best", "average", "square")
             found = {kind: tensors[f"{kind}.{i}"].to(weight.device) for kind in kinds}
@@ -360,20 +364,20 @@ class Trainer:
             self._best[i] = found["best"]
             self._adam.state[weight] = {
                 # AdamW stores its step count as a float tensor.
-                "step": torch.tensor(float(progress["looks"][-1][0])),
+                "step": torch.tensor(float(progress["evaluations"][-1][0])),
                 "exp_avg": found["average"],
                 "exp_avg_sq": found["square"],
             }
-        evaluations = [(step, train, held_out) for step, train, held_out in progress["looks"]]
+        evaluations = [(step, train, held_out) for step, train, held_out in progress["evaluations"]]
         self.progress = TrainingProgress(evaluations[-1][0], evaluations, progress["best"])
         self.say(f"resuming after step {self.progress.step}")
 
 
-def content_digest(tensors: Mapping[str, Any], looks: str) -> str:
+def content_digest(tensors: Mapping[str, Any], progress_json: str) -> str:
     """Return the SHA-256 of a training's tensors by name and of its evaluations as text."""
     import torch
 
-    digest = hashlib.sha256(looks.encode())
+    digest = hashlib.sha256(progress_json.encode())
     for name in sorted(tensors):
         digest.update(name.encode())
         # Viewed as bytes: numpy has no bfloat16.
@@ -393,9 +397,9 @@ def read_progress(path: Path) -> tuple[dict[str, Any], str]:
         with safe_open(str(path), framework="pt") as file:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        looks = about["progress"]
-        if about.get("sha256", "") == content_digest(tensors, looks):
-            return tensors, looks
+        progress_json = about["progress"]
+        if about.get("sha256", "") == content_digest(tensors, progress_json):
+            return tensors, progress_json
     except (OSError, SafetensorError, KeyError):
         pass
     raise UserError(f"{path} is damaged; restore it from a copy, or remove it to restart training")

@@ -104,7 +104,7 @@ def _describe_task(run: Run, items: int, prompts: PromptStats) -> dict[str, str]
     return {
         "task": f"{run.task.name}: {items} dev items{test}",
         "prompts": f"{mean:.0f} tokens on average, {max(prompts.tokens)} the longest, at most "
-        f"{prompts.new} new; {prompts.how}",
+        f"{prompts.new} new; {prompts.method}",
         "search": f"{particles} particles, at most {rounds} times: at most {format_amount(count)} "
         "prompts "
         f"on dev, {format_amount(count * mean)} tokens read and "

@@ -98,7 +98,7 @@ class Evaluator:
         self,
         positions: Sequence[Sequence[float]],
         split: str,
-        watch: JobCallback | None = None,
+        on_job_done: JobCallback | None = None,
         items: Sequence[int] | None = None,
     ) -> list[list[Score]]:
         """Return one score per item for each of the positions [P, K].
@@ -107,21 +107,21 @@ class Evaluator:
 
         Args:
             split: "dev", "judged" or "test"; see `swarm.executors.worker.Job`.
-            watch: Callback for each finished job.
+            on_job_done: Callback for each finished job.
             items: Distinct indices in the split, scored in this order; `None` means all.
         """
         rows = [tuple(float(c) for c in row) for row in positions]
         chosen = range(len(self._task.items(data_split(split)))) if items is None else items
         found = self._load_shared_scores(dict.fromkeys(rows), split, chosen)
         if todo := [row for row in dict.fromkeys(rows) if row not in found]:
-            found |= self._run_jobs(todo, split, chosen, watch)
+            found |= self._run_jobs(todo, split, chosen, on_job_done)
         return [[apply_scale(self._task, score) for score in found[row]] for row in rows]
 
     def compute_gradients(
         self,
         wanted: Sequence["LossRequest"],
         indices: Sequence[int],
-        watch: JobCallback | None = None,
+        on_job_done: JobCallback | None = None,
         iteration: int = 0,
     ) -> list["Gradient"]:
         """Compute the mean loss of each request over its dev items and, if requested, its gradient.
@@ -148,8 +148,8 @@ class Evaluator:
         results = {}
         for result in self._executor.map(jobs):
             results[result.number] = result.gradient
-            if watch:
-                watch(result)
+            if on_job_done:
+                on_job_done(result)
         # Sum in job order, so that the result does not depend on which worker finishes first.
         sums: dict[int, Gradient] = {}
         for job, number in enumerate(owner):

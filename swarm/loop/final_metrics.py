@@ -44,7 +44,7 @@ class FinalEvaluation:
         ask: Scores as the search did.
         ask_again: Scores in other batches than the search did.
         begin: Callback before each scoring, with its kind and number of items.
-        searched, kept: Dev indices that the search saw, and held-out ones.
+        searched, held_out: Dev indices that the search saw, and held-out ones.
         by_kept: Whether the held-out items decide among the finalists.
     """
 
@@ -54,7 +54,7 @@ class FinalEvaluation:
     ask_again: ScoreFn
     begin: Callable[[str, int], None]
     searched: Sequence[int]
-    kept: Sequence[int]
+    held_out: Sequence[int]
     by_kept: bool = False
     _dev: dict[ParticleIndex, list[Score]] = field(default_factory=dict)
 
@@ -111,7 +111,7 @@ class FinalEvaluation:
         """
         live = sorted(finalists, key=self._rank_key, reverse=True)
         scores: dict[ParticleIndex, list[Score]] = {index: [] for index in live}
-        order = sorted(self.kept, key=lambda index: short_digest(["kept", index]))
+        order = sorted(self.held_out, key=lambda index: short_digest(["kept", index]))
         third = len(order) if hasattr(self.task, "subtask_utilities") else -(-len(order) // 3)
         for start in range(0, len(order), third):
             for index in live:
@@ -175,7 +175,9 @@ class FinalEvaluation:
 
     def holdout_scores(self, index: ParticleIndex) -> list[Score]:
         """Return the scores on the part of dev that the search did not see."""
-        return self._load_or_score("confirm", self.record.position_at(index), "judged", self.kept)
+        return self._load_or_score(
+            "confirm", self.record.position_at(index), "judged", self.held_out
+        )
 
     def repeat_dev_scores(self, index: ParticleIndex) -> list[Score]:
         """Score the searched part of dev once more, in other batches."""
@@ -300,7 +302,7 @@ def final_metrics(
     dev = [ending.task.items("dev")[index] for index in ending.searched]
     for name, index in (("starting", before), ("ending", after)):
         metrics |= _prefixed_summary(f"{name}_best_validation", task, ending.dev_scores(index), dev)
-    if ending.kept:
+    if ending.held_out:
         metrics["confirm"] = _holdout_metrics(ending, before, after)
     if noise_floor:
         metrics["noise_floor"] = _noise_floor(ending, after)
@@ -321,7 +323,7 @@ def final_metrics(
     if ensemble and getattr(task, "votes", True):
         metrics |= _ensemble_metrics(ending, ensemble, test)
     if taken := sum_scoring_costs(record):
-        metrics["spent"] = taken
+        metrics["scoring_cost"] = taken
     return metrics
 
 
@@ -332,7 +334,7 @@ def _holdout_metrics(
     task = ending.metric_task
     start, end = ending.holdout_scores(before), ending.holdout_scores(after)
     gain = paired_gain(task, end, start)
-    found: dict[str, Any] = {"items": len(end), "chose": ending.by_kept}
+    found: dict[str, Any] = {"items": len(end), "selected_on_held_out": ending.by_kept}
     for name, scores in (("starting", start), ("ending", end)):
         interval = utility_with_interval(task, scores)
         found |= {name: interval.mean, f"{name}_interval": [interval.low, interval.high]}

@@ -36,37 +36,37 @@ class SearchProgress:
         clock: Returns the time in seconds.
 
     Attributes:
-        what: Description of the current evaluation.
+        activity: Description of the current evaluation.
         iteration: The current iteration, or the last one.
         done, total: Items of the current evaluation, counted for every position.
         utilities: [particles][iterations], `None` where none was measured.
         lowest: The lowest utility so far.
         best: The highest utility so far; `gain` is its improvement over the previous one,
-            `bettered` the iteration that found it.
-        asked: Number of prompts scored; `saved` counts prompts saved, by cause.
+            `best_iteration` the iteration that found it.
+        prompts_scored: Number of prompts scored; `saved` counts prompts saved, by cause.
         writing: Description of the current write; empty if none.
     """
 
     def __init__(self, max_iterations: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_iterations, self._clock = max_iterations, clock
-        self.what = "starting"
+        self.activity = "starting"
         self.iteration = 0
         self.done = self.total = 0
         self.utilities: list[list[float | None]] = []
         self.best: float | None = None
         self.lowest: float | None = None
         self.gain = 0.0
-        self.bettered = 0
-        self.asked = 0
+        self.best_iteration = 0
+        self.prompts_scored = 0
         self.saved = {"racing": 0, "known": 0, "shared": 0}
         self.writing = ""
         self.prompts = self.tokens = 0
         self._seconds: list[float] = []
         self._began = self._clock()
 
-    def start_evaluation(self, what: str, iteration: int, positions: int, items: int) -> None:
+    def start_evaluation(self, activity: str, iteration: int, positions: int, items: int) -> None:
         """Start an evaluation of this many positions on this many items."""
-        self.what, self.iteration = what, iteration
+        self.activity, self.iteration = activity, iteration
         self.done, self.total = 0, positions * items
         self.prompts = self.tokens = 0
         self._began = self._clock()
@@ -98,10 +98,10 @@ class SearchProgress:
         self.lowest = min((u for u in (self.lowest, *known) if u is not None), default=None)
         if highest is not None and (self.best is None or highest > self.best):
             self.gain = 0.0 if self.best is None else highest - self.best
-            self.best, self.bettered = highest, number
-        put, shared = entry.get("prompts_asked", 0), entry.get("prompts_shared", 0)
+            self.best, self.best_iteration = highest, number
+        put, shared = entry.get("prompts_scored", 0), entry.get("prompts_shared", 0)
         scored = sum(count or 0 for count in entry.get("items_scored", []))
-        self.asked += put - shared
+        self.prompts_scored += put - shared
         self.saved["racing"] += entry.get("prompts_saved", 0)
         self.saved["known"] += max(0, scored - put)
         self.saved["shared"] += shared
@@ -127,7 +127,7 @@ class SearchProgress:
         An evaluation after the last iteration uses its own pace; what follows it is not included.
         """
         here = self._evaluation_seconds_left()
-        if not self.what.startswith("iteration"):
+        if not self.activity.startswith("iteration"):
             return here
         if not self._seconds:
             if here is None:
@@ -148,9 +148,9 @@ class SearchProgress:
         """Return the status that `swarm.runs.lock.RunLock.update_status` writes to the folder."""
         seconds = self.seconds_left()
         return {
-            "what": self.what,
+            "activity": self.activity,
             "iteration": self.iteration,
-            "most": self.max_iterations,
+            "max_iterations": self.max_iterations,
             "done": self.done,
             "total": self.total,
             "prompts_per_second": round(self.prompts_per_second, 2),
@@ -216,12 +216,12 @@ def wrap_pieces(pieces: Sequence[Text | str], width: int) -> list[Text]:
 
 def _work_pieces(progress: SearchProgress, blocks: bool) -> list[Text | str]:
     if not progress.total:
-        return [Text(progress.what, style="bold")]
+        return [Text(progress.activity, style="bold")]
     share = progress.done / progress.total
     full, empty = ("█", "░") if blocks else ("#", ".")
     filled = round(min(1.0, share) * BAR_WIDTH)
     pieces: list[Text | str] = [
-        Text(progress.what, style="bold"),
+        Text(progress.activity, style="bold"),
         full * filled + empty * (BAR_WIDTH - filled),
         f"{progress.done}/{progress.total} items",
         f"{progress.prompts_per_second:.1f} prompts/s",
@@ -232,9 +232,9 @@ def _work_pieces(progress: SearchProgress, blocks: bool) -> list[Text | str]:
 
 def _best_pieces(progress: SearchProgress) -> list[Text | str]:
     pieces: list[Text | str] = [Text(f"best {format_utility(progress.best)}", style="bold green")]
-    if not progress.bettered:
+    if not progress.best_iteration:
         return [*pieces, "found in iteration 0"]
-    return [*pieces, f"improved by {progress.gain:.3f} in iteration {progress.bettered}"]
+    return [*pieces, f"improved by {progress.gain:.3f} in iteration {progress.best_iteration}"]
 
 
 def _saved_pieces(progress: SearchProgress) -> list[Text | str]:
@@ -244,7 +244,7 @@ def _saved_pieces(progress: SearchProgress) -> list[Text | str]:
     if saved:
         total = sum(saved.values())
         parts = ", ".join(f"{name} {count}" for name, count in saved.items())
-        pieces.append(f"saved {total} of {progress.asked + total} prompts ({parts})")
+        pieces.append(f"saved {total} of {progress.prompts_scored + total} prompts ({parts})")
     return [*pieces, *([f"writing {progress.writing}"] if progress.writing else [])]
 
 
@@ -373,7 +373,7 @@ def summary_lines(
         "so biased upwards; test was not used by the search.",
         *subtask_lines(metrics),
         *front_lines(metrics),
-        *([scoring_cost_line(metrics["spent"])] if "spent" in metrics else []),
+        *([scoring_cost_line(metrics["scoring_cost"])] if "scoring_cost" in metrics else []),
         *list_caveats(metrics, too_long),
         *([conclude_test(metrics)] if "test_gain" in metrics else []),
         "best found = " + (f"{name}: {words}" if name else words),
@@ -516,7 +516,7 @@ class LiveView:
             f"particles {span}",
             f"{progress.prompts_per_second:6.1f} prompts/s",
             *format_time_left(progress),
-            *([f"saved {saved} of {progress.asked + saved} prompts"] if saved else []),
+            *([f"saved {saved} of {progress.prompts_scored + saved} prompts"] if saved else []),
         ]
         self.console.print(wrap_pieces(pieces, self._line_width())[0], soft_wrap=True)
 

@@ -52,12 +52,12 @@ class PromptStats:
     Attributes:
         tokens: Prompt tokens of each request, of all rounds of `Task.run`.
         new: Maximum number of tokens of an answer.
-        how: Description of how tokens were counted.
+        method: Description of how tokens were counted.
     """
 
     tokens: list[int]
     new: int
-    how: str
+    method: str
 
 
 class TokenCounter:

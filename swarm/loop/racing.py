@@ -51,13 +51,14 @@ class RaceResult:
     Attributes:
         scores: Of each evaluated particle, item index -> score, in file order.
         stopped: Evaluated particles that were stopped before their last item.
-        asked: Number of prompts scored, counted per item and position; equal positions count once.
+        prompts_scored: Number of prompts scored, counted per item and position; equal positions
+            count once.
         saved: Number of prompts saved by stopping particles, counted alike.
     """
 
     scores: dict[int, dict[int, Score]]
     stopped: tuple[int, ...]
-    asked: int
+    prompts_scored: int
     saved: int
 
     def complete_scores(self) -> dict[int, list[Score]]:
@@ -69,7 +70,7 @@ class RaceResult:
         scored = [len(self.scores[i]) if i in self.scores else None for i in range(particles)]
         return {
             "items_scored": scored,
-            "prompts_asked": self.asked,
+            "prompts_scored": self.prompts_scored,
             "prompts_saved": self.saved,
         }
 

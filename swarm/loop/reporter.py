@@ -93,7 +93,7 @@ class RunReporter:
     def __init__(
         self, record: RunRecord, tracker: Tracker, max_iterations: int, show: bool = True
     ) -> None:
-        self.record, self.followed = record, SearchTracker(tracker, record.folder)
+        self.record, self.search_tracker = record, SearchTracker(tracker, record.folder)
         self.progress = SearchProgress(max_iterations)
         self.view = LiveView(self.progress, None if show else Console(quiet=True))
         self._hold: RunLock | None = None
@@ -111,9 +111,11 @@ class RunReporter:
         if self._hold:
             self._hold.close()
 
-    def on_evaluation_start(self, what: str, iteration: int, positions: int, items: int) -> None:
+    def on_evaluation_start(
+        self, activity: str, iteration: int, positions: int, items: int
+    ) -> None:
         """Report the start of an evaluation of this many positions on this many items."""
-        self.progress.start_evaluation(what, iteration, positions, items)
+        self.progress.start_evaluation(activity, iteration, positions, items)
         self._update_lock_status()
 
     def on_job_done(self, result: JobResult) -> None:
@@ -121,9 +123,9 @@ class RunReporter:
         self.progress.add_job_result(result)
         self._update_lock_status()
 
-    def on_write(self, what: str = "") -> None:
+    def on_write(self, activity: str = "") -> None:
         """Report what is being written; empty if nothing."""
-        self.progress.writing = what
+        self.progress.writing = activity
 
     def _update_lock_status(self) -> None:
         if self._hold:
@@ -160,8 +162,8 @@ class RunReporter:
         """
         entry, best = self.record.iterations[-1], self.record.utility_at(self.record.best_index())
         speed = self.progress.prompts_per_second
-        self.followed.log_iteration(number, entry, seconds=seconds, prompts_per_second=speed)
-        evaluated, saved = entry["prompts_asked"], entry["prompts_saved"]
+        self.search_tracker.log_iteration(number, entry, seconds=seconds, prompts_per_second=speed)
+        evaluated, saved = entry["prompts_scored"], entry["prompts_saved"]
         self.on_write()
         self.progress.end_iteration(entry)
         self.view.print_iteration()

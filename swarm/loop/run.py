@@ -218,24 +218,24 @@ class Run:
         Raises:
             UserError: An input is invalid; nothing has been written in that case.
         """
-        self.teller = RunReporter(self.record, self.tracker, self.optimizer.max_iterations, show)
+        self.reporter = RunReporter(self.record, self.tracker, self.optimizer.max_iterations, show)
         try:
             self._setup(config or {})
             if arguments is not None:
                 with self.record.updating_checksums(COMMAND_FILE):
                     save_command(self.record.folder, arguments)
             with (
-                self.teller.view,
-                self.teller.followed.track_search(self.record.state, config or {}),
+                self.reporter.view,
+                self.reporter.search_tracker.track_search(self.record.state, config or {}),
             ):
                 if self.record.state["finished"] is None:
                     self._run_iterations()
                 metrics = self._finalize()
-                self.teller.followed.log_final_metrics(metrics)
+                self.reporter.search_tracker.log_final_metrics(metrics)
         finally:
             self.executor.close()
-            self.teller.close()
-        self.teller.on_run_end(metrics, self.pool.groups, self.pool.saves)
+            self.reporter.close()
+        self.reporter.on_run_end(metrics, self.pool.groups, self.pool.saves)
         return metrics
 
     def _setup(self, config: Mapping[str, Any]) -> None:
@@ -255,7 +255,7 @@ class Run:
                 )
             self._store.set_context(shared_score_context(identity, config, self.task, self.test))
         self.record.load_state(identity)  # a folder with another search is not even locked
-        self.teller.acquire_lock()
+        self.reporter.acquire_lock()
         resumed = self.record.open_or_resume(
             identity, self.pool.names, self.pool.groups, self.pool.expert_count
         )
@@ -270,7 +270,7 @@ class Run:
             self.record.save_state()
         if changed := self.record.record_versions(engine_versions()):
             log.warning("%s: answers may differ from earlier ones by rounding", changed)
-        self.teller.on_run_start(
+        self.reporter.on_run_start(
             resumed,
             {
                 "task": self.task.name,
@@ -353,7 +353,7 @@ class Run:
             raise
         self.record.state["finished"] = reason
         self.record.save_state()
-        self.teller.on_search_end(reason)
+        self.reporter.on_search_end(reason)
 
     def _run_iteration(self, number: int) -> None:
         began, shared = time.monotonic(), self._evaluate.shared
@@ -370,7 +370,7 @@ class Run:
             ),
         )
         new = [i for i in wanted if positions[i] not in self._known]
-        self.teller.on_evaluation_start(
+        self.reporter.on_evaluation_start(
             f"iteration {number}", number, len(new), len(self._searched)
         )
         raced = self.racing.race_particles(
@@ -404,13 +404,13 @@ class Run:
             facts["objectives"] = objectives_to_lists(objectives)
             scores = next(iter(raced.complete_scores().values()))
             self.record.state.setdefault("objectives", count_items_by_subtask(self.task, scores))
-        self.teller.on_write("answers")
+        self.reporter.on_write("answers")
         self.record.add_iteration(positions, utilities, rows, self.optimizer.state_dict(), facts)
         if time.monotonic() >= self._derive_at:
             self._derive()
         entry = self.record.iterations[-1]
         self._known.add_iteration(number, entry["positions"], entry["utilities"])
-        self.teller.on_iteration_end(number, time.monotonic() - began)
+        self.reporter.on_iteration_end(number, time.monotonic() - began)
 
     def _derive(self) -> None:
         """Write scratchpad, new bests and front, whose cost grows with the number of iterations.
@@ -418,7 +418,7 @@ class Run:
         Not repeated within `DERIVE_S` seconds, or within ten times the duration of the last write.
         """
         began = time.monotonic()
-        self.teller.on_write("new bests")
+        self.reporter.on_write("new bests")
         with self.record.updating_checksums("front.json"):
             self.record.write_outputs(self.pool)
             write_front_json(self.record.folder, self.record.state)
@@ -427,7 +427,7 @@ class Run:
 
     def _answer_gradient_requests(self, number: int) -> dict[str, int]:
         """Answer the optimizer's gradient requests; return the number of examples used, by kind."""
-        taken = {"losses_asked": 0, "gradients_asked": 0}
+        taken = {"losses_computed": 0, "gradients_computed": 0}
         if self.differentiating is None or number == 0:
             return {}
         descent = self.differentiating.descend(len(self._searched))
@@ -444,11 +444,11 @@ class Run:
                 descent.close()
                 return taken
             for one in wanted:
-                taken["gradients_asked" if one.slope else "losses_asked"] += len(one.items)
+                taken["gradients_computed" if one.slope else "losses_computed"] += len(one.items)
             items = sum(len(one.items) for one in wanted)
-            self.teller.on_evaluation_start(f"gradients of iteration {number}", number, 1, items)
+            self.reporter.on_evaluation_start(f"gradients of iteration {number}", number, 1, items)
             answers = self._evaluate.compute_gradients(
-                wanted, self._searched, self.teller.on_job_done, iteration=number
+                wanted, self._searched, self.reporter.on_job_done, iteration=number
             )
 
     def _score_dev(
@@ -459,7 +459,7 @@ class Run:
     def _score_positions(
         self, positions: Sequence[Sequence[float]], split: str, items: Sequence[int]
     ) -> list[list[Score]]:
-        return self._evaluate.score_positions(positions, split, self.teller.on_job_done, items)
+        return self._evaluate.score_positions(positions, split, self.reporter.on_job_done, items)
 
     def _finalize(self) -> dict[str, Any]:
         items = digest_items(self.task, "test") if self.test else None
@@ -474,7 +474,7 @@ class Run:
         baselines = self.applicable_baselines() if self.test else []
         settings |= {"baselines": baselines} if baselines else {}
         metrics: dict[str, Any] | None = self.record.state["metrics"]
-        if metrics is None or metrics["asked"] != settings:
+        if metrics is None or metrics["settings"] != settings:
             ending = FinalEvaluation(
                 self.record,
                 self.task,
@@ -491,7 +491,7 @@ class Run:
                 ending, self.test, self.ensemble, self.noise_floor, front, baselines
             )
             metrics |= {
-                "asked": settings,
+                "settings": settings,
                 **self.record.count_prompts(),
                 **reconstruction_error(self.record.folder),
             }
@@ -519,13 +519,15 @@ class Run:
         return [name for name in self.baselines if name not in missing]
 
     def _start_evaluation(self, what: str, items: int) -> None:
-        self.teller.on_evaluation_start(what, len(self.record.iterations), 1, items)
+        self.reporter.on_evaluation_start(what, len(self.record.iterations), 1, items)
 
     def _score_rebatched(self) -> ScoreFn:
         """Return a function that scores as the search does, without cache, in other batches."""
         other = Batching(1, (self.job.items or len(self._searched)) // 2 + 1)
         ask = Evaluator(self.task, self.executor, other).score_positions
-        return lambda positions, split, items: ask(positions, split, self.teller.on_job_done, items)
+        return lambda positions, split, items: ask(
+            positions, split, self.reporter.on_job_done, items
+        )
 
 
 def validate_baselines(names: Sequence[str]) -> list[str]:
@@ -568,7 +570,7 @@ def name_positions(positions: np.ndarray, iteration: int) -> dict[tuple[float, .
 
 def _gradient_cost(taken: Mapping[str, int]) -> int:
     """Return the cost in prompt-equivalents of the counts of `Run._answer_gradient_requests`."""
-    return taken.get("losses_asked", 0) + 3 * taken.get("gradients_asked", 0)
+    return taken.get("losses_computed", 0) + 3 * taken.get("gradients_computed", 0)
 
 
 def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -> str | None:
@@ -606,7 +608,7 @@ def as_gradient_optimizer(optimizer: Optimizer, missing: str | None) -> Supports
 def optimizer_notes(optimizer: Optimizer, missing: str | None, black_box: bool) -> list[str]:
     """Return the lines to print about the optimizer before a search."""
     unused = black_box and missing is None and not can_use_gradients(optimizer)
-    if reason := getattr(optimizer, "why", None):
+    if reason := getattr(optimizer, "reason", None):
         unused_texts = "; only optimizer=pso and gradient use the reference texts" * unused
         return [f"optimizer=auto chooses {reason}{unused_texts}"]
     if missing and getattr(optimizer, "needs_gradients", None) is False:

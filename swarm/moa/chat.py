@@ -217,30 +217,30 @@ class ChatSession:
 
     Args:
         mixture: The model.
-        manner: Settings.
+        options: Settings.
         answers: Stream for answers only.
         notes: Stream for progress and warnings.
         remarks: Collects logged warnings.
-        told: Receives each turn as JSON.
+        on_turn: Receives each turn as JSON.
 
     Attributes:
         turns: All turns, including those without an answer.
-        remembered: Answered turns included in the next question.
+        history: Answered turns included in the next question.
     """
 
     def __init__(
         self,
         mixture: MixtureOfAgents,
-        manner: ChatOptions,
+        options: ChatOptions,
         answers: TextIO,
         notes: TextIO,
         remarks: WarningCollector,
-        told: Callable[[dict[str, Any]], None] = lambda turn: None,
+        on_turn: Callable[[dict[str, Any]], None] = lambda turn: None,
     ) -> None:
-        self.mixture, self.manner, self.remarks, self.told = mixture, manner, remarks, told
+        self.mixture, self.options, self.remarks, self.on_turn = mixture, options, remarks, on_turn
         self.answers, self.notes = answers, notes
         self.turns: list[ChatTurn] = []
-        self.remembered: list[ChatTurn] = []
+        self.history: list[ChatTurn] = []
 
     def answer_question(self, question: str) -> None:
         """Answer a question, print the answer and remember both.
@@ -251,9 +251,9 @@ class ChatSession:
         """
         turn = ChatTurn(question)
         self.turns.append(turn)
-        complete_only = self.manner.json or not self.manner.streamed
+        complete_only = self.options.json or not self.options.streamed
         progress = MixtureProgress(
-            self.notes, self.manner.quiet, None if complete_only else self._write_text
+            self.notes, self.options.quiet, None if complete_only else self._write_text
         )
         self._shown = ""
         try:
@@ -265,31 +265,31 @@ class ChatSession:
         finally:
             turn.answers = turn.stages.answers if turn.stages else progress.answers_by_layer
             self._print_warnings(turn)
-            self.told(turn_to_json(turn))
+            self.on_turn(turn_to_json(turn))
         # Endpoints may refuse conversations with empty turns.
-        if self.manner.multi_turn and turn.text.strip():
-            self.remembered.append(turn)
-        if self.manner.json:
+        if self.options.multi_turn and turn.text.strip():
+            self.history.append(turn)
+        if self.options.json:
             print(json.dumps(turn_to_json(turn)), file=self.answers, flush=True)
 
     def _run_mixture(self, question: str, progress: MixtureProgress) -> Transcript:
         """Run the mixture and print the text, ending with a newline."""
-        prompt = build_conversation(self.remembered, question, self.manner.system)
+        prompt = build_conversation(self.history, question, self.options.system)
         stopped = threading.Event()
         request = Request(
             prompt,
-            self.manner.max_tokens,
-            temperature=self.manner.temperature,
-            seed=self.manner.seed,
+            self.options.max_tokens,
+            temperature=self.options.temperature,
+            seed=self.options.seed,
             # Models still running in background threads after an interrupt may stop.
-            decided=lambda text: stopped.is_set(),
+            stop_check=lambda text: stopped.is_set(),
         )
         try:
-            streamed = self.manner.streamed and not self.manner.json
+            streamed = self.options.streamed and not self.options.json
             outcome = self.mixture.run([request], progress, pieces=streamed)[0]
             if isinstance(outcome, UserError):
                 raise outcome
-            if not self.manner.json and not self.manner.streamed:
+            if not self.options.json and not self.options.streamed:
                 progress.stop_live()
                 self._write_text(outcome.final.text)
             return outcome
@@ -411,16 +411,16 @@ class TerminalChat:
             case "/models":
                 return self._models
             case "/history":
-                return list(transcript_format.format_history(session.remembered)) or ["nothing yet"]
+                return list(transcript_format.format_history(session.history)) or ["nothing yet"]
             case "/save":
                 return self._save_session(argument)
             case "/clear":
-                session.remembered.clear()
+                session.history.clear()
                 return ["the next question starts a new conversation"]
         if command == "/undo":
-            if not session.remembered:
+            if not session.history:
                 raise UserError("/undo: there is no turn to remove")
-            return [f"taken out: {session.remembered.pop().question}"]
+            return [f"taken out: {session.history.pop().question}"]
         if not session.turns:
             raise UserError(f"{command}: there is no turn yet")
         if command == "/cost":

@@ -66,18 +66,18 @@ class MixtureSettings(NamedTuple):
 
     Attributes:
         mixture: Settings in the form of a preset.
-        asked: Temperature, max_tokens, system and seed of the requests.
+        request_fields: Temperature, max_tokens, system and seed of the requests.
         origin: Source of the mixture, for messages.
     """
 
     mixture: dict[str, Any]
-    asked: dict[str, Any]
+    request_fields: dict[str, Any]
     origin: str
 
     @property
     def trace_header(self) -> dict[str, Any]:
         """Header of a trace; a replay starts from it."""
-        return {"preset": self.mixture, "asked": self.asked}
+        return {"preset": self.mixture, "request": self.request_fields}
 
     @property
     def uses_local_models(self) -> bool:
@@ -96,7 +96,7 @@ class MixtureSettings(NamedTuple):
     def build_chat_options(self, given: Namespace) -> ChatOptions:
         """Build the options of a session."""
         return ChatOptions(
-            **self.asked,
+            **self.request_fields,
             multi_turn=given.multi_turn is not False,
             json=given.json,
             streamed=not given.no_stream,
@@ -148,7 +148,7 @@ def build_settings(options: Namespace, recorded: Mapping[str, Any]) -> MixtureSe
     request_fields = {
         "temperature": TEMPERATURE,
         "max_tokens": MAX_TOKENS,
-        **recorded.get("asked", {}),
+        **recorded.get("request", {}),
     }
     request_fields.update(
         {key: getattr(options, key) for key in REQUEST_OPTIONS if getattr(options, key) is not None}

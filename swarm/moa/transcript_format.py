@@ -108,11 +108,11 @@ def format_outcome(answer: AgentAnswer) -> str:
     return f"{took}, {pluralize(completion.new_tokens, 'token')}{empty}"
 
 
-def format_layer(layer: int, layers: int, asked: int, answers: Sequence[AgentAnswer]) -> str:
+def format_layer(layer: int, layers: int, calls: int, answers: Sequence[AgentAnswer]) -> str:
     """Summarize the result of a layer in one line."""
     good = sum(not answer.error for answer in answers)
     parts = "; ".join(f"{answer_label(answer)} {format_outcome(answer)}" for answer in answers)
-    return f"layer {layer} of {layers}: {good} of {asked} answered ({parts or 'none yet'})"
+    return f"layer {layer} of {layers}: {good} of {calls} answered ({parts or 'none yet'})"
 
 
 def answer_label(answer: AgentAnswer) -> str:

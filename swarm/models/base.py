@@ -31,8 +31,8 @@ class Request:
         max_new_tokens: Maximum number of tokens to generate; 0 with `choices`.
         choices: Continuations to score instead of generating: the completion has the log
             probability of each. After an empty prompt they are scored as the beginning of a text.
-        decided: Maps the text so far to whether more text cannot change the parsed answer; a model
-            may then stop. `None`: only the model's end token stops it.
+        stop_check: Maps the text so far to whether more text cannot change the parsed answer; a
+            model may then stop. `None`: only the model's end token stops it.
         temperature: Sampling temperature; 0 is greedy, `None` the model's default.
         seed: Sampling seed, for models that support one; `None` is the model's default.
         stop: Strings that end the answer; they are not part of it.
@@ -50,7 +50,7 @@ class Request:
     prompt: str | tuple[Message, ...]
     max_new_tokens: int = 16
     choices: tuple[str, ...] = ()
-    decided: Callable[[str], bool] | None = None
+    stop_check: Callable[[str], bool] | None = None
     temperature: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class Example:
         unit: Divisor of the nats of a single choice; `None` is its number of tokens.
         units: Divisors of the nats of each of several choices before the softmax, for example their
             number of characters; empty divides none.
-        ends: True if the text ends after the answer, so that the end-of-text token is part of it.
+        final: True if the text ends after the answer, so that the end-of-text token is part of it.
         unlabelled: Use the entropy of the answer distribution as the loss instead, in nats: of the
             choices' shares, or with one choice of the token that follows the prompt. `gold` and a
             single choice are then ignored.
@@ -140,7 +140,7 @@ class Example:
     gold: int = 0
     weight: float = 1.0
     unit: float | None = None
-    ends: bool = False
+    final: bool = False
     unlabelled: bool = False
     units: tuple[float, ...] = ()
 
@@ -237,7 +237,7 @@ def generate_each(model: Model, requests: Sequence[Request]) -> "list[Completion
         return [error] * len(requests)
 
 
-OMITTED_FIELDS = ("prompt", "decided", "timeout")
+OMITTED_FIELDS = ("prompt", "stop_check", "timeout")
 """Request fields left out of the JSON: the first is written separately, the others do not affect
 the answer.
 """
@@ -264,14 +264,14 @@ def completion_to_json(completion: Completion) -> dict[str, Any]:
     }
 
 
-def completion_from_json(said: Mapping[str, Any]) -> Completion:
+def completion_from_json(fields: Mapping[str, Any]) -> Completion:
     """Restore a completion from its JSON form.
 
     Raises:
         TypeError: It is not a completion; or `ValueError`.
     """
     values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in said.items()
+        key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
     }
     if "tokens" in values:
         values["tokens"] = tuple(

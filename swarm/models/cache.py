@@ -396,7 +396,7 @@ class CachedModel:
 
     A key depends on the identity and on everything in a request that affects its answer. The k-th
     of equal requests in a call gets the k-th sample, counted from `Request.sample`, and the same
-    one in the next call; requests with temperature 0 share one answer. `Request.decided` is not
+    one in the next call; requests with temperature 0 share one answer. `Request.stop_check` is not
     passed on, so that cached answers are complete.
 
     Args:
@@ -468,7 +468,7 @@ class CachedModel:
             sample = 0 if request.temperature == 0 else request.sample + seen[key, request.sample]
             seen[key, request.sample] += 1
             keyed.append(
-                (make_sample_key(key, sample), replace(request, sample=sample, decided=None))
+                (make_sample_key(key, sample), replace(request, sample=sample, stop_check=None))
             )
         return keyed
 

@@ -31,17 +31,17 @@ class ThreadedModel:
     is abandoned: its thread ends at the next piece, or with the process if there is none.
 
     Args:
-        who: The model's name in messages.
+        label: The model's name in messages.
         concurrency: At least 1; `None` uses `_concurrency_limit` at the first request.
 
     Raises:
         UserError: The concurrency is invalid.
     """
 
-    def __init__(self, who: str, concurrency: int | None) -> None:
+    def __init__(self, label: str, concurrency: int | None) -> None:
         if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
-            raise UserError(f"{who}: concurrency={concurrency!r}: must be an integer, 1 or more")
-        self.who, self.concurrency = who, concurrency
+            raise UserError(f"{label}: concurrency={concurrency!r}: must be an integer, 1 or more")
+        self.label, self.concurrency = label, concurrency
         self._init_locks()
 
     def _init_locks(self) -> None:
@@ -117,7 +117,7 @@ class ThreadedModel:
             done = yield from stream_from_thread(run_generation, "swarm-model", request.timeout)
             return replace(done, seconds=time.monotonic() - start)
         except StreamTimeout:
-            message = f"{self.who}: no response within {request.timeout:g} s (timeout)"
+            message = f"{self.label}: no response within {request.timeout:g} s (timeout)"
             raise RequestTimeout(message) from None
         finally:
             # An abandoned thread must not keep others waiting.
@@ -193,7 +193,7 @@ class FunctionModel(ThreadedModel):
 
     def _generate_one(self, request: Request, streamed: bool) -> Stream:
         if request.choices:
-            raise UserError(f"{self.who}: a function cannot score choices")
+            raise UserError(f"{self.label}: a function cannot score choices")
         function = self._load_function()
         try:
             result = function(request.prompt)
@@ -203,14 +203,16 @@ class FunctionModel(ThreadedModel):
                 result = result if isinstance(result, Completion) else Completion(result)
                 yield Delta(result.text, result.reasoning)
         except (Exception, SystemExit) as error:
-            raise UserError(f"{self.who} failed: {describe_exception(error, function)}") from error
+            raise UserError(
+                f"{self.label} failed: {describe_exception(error, function)}"
+            ) from error
         if not isinstance(result, Completion):
             raise UserError(
-                f"{self.who} returned {result!r:.80}: must be a string, a Completion or an "
+                f"{self.label} returned {result!r:.80}: must be a string, a Completion or an "
                 f"iterator "
                 "of strings"
             )
-        return replace(result, model=result.model or self.who)
+        return replace(result, model=result.model or self.label)
 
     def _load_function(self) -> Callable[..., Any]:
         if not isinstance(self.function, str):
@@ -223,13 +225,13 @@ class FunctionModel(ThreadedModel):
             found: Any = import_module(module)
         except (Exception, SystemExit) as error:
             raise UserError(
-                f"{self.who}: {module} cannot be imported from {Path.cwd()}: "
+                f"{self.label}: {module} cannot be imported from {Path.cwd()}: "
                 f"{describe_exception(error, None)}"
             ) from error
         for part in name.split("."):
             found = getattr(found, part, None)
         if not callable(found):
-            raise UserError(f"{self.who}: {module} has no function {name}")
+            raise UserError(f"{self.label}: {module} has no function {name}")
         return found  # type: ignore[no-any-return]
 
 

@@ -77,7 +77,7 @@ class Transport(Protocol):
     """Sends a body and returns the answer."""
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """True once the caller has received a part of the answer; then there are no retries."""
         ...
 
@@ -114,7 +114,7 @@ class StreamingTransport(Generic[P]):
         self, post: HttpTransport, reader: Callable[[], StreamParser[P]], emit: Callable[[P], None]
     ) -> None:
         self.post, self.reader, self.emit = post, reader, emit
-        self.begun = False
+        self.started = False
 
     async def __call__(self, body: Any) -> Any:
         """Return the complete response after all pieces.
@@ -125,7 +125,7 @@ class StreamingTransport(Generic[P]):
         reader = self.reader()
 
         def handle_event(content: Any) -> None:
-            self._emit_pieces(parse_response(self.post.who, reader.parse_event, content))
+            self._emit_pieces(parse_response(self.post.label, reader.parse_event, content))
 
         try:
             complete = await self.post.stream_events(body, handle_event)
@@ -135,7 +135,7 @@ class StreamingTransport(Generic[P]):
         else:
             if not (complete or reader.is_complete):
                 raise ServerFault(
-                    f"{self.post.who}: the connection closed before the response was complete"
+                    f"{self.post.label}: the connection closed before the response was complete"
                 )
         self._emit_pieces(reader.flush_pending())
         # Redact again: a key split over two events is visible only here.
@@ -143,7 +143,7 @@ class StreamingTransport(Generic[P]):
 
     def _emit_pieces(self, pieces: Sequence[P]) -> None:
         for piece in pieces:
-            self.begun = True
+            self.started = True
             self.emit(piece)
 
 
@@ -152,18 +152,18 @@ class RetryingClient(Generic[T]):
     """Makes calls to one server, with retries.
 
     Attributes:
-        who: The server's name in messages.
+        label: The server's name in messages.
         turns: Rate limiter.
         read: Parses each answer.
-        refused: Returns the result of a refused call; `None` raises instead.
+        on_refusal: Returns the result of a refused call; `None` raises instead.
         throttle: Adaptive rate accepted by the server.
         repeated: Number of retries so far.
     """
 
-    who: str
+    label: str
     turns: RateLimiter
     read: ParseResponse[T]
-    refused: OnBadRequest[T] | None
+    on_refusal: OnBadRequest[T] | None
     throttle: AdaptiveThrottle = field(default_factory=AdaptiveThrottle)
     repeated: int = 0
 
@@ -184,7 +184,7 @@ class RetryingClient(Generic[T]):
             if not last and (wait := self.throttle.remaining_pause) > 0:
                 last = f"; the server asks to wait {wait:.0f} s (Retry-After)"
             raise RequestTimeout(
-                f"{self.who}: no response within {call.timeout:g} s{last}"
+                f"{self.label}: no response within {call.timeout:g} s{last}"
             ) from None
 
     async def _attempt_call(
@@ -206,7 +206,7 @@ class RetryingClient(Generic[T]):
                     content = await exchange(call.body)
                 self.throttle.record_success(sent)
                 return parse_response(
-                    self.who, self.read, number, content, time.monotonic() - start
+                    self.label, self.read, number, content, time.monotonic() - start
                 )
             except DeadlineExceeded:
                 raise failed.build_final_error(self._rate_limit_timeout).with_attempt_count(
@@ -214,9 +214,9 @@ class RetryingClient(Generic[T]):
                 ) from None
             except BadRequest as error:
                 self.throttle.record_success(sent)
-                if self.refused is None:
+                if self.on_refusal is None:
                     raise
-                return self.refused(number, error)
+                return self.on_refusal(number, error)
             except RequestError as error:
                 failed.add(error, self.throttle)
                 wait = (
@@ -224,7 +224,7 @@ class RetryingClient(Generic[T]):
                     if isinstance(error, RateLimited)
                     else self._retry_delay(error, failed.times - failed.limited - 1)
                 )
-                if wait is None or exchange.begun:
+                if wait is None or exchange.started:
                     raise error.with_attempt_count(failed.times) from None
             if call.timeout and time.monotonic() + wait >= start + call.timeout:
                 raise TimeoutError
@@ -295,23 +295,23 @@ class CallFailures:
                 self.overtaken += 1
             self.limited, self._accepted = self.limited + 1, throttle.accepted
 
-    def is_exhausted(self, most: float, throttle: AdaptiveThrottle) -> bool:
-        """Return whether `most` seconds of refusals have passed.
+    def is_exhausted(self, limit: float, throttle: AdaptiveThrottle) -> bool:
+        """Return whether `limit` seconds of refusals have passed.
 
         The time restarts when the server accepts another request, since this one has to wait its
         turn. A request refused again and again while others are accepted may never succeed, for
         example one larger than a token limit; it is given up as well.
         """
         now = time.monotonic()
-        overtaken = self.overtaken >= MAX_OVERTAKEN and now - self.first >= most
-        return overtaken or now >= self.retry_deadline(most, throttle)
+        overtaken = self.overtaken >= MAX_OVERTAKEN and now - self.first >= limit
+        return overtaken or now >= self.retry_deadline(limit, throttle)
 
-    def retry_deadline(self, most: float, throttle: AdaptiveThrottle) -> float:
-        """Return when `most` seconds of refusals end if nothing is accepted until then."""
-        return max(self.first, throttle.last_accepted) + most if self.limited else math.inf
+    def retry_deadline(self, limit: float, throttle: AdaptiveThrottle) -> float:
+        """Return when `limit` seconds of refusals end if nothing is accepted until then."""
+        return max(self.first, throttle.last_accepted) + limit if self.limited else math.inf
 
     def rate_limit_delay(
-        self, sent: float, throttle: AdaptiveThrottle, most: float
+        self, sent: float, throttle: AdaptiveThrottle, limit: float
     ) -> float | None:
         """Return the seconds until a rate-limited call may be retried; `None`: never.
 
@@ -320,15 +320,15 @@ class CallFailures:
         Args:
             sent: Time when the call was sent, as of `time.monotonic`.
             throttle: Records the refusal.
-            most: `Limits.rate_limit_timeout`.
+            limit: `Limits.rate_limit_timeout`.
         """
         error = self.last
         assert error
         if not error.passing:
             return None
         throttle.record_refusal(sent, error.after, self.overtaken > OVERTAKEN_BEFORE_BACKOFF)
-        if (error.after or 0.0) > most or self.is_exhausted(most, throttle):
-            self.build_final_error(most)
+        if (error.after or 0.0) > limit or self.is_exhausted(limit, throttle):
+            self.build_final_error(limit)
             return None
         # Back off behind other requests, exponentially in how often this one was overtaken.
         behind = (
@@ -336,17 +336,17 @@ class CallFailures:
         )
         return max(error.after or 0.0, min(MAX_WAIT, behind))
 
-    def build_final_error(self, most: float) -> RequestError:
+    def build_final_error(self, limit: float) -> RequestError:
         """Mark the last error as final and return it."""
         error = self.last
         assert error
-        error.args = (f"{error}; no retry after {most:g} s (limits.rate_limit_timeout)",)
+        error.args = (f"{error}; no retry after {limit:g} s (limits.rate_limit_timeout)",)
         # An overtaken request does not imply that others will fail.
         error.passing, error.general = False, self.overtaken < MAX_OVERTAKEN
         return error
 
 
-def parse_response(who: str, function: Callable[..., T], *given: Any) -> T:
+def parse_response(label: str, function: Callable[..., T], *given: Any) -> T:
     """Apply a parser to a server's response.
 
     Args:
@@ -363,7 +363,7 @@ def parse_response(who: str, function: Callable[..., T], *given: Any) -> T:
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         content = given[0] if len(given) == 1 else given[1]
         words = f"unexpected form: {to_one_line(json.dumps(content, ensure_ascii=False))}"
-    raise ServerFault(f"{who}: invalid response: {words}")
+    raise ServerFault(f"{label}: invalid response: {words}")
 
 
 class HttpClient:
@@ -418,7 +418,7 @@ class HttpClient:
         return other
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         """The server's name and URL, for messages."""
         return f"{self.name} ({self.url})"
 
@@ -428,7 +428,7 @@ class HttpClient:
         Raises:
             UserError: The environment variable is not set.
         """
-        return read_key(self.who, self.api_key_env)
+        return read_key(self.label, self.api_key_env)
 
     @asynccontextmanager
     async def open_caller(
@@ -565,7 +565,7 @@ class HttpClient:
         import aiohttp
 
         proxy = proxy_for(self.url)
-        asking = RetryingClient(self.who, self.turns, read, refused, self.throttle)
+        asking = RetryingClient(self.label, self.turns, read, refused, self.throttle)
         async with aiohttp.ClientSession(
             headers={"Content-Type": "application/json"}
             | ({self.header: f"{self.scheme}{key}"} if key else {}),
@@ -579,7 +579,7 @@ class HttpClient:
                 yield (
                     asking,
                     HttpTransport(
-                        session, self.who, self.url, proxy, key, self.api_key_env, self.limits
+                        session, self.label, self.url, proxy, key, self.api_key_env, self.limits
                     ),
                 )
             finally:

@@ -113,19 +113,19 @@ ERROR_CLASS_BY_STATUS: dict[int, type[RequestError]] = {
 
 
 def error_from_response(
-    who: str, status: int, headers: Mapping[str, str], content: Any, api_key_env: str | None
+    label: str, status: int, headers: Mapping[str, str], content: Any, api_key_env: str | None
 ) -> RequestError:
     """Return the error for a response of status 300 or above.
 
     Args:
-        who: The server's name and URL.
+        label: The server's name and URL.
         content: Response as JSON or text, without the key.
         api_key_env: Environment variable with the key, for the hint.
     """
     kind = ERROR_CLASS_BY_STATUS.get(status, ServerFault if status >= 500 else BadRequest)
     title = HTTPStatus(status).phrase if status in list(HTTPStatus) else ""
     message = ": ".join(
-        filter(None, [who, f"{status} {title}".strip(), to_one_line(error_message(content))])
+        filter(None, [label, f"{status} {title}".strip(), to_one_line(error_message(content))])
     )
     after = parse_retry_after(headers.get("Retry-After", ""))
     milliseconds = parse_retry_after(headers.get("Retry-After-Ms", ""))

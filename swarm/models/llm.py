@@ -84,7 +84,7 @@ class LLM(ThreadedModel):
             try:
                 model.get_key()
             except Exception as error:
-                raise UserError(f"{self.who}: {self._error_text(error)}") from None
+                raise UserError(f"{self.label}: {self._error_text(error)}") from None
 
     def open(self, device: str) -> None:
         """Do nothing; a plugin with local weights loads them on the first request."""
@@ -95,24 +95,24 @@ class LLM(ThreadedModel):
                 import llm
             except ImportError:
                 raise UserError(
-                    f'{self.who} needs the package llm: pip install "model-swarms[llm]"'
+                    f'{self.label} needs the package llm: pip install "model-swarms[llm]"'
                 ) from None
             known = llm.get_model_aliases()
             if self.model not in known:
                 matches = get_close_matches(self.model, known, 1)
                 suggestion = f"did you mean llm/{matches[0]}? " if matches else ""
                 raise UserError(
-                    f"{self.who}: llm has no such model; {suggestion}`llm models` lists them, `llm "
-                    "install` adds plugins"
+                    f"{self.label}: llm has no such model; {suggestion}`llm models` lists them, "
+                    "`llm install` adds plugins"
                 )
             self._model = known[self.model]
         return self._model
 
     def _generate_one(self, request: Request, streamed: bool) -> Stream:
         if request.choices:
-            raise UserError(f"{self.who}: cannot score choices")
+            raise UserError(f"{self.label}: cannot score choices")
         model = self._load_model()
-        parts = split_conversation(request, self.who)
+        parts = split_conversation(request, self.label)
         end = math.inf if request.timeout is None else time.monotonic() + request.timeout
         options, failed = self._build_options(model, request), CallFailures()
         while True:
@@ -176,7 +176,7 @@ class LLM(ThreadedModel):
 
     def _timeout_error(self, failed: CallFailures) -> RequestTimeout:
         last = f"; {failed.summary}" if failed.times else "; other requests meet a rate limit (429)"
-        return RequestTimeout(f"{self.who}: no response in time (timeout){last}")
+        return RequestTimeout(f"{self.label}: no response in time (timeout){last}")
 
     def _stream_response(
         self,
@@ -201,8 +201,8 @@ class LLM(ThreadedModel):
                     yield Delta("", event.chunk) if thought else Delta(event.chunk)
             usage = response.usage()
         except Exception as error:
-            limit = find_rate_limit(self.who, error, self._error_text(error))
-            raise limit or UserError(f"{self.who}: {self._error_text(error)}") from None
+            limit = find_rate_limit(self.label, error, self._error_text(error))
+            raise limit or UserError(f"{self.label}: {self._error_text(error)}") from None
         return Completion(
             "".join(text),
             prompt_tokens=usage.input or 0,
@@ -260,7 +260,9 @@ class LLM(ThreadedModel):
                 options[name] = value
             elif setting not in (*self._warned, "max_new_tokens"):
                 self._warned.add(setting)
-                log.warning("%s: the model has no option %s, which is ignored", self.who, names[0])
+                log.warning(
+                    "%s: the model has no option %s, which is ignored", self.label, names[0]
+                )
         return options
 
     def _error_text(self, error: Exception) -> str:
@@ -272,7 +274,7 @@ class LLM(ThreadedModel):
         return to_one_line(text) or type(error).__name__
 
 
-def find_rate_limit(who: str, error: Exception, words: str) -> RateLimited | None:
+def find_rate_limit(label: str, error: Exception, words: str) -> RateLimited | None:
     """Return the rate limit error that a plugin's error stands for, or `None`.
 
     Plugins raise their client's exceptions: the exception or its cause has status 429 as
@@ -295,7 +297,7 @@ def find_rate_limit(who: str, error: Exception, words: str) -> RateLimited | Non
             headers = getattr(response, "headers", None) or {}
             body = getattr(one, "body", None)
             content = {"error": {**(body if isinstance(body, dict) else {}), "message": words}}
-            found = error_from_response(who, HTTPStatus.TOO_MANY_REQUESTS, headers, content, None)
+            found = error_from_response(label, HTTPStatus.TOO_MANY_REQUESTS, headers, content, None)
             assert isinstance(found, RateLimited)
             return found
         one = one.__cause__ or one.__context__
@@ -310,7 +312,7 @@ class ConversationParts(NamedTuple):
     text: str
 
 
-def split_conversation(request: Request, who: str) -> ConversationParts:
+def split_conversation(request: Request, label: str) -> ConversationParts:
     """Split a request into system prompt, earlier exchanges, and the last turn.
 
     Consecutive user turns are joined.
@@ -332,5 +334,5 @@ def split_conversation(request: Request, who: str) -> ConversationParts:
             earlier.append(("\n\n".join(texts), turn.content))
             texts = []
     if not texts:
-        raise UserError(f"{who}: the last turn must be the user's")
+        raise UserError(f"{label}: the last turn must be the user's")
     return ConversationParts("\n\n".join(system), earlier, "\n\n".join(texts))

@@ -253,7 +253,7 @@ class OpenAI:
                 log.warning(
                     "%s: returns fewer samples than requested (n), so each sample is requested "
                     "separately; set samples_at_once: 1 in the providers file",
-                    self.client.who,
+                    self.client.label,
                 )
                 self.samples_at_once = 1
             groups = group_samples(remaining, self.samples_at_once)
@@ -352,7 +352,7 @@ class OpenAI:
         other = answer.get("model", "")
         if other != self.model and not self._warned and not is_same_model(str(self.model), other):
             self._warned = True
-            log.warning("%s: the responses are from another model, %s", self.client.who, other)
+            log.warning("%s: the responses are from another model, %s", self.client.label, other)
 
     def build_completion(self, answer: CompletionFields, cached: bool) -> Completion:
         """Build a completion from stored fields."""
@@ -364,7 +364,7 @@ class OpenAI:
     def _log_requests(self, total: int, new: int, repeated: int) -> None:
         log.info(
             "%s: %d answers, %d of them new, %d retries; total so far: %s",
-            self.client.who,
+            self.client.label,
             total,
             new,
             repeated,

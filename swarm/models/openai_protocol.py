@@ -21,14 +21,14 @@ USAGE_FIELDS = {"prompt_tokens": "prompt_tokens", "new_tokens": "completion_toke
 """Completion fields and their names in a server's usage record."""
 
 
-def parse_answers(content: Any, most: int, seconds: float) -> list[CompletionFields]:
-    """Parse the answers of a chat completion, at most `most` of them.
+def parse_answers(content: Any, limit: int, seconds: float) -> list[CompletionFields]:
+    """Parse the answers of a chat completion, at most `limit` of them.
 
     The server counts the tokens of all answers together; they are divided equally.
 
     Args:
         content: The server's response.
-        most: Number of answers requested.
+        limit: Number of answers requested.
         seconds: Duration of the request.
 
     Raises:
@@ -38,7 +38,7 @@ def parse_answers(content: Any, most: int, seconds: float) -> list[CompletionFie
     choices = content.get("choices") if isinstance(content, Mapping) else None
     if not choices:
         raise MalformedResponse(to_one_line(error_message(content)) or "no choices")
-    answers = [parse_choice(choice) for choice in list(choices)[:most]]
+    answers = [parse_choice(choice) for choice in list(choices)[:limit]]
     usage, model = content.get("usage") or {}, content.get("model")
     for name, counted in USAGE_FIELDS.items():
         part, remainder = divmod(int(usage.get(counted) or 0), len(answers))
@@ -122,9 +122,9 @@ def parse_tokens(choice: Mapping[str, Any]) -> list[Token]:
     ]
 
 
-def parse_logprob(said: Any) -> float:
+def parse_logprob(value: Any) -> float:
     """Parse a log probability; minus infinity, written by some servers, is not valid JSON."""
-    return max(MIN_LOGPROB, float(said))
+    return max(MIN_LOGPROB, float(value))
 
 
 def number_tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -243,14 +243,14 @@ def nonempty_deltas(delta: Delta) -> list[Delta]:
     return [delta] if any(delta) else []
 
 
-def is_same_model(asked: str, other: str) -> bool:
+def is_same_model(requested: str, other: str) -> bool:
     """Return whether a reported model name may denote the requested model.
 
     Servers add a date or a tag, omit the vendor, and resolve "latest".
     """
-    requested, returned = (name.casefold().rsplit("/", 1)[-1] for name in (asked, other))
-    requested = requested.removesuffix("-latest")
-    return not returned or requested in returned or returned in requested
+    requested_name, returned = (name.casefold().rsplit("/", 1)[-1] for name in (requested, other))
+    requested_name = requested_name.removesuffix("-latest")
+    return not returned or requested_name in returned or returned in requested_name
 
 
 CHARS_PER_TOKEN = 4
@@ -306,9 +306,9 @@ def build_body(request: Request, tokens_field: str, fixed: Mapping[str, Any]) ->
     return body
 
 
-def override_fields(body: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def override_fields(body: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Override fields of a body; those set to `None` are removed."""
-    fields = {**body, **told}
+    fields = {**body, **overrides}
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -343,12 +343,12 @@ def list_pending_samples(
         yield PendingSample(key, alike, body, request.timeout)
 
 
-def group_samples(answers: Sequence[PendingSample], most: int) -> list[list[PendingSample]]:
-    """Group samples into requests of at most `most` samples each."""
+def group_samples(answers: Sequence[PendingSample], limit: int) -> list[list[PendingSample]]:
+    """Group samples into requests of at most `limit` samples each."""
     alike: dict[Any, list[PendingSample]] = defaultdict(list)
     for answer in answers:
         alike[answer.alike, answer.timeout].append(answer)
-    return [each[i : i + most] for each in alike.values() for i in range(0, len(each), most)]
+    return [each[i : i + limit] for each in alike.values() for i in range(0, len(each), limit)]
 
 
 def build_call(group: Sequence[PendingSample], tokens_field: str) -> Call:

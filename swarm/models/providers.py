@@ -100,7 +100,7 @@ class Provider:
         self.limits = Limits(**settings.get("limits", {}))
         self.tokens_field: str | None = settings.get("tokens_field")
         self.samples_at_once: int = settings.get("samples_at_once", 1)
-        self.asked = {key: settings.get(key) for key in ("temperature", "seed", "body")}
+        self.request_defaults = {key: settings.get(key) for key in ("temperature", "seed", "body")}
         self.prices = {str(m): _parse_price(m, p) for m, p in settings.get("prices", {}).items()}
 
     def create_model(self, name: str, **settings: Any) -> OpenAI:
@@ -124,7 +124,7 @@ class Provider:
             "samples_at_once": self.samples_at_once,
             "prices": self.prices.get(name),
             "client": self.client,
-            **self.asked,
+            **self.request_defaults,
         }
         return OpenAI(name, **{**defaults, **settings})
 

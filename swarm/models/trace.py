@@ -53,23 +53,23 @@ class Trace:
         self._append_record({"about": dict(about or {})}, first=True)
 
     def add_call(
-        self, call: Mapping[str, Any], request: Request, came: Completion | UserError
+        self, call: Mapping[str, Any], request: Request, outcome: Completion | UserError
     ) -> None:
         """Append one call.
 
         Args:
             call: The model's "name" and further information, such as role and layer.
             request: The request.
-            came: The answer or the error.
+            outcome: The answer or the error.
 
         Raises:
             UserError: The file cannot be written.
         """
         record = {"call": dict(call), "request": request_to_json(request)}
-        if isinstance(came, UserError):
-            self._append_record({**record, "error": str(came)})
+        if isinstance(outcome, UserError):
+            self._append_record({**record, "error": str(outcome)})
         else:
-            self._append_record({**record, "answer": completion_to_json(came)})
+            self._append_record({**record, "answer": completion_to_json(outcome)})
 
     def _append_record(self, record: Mapping[str, Any], first: bool = False) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -235,16 +235,16 @@ class ReplayModel:
         return [self._replay.next_completion(self.name, request) for request in requests]
 
 
-def require_completions(came: Sequence[Completion | UserError]) -> list[Completion]:
+def require_completions(outcomes: Sequence[Completion | UserError]) -> list[Completion]:
     """Return the completions, provided that no request failed.
 
     Raises:
         UserError: The first error.
     """
-    for one in came:
+    for one in outcomes:
         if isinstance(one, UserError):
             raise one
-    return [one for one in came if isinstance(one, Completion)]
+    return [one for one in outcomes if isinstance(one, Completion)]
 
 
 def request_key(request: Mapping[str, Any]) -> str:

@@ -72,7 +72,7 @@ def validate_env_name(name: object) -> str | None:
     )
 
 
-def read_key(who: str, variable: str | None) -> str | None:
+def read_key(label: str, variable: str | None) -> str | None:
     """Return the key in an environment variable; `None` without a variable.
 
     Raises:
@@ -83,12 +83,12 @@ def read_key(who: str, variable: str | None) -> str | None:
     key = os.environ.get(variable, "").strip()
     if not key:
         raise UserError(
-            f"{who}: the environment variable {variable} is not set; put the key there, or set "
+            f"{label}: the environment variable {variable} is not set; put the key there, or set "
             "api_key_env=null if none is needed"
         )
     if not key.isascii() or not key.isprintable():
         raise UserError(
-            f"{who}: the value of the environment variable {variable} is not a valid key"
+            f"{label}: the value of the environment variable {variable} is not a valid key"
         )
     return key
 
@@ -167,7 +167,7 @@ class HttpTransport:
 
     Attributes:
         session: Session with the key in its headers, and the timeouts.
-        who: The server's name in messages.
+        label: The server's name in messages.
         url, proxy: URL, and the proxy to use.
         key: Key to redact from messages and answers.
         api_key_env: Environment variable of the key, for messages.
@@ -175,7 +175,7 @@ class HttpTransport:
     """
 
     session: "aiohttp.ClientSession"
-    who: str
+    label: str
     url: str
     proxy: str | None
     key: str | None
@@ -183,7 +183,7 @@ class HttpTransport:
     limits: Limits
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Always False: an answer arrives in one piece."""
         return False
 
@@ -255,7 +255,7 @@ class HttpTransport:
             text = self._redact_text(event.data)
             content, is_json = try_parse_json(text)
             if not is_json:
-                raise ServerFault(f"{self.who}: an event is not JSON: {to_one_line(text)}")
+                raise ServerFault(f"{self.label}: an event is not JSON: {to_one_line(text)}")
             take({"error": content} if event.name == "error" else content)
         return False
 
@@ -271,14 +271,14 @@ class HttpTransport:
 
         if isinstance(error, aiohttp.ConnectionTimeoutError):
             timeout = f"{self.limits.connect_timeout:g} s (limits.connect_timeout)"
-            return RequestTimeout(f"{self.who}: no connection within {timeout}")
+            return RequestTimeout(f"{self.label}: no connection within {timeout}")
         if isinstance(error, TimeoutError):
             timeout = f"{self.limits.timeout:g} s (limits.timeout)"
-            return RequestTimeout(f"{self.who}: no response within {timeout}")
+            return RequestTimeout(f"{self.label}: no response within {timeout}")
         description = to_one_line(self._redact_text(describe_connection_error(error)))
         if isinstance(error, aiohttp.ClientConnectorError):
             description += " (is the server running, and is this its URL?)"
-        return ConnectionFailed(f"{self.who}: the connection failed: {description}")
+        return ConnectionFailed(f"{self.label}: the connection failed: {description}")
 
     def _parse_response(self, response: "aiohttp.ClientResponse", raw: bytes) -> Any:
         """Parse the body of a response.
@@ -292,9 +292,11 @@ class HttpTransport:
             names = ("Retry-After", "Retry-After-Ms", "Location")
             known = {name: response.headers.get(name, "") for name in names}
             headers = {name: self._redact_text(value) for name, value in known.items()}
-            raise error_from_response(self.who, response.status, headers, content, self.api_key_env)
+            raise error_from_response(
+                self.label, response.status, headers, content, self.api_key_env
+            )
         if not is_json:
-            raise ServerFault(f"{self.who}: the response is not JSON: {to_one_line(text)}")
+            raise ServerFault(f"{self.label}: the response is not JSON: {to_one_line(text)}")
         return content
 
     def _redact_text(self, text: str) -> str:

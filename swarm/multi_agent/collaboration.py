@@ -191,33 +191,33 @@ def stop_when_decided(script: Script[S], request: Request) -> Script[S]:
         except StopIteration as end:
             stages: S = end.value
             return stages
-        if request.decided and request.decided(""):
+        if request.stop_check and request.stop_check(""):
             raise UserError("the answer is no longer needed")
         answers = yield calls
 
 
-def number_samples(asked: Sequence[tuple[Model, Request]], sample: int) -> list[Request]:
+def number_samples(calls: Sequence[tuple[Model, Request]], sample: int) -> list[Request]:
     """Number the samples so that equal requests to one model get different answers.
 
     Args:
-        asked: Models and requests of one round.
+        calls: Models and requests of one round.
         sample: Sample index of the collaboration's request.
     """
     alike = [
         (id(model), request.prompt, request.temperature, request.max_new_tokens)
-        for model, request in asked
+        for model, request in calls
     ]
     total, seen = Counter(alike), Counter[object]()
     numbered = []
-    for key, (_, request) in zip(alike, asked, strict=True):
+    for key, (_, request) in zip(alike, calls, strict=True):
         numbered.append(replace(request, sample=sample * total[key] + seen[key]))
         seen[key] += 1
     return numbered
 
 
-def failure_reasons(came: Iterable[AgentAnswer]) -> list[str]:
+def failure_reasons(answers: Iterable[AgentAnswer]) -> list[str]:
     """Return the failures by agent, each reason once."""
-    counted = Counter(f"{answer.name}: {answer.error}" for answer in came if answer.error)
+    counted = Counter(f"{answer.name}: {answer.error}" for answer in answers if answer.error)
     return [reason if n == 1 else f"{reason} ({n} times)" for reason, n in counted.items()]
 
 

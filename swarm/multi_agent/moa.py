@@ -181,7 +181,7 @@ class MoARun(RequestContext[Transcript]):
         max_tokens = slot.max_tokens or request.max_new_tokens
         if choose and texts:
             max_tokens = slot.max_tokens or max(request.max_new_tokens, PICK_TOKENS)
-            request = replace(request, stop=(), top_logprobs=0, decided=has_number_pick)
+            request = replace(request, stop=(), top_logprobs=0, stop_check=has_number_pick)
         return replace(
             request,
             prompt=self._build_prompt(slot, layer, texts, choose),
@@ -368,8 +368,8 @@ class MixtureOfAgents(Collaboration[Transcript]):
     runs in a separate thread, with the batch of all requests. A request takes exactly `calls`
     calls.
 
-    Agent settings default to the request's. `stop`, `seed`, `decided` and `top_logprobs` apply to
-    all agents, so that a proposer of the first layer gets the same request as without the mixture;
+    Agent settings default to the request's. `stop`, `seed`, `stop_check` and `top_logprobs` apply
+    to all agents, so that a proposer of the first layer gets the same request as without the mixture;
     they do not apply to a ranker's number. `timeout` is for the complete answer.
 
     Args:

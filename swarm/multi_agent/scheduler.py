@@ -62,15 +62,15 @@ class AgentCall:
         fields = {"name": self.slot.name, "role": self.role, "layer": self.layer}
         return {**fields, "sample": self.sample}
 
-    def build_answer(self, came: Completion | UserError) -> AgentAnswer:
+    def build_answer(self, outcome: Completion | UserError) -> AgentAnswer:
         """Build the answer of this call from its result."""
-        completion = None if isinstance(came, UserError) else came
+        completion = None if isinstance(outcome, UserError) else outcome
         error = (
             ""
             if completion and completion.text.strip()
             else EMPTY_ANSWER
             if completion
-            else str(came)
+            else str(outcome)
         )
         prompt = self.request.prompt
         return AgentAnswer(
@@ -112,7 +112,7 @@ def ignore_event(number: int, event: Any) -> None:
 
 def run_in_lockstep(
     scripts: Sequence[Generator[list[AgentCall], list[AgentAnswer], T]],
-    watch: OnEvent = ignore_event,
+    on_event: OnEvent = ignore_event,
     trace: Trace | None = None,
 ) -> list[T | UserError]:
     """Run scripts concurrently and return their results in order; each round is one batch."""
@@ -128,13 +128,13 @@ def run_in_lockstep(
             except UserError as error:
                 results[number] = error
         pending = {}
-        for (number, _), answer in zip(calls, run_calls(calls, watch, trace), strict=True):
+        for (number, _), answer in zip(calls, run_calls(calls, on_event, trace), strict=True):
             pending.setdefault(number, []).append(answer)
     return [results[number] for number in range(len(scripts))]
 
 
 def stream_final_answer(
-    script: Script[S], watch: OnEvent = ignore_event, trace: Trace | None = None
+    script: Script[S], on_event: OnEvent = ignore_event, trace: Trace | None = None
 ) -> Generator[Delta, None, S]:
     """Run a script; yield the pieces of the final answer and return the transcript.
 
@@ -154,9 +154,9 @@ def stream_final_answer(
                 yield Delta(stages.final.text, stages.final.reasoning)
             return stages
         if len(calls) > 1 or not calls[0].last:
-            answers = run_calls([(0, call) for call in calls], watch, trace)
+            answers = run_calls([(0, call) for call in calls], on_event, trace)
             continue
-        answer = yield from _stream_call(calls[0], watch, trace)
+        answer = yield from _stream_call(calls[0], on_event, trace)
         yielded = bool(answer.text)
         answers = [answer]
 
@@ -196,39 +196,39 @@ def _stream_call(
 
 
 def run_calls(
-    asked: Sequence[tuple[int, AgentCall]],
-    watch: OnEvent = ignore_event,
+    calls: Sequence[tuple[int, AgentCall]],
+    on_event: OnEvent = ignore_event,
     trace: Trace | None = None,
 ) -> list[AgentAnswer]:
     """Run all calls, as one batch per distinct model; return the answers in order.
 
     Args:
-        asked: Calls, each with the index of its request.
+        calls: Calls, each with the index of its request.
     """
     batches: dict[int, list[int]] = {}
-    for index, (number, call) in enumerate(asked):
+    for index, (number, call) in enumerate(calls):
         batches.setdefault(id(call.slot.model), []).append(index)
-        watch(number, call.started_event)
+        on_event(number, call.started_event)
     groups = list(batches.values())
     work = []
     for group in groups:
-        calls = [asked[index][1] for index in group]
-        work.append(partial(generate_each, calls[0].slot.model, [call.request for call in calls]))
+        batch = [calls[index][1] for index in group]
+        work.append(partial(generate_each, batch[0].slot.model, [call.request for call in batch]))
     answers: dict[int, AgentAnswer] = {}
     try:
-        for batch, outcomes in run_concurrently(work, name="swarm-agent"):
-            for index, one in zip(groups[batch], outcomes, strict=True):
-                number, call = asked[index]
+        for number_of_batch, outcomes in run_concurrently(work, name="swarm-agent"):
+            for index, one in zip(groups[number_of_batch], outcomes, strict=True):
+                number, call = calls[index]
                 if trace:
                     trace.add_call(call.trace_record, call.request, one)
                 answers[index] = call.build_answer(one)
-                watch(number, answers[index])
+                on_event(number, answers[index])
     except KeyboardInterrupt:
-        for index, (number, call) in enumerate(asked):
+        for index, (number, call) in enumerate(calls):
             if index not in answers:
-                watch(number, build_stopped_answer(call))
+                on_event(number, build_stopped_answer(call))
         raise
-    return [answers[index] for index in range(len(asked))]
+    return [answers[index] for index in range(len(calls))]
 
 
 def sum_usage(answers: Iterable[AgentAnswer]) -> Usage:

@@ -97,7 +97,7 @@ class AdaMerging(BaseOptimizer):
 
     def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
         """Take the steps before the next score; see `SupportsGradients.descend`."""
-        for _ in range(self.steps if self.told else 0):
+        for _ in range(self.steps if self.has_utilities else 0):
             batch = self._next_minibatch(items)
             (answer,) = yield [LossRequest(self._clamp_weights(), batch, entropy=True)]
             if np.isfinite(answer.slope).all():

@@ -64,23 +64,23 @@ class AutoOptimizer:
     def __post_init__(self) -> None:
         check_number("max_iterations", self.max_iterations, AT_LEAST_ONE, "it bounds the budget")
         check_number("surrogate", self.surrogate, SWITCH, "false never takes a Gaussian process")
-        self.offer, self.why = SearchResources(), ""
+        self.resources, self.reason = SearchResources(), ""
         self._inner: Optimizer | None = None
 
-    def set_resources(self, offer: SearchResources) -> None:
+    def set_resources(self, resources: SearchResources) -> None:
         """Set the available resources; must be called before `start`."""
-        self.offer = offer
+        self.resources = resources
 
     def choose_method(self, dimensions: int) -> tuple[Optimizer, str]:
         """Return the method for this many coefficients, and the reason in one line."""
         common: dict[str, Any] = {"max_iterations": self.max_iterations}
-        positions = self.offer.positions or self.max_iterations
+        positions = self.resources.positions or self.max_iterations
         if self.particles is not None:
             common["particles"] = self.particles
         if self._mutation_affordable():
             reason = "a black box, mutated by the gradient of the reference texts' loss"
             return ParticleSwarm(**common), f"pso: {reason}"
-        if self.offer.gradients and not self.offer.black_box:
+        if self.resources.gradients and not self.resources.black_box:
             reason = f"gold answers have a gradient through the {dimensions} coefficients"
             return GradientDescent(**common), f"gradient: {reason}"
         installed = all(map(find_spec, REQUIRED_PACKAGES["gp"]))
@@ -95,8 +95,12 @@ class AutoOptimizer:
         return NaturalEvolution(**common), f"nes: {reason}"
 
     def _mutation_affordable(self) -> bool:
-        positions = self.offer.positions or 0
-        return self.offer.gradients and self.offer.black_box and positions > SURROGATE_POSITIONS
+        positions = self.resources.positions or 0
+        return (
+            self.resources.gradients
+            and self.resources.black_box
+            and positions > SURROGATE_POSITIONS
+        )
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """Choose and start the method; see `Optimizer.start`."""
@@ -105,9 +109,9 @@ class AutoOptimizer:
 
     def _choose_inner(self, dimensions: int) -> Optimizer:
         """Return the method for this many coefficients, with the resources; set `why`."""
-        inner, self.why = self.choose_method(dimensions)
+        inner, self.reason = self.choose_method(dimensions)
         if isinstance(inner, ResourceAware):
-            inner.set_resources(self.offer)
+            inner.set_resources(self.resources)
         return inner
 
     @property
@@ -131,7 +135,7 @@ class AutoOptimizer:
     def needs_gradients(self) -> bool | None:
         """See `SupportsGradients.needs_gradients`; before `start`, by the available resources."""
         if self._inner is None:
-            return False if self.offer.gradients else None
+            return False if self.resources.gradients else None
         return getattr(self.inner_optimizer, "needs_gradients", None)
 
     def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:

@@ -62,15 +62,15 @@ def check_number(name: str, value: Any, rule: Rule, advice: str) -> None:
         raise UserError(f"optimizer.{name}={value}: must be {wording}, {advice}")
 
 
-def check_particles(particles: Any, least: int, advice: str) -> None:
+def check_particles(particles: Any, minimum: int, advice: str) -> None:
     """Check that optimizer.particles is null or a valid number of rows.
 
     Raises:
         UserError: It is not.
     """
     if particles is not None:
-        wording = f"an integer, {least} or more, at most {MOST_ROWS:,}"
-        rule: Rule = (int, lambda value: least <= value <= MOST_ROWS, wording)
+        wording = f"an integer, {minimum} or more, at most {MOST_ROWS:,}"
+        rule: Rule = (int, lambda value: minimum <= value <= MOST_ROWS, wording)
         check_number("particles", particles, rule, advice)
 
 
@@ -308,7 +308,7 @@ class SearchResources:
 class ResourceAware(Protocol):
     """An optimizer that adapts to the available resources."""
 
-    def set_resources(self, offer: SearchResources) -> None:
+    def set_resources(self, resources: SearchResources) -> None:
         """Set the available resources; called before `start`."""
         ...
 
@@ -359,14 +359,14 @@ class BaseOptimizer:
         check_pool_size(experts, self.particles)
         self.experts, self.groups = experts, groups
         count = self._population_size(experts) if self.particles is None else self.particles
-        self.seed, self.iteration, self.told = int(seed), 0, False
+        self.seed, self.iteration, self.has_utilities = int(seed), 0, False
         self.evaluate = np.ones(count, bool)
         self.positions = freeze_array(self._initial_population(experts, count))
 
     def ask(self) -> np.ndarray:
         """Return positions [N, G x K]; after a `tell`, with new rows where `evaluate` is True."""
-        if self.told:
-            self.iteration, self.told = self.iteration + 1, False
+        if self.has_utilities:
+            self.iteration, self.has_utilities = self.iteration + 1, False
             rows = self._propose_positions()
             rows_used = self._proposal_rows(len(rows))
             positions = self.positions.copy()
@@ -382,23 +382,25 @@ class BaseOptimizer:
             ValueError: Not one utility per row, or called twice without an `ask`.
         """
         u = np.asarray(utilities, dtype=np.float64)
-        if u.shape != self.evaluate.shape or self.told:
+        if u.shape != self.evaluate.shape or self.has_utilities:
             raise ValueError(
                 f"tell needs {len(self.evaluate)} utilities once per ask, not {u.shape}"
             )
         self._update_state(np.where(np.isfinite(u) & self.evaluate, u, np.nan))
-        self.told = True
+        self.has_utilities = True
 
     def stop_reason(self) -> str | None:
         """Return the number of finished iterations once it reaches `max_iterations`."""
-        finished = self.iteration if self.told else self.iteration - 1
+        finished = self.iteration if self.has_utilities else self.iteration - 1
         words = f"{finished} iteration{'s' * (finished != 1)} done"
         return words if finished >= self.max_iterations else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the exact state; None is an unmeasured utility."""
         arrays = {name: _to_json_list(getattr(self, name)) for name in ("positions", *self.ARRAYS)}
-        turn = {name: getattr(self, name) for name in ("seed", "groups", "iteration", "told")}
+        turn = {
+            name: getattr(self, name) for name in ("seed", "groups", "iteration", "has_utilities")
+        }
         return {"optimizer": self.NAME, **turn, "evaluate": self.evaluate.tolist(), **arrays}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -408,7 +410,7 @@ class BaseOptimizer:
             UserError: The state belongs to another optimizer, number of particles or groups.
         """
         check_saved_state(state, self.NAME, self.particles, getattr(self, "groups", None))
-        for name in ("seed", "groups", "iteration", "told"):
+        for name in ("seed", "groups", "iteration", "has_utilities"):
             setattr(self, name, state[name])
         self.evaluate = np.array(state["evaluate"], bool)
         for name in ("positions", *self.ARRAYS):

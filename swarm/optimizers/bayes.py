@@ -51,7 +51,7 @@ class BayesianSearch(WarmStartOptimizer):
         sampler: "gp" or "tpe".
         reach: Half the width of the box of coordinates. With free sums, measured positions outside
             it are not modelled; else they count as the nearest one inside.
-        most_dimensions: Maximum for `gp`, which models more dimensions poorly from a few hundred
+        max_dimensions: Maximum for `gp`, which models more dimensions poorly from a few hundred
             positions.
         sum_to_one: See `WarmStartOptimizer`.
         start_scales: See `WarmStartOptimizer`.
@@ -61,7 +61,7 @@ class BayesianSearch(WarmStartOptimizer):
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
         "batch": (ROWS, "1 learns from every score before the next"),
         "reach": (POSITIVE, "1 is a box around the experts"),
-        "most_dimensions": (AT_LEAST_ONE, "20 is about the limit of a Gaussian process"),
+        "max_dimensions": (AT_LEAST_ONE, "20 is about the limit of a Gaussian process"),
     }
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"sampler": ("gp", "tpe")}
 
@@ -70,7 +70,7 @@ class BayesianSearch(WarmStartOptimizer):
     batch: int = 5
     sampler: Literal["gp", "tpe"] = "gp"
     reach: float = 1.0
-    most_dimensions: int = 20
+    max_dimensions: int = 20
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """See `BaseOptimizer.start`.
@@ -84,9 +84,9 @@ class BayesianSearch(WarmStartOptimizer):
                 raise UserError(f"""optimizer.sampler={self.sampler}: needs the package {package};
                     install it with pip install "model-swarms[bayes]", or use another optimizer""")
         dimensions = groups * (experts - self.sum_to_one)
-        if self.sampler == "gp" and dimensions > self.most_dimensions:
+        if self.sampler == "gp" and dimensions > self.max_dimensions:
             raise UserError(f"""optimizer.sampler=gp: {groups} groups of {experts} experts make
-                {dimensions} dimensions, above optimizer.most_dimensions={self.most_dimensions};
+                {dimensions} dimensions, above optimizer.max_dimensions={self.max_dimensions};
                 use fewer pool.groups, optimizer.sampler=tpe, optimizer=nes, or raise the limit""")
         super().start(experts, seed, groups)
 

@@ -114,7 +114,7 @@ class CMAES(WarmStartOptimizer):
         """Reset to the initial distribution."""
         bounds = self.low, self.high
         self._region = CoefficientBounds(self.experts, *bounds, self.sum_to_one, self.groups)
-        self._learnt, self._restarts = self.begun, 0
+        self._learnt, self._restarts = self.start_count, 0
         self._cma = self._build_distribution(self._initial_mean(), count)
 
     def _initial_mean(self) -> np.ndarray:

@@ -65,8 +65,8 @@ class EvolutionaryGenerator(BaseOptimizer):
     - Initial weights and biases are U(-1, 1) / sqrt(inputs), PyTorch's default.
 
     State: `basis` [K, G x K]; `members` and `proposals` [P, G x K], vectors over the basis, with
-    `member_utilities`; `rows` and `utilities`, everything measured in the round; and `ends`, the
-    number of rows after each ask.
+    `member_utilities`; `rows` and `utilities`, everything measured in the round; and `round_ends`,
+    the number of rows after each ask.
 
     Args:
         particles: P; None is 2 K, as in the paper.
@@ -89,7 +89,7 @@ class EvolutionaryGenerator(BaseOptimizer):
         "learning_rate": (POSITIVE, "the authors' is 0.0001"),
     }
     ARRAYS: ClassVar[tuple[str, ...]] = (
-        *("basis", "members", "member_utilities", "proposals", "rows", "utilities", "ends"),
+        *("basis", "members", "member_utilities", "proposals", "rows", "utilities", "round_ends"),
     )
 
     particles: int | None = 20
@@ -107,7 +107,7 @@ class EvolutionaryGenerator(BaseOptimizer):
     def _reset_history(self) -> None:
         """Start the history of a round."""
         self.rows = np.empty((0, self.groups * self.experts))
-        self.utilities, self.ends = np.empty(0), np.empty(0)
+        self.utilities, self.round_ends = np.empty(0), np.empty(0)
         self._pair: GeneratorPair | None = None
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
@@ -132,7 +132,7 @@ class EvolutionaryGenerator(BaseOptimizer):
         measured = np.isfinite(utilities)
         self.rows = freeze_array(np.vstack([self.rows, self.proposals[measured]]))
         self.utilities = freeze_array(np.append(self.utilities, utilities[measured]))
-        self.ends = freeze_array(np.append(self.ends, len(self.rows)))
+        self.round_ends = freeze_array(np.append(self.round_ends, len(self.rows)))
         if self._round_phase() == 0:
             known = np.where(measured, utilities, self.member_utilities)
             self.member_utilities = freeze_array(known)
@@ -196,8 +196,8 @@ class EvolutionaryGenerator(BaseOptimizer):
             scales = self.cycle_scale, self.target_scale
             self._pair = GeneratorPair(self.rows.shape[1], draw, *scales, self.learning_rate)
             self._trainings = 0
-        for training in range(self._trainings, len(self.ends)):
-            end = int(self.ends[training])
+        for training in range(self._trainings, len(self.round_ends)):
+            end = int(self.round_ends[training])
             order = rank_descending(self.utilities[:end])
             count = max(1, int(end * self.winners))
             good, bad = self.rows[order[:count]], self.rows[order[count:]]
@@ -225,15 +225,18 @@ class GeneratorPair:
         target_scale: float,
         learning_rate: float,
     ) -> None:
-        self.forth, self.back = Perceptron(width, draw), Perceptron(width, draw)
+        self.winner_generator, self.loser_generator = (
+            Perceptron(width, draw),
+            Perceptron(width, draw),
+        )
         self._scales = cycle_scale, target_scale
         self._rate, self._steps = learning_rate, 0
-        weights = self.forth.weights + self.back.weights
+        weights = self.winner_generator.weights + self.loser_generator.weights
         self._moments = [(np.zeros_like(one), np.zeros_like(one)) for one in weights]
 
     def improve_vectors(self, vectors: np.ndarray) -> np.ndarray:
         """Apply F to vectors [M, D]."""
-        return self.forth.forward(vectors)[-1]
+        return self.winner_generator.forward(vectors)[-1]
 
     def train_generators(
         self, winners: np.ndarray, losers: np.ndarray, epochs: int, draw: np.random.Generator
@@ -252,18 +255,18 @@ class GeneratorPair:
     ) -> tuple[float, list[np.ndarray]]:
         """Return the loss on winners and losers [M, D], and its gradients for the weights."""
         cycle, target = self._scales
-        better = self.forth.forward(losers)
-        losers_again = self.back.forward(better[-1])
-        worse = self.back.forward(winners)
-        winners_again = self.forth.forward(worse[-1])
+        better = self.winner_generator.forward(losers)
+        losers_again = self.loser_generator.forward(better[-1])
+        worse = self.loser_generator.forward(winners)
+        winners_again = self.winner_generator.forward(worse[-1])
         error_l, error_w = losers_again[-1] - losers, winners_again[-1] - winners
         error_t = better[-1] - winners.mean(axis=0)
         loss = cycle * ((error_l**2).mean() + (error_w**2).mean()) + target * (error_t**2).mean()
         each = 2 / losers.size
-        back_l, by_better = self.back.backward(losers_again, cycle * each * error_l)
-        forth_l, _ = self.forth.backward(better, by_better + target * each * error_t)
-        forth_w, by_worse = self.forth.backward(winners_again, cycle * each * error_w)
-        back_w, _ = self.back.backward(worse, by_worse)
+        back_l, by_better = self.loser_generator.backward(losers_again, cycle * each * error_l)
+        forth_l, _ = self.winner_generator.backward(better, by_better + target * each * error_t)
+        forth_w, by_worse = self.winner_generator.backward(winners_again, cycle * each * error_w)
+        back_w, _ = self.loser_generator.backward(worse, by_worse)
         forth = [one + two for one, two in zip(forth_l, forth_w, strict=True)]
         gradients = [one + two for one, two in zip(back_l, back_w, strict=True)]
         return float(loss), forth + gradients
@@ -272,7 +275,7 @@ class GeneratorPair:
         """Take an Adam step (Kingma and Ba 2015, arXiv 1412.6980), overwriting the gradients."""
         self._steps += 1
         scales = 1 - 0.9**self._steps, 1 - 0.999**self._steps
-        weights = self.forth.weights + self.back.weights
+        weights = self.winner_generator.weights + self.loser_generator.weights
         # In place: the moments are larger than the batches, and memory traffic dominates the time.
         for weight, gradient, (mean, square) in zip(weights, gradients, self._moments, strict=True):
             mean *= 0.9

@@ -141,14 +141,14 @@ class HierarchicalOptimizer:
         self.levels = self._build_levels(groups)
         self._check_particles()
         self.size = max(len(self._build_inner(stage).ask()) for stage in range(len(self.levels)))
-        self.iteration, self.told, self.spent = 0, False, 0
+        self.iteration, self.has_utilities, self.evaluations = 0, False, 0
         self.best, self.best_utility = np.full(groups * experts, 1 / experts), np.nan
         self._enter_stage(0)
 
     def ask(self) -> np.ndarray:
         """Return positions [N, G x K]."""
-        if self.told:
-            self.iteration, self.told = self.iteration + 1, False
+        if self.has_utilities:
+            self.iteration, self.has_utilities = self.iteration + 1, False
             if self._is_stage_over():
                 self._enter_stage(self.stage + 1)
             self._ask_inner()
@@ -161,25 +161,25 @@ class HierarchicalOptimizer:
             ValueError: Not one utility per row, or called twice without an `ask`.
         """
         u = np.asarray(utilities, dtype=np.float64)
-        if u.shape != self.evaluate.shape or self.told:
+        if u.shape != self.evaluate.shape or self.has_utilities:
             raise ValueError(
                 f"tell needs {len(self.evaluate)} utilities once per ask, not {u.shape}"
             )
         u = np.where(np.isfinite(u) & self.evaluate, u, np.nan)
         self.inner.tell(u[: len(self.inner.evaluate)])
-        again = self.experts + 1 if self.stage and self.iteration == self.entered else 0
-        self.spent += int(np.isfinite(u[again:]).sum())
+        again = self.experts + 1 if self.stage and self.iteration == self.stage_start else 0
+        self.evaluations += int(np.isfinite(u[again:]).sum())
         if np.isfinite(u).any() and not np.nanmax(u) <= self.best_utility:
             self.best_utility = float(np.nanmax(u))
             self.best = freeze_array(self.positions[np.nanargmax(u)].copy())
-        self.told = True
+        self.has_utilities = True
 
     def stop_reason(self) -> str | None:
         """Return why the search has ended: the last stage, or the iterations, are finished."""
-        finished = self.iteration if self.told else self.iteration - 1
+        finished = self.iteration if self.has_utilities else self.iteration - 1
         if finished >= self.max_iterations:
             return f"{finished} iteration{'s' * (finished != 1)} done"
-        if self.stage + 1 < len(self.levels) or not self.told:
+        if self.stage + 1 < len(self.levels) or not self.has_utilities:
             return None
         words = self.inner.stop_reason()
         return words and f"{self.levels[self.stage].name}: {words}"
@@ -261,7 +261,7 @@ class HierarchicalOptimizer:
         return made
 
     def _enter_stage(self, stage: int) -> None:
-        self.stage, self.entered, self.anchor = stage, self.iteration, self.best
+        self.stage, self.stage_start, self.anchor = stage, self.iteration, self.best
         self.inner = self._build_inner(stage)
         self._ask_inner()
 
@@ -285,10 +285,19 @@ class HierarchicalOptimizer:
         if self.stage + 1 == len(self.levels):
             return False
         share = self.levels[self.stage].share
-        spent = self._positions is not None and self.spent >= share * self._positions
+        spent = self._positions is not None and self.evaluations >= share * self._positions
         late = self.iteration >= share * (self.max_iterations + 1)
         return spent or late or self.inner.stop_reason() is not None
 
 
-SCALARS = ("seed", "experts", "size", "iteration", "told", "spent", "stage", "entered")
+SCALARS = (
+    "seed",
+    "experts",
+    "size",
+    "iteration",
+    "has_utilities",
+    "evaluations",
+    "stage",
+    "stage_start",
+)
 ARRAYS = ("positions", "evaluate", "best", "anchor")

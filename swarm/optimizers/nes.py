@@ -75,7 +75,7 @@ class NaturalEvolution(WarmStartOptimizer):
         "mean",
         "sigma",
         "momentum",
-        "squares",
+        "second_moment",
         "steps",
     )
 
@@ -105,7 +105,7 @@ class NaturalEvolution(WarmStartOptimizer):
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         dimensions = self.groups * (experts - self.sum_to_one)
-        self.mean = self.momentum = self.squares = np.zeros(dimensions)
+        self.mean = self.momentum = self.second_moment = np.zeros(dimensions)
         self.sigma, self.steps = np.full(dimensions, float(self.step)), np.array(0.0)
         return super()._initial_population(experts, count)
 
@@ -145,9 +145,11 @@ class NaturalEvolution(WarmStartOptimizer):
         """Return Adam's step at rate 1, uphill."""
         self.steps = self.steps + 1
         self.momentum = freeze_array(MOMENTUM * self.momentum + (1 - MOMENTUM) * direction)
-        self.squares = freeze_array(SQUARES * self.squares + (1 - SQUARES) * direction**2)
+        self.second_moment = freeze_array(
+            SQUARES * self.second_moment + (1 - SQUARES) * direction**2
+        )
         mean = self.momentum / (1 - MOMENTUM**self.steps)
-        return mean / (np.sqrt(self.squares / (1 - SQUARES**self.steps)) + EPSILON)
+        return mean / (np.sqrt(self.second_moment / (1 - SQUARES**self.steps)) + EPSILON)
 
     @property
     def _pair_count(self) -> int:

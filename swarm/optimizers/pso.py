@@ -168,7 +168,7 @@ ARRAYS = {
     "cooling": int,
 }
 SCALARS = (
-    *("seed", "groups", "iteration", "told", "current_step_length", "swarm_stale"),
+    *("seed", "groups", "iteration", "has_utilities", "current_step_length", "swarm_stale"),
     *("swarm_counted", "best_utility", "worst_utility"),
 )
 
@@ -221,7 +221,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         """
         check_pool_size(experts, self.particles)
         count = experts + self.soups if self.particles is None else self.particles
-        self.seed, self.groups, self.iteration, self.told = int(seed), groups, 0, False
+        self.seed, self.groups, self.iteration, self.has_utilities = int(seed), groups, 0, False
         self.current_step_length = float(self.step_length)
         self.swarm_stale = self.swarm_counted = 0
         x = self._starting_positions(experts, count)
@@ -240,8 +240,8 @@ class ParticleSwarm(ParticleSwarmOptions):
 
     def ask(self) -> np.ndarray:
         """Return positions [N, G x K]; after a `tell`, one restart-and-move step further."""
-        if self.told:
-            self.iteration, self.told = self.iteration + 1, False
+        if self.has_utilities:
+            self.iteration, self.has_utilities = self.iteration + 1, False
             before = self.positions, self.velocities, self.cooling
             self._move_particles()
             turn = self._moving_particles(self.iteration)
@@ -261,7 +261,7 @@ class ParticleSwarm(ParticleSwarmOptions):
 
     def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
         """Compute the displacements of the particles that move next; see `SupportsGradients`."""
-        if self.descent is None or not self.told:
+        if self.descent is None or not self.has_utilities:
             return
         by_loss = self.iteration == 0 and not self._offer.black_box
         if by_loss and (limit := self.most_active) is not None:
@@ -291,7 +291,7 @@ class ParticleSwarm(ParticleSwarmOptions):
                 particle has a utility, or no personal best.
         """
         u = np.asarray(utilities, dtype=np.float64)
-        if u.shape != self.evaluate.shape or self.told:
+        if u.shape != self.evaluate.shape or self.has_utilities:
             raise ValueError(
                 f"tell needs {len(self.evaluate)} utilities once per ask, not {u.shape}"
             )
@@ -312,7 +312,7 @@ class ParticleSwarm(ParticleSwarmOptions):
             self.current_step_length = float(max(decayed, self.minimum_step_length))
         elif self.starting_velocity == "best" and self.best_position is not None:
             self.velocities = freeze_array(self.best_position - self.positions)
-        self.told = True
+        self.has_utilities = True
 
     def stop_reason(self) -> str | None:
         """Return why the search has ended: c stale iterations of the swarm, or K iterations."""
@@ -323,7 +323,7 @@ class ParticleSwarm(ParticleSwarmOptions):
             stale += self.swarm_counted > stale
         if stale * self._moving_share() >= self.patience:
             return f"no new global best in {self.swarm_stale} iterations"
-        finished = self.iteration if self.told else self.iteration - 1
+        finished = self.iteration if self.has_utilities else self.iteration - 1
         words = f"{finished} iteration{'s' * (finished != 1)} done"
         return words if finished >= self.max_iterations else None
 
@@ -363,9 +363,9 @@ class ParticleSwarm(ParticleSwarmOptions):
                 self, name, None if position is None else freeze_array(np.array(position, float))
             )
 
-    def set_resources(self, offer: SearchResources) -> None:
+    def set_resources(self, resources: SearchResources) -> None:
         """See `swarm.optimizers.base.ResourceAware`."""
-        self._offer = offer
+        self._offer = resources
 
     @property
     def most_active(self) -> int | None:

@@ -157,7 +157,7 @@ class WarmStartOptimizer(HistoryOptimizer):
     subclass continues with `_propose_after_start`. Remaining rows of the first ask are random
     mixtures, scaled too. Without scales the first ask is `_initial_positions` of the subclass.
 
-    `begun` is the number of measured positions, the first of `rows`, that belong to the start.
+    `start_count` is the number of measured positions, the first of `rows`, of the start.
     `begin_at`, set before `start`, is the index of an expert around which the search starts
     instead: then no recipe is evaluated, and nothing besides the experts in the first ask.
 
@@ -190,7 +190,7 @@ class WarmStartOptimizer(HistoryOptimizer):
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """See `BaseOptimizer.start`."""
-        self.expert_utilities, self.begun = np.full(experts, np.nan), 0
+        self.expert_utilities, self.start_count = np.full(experts, np.nan), 0
         super().start(experts, seed, groups)
 
     def state_dict(self) -> dict[str, Any]:
@@ -198,11 +198,11 @@ class WarmStartOptimizer(HistoryOptimizer):
         if not self._has_start:
             return super().state_dict()
         known = [None if np.isnan(u) else u for u in self.expert_utilities.tolist()]
-        return {**super().state_dict(), "begun": self.begun, "expert_utilities": known}
+        return {**super().state_dict(), "start_count": self.start_count, "expert_utilities": known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `BaseOptimizer.load_state_dict`."""
-        self.begun = state.get("begun", 0)
+        self.start_count = state.get("start_count", 0)
         self.expert_utilities = np.array(state.get("expert_utilities", []), float)
         super().load_state_dict(state)
 
@@ -234,7 +234,7 @@ class WarmStartOptimizer(HistoryOptimizer):
             self.expert_utilities = freeze_array(utilities[: self.experts].copy())
         super()._update_state(utilities)
         if self.is_starting:
-            self.begun = len(self.rows)
+            self.start_count = len(self.rows)
 
     @property
     def is_starting(self) -> bool:
@@ -246,9 +246,9 @@ class WarmStartOptimizer(HistoryOptimizer):
         """The best position of the start, [G x K]; the uniform soup if none was measured."""
         if self.begin_at is not None:
             return random_streams.expert_positions(self.experts, self.groups)[self.begin_at]
-        if not self.begun:
+        if not self.start_count:
             return np.full(self.groups * self.experts, 1 / self.experts)
-        return self.rows[np.argmax(self.utilities[: self.begun])]
+        return self.rows[np.argmax(self.utilities[: self.start_count])]
 
     def _static_positions(self) -> np.ndarray:
         return static_start_positions(self.experts, self.groups, self.active_scales)[1]
@@ -333,7 +333,7 @@ class StaticMerges(BaseOptimizer):
 
     def stop_reason(self) -> str | None:
         """Return why the search has ended: all recipes, or the iterations, are finished."""
-        if self.told and not self._plan_merges():
+        if self.has_utilities and not self._plan_merges():
             made, known = len(self._greedy_soup()[0]), self._merged_count()
             return f"every recipe is scored; the greedy soup took {made} of {known}"
         return super().stop_reason()

@@ -51,13 +51,13 @@ class PendingRequest:
     Attributes:
         place: Index of the model, or of those blended.
         answer: Future of the completion or the error.
-        left: True once the caller has gone; generation then ends at the next token.
+        abandoned: True once the caller has gone; generation then ends at the next token.
     """
 
     place: ModelIndex
     request: Request
     answer: "Future[Completion]" = field(default_factory=Future)
-    left: bool = False
+    abandoned: bool = False
 
 
 class Batcher:
@@ -79,14 +79,14 @@ class Batcher:
         self._waiting: list[PendingRequest] = []
         self._answering = False
 
-    def add_model(self, stand: ModelGroup) -> int:
+    def add_model(self, group: ModelGroup) -> int:
         """Add the model of a group with the same key and return its index. Nothing is loaded.
 
         Raises:
             UserError: Its adapter is incompatible with those already added.
         """
         with self._gate:
-            self._group = self._group.merge_with(stand) if self._group else stand
+            self._group = self._group.merge_with(group) if self._group else group
             return len(self._group.places) - 1
 
     def open(self, device: str) -> None:
@@ -119,7 +119,7 @@ class Batcher:
         """Submit requests to loaded models; each answer arrives in its own future."""
         pending = [PendingRequest(index, request) for request in requests]
         for one in pending:
-            one.request = replace(one.request, decided=_build_stop_check(one))
+            one.request = replace(one.request, stop_check=_build_stop_check(one))
         with self._gate:
             self._waiting += pending
             if pending and not self._answering:
@@ -154,7 +154,7 @@ class Batcher:
                     return
             with self._busy:
                 ready += [one for one in new if self._fits_context(one)]
-                ready = [one for one in ready if not one.left]
+                ready = [one for one in ready if not one.abandoned]
                 if ready:
                     chosen = select_round(ready)
                     self._run_round(chosen)
@@ -205,8 +205,8 @@ def select_round(ready: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
 
 def _build_stop_check(one: PendingRequest) -> Callable[[str], bool]:
     """Return a stop check: the request's own condition, or that its caller has gone."""
-    decided = one.request.decided
-    return lambda text: one.left or bool(decided and decided(text))
+    decided = one.request.stop_check
+    return lambda text: one.abandoned or bool(decided and decided(text))
 
 
 class SharedLocalModel:
@@ -295,7 +295,7 @@ class SharedLocalModel:
             return [self._wait_for_completion(one, start) for one in pending]
         finally:
             for one in pending:
-                one.left = True
+                one.abandoned = True
 
     def stream(self, request: Request) -> Stream:
         """Stream the answer to one request; see `swarm.models.base.stream`."""
@@ -303,9 +303,12 @@ class SharedLocalModel:
 
         def on_text(text: str) -> bool:
             texts.put(text)
-            return bool(request.decided and request.decided(text))
+            return bool(request.stop_check and request.stop_check(text))
 
-        (one,), start = self._submit_requests([replace(request, decided=on_text)]), time.monotonic()
+        (one,), start = (
+            self._submit_requests([replace(request, stop_check=on_text)]),
+            time.monotonic(),
+        )
         one.answer.add_done_callback(lambda _: texts.put(None))
         sent = ""
         try:
@@ -321,7 +324,7 @@ class SharedLocalModel:
                 yield Delta(answer.text[len(sent) :])
             return answer
         finally:
-            one.left = True
+            one.abandoned = True
 
     def embed(self, texts: Sequence[str]) -> list[Embedding]:
         """Embed texts; see `swarm.models.base.SupportsEmbedding`."""

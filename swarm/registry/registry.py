@@ -176,7 +176,7 @@ class Roster:
 
     def _llm_model(self, name: str) -> Model:
         model = LLM(name)
-        return CachedModel(model, self.cache, ("llm", name), model.who) if self.cache else model
+        return CachedModel(model, self.cache, ("llm", name), model.label) if self.cache else model
 
     def _moa_model(self, name: str) -> Model:
         from swarm.multi_agent.presets import build_mixture, read_preset

@@ -87,14 +87,14 @@ class ChartFrame:
         self.left = 30 + LETTER_WIDTH * widest
         low, high = chart.x_range()
         most = 7 if size.width > 400 else 5
-        marks = _number_ticks(low, high, most, chart.whole)
+        marks = _number_ticks(low, high, most, chart.integer_x)
         if chart.log:
             marks = [(x, f"{x:g}") for x in sorted({float(x) for s in chart.series for x in s.x})]
         # An iteration axis ends exactly at its data; other axes end at a tick.
-        ends = (low, high) if chart.whole else (marks[0][0], marks[-1][0])
+        ends = (low, high) if chart.integer_x else (marks[0][0], marks[-1][0])
         self.right = size.width - max(14, 2 + LETTER_WIDTH / 2 * len(marks[-1][1]))
         self.x_ticks = [one for one in marks if ends[0] <= one[0] <= ends[1]]
-        pad = 8 if chart.whole else 0
+        pad = 8 if chart.integer_x else 0
         scale = LogScale if chart.log and ends[0] < ends[1] else LinearScale
         self.x = scale(ends, (self.left + pad, self.right - pad))
         y_ends = (self.y_ticks[0][0], self.y_ticks[-1][0])
@@ -115,9 +115,9 @@ def _row_ticks(chart: Chart, size: ChartSize) -> list[tuple[float, str]]:
     return [(float(n), shorten_text(name, most)) for n, name in enumerate(chart.rows)]
 
 
-def shorten_text(words: str, most: int) -> str:
-    """Truncate text to at most `most` characters."""
-    return words if len(words) <= most else words[: most - 1] + "…"
+def shorten_text(words: str, max_length: int) -> str:
+    """Truncate text to at most `max_length` characters."""
+    return words if len(words) <= max_length else words[: max_length - 1] + "…"
 
 
 def render_svg(chart: Chart, size: ChartSize = WIDE_SIZE) -> str:
@@ -126,7 +126,7 @@ def render_svg(chart: Chart, size: ChartSize = WIDE_SIZE) -> str:
     head = (
         f'<svg class="{"wide" if size == WIDE_SIZE else "narrow"}" viewBox="0 0 {size.width} '
         f'{frame.size.height}" role="img" '
-        f'aria-label="{escape_text(f"{chart.title}. {chart.told}")}" '
+        f'aria-label="{escape_text(f"{chart.title}. {chart.alt_text}")}" '
         f'data-x="{_format_scale(frame.x)}" data-y="{_format_scale(frame.y)}">'
     )
     content = (render_axes, _render_marks, _render_series)
@@ -300,7 +300,7 @@ def render_image(chart: Chart, kind: str) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e2e5e9")
     axes.set_axisbelow(True)
-    if chart.whole:
+    if chart.integer_x:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if chart.log:
         axes.set_xscale("log")

@@ -69,10 +69,10 @@ class Chart:
 
     Attributes:
         key: Unique key, used as the file name.
-        told: One-sentence summary, the alternative text of the image.
+        alt_text: One-sentence summary, the alternative text of the image.
         marks: Horizontal reference lines, as (name, y).
         rows: Row names for y = 0, 1, ... from the top; empty if y is numeric.
-        whole: Whether x takes integers only, which then are its ticks.
+        integer_x: Whether x takes integers only, which then are its ticks.
         log: Use a logarithmic x axis with a tick at each x; requires x > 0.
     """
 
@@ -81,10 +81,10 @@ class Chart:
     x_name: str
     y_name: str
     series: Sequence[Series]
-    told: str = ""
+    alt_text: str = ""
     marks: Sequence[tuple[str, float]] = ()
     rows: Sequence[str] = ()
-    whole: bool = False
+    integer_x: bool = False
     log: bool = False
 
     def series_style(self, number: int) -> int | None:
@@ -115,20 +115,20 @@ def _padded_range(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def axis_ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:
-    """Return at most `most` round numbers that cover the range from `low` to `high`.
+def axis_ticks(low: float, high: float, limit: int = 6, integers: bool = False) -> list[float]:
+    """Return at most `limit` round numbers that cover the range from `low` to `high`.
 
     Args:
-        most: Maximum number of ticks, at least 3.
-        whole: Whether ticks must be integers.
+        limit: Maximum number of ticks, at least 3.
+        integers: Whether ticks must be integers.
     """
-    step = 10.0 ** math.floor(math.log10((high - low) / most))
-    if whole:
+    step = 10.0 ** math.floor(math.log10((high - low) / limit))
+    if integers:
         step = max(1.0, step)
     for factor in (1, 2, 5, 10, 20, 50, 100):
         first = math.floor(low / (step * factor) + 1e-9)
         last = math.ceil(high / (step * factor) - 1e-9)
-        if last - first < most:
+        if last - first < limit:
             break
     return [float(f"{n * step * factor:.12g}") for n in range(first, last + 1)]
 
@@ -221,13 +221,13 @@ class ReportSection:
 
     Attributes:
         key: Anchor in the page's URL.
-        how: One or two sentences on how to read the section.
+        explanation: One or two sentences on how to read the section.
         folded: Collapsed blocks, by their summary line.
     """
 
     key: str
     title: str
-    how: str
+    explanation: str
     blocks: Sequence[ReportBlock]
     folded: dict[str, Sequence[ReportBlock]] = field(default_factory=dict)
 

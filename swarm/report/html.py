@@ -206,7 +206,7 @@ def _render_section(one: ReportSection) -> str:
     )
     return (
         f'<section id="{one.key}"><h2>{escape_text(one.title)}</h2><p '
-        f'class="how">{escape_text(one.how)}</p>'
+        f'class="how">{escape_text(one.explanation)}</p>'
         f"{_render_blocks(one.blocks)}{folded}</section>"
     )
 

@@ -44,7 +44,7 @@ def escape_markdown(words: str) -> str:
 
 
 def _render_section(section: ReportSection, pictures: Collection[str]) -> list[str]:
-    lines = [f"## {section.title}", "", escape_markdown(section.how)]
+    lines = [f"## {section.title}", "", escape_markdown(section.explanation)]
     for block in (*section.blocks, *(one for some in section.folded.values() for one in some)):
         if text := _render_block(block, pictures):
             lines += ["", *text]
@@ -64,9 +64,9 @@ def _render_block(block: ReportBlock, pictures: Collection[str]) -> list[str]:
             if block.key in pictures:
                 return [
                     f"![{escape_markdown(block.title)}. "
-                    f"{escape_markdown(block.told)}](report/{block.key}.png)"
+                    f"{escape_markdown(block.alt_text)}](report/{block.key}.png)"
                 ]
-            return [f"{escape_markdown(block.title)}: {escape_markdown(block.told)}."]
+            return [f"{escape_markdown(block.title)}: {escape_markdown(block.alt_text)}."]
         case ChartChoice():
             return [
                 line for chart in block.charts.values() for line in _render_block(chart, pictures)

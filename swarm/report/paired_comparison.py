@@ -23,13 +23,13 @@ class SplitResult(NamedTuple):
     """Result of a model on a split.
 
     Attributes:
-        ends: Ends of the 95 % interval; `None` if the run folder does not contain it.
+        interval: Ends of the 95 % interval; `None` if the run folder does not contain it.
         unparsed: Share of answers that could not be parsed.
         parts: Utility of each part of a mixture.
     """
 
     utility: float
-    ends: tuple[float, float] | None
+    interval: tuple[float, float] | None
     items: int
     unparsed: float | None
     parts: dict[str, float]
@@ -282,7 +282,7 @@ def _shorten_text(words: str, limit: int = MAX_TEXT_LENGTH) -> str:
 def load_questions(models: PairedComparison, split: str) -> tuple[dict[str, Any], str]:
     """Return the items by id from the task's data files, or an explanation why they are missing."""
     run = models.run
-    item_ids = run.metrics.get("asked", {}).get("test_items")
+    item_ids = run.metrics.get("settings", {}).get("test_items")
     try:
         found = list(iterate_data_items(run.config["task"], split))
     except (UserError, KeyError, TypeError) as error:

@@ -123,17 +123,17 @@ def _hypervolume_chart(found: ParetoFront) -> Chart:
         "hypervolume on dev",
         [Series("hypervolume", np.arange(len(volumes)), volumes, "steps", "strong")],
         description,
-        whole=True,
+        integer_x=True,
     )
 
 
 def _describe_front(found: ParetoFront) -> list[str]:
-    worst = zip(found.aims, found.reference_point, strict=True)
+    worst = zip(found.objectives, found.reference_point, strict=True)
     reference = ", ".join(f"{name} {format_number(value)}" for name, value in worst)
     lines = [
         f"{pluralize(len(found.front_indices), 'point')} of {len(found.measured_indices)} "
         "measured positions. "
-        f"Objectives: {', '.join(found.aims)}. The hypervolume is the volume that the front "
+        f"Objectives: {', '.join(found.objectives)}. The hypervolume is the volume that the front "
         f"dominates beyond the worst of the experts in each objective ({reference}).",
         "Export a point by python -m swarm.export RUN point=NUMBER to=FOLDER.",
     ]

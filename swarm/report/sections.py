@@ -183,7 +183,9 @@ def _result_table(models: PairedComparison) -> TableBlock:
     rows: list[list[str | Sparkline]] = []
     for name, one in lines:
         row: list[str | Sparkline] = [name]
-        row += [format_interval(m.utility, m.ends) if (m := one[split]) else "–" for split in shown]
+        row += [
+            format_interval(m.utility, m.interval) if (m := one[split]) else "–" for split in shown
+        ]
         row += [format_percent(m.unparsed) if (m := one[split]) else "–" for split in splits]
         rows.append(row)
     return TableBlock(
@@ -207,10 +209,10 @@ def _result_chart(models: PairedComparison) -> Chart:
                 [n + 0.2 * (index - (len(lines) - 1) / 2) for n, _ in known],
                 "points",
                 labels=[
-                    f"{SPLIT_NAMES[splits[n]]}, {format_interval(m.utility, m.ends)}"
+                    f"{SPLIT_NAMES[splits[n]]}, {format_interval(m.utility, m.interval)}"
                     for n, m in known
                 ],
-                spans=[m.ends or (m.utility, m.utility) for _, m in known],
+                spans=[m.interval or (m.utility, m.utility) for _, m in known],
             )
         )
     description = "; ".join(f"{one.name}: {', '.join(one.labels)}" for one in series)
@@ -446,7 +448,7 @@ def cost_section(models: PairedComparison) -> ReportSection:
     ]
     if timed := _time_rows(run, evaluated):
         blocks.append(TableBlock("Time and tokens", ["what", "how much"], timed))
-    if taken := run.metrics.get("spent"):
+    if taken := run.metrics.get("scoring_cost"):
         blocks.append(
             TableBlock(
                 "Cost of scoring",

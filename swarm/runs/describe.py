@@ -300,7 +300,9 @@ def list_caveats(metrics: dict[str, Any], too_long: Sequence[str] = ()) -> list[
     points = metrics.get("in_points", False)
     if found := metrics.get("confirm"):
         bias = found["ending_searched"] - found["ending"]
-        chose = " It was chosen among the finalists by these items." * found.get("chose", False)
+        chose = " It was chosen among the finalists by these items." * found.get(
+            "selected_on_held_out", False
+        )
         lines.append(
             f"The search measured {found['ending_searched']:.3f}; the {found['items']} "
             f"held-out dev items give {found['ending']:.3f} (difference {bias:+.3f}; the "

@@ -40,8 +40,8 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         self._path = folder / STATUS_FILE
         self._descriptor = _acquire_lock(folder)
-        self._status: dict[str, Any] = {"what": "begins"}
-        self._began = _current_time()
+        self._status: dict[str, Any] = {"activity": "begins"}
+        self._started = _current_time()
         self._changed = False
         try:
             self._write_status()
@@ -54,8 +54,8 @@ class RunLock:
         """Set the current status; it is written to the folder within a second.
 
         Args:
-            facts: `what` (description), `iteration`, `most`, `done` and `total` (items of the
-                current evaluation), `prompts_per_second`, `seconds_left`, `best`.
+            facts: `activity` (description), `iteration`, `max_iterations`, `done` and `total`
+                (items of the current evaluation), `prompts_per_second`, `seconds_left`, `best`.
         """
         self._status, self._changed = dict(facts), True
 
@@ -79,7 +79,7 @@ class RunLock:
         process = {"pid": os.getpid(), "host": socket.gethostname()}
         write_json(
             self._path,
-            {**process, "began": self._began, "updated": _current_time(), **self._status},
+            {**process, "started": self._started, "updated": _current_time(), **self._status},
         )
 
 
@@ -87,8 +87,8 @@ def running_info(folder: Path) -> dict[str, Any] | None:
     """Return the status of the process that holds a run folder; `None` if none does.
 
     Returns:
-        The status: `pid`, `host`, `began` and `updated` (ISO times), `what`, and further values
-            given to `RunLock.update_status`. A status left by a killed process is ignored.
+        The status: `pid`, `host`, `started` and `updated` (ISO times), `activity`, and further
+            values given to `RunLock.update_status`. A status left by a killed process is ignored.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -100,7 +100,7 @@ def running_info(folder: Path) -> dict[str, Any] | None:
             return None
     finally:
         os.close(descriptor)
-    return _read_status(folder) or {"what": "begins"}
+    return _read_status(folder) or {"activity": "begins"}
 
 
 def save_command(folder: Path, arguments: Sequence[str]) -> None:

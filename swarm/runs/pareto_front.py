@@ -126,7 +126,7 @@ class ParetoFront:
     Args:
         names: Names of the M parts.
         items: Dev items of each part.
-        aims: The parts that are objectives; the others can only be constrained.
+        objectives: The parts that are objectives; the others can only be constrained.
         constraints: Lower bounds by part, a number or `base`.
         experts: The number of experts, the first particles of iteration 0.
         rounds: The record's iterations.
@@ -134,7 +134,7 @@ class ParetoFront:
 
     names: Sequence[str]
     items: Sequence[int]
-    aims: Sequence[str]
+    objectives: Sequence[str]
     constraints: Mapping[str, Any]
     experts: int
     rounds: Sequence[Mapping[str, Any]]
@@ -174,7 +174,9 @@ class ParetoFront:
     @cached_property
     def aim_values(self) -> np.ndarray:
         """Utilities [P, aims] on dev, the objectives alone."""
-        found: np.ndarray = self.objective_values[:, [self.names.index(name) for name in self.aims]]
+        found: np.ndarray = self.objective_values[
+            :, [self.names.index(name) for name in self.objectives]
+        ]
         return found
 
     @cached_property
@@ -238,7 +240,7 @@ class ParetoFront:
         """The hypervolume after each iteration, of the positions that meet all constraints."""
         born = np.array([number for number, _ in self.measured_indices])
         found = []
-        kept = np.zeros((0, len(self.aims)))
+        kept = np.zeros((0, len(self.objectives)))
         for number in range(len(self.rounds)):
             new = self.aim_values[(born == number) & (self.constraint_violations == 0)]
             kept = np.vstack([kept, new])
@@ -294,14 +296,14 @@ class ParetoFront:
             measured = {key: one for key, one in tested.get(index, {}).items() if key != "place"}
             points.append(point | measured)
         return {
-            "objectives": list(self.aims),
+            "objectives": list(self.objectives),
             "dev_items": dict(zip(self.names, self.items, strict=True)),
             "constraints": {
                 name: {"at_least": self.constraint_bounds.get(name), "base": bound == BASE_BOUND}
                 for name, bound in self.constraints.items()
             },
             "feasible": bool(len(self.measured_indices) and self.constraint_violations.min() == 0),
-            "reference": dict(zip(self.aims, self.reference_point.tolist(), strict=True)),
+            "reference": dict(zip(self.objectives, self.reference_point.tolist(), strict=True)),
             "hypervolume": self.hypervolume_history,
             "points": points,
         }

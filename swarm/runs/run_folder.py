@@ -401,17 +401,17 @@ class RunRecord:
         in prompt-equivalents: a forward pass is one, a forward and backward pass are three.
         """
         counts = self._summed().counts
-        found = {name: counts[name] for name in ("prompts_asked", "prompts_saved")}
-        losses, gradients = counts["losses_asked"], counts["gradients_asked"]
+        found = {name: counts[name] for name in ("prompts_scored", "prompts_saved")}
+        losses, gradients = counts["losses_computed"], counts["gradients_computed"]
         if losses or gradients:
-            found |= {"losses_asked": losses, "gradients_asked": gradients}
-            found["prompt_equivalents"] = found["prompts_asked"] + losses + 3 * gradients
+            found |= {"losses_computed": losses, "gradients_computed": gradients}
+            found["prompt_equivalents"] = found["prompts_scored"] + losses + 3 * gradients
         return found
 
     def prompts_spent(self) -> int:
         """Return the cost on dev so far, in prompt-equivalents."""
         found = self.count_prompts()
-        return found.get("prompt_equivalents", found["prompts_asked"])
+        return found.get("prompt_equivalents", found["prompts_scored"])
 
     def load_iteration_answers(self, number: int, particle: int) -> list[dict[str, Any]]:
         """Return a particle's answers to the dev items it was scored on in an iteration."""
@@ -542,7 +542,7 @@ class Summary:
         counts: Sums over the iterations by name.
     """
 
-    COUNTS = ("prompts_asked", "prompts_saved", "losses_asked", "gradients_asked")
+    COUNTS = ("prompts_scored", "prompts_saved", "losses_computed", "gradients_computed")
 
     def __init__(self) -> None:
         self.highest: dict[int, tuple[float, ParticleIndex]] = {}

@@ -174,7 +174,7 @@ class RunFolder:
 
     def load_test_answers(self, index: PositionIndex) -> list[dict[str, Any]] | None:
         """Return a position's answers to the test items; `None` if it was not scored on test."""
-        items = self.metrics.get("asked", {}).get("test_items")
+        items = self.metrics.get("settings", {}).get("test_items")
         position = " ".join(float(c).hex() for c in self.positions[index])
         name = hashlib.sha256(f"{items} {position}".encode()).hexdigest()[:16]
         path = self.path / "answers" / f"test_{name}.json.gz"

@@ -591,7 +591,7 @@ def judge(link: Link, task: dict[str, Any], verdict: int) -> NoReturn:
         outcome, _, _ = link.answer(0)
         if outcome == "raise":
             end("failed")
-        names = Names(link, set(task["asked"]), task["modules"])
+        names = Names(link, set(task["requested"]), task["modules"])
         program = sys.modules["program"] = types.ModuleType("program")
         vars(program)["__getattr__"] = names.__getitem__
         for imported in task["imports"]:

@@ -31,12 +31,12 @@ class TextBatcher:
     Args:
         budget: Maximum number of padded tokens in a batch; halved permanently when the device runs
             out of memory.
-        who: The model and its device, for the message if a single text does not fit.
+        label: The model and its device, for the message if a single text does not fit.
     """
 
-    def __init__(self, budget: int, who: str) -> None:
+    def __init__(self, budget: int, label: str) -> None:
         self.budget = budget
-        self.who = who
+        self.label = label
 
     def run(self, lengths: Sequence[int], answer: Callable[[list[int]], Sequence[T]]) -> list[T]:
         """Return the results of `answer` for each text, in order.
@@ -71,8 +71,8 @@ class TextBatcher:
         torch.cuda.empty_cache()
         if rows == 1:
             raise UserError(
-                f"out of memory: {tokens} tokens of one text do not fit into {self.who}; give it a "
-                "separate device with task.scorer.device"
+                f"out of memory: {tokens} tokens of one text do not fit into {self.label}; give it "
+                "a separate device with task.scorer.device"
             )
         self.budget = rows * tokens // 2
 

@@ -113,7 +113,7 @@ class PerspectiveScorer(NonToxicity):
         found.update(zip((names[i] for i in new), values, strict=True))
         log.info(
             "%s: %d texts, %d of them requested, %d retries",
-            self.client.who,
+            self.client.label,
             len(texts),
             len(new),
             self.client.repeated - retries_before,

@@ -264,7 +264,7 @@ def _judging(prompt: str, test: str) -> dict[str, Any]:
     return {
         "role": "judge",
         "test": test,
-        "asked": requested,
+        "requested": requested,
         "imports": [*filter(_compiles, imports)],
         "modules": {name: one for name, one in _modules(test).items() if name not in requested},
     }

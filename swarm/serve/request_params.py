@@ -96,7 +96,7 @@ class ChatRequest:
         streamed: True if they are to be streamed.
         usage: True if a stream ends with its usage.
         passed: Additional fields for an endpoint.
-        refused: Error for models that are not endpoints; `None` if they can answer.
+        error: Error for models that are not endpoints; `None` if they can answer.
         ignored: Parameters that such models ignore.
     """
 
@@ -106,7 +106,7 @@ class ChatRequest:
     streamed: bool
     usage: bool
     passed: Mapping[str, Any] = field(default_factory=dict)
-    refused: HttpError | None = None
+    error: HttpError | None = None
     ignored: tuple[str, ...] = ()
 
     def of_endpoint(self) -> tuple[Request, tuple[str, ...]]:
@@ -120,8 +120,8 @@ class ChatRequest:
         Raises:
             HttpError: An answer would be wrong without an unsupported parameter.
         """
-        if self.refused:
-            raise self.refused
+        if self.error:
+            raise self.error
         return self.request, self.ignored
 
 

@@ -331,7 +331,7 @@ async def stream_samples(
                 raise event
             if event is TURN_SIGNAL:
                 started = True
-                stoppable = replace(request, decided=lambda _: disconnected.is_set())
+                stoppable = replace(request, stop_check=lambda _: disconnected.is_set())
                 start_sample_threads(
                     line,
                     model,

@@ -146,7 +146,7 @@ def select_answers(
     category: np.ndarray,
     selected: list[Any] | None,
     min_fraction: float | None,
-    most: int,
+    limit: int,
 ) -> tuple[list[Any], np.ndarray]:
     """Return the selected or most frequent answers in descending order, then other and unseen."""
     last = (OTHER_ANSWERS, UNSEEN_ANSWERS)
@@ -155,7 +155,7 @@ def select_answers(
         means = [matrix[category == c].mean(axis=0) for c in np.unique(category)]
         selected = [names[k] for k in order if max(m[k] for m in means) >= min_fraction]
     elif selected is None:
-        selected = [names[k] for k in order if names[k] not in last][:most]
+        selected = [names[k] for k in order if names[k] not in last][:limit]
     place = {name: i for i, name in enumerate(names)}
     kept = [name for name in selected if name in place and name not in last]
     rest = [i for name, i in place.items() if name not in kept and name != UNSEEN_ANSWERS]
@@ -254,7 +254,7 @@ def read_answers(
     min_fraction: float | None = None,
     count: bool = False,
     measure: bool = False,
-    most: int = MAX_ANSWERS,
+    limit: int = MAX_ANSWERS,
 ) -> AnswerMatrix:
     """Read a data frame's answers.
 
@@ -263,7 +263,7 @@ def read_answers(
         min_fraction: Alternatively, select answers that reach this share in at least one category.
         count: Count numbers as answers, as is done if some are selected.
         measure: Numbers are measures, even if there are few integers.
-        most: Number of separate answers if none are selected.
+        limit: Number of separate answers if none are selected.
 
     Raises:
         InvalidArgument: A column or category does not exist, or both ways to select are used.
@@ -287,7 +287,7 @@ def read_answers(
     if kind == "probabilities":
         names, matrix = add_unseen(names, matrix)
     if kind != "mean":
-        names, matrix = select_answers(names, matrix, category, selected, min_fraction, most)
+        names, matrix = select_answers(names, matrix, category, selected, min_fraction, limit)
 
     def count_by_category(rows: "pd.Series") -> dict[Any, int]:
         found = codes[rows].value_counts()

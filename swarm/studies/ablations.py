@@ -51,7 +51,7 @@ def compare_rows(rows: Sequence[StudyRow]) -> list[dict[str, Any]]:
         UserError: The runs were tested on different items.
     """
     every = [run for row in rows for run in (*row.runs, *(row.others or ()))]
-    if len({run.metrics["asked"]["test_items"] for run in every}) > 1:
+    if len({run.metrics["settings"]["test_items"] for run in every}) > 1:
         raise UserError(
             f"{every[0].path}: the runs were tested on different items; test them again"
         )
@@ -99,7 +99,7 @@ def compare_runs(first: RunFolder, other: RunFolder) -> tuple[PairedTest, int]:
         UserError: No item is shared, or a run's data file no longer contains the items it answered.
     """
     task = metric_task(instantiate(first.config["task"], _convert_="all"))
-    item_ids = [run.metrics.get("asked", {}).get("test_items") for run in (first, other)]
+    item_ids = [run.metrics.get("settings", {}).get("test_items") for run in (first, other)]
     if item_ids[0] == item_ids[1]:
         mine, theirs = (
             {str(n): s for n, s in enumerate(_test_scores(run, False))} for run in (first, other)
@@ -117,7 +117,7 @@ def _scores_by_item(run: RunFolder) -> dict[str, Score]:
     """Return the test scores of a run's best found by the digest of the item."""
     scores = _test_scores(run, start=False)
     task = metric_task(instantiate(run.config["task"], _convert_="all"))
-    if digest_items(task, "test") != run.metrics["asked"]["test_items"]:
+    if digest_items(task, "test") != run.metrics["settings"]["test_items"]:
         raise UserError(
             f"{run.path}: the test items of its data file differ from those it was tested on; "
             "the file has changed, or task.too_long has dropped or truncated some"

@@ -218,7 +218,7 @@ def summarize_methods(
         UserError: Runs were tested on different items, or not tested.
     """
     runs = [run for _, mine in rows for run in mine]
-    if len({run.metrics["asked"]["test_items"] for run in runs}) > 1:
+    if len({run.metrics["settings"]["test_items"] for run in runs}) > 1:
         raise UserError(f"{runs[0].path}: the runs were tested on different items; test them again")
     task = metric_task(instantiate(runs[0].config["task"], _convert_="all"))
     first = runs[0]
@@ -246,7 +246,7 @@ def summarize_methods(
 def _method_row(name: str, runs: Sequence[RunFolder], task: Task) -> dict[str, Any]:
     own_scores = [_test_scores(run, run.find_best()) for run in runs]
     other = [_test_scores(run, run.best_expert()) for run in runs]
-    prompts = [sum(entry["prompts_asked"] for entry in run.rounds) for run in runs]
+    prompts = [sum(entry["prompts_scored"] for entry in run.rounds) for run in runs]
     shared = [sum(entry.get("prompts_shared", 0) for entry in run.rounds) for run in runs]
     return {
         "method": name,
@@ -395,5 +395,5 @@ def plot_methods(rows: MethodRuns) -> bytes:
 
 def _best_so_far_curve(run: RunFolder) -> tuple[np.ndarray, np.ndarray]:
     """Return the prompts charged and the best utility after each round of a search."""
-    prompts = np.cumsum([entry["prompts_asked"] for entry in run.rounds])
+    prompts = np.cumsum([entry["prompts_scored"] for entry in run.rounds])
     return prompts, run.best_so_far()

@@ -81,7 +81,7 @@ class SearchProcess:
         wanted = self.expected_identity().items()
         if not found or any(state["identity"].get(key) != value for key, value in wanted):
             return None
-        settings = found["asked"]["ensemble"], found["asked"]["test_items"] is not None
+        settings = found["settings"]["ensemble"], found["settings"]["test_items"] is not None
         return found if settings == (self.config["ensemble"], self.config["test"]) else None
 
     def run(self, *locks: int, stdout: int | None = None) -> str | None:
@@ -243,7 +243,7 @@ def load_run_config(folder: Path) -> dict[str, Any]:
     found = {**run.config, "folder": str(folder.parent), "name": folder.name}
     if found.pop("wandb", None):  # written before trackers became selectable
         found["tracker"] = {"_target_": "swarm.trackers.NullTracker"}
-    return found | ({"ensemble": run.metrics["asked"]["ensemble"]} if run.metrics else {})
+    return found | ({"ensemble": run.metrics["settings"]["ensemble"]} if run.metrics else {})
 
 
 def compose_search(words: list[str], kind: str) -> DictConfig:

@@ -250,8 +250,8 @@ class CellPlanner:
         best = run.find_best()
         position = run.positions[best]
         before = self._record_test(run, run.best_expert(), task)
-        forward = _sum_rounds(run, "prompts_asked") + _sum_rounds(run, "losses_asked")
-        gradients = _sum_rounds(run, "gradients_asked")
+        forward = _sum_rounds(run, "prompts_scored") + _sum_rounds(run, "losses_computed")
+        gradients = _sum_rounds(run, "gradients_computed")
         label = run.position_label(best)
         description = describe_position(run.experts, position.tolist(), run.groups)
         return {
@@ -321,7 +321,7 @@ class CellPlanner:
             _record_usage(folder, ended)
         metrics = json.loads((folder / "tuning.json").read_text())["metrics"]
         rows = read_gzip_json(folder / "answers.json.gz")
-        seen, looked = metrics["examples_seen"], metrics["examples_looked_at"]
+        seen, looked = metrics["examples_seen"], metrics["examples_evaluated"]
         return {
             "start": {
                 "expert": metrics["starting_best_expert"],

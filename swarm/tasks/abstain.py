@@ -76,7 +76,7 @@ class Abstain(MultipleChoice):
         """Return the first round's request for one item."""
         request = super().build_request(item)
         # The original continues writing after the letter, and shows the complete text.
-        return replace(request, decided=None) if self.parser == "original" else request
+        return replace(request, stop_check=None) if self.parser == "original" else request
 
     def build_reflection(self, item: Item, completion: Completion) -> Request:
         """Return the second round's request, about the model's own answer."""
@@ -92,7 +92,7 @@ class Abstain(MultipleChoice):
             space = "" if self.chat else " "
             return Request(prompt, 0, (f"{space}true", f"{space}false"))
         stop = contains_false if self.parser == "original" else decided
-        return Request(prompt, self.max_new_tokens, decided=stop)
+        return Request(prompt, self.max_new_tokens, stop_check=stop)
 
     def score_reply(self, item: Item, completion: Completion, reply: Completion) -> Score:
         """Score an answer together with the model's verdict on it."""

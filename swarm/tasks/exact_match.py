@@ -104,14 +104,14 @@ class ExactMatch(DataFileTask, SearchSignalTask):
         if self.parser == "original":
             return Request(prompt, self.max_new_tokens)
         if self.parser == "whole":
-            return Request(prompt, self.max_new_tokens, decided=parsing.is_line_final)
+            return Request(prompt, self.max_new_tokens, stop_check=parsing.is_line_final)
         kind = parsing.answer_kind(str(item["answer"]))
         decided = partial(parsing.is_answer_final, kind, self.take)
-        return Request(prompt, self.max_new_tokens, decided=decided)
+        return Request(prompt, self.max_new_tokens, stop_check=decided)
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `swarm.tasks.base.HasGoldAnswers`; with `parser` "whole" the answer ends the text."""
-        return [replace(e, ends=self.parser == "whole") for e in super().gold_examples(items)]
+        return [replace(e, final=self.parser == "whole") for e in super().gold_examples(items)]
 
     def score_completion(self, item: Item, completion: Completion) -> Score:
         """Score one completion."""

@@ -156,7 +156,7 @@ class FreeText(DataFileTask):
         # Indentation belongs to a text that is code.
         text = str(value[0] if isinstance(value, list) else value).rstrip()
         answer = text if text[0].isspace() else format_continuation(prompt, text)
-        return Example(prompt, (answer,), ends=True)
+        return Example(prompt, (answer,), final=True)
 
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Request a text for every item in one round."""
@@ -182,7 +182,7 @@ class FreeText(DataFileTask):
             else None
         )
         prompt = (Message("user", text),) if self.chat else text
-        return Request(prompt, self.max_new_tokens, decided=decided)
+        return Request(prompt, self.max_new_tokens, stop_check=decided)
 
     def build_prompt(self, item: Item) -> str:
         """Return the template filled in with the item's fields."""

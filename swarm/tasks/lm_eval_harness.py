@@ -211,7 +211,7 @@ def build_gold_example(task: Any, item: Item, metric: str) -> Example:
         text = task.doc_to_choice(item["doc"])[gold] if isinstance(gold, int) else gold or ""
         starts = item["context"][-1:].isspace() or text[:1].isspace()
         delimiter = "" if starts else task.config.target_delimiter
-        return Example(item["context"], (f"{delimiter}{text}",), ends=True)
+        return Example(item["context"], (f"{delimiter}{text}",), final=True)
     instances = build_instances(task, item)
     gold = gold if isinstance(gold, int) else 0
     if task.OUTPUT_TYPE == "multiple_choice":
@@ -349,7 +349,7 @@ def _generation_request(context: str, instance: Any) -> Request:
         (settings[key] for key in LENGTH_KEYS if settings.get(key)), DEFAULT_NEW_TOKENS
     )
     return Request(
-        context, int(max_tokens), decided=partial(contains_stop, _stop_strings(instance))
+        context, int(max_tokens), stop_check=partial(contains_stop, _stop_strings(instance))
     )
 
 

@@ -108,7 +108,7 @@ class MultipleChoice(DataFileTask, SearchSignalTask):
         prompt = self._build_prompt(item)
         if self.scoring == "generate":
             return Request(
-                prompt, self.max_new_tokens, decided=self._build_stop_check(item["choices"])
+                prompt, self.max_new_tokens, stop_check=self._build_stop_check(item["choices"])
             )
         return Request(prompt, 0, self._build_options(item, prompt))
 

@@ -123,7 +123,7 @@ class SearchSeries:
         found |= {f"particle_{i}_now": utility for i, utility in known.items()}
         found |= {f"particle_{i}_best": utility for i, utility in self._personal.items()}
         found["diversity"] = float(swarm_diversity(positions[None])[0])
-        for name in ("prompts_asked", "prompts_saved", "prompts_shared"):
+        for name in ("prompts_scored", "prompts_saved", "prompts_shared"):
             found |= {name: entry[name]} if name in entry else {}
         names = zip(self.experts, held.tolist(), strict=True)
         return found | {f"coefficient/{name}": share for name, share in names}
@@ -473,7 +473,7 @@ def _response_rows(rounds: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
 
 
 def _verdict_table(rounds: Sequence[Mapping[str, Any]]) -> TrackerTable:
-    names = ("confidence", "how", "synthesis", "analysis", "dissent")
+    names = ("confidence", "source", "synthesis", "analysis", "dissent")
     rows = [[one["iteration"], *(one["synthesis"].get(name) for name in names)] for one in rounds]
     return TrackerTable(["iteration", *names], rows)
 

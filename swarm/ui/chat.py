@@ -112,7 +112,7 @@ class ChatWorker:
             settings.max_tokens,
             temperature=settings.temperature,
             seed=settings.seed,
-            decided=lambda text: self._over.is_set(),
+            stop_check=lambda text: self._over.is_set(),
         )
 
     def _collect_transcript(self, model: Model) -> Transcript:

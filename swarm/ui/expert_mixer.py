@@ -30,7 +30,7 @@ class BestOfRun(NamedTuple):
         words: Description of its composition.
         dev, test: Utilities, with intervals where known; empty if missing.
         coefficients: Coefficients of the pool's experts; `None` if these cannot reproduce it.
-        why: Reason why they cannot.
+        reason: Reason why they cannot.
     """
 
     run: str
@@ -38,7 +38,7 @@ class BestOfRun(NamedTuple):
     dev: str
     test: str
     coefficients: dict[str, float] | None
-    why: str
+    reason: str
 
 
 def list_experts(home: AppState) -> Iterator[Adapter | str]:
@@ -102,7 +102,9 @@ def _best_of_run(home: AppState, run: RunFolder, have: set[str]) -> BestOfRun:
             one = PairedComparison(run).split_result("ending", split)
         except (UserError, *UNREADABLE_ERRORS):
             one = None
-        numbers[split] = f"{format_interval(one.utility, one.ends)}, n = {one.items}" if one else ""
+        numbers[split] = (
+            f"{format_interval(one.utility, one.interval)}, n = {one.items}" if one else ""
+        )
     reason = _unmixable_reason(home, run, dict(zip(run.experts, position, strict=False)), have)
     shares = dict(zip(run.experts, position, strict=False))
     coefficients = None if reason else {name: shares.get(name, 0.0) for name in sorted(have)}

@@ -26,7 +26,7 @@ class RunSeries:
     Attributes:
         why_not: Reason why there are no results yet; empty if there are.
         kind: "better", "worse", "unclear" or "open".
-        told: Sentences on the result.
+        sentences: Sentences on the result.
         figures: Short facts, as (label, value).
         front, points: Front of a task with several parts, as a chart and as a table.
     """
@@ -34,7 +34,7 @@ class RunSeries:
     why_not: str = ""
     kind: str = "open"
     verdict: str = ""
-    told: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
     figures: list[tuple[str, str]] = field(default_factory=list)
     models: TableBlock | None = None
     domains: list[TableBlock] = field(default_factory=list)
@@ -53,7 +53,7 @@ class RunSnapshot:
         beginning: Whether a process was started that does not hold the folder yet.
         note: Status of the running search (`swarm.runs.lock.running_info`).
         stamp: File stamp that changes with the run's state.
-        said: End of the log, or of the output of the search that the application started.
+        output: End of the log, or of the output of the search that the application started.
         error: Error with which that search ended.
         command: Shell command of the search; empty if the folder does not contain it.
     """
@@ -62,7 +62,7 @@ class RunSnapshot:
     beginning: bool
     note: dict[str, Any] | None
     stamp: tuple[int, int]
-    said: str
+    output: str
     error: str
     command: str
 
@@ -85,7 +85,7 @@ def take_snapshot(home: AppState, name: str) -> RunSnapshot:
         beginning=home.launcher.is_starting(path),
         note=running_info(path),
         stamp=stamp,
-        said=output if error or not log else log,
+        output=output if error or not log else log,
         error=error,
         command=format_command(command["arguments"]) if command else "",
     )
@@ -122,7 +122,7 @@ def _build_run_series(run: RunFolder) -> RunSeries:
     return RunSeries(
         kind=kind,
         verdict=headline,
-        told=[sentences, best, *also],
+        sentences=[sentences, best, *also],
         figures=headline_figures(models),
         models=table,
         domains=more,
@@ -151,7 +151,9 @@ def format_progress(note: dict[str, Any]) -> tuple[str, float]:
         parts.append(f"best {format_number(best)}")
     done, total = note.get("done") or 0, note.get("total") or 0
     within = done / total if total else 0.0
-    return ", ".join(parts), _progress_share(note.get("iteration"), note.get("most"), within)
+    return ", ".join(parts), _progress_share(
+        note.get("iteration"), note.get("max_iterations"), within
+    )
 
 
 def _progress_share(iteration: Any, maximum: Any, within: float) -> float:

@@ -30,7 +30,7 @@ class RunSummary:
 
     Attributes:
         state: "running", "finished", "stopped" or "failed".
-        why: Details on the state: progress, reason of the end, or error.
+        details: Details on the state: progress, reason of the end, or error.
         best, gain: Best on dev, and gain of the best found over the best expert on test; `None` if
             unknown.
         gain_text: The gain with its 95 % interval; the suffix "(one answer)" marks a best found
@@ -42,7 +42,7 @@ class RunSummary:
     name: str
     task: str
     state: str
-    why: str
+    details: str
     best: float | None
     gain: float | None
     gain_text: str
@@ -56,7 +56,7 @@ class RunSummary:
             "name": self.name,
             "task": self.task,
             "state": self.state,
-            "why": self.why,
+            "details": self.details,
             "best": self.best,
             "best_text": format_number(self.best),
             "gain": self.gain,
@@ -132,19 +132,19 @@ def _run_state(path: Path, facts: dict[str, Any], changed: float) -> dict[str, A
     has_status = (path / STATUS_FILE).exists()
     note = running_info(path) if has_status else None
     if note is not None:
-        return {**rest, "state": "running", "why": describe_progress(note)}
+        return {**rest, "state": "running", "details": describe_progress(note)}
     if facts["over"]:
-        return {**rest, "state": "finished", "why": facts["over"]}
+        return {**rest, "state": "finished", "details": facts["over"]}
     if error := read_failure(output_path(path), changed):
-        return {**rest, "state": "failed", "why": error}
+        return {**rest, "state": "failed", "details": error}
     # A search that ends in order removes its status file; a killed one leaves it behind.
     after = f"{'killed ' if has_status else ''}after iteration {facts['iterations']}"
-    return {**rest, "state": "stopped", "why": after}
+    return {**rest, "state": "stopped", "details": after}
 
 
 def describe_progress(note: dict[str, Any]) -> str:
     """Describe the progress of a running search in a few words."""
-    stage, maximum = str(note.get("what", "begins")), note.get("most")
+    stage, maximum = str(note.get("activity", "begins")), note.get("max_iterations")
     if maximum and stage == f"iteration {note.get('iteration')}":
         stage += f" of at most {maximum}"
     done, total = note.get("done"), note.get("total")

@@ -117,7 +117,7 @@ def test_own_experts(named: Path, base: Path, few: Any, tmp_path: Path, capsys: 
 
 def test_the_optimizers_have_one_budget(pair: dict[str, Result]) -> None:
     for result in pair.values():
-        assert 12 <= result.metrics["prompts_asked"] <= 24
+        assert 12 <= result.metrics["prompts_scored"] <= 24
     names = {name: result.run.identity["optimizer._target_"] for name, result in pair.items()}
     assert names["pso"].endswith("ParticleSwarm") and names["cmaes"].endswith("CMAES")
 

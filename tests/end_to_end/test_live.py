@@ -134,7 +134,7 @@ def halfway(particles: int, iterations: int) -> SearchProgress:
         progress.end_iteration(
             {
                 "utilities": known,
-                "prompts_asked": 80,
+                "prompts_scored": 80,
                 "prompts_saved": 15,
                 "prompts_shared": 3,
                 "items_scored": [25, 60, None],

@@ -31,10 +31,10 @@ def test_a_held_folder_says_who_holds_it_and_what_is_done(tmp_path: Path) -> Non
     assert running_info(folder) is None
     hold = RunLock(folder)
     first = running_info(folder)
-    assert first and first["pid"] == os.getpid() and first["what"] == "begins" and first["host"]
-    hold.update_status({"what": "iteration 3", "iteration": 3})
+    assert first and first["pid"] == os.getpid() and first["activity"] == "begins" and first["host"]
+    hold.update_status({"activity": "iteration 3", "iteration": 3})
     found = until(lambda: (running_info(folder) or {}).get("iteration"))
-    assert found == 3 and (running_info(folder) or {})["began"] == first["began"]
+    assert found == 3 and (running_info(folder) or {})["started"] == first["started"]
     hold.close()
     hold.close()
     assert running_info(folder) is None and list(folder.iterdir()) == []
@@ -125,15 +125,15 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
     assert "stopped; the same command with name=long resumes" in err
     assert second.returncode == 1 and second.stderr.count("\n") == 1
     assert f"process {note['pid']}" in second.stderr and "name=" in second.stderr
-    assert note["most"] == 2000 and note["what"] == f"iteration {note['iteration']}"
+    assert note["max_iterations"] == 2000 and note["activity"] == f"iteration {note['iteration']}"
     assert set(note) == {
         "pid",
         "host",
-        "began",
+        "started",
         "updated",
-        "what",
+        "activity",
         "iteration",
-        "most",
+        "max_iterations",
         "done",
         "total",
         "prompts_per_second",

@@ -207,7 +207,7 @@ def test_what_is_judged_follows_the_command(
     seen = json.loads((folder / "state.json").read_text())
     assert searches.run(command).returncode == 0
     again = json.loads((folder / "state.json").read_text())
-    assert seen["metrics"]["asked"] != again["metrics"]["asked"]
+    assert seen["metrics"]["settings"] != again["metrics"]["settings"]
     assert seen["rounds"] == again["rounds"] == rounds
 
 

@@ -128,7 +128,7 @@ def ended(folder: Path, number: int, dev: float, gain: float | None, p: float = 
     """A trial whose folder says that it ended so."""
     trial = begun(folder, number, ensemble=3, test=gain is not None, task={"name": "x"})
     metrics: dict[str, Any] = {
-        "asked": {"ensemble": 3, "test_items": None if gain is None else "abc"},
+        "settings": {"ensemble": 3, "test_items": None if gain is None else "abc"},
         "ending_best_validation_utility": dev,
         "starting_best_validation_utility": 0.3,
         "starting_best_expert": "lima",

@@ -98,7 +98,7 @@ def test_diversity_and_coefficients_are_series(folder: Path, shown: tracker_file
     assert np.allclose([row["diversity"] for row in rows], measure_trajectory(run)["diversity"])
     best = run.means[run.find_best()]
     assert np.allclose([rows[-1][f"coefficient/{name}"] for name in run.experts], best)
-    assert all(row["prompts_saved"] == 0 and row["prompts_asked"] == 180 for row in rows)
+    assert all(row["prompts_saved"] == 0 and row["prompts_scored"] == 180 for row in rows)
 
 
 def test_flips_and_the_stacked_picture(folder: Path, shown: tracker_files.Offline) -> None:

@@ -88,7 +88,7 @@ def driven(script: Script[T], body: Callable[[Mapping[str, Any]], Any]) -> T:
     """
 
     def heard(want: SampleRequest) -> SampleOutcome:
-        said = body(want.asked.api_kwargs)
+        said = body(want.call.api_kwargs)
         return said if isinstance(said, UserError) else completion(said)
 
     try:

@@ -65,7 +65,7 @@ def folder(
         utilities = np.array([np.mean([r["value"] for r in mine]) for mine in rows.values()])
         facts = {
             "items_scored": [items] * particles,
-            "prompts_asked": items * particles,
+            "prompts_scored": items * particles,
             "prompts_saved": 0,
         }
         record.add_iteration(now, utilities, rows, {}, facts)
@@ -113,7 +113,7 @@ def _metrics(
         "starting_best_validation_utility": record.utility_at(before),
         "ending_best_validation_utility": record.utility_at(after),
         "starting_best_expert": record.state["experts"][before[1]],
-        "asked": {"ensemble": 0, "test_items": None},
+        "settings": {"ensemble": 0, "test_items": None},
         "in_points": True,
     }
     rows = {
@@ -125,7 +125,7 @@ def _metrics(
     if test is None:
         return found
     name = digest_of_items("What", test)
-    found["asked"]["test_items"] = name
+    found["settings"]["test_items"] = name
     given = {place: answers(np.array(record.position_at(place)), test) for place in {before, after}}
     tested = {"starting": given[before], "ending": given[after]}
     for who, place in (("starting", before), ("ending", after)):

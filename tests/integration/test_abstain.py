@@ -100,7 +100,7 @@ def test_a_model_stops_once_its_word_is_said(tmp_path: Path) -> None:
         model = Replying(" B", "")
         task = made(tmp_path, parser=parser)
         played(task, task.items("dev"), model)
-        first, second = (request.decided for request in model.asked)
+        first, second = (request.stop_check for request in model.asked)
         assert (first is None) == (parser == "original")
         assert second is not None and second(said) and not second("it is")
 
@@ -183,7 +183,7 @@ def test_nothing_changes_a_word_once_settled(seed: int) -> None:
     for _ in range(1000):
         text = "".join(draw.choice(PIECES) + draw.choice(["", " "]) for _ in range(8))
         ends = range(len(text) + 1)
-        first = next((end for end in ends if abstain.decided(text[:end])), None)
+        first = next((end for end in ends if abstain.stop_check(text[:end])), None)
         if first is None:
             continue
         settled += 1

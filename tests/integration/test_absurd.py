@@ -123,7 +123,7 @@ def test_what_is_not_finite_names_its_position(
         spoiled[place] *= scale
         with pytest.raises(NotFinite) as error:
             engine.generate(spoiled, [asked] * 3)
-        assert error.value.position == place, error.value.what
+        assert error.value.position == place, error.value.quantity
 
 
 def test_a_search_ends_with_the_particle_named(

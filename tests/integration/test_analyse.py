@@ -51,7 +51,7 @@ def made(
             if row is not None
         }
         scored = [None if row is None else len(row) for row in values]
-        told = {"items_scored": scored, "prompts_asked": sum(n or 0 for n in scored)}
+        told = {"items_scored": scored, "prompts_scored": sum(n or 0 for n in scored)}
         record.add_iteration(
             x, utilities, answers, {}, {**told, **(facts[number] if facts else {})}
         )
@@ -164,7 +164,7 @@ def test_the_rank_of_origin(
     found = started(tmp_path, start, winner)
     assert (found["particle"], found["rank"], found["of"]) == (winner, rank, len(start))
     assert (found["started_best"], found["bottom_half"]) == (best, bottom)
-    assert found["began_as"] == (["amber", "birch", *["crossover child"] * 2][winner])
+    assert found["start_kind"] == (["amber", "birch", *["crossover child"] * 2][winner])
 
 
 def started(folder: Path, start: list[float], winner: int) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def test_what_dropping_and_racing_saved(tmp_path: Path) -> None:
         [None, None],
         [[1, 1, 1], [0, 0, 0]],
     ]
-    facts = [{}, {}, {"beyond_budget": 1}, {"prompts_asked": 4, "prompts_saved": 2}]
+    facts = [{}, {}, {"beyond_budget": 1}, {"prompts_scored": 4, "prompts_saved": 2}]
     found = prompt_efficiency.measure_economy(made(tmp_path, rounds, facts=facts))
     assert (found["dropped"], found["beyond_budget"]) == (6, 3)
     assert (found["raced"], found["evaluations"]) == (2, 5)
@@ -314,7 +314,7 @@ def test_a_real_search(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> Non
     alone = found["emergence"]["best_alone"]
     assert alone["expert"] == metrics["starting_best_expert"]
     assert alone["test"]["paired"]["difference"] == pytest.approx(metrics["test_gain"])
-    assert found["economy"]["prompts"][-1] == metrics["prompts_asked"]
+    assert found["economy"]["prompts"][-1] == metrics["prompts_scored"]
     assert found["trajectory"]["utility"][-1] == metrics["ending_best_validation_utility"]
     assert len(draw_charts(analyse_runs([folder, folder]), tmp_path / "two")) == 5
     assert len(list((tmp_path / "two").iterdir())) == 5

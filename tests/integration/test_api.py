@@ -149,13 +149,15 @@ def test_the_history(found: Result) -> None:
         "utility",
         "best",
         *names,
-        "prompts_asked",
+        "prompts_scored",
         "prompts_saved",
     ]
     assert len(frame) == 3 * 4
     assert frame.best.iloc[-1] == found.best.utility == np.nanmax(frame.utility)
     assert np.allclose(frame[names].sum(axis=1), 1)
-    assert frame.groupby("iteration").prompts_asked.first().sum() == found.metrics["prompts_asked"]
+    assert (
+        frame.groupby("iteration").prompts_scored.first().sum() == found.metrics["prompts_scored"]
+    )
 
 
 def test_the_best_is_a_model(found: Result) -> None:

@@ -309,7 +309,7 @@ def test_everything_that_changes_an_answer_is_in_the_key(tmp_path: Path) -> None
     found = generate_each(model, different)
     assert len(asked) == len(different) - 1, "a function cannot score choices"
     assert generate_each(model, different)[:-1] == found[:-1] and len(asked) == len(different) - 1
-    alike = [Request("a", timeout=9.0), Request("a", decided=str.isupper)]
+    alike = [Request("a", timeout=9.0), Request("a", stop_check=str.isupper)]
     assert model.generate(alike[:1])[0].cached and model.generate(alike[1:])[0].cached
     samples = [Request("s", temperature=1.0)] * 3
     assert len({one.text for one in model.generate(samples)}) == 3

@@ -254,7 +254,7 @@ def test_a_failure_is_an_error_whichever_request_it_is() -> None:
     found = heard(breaks)
     assert (found.answer, found.raw_answer, found.probs) == (None, {}, None)
     assert str(found.error) == "the server is gone"
-    assert len(found.heard) == 3
+    assert len(found.answers) == 3
 
 
 def test_a_rating_without_log_probabilities_names_the_alternative() -> None:

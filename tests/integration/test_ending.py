@@ -108,7 +108,7 @@ def test_a_budget_ends_a_search_in_mid_iteration(
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, budget=12 * 9, test="false")
     assert searches.run(command).returncode == 0
     state = read(tmp_path / "search" / "run")
-    asked = [entry["prompts_asked"] for entry in state["rounds"]]
+    asked = [entry["prompts_scored"] for entry in state["rounds"]]
     assert asked == [12 * 6, 12 * 3] and "budget of 108" in state["finished"]
     utilities = state["rounds"][1]["utilities"]
     assert [u is not None for u in utilities] == [True] * 3 + [False] * 3
@@ -150,7 +150,7 @@ def test_what_another_search_asked_is_not_asked_again(
     for one, two in zip(with_store["rounds"], without["rounds"], strict=True):
         assert one["utilities"] == two["utilities"] and one["positions"] == two["positions"]
     start = read(tmp_path / "search" / "other")["rounds"][0]
-    assert start["prompts_asked"] == 12 * 6, "charged for all particles"
+    assert start["prompts_scored"] == 12 * 6, "charged for all particles"
     assert start["prompts_shared"] >= 12 * 4, "the experts are known"
 
 

@@ -298,16 +298,16 @@ def test_prompts_that_never_come_again_do_not_fill_the_memory(family: tuple[Path
     for number in range(40):
         asked = [Request(f"the answer is {number}", 2), Request(f"{number}: ", 0, (" (A)", " 12"))]
         engine.generate(mixture, [asked])
-        largest = max(largest, engine._tokens.held)
+        largest = max(largest, engine._tokens.token_count)
         kept = sum(map(len, engine._tokens._found.values()))
-        assert kept == engine._tokens.held < 400
+        assert kept == engine._tokens.token_count < 400
     assert largest > 250 and engine.generate(mixture, own) == expected
 
 
 def test_generation_stops_once_decided(family: tuple[Path, Path]) -> None:
     engine, pool = opened(family)
     free = [[Request(prompt, 12) for prompt in PROMPTS]]
-    settled = [[Request(prompt, 12, decided=has_three) for prompt in PROMPTS]]
+    settled = [[Request(prompt, 12, stop_check=has_three) for prompt in PROMPTS]]
     long, short = (engine.generate(position(pool, 1.0), asked)[0] for asked in (free, settled))
     assert sum(c.new_tokens for c in short) < sum(c.new_tokens for c in long)
     for whole, part in zip(long, short, strict=True):

@@ -58,14 +58,14 @@ def test_the_held_out_loss_falls_and_the_saved_adapter_is_that_of_the_best_look(
     from peft import PeftModel
 
     folder, metrics = tuned
-    looks = metrics["looks"]
+    looks = metrics["evaluations"]
     assert [step for step, _, _ in looks] == [0, 5, 10, 15, 20]
     losses = [held for _, _, held in looks]
     assert min(losses) < 0.7 * losses[0]
     assert metrics["step"] == looks[losses.index(min(losses))][0]
     held = json.loads((folder / "search" / "run" / "tuning.json").read_text())["metrics"]
     assert held["examples"] == 9 and held["examples_seen"] == 20 * 8
-    assert held["examples_looked_at"] == 5 * 3 and held["prompts_asked"] == 2 * (12 + 16)
+    assert held["examples_evaluated"] == 5 * 3 and held["prompts_scored"] == 2 * (12 + 16)
     model = PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "search" / "run" / "tuned")
     from swarm.loop.evaluator import split_dev_holdout
 
@@ -148,7 +148,7 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
         tune(command)
     run = tmp_path / "search" / "run"
     assert not (run / "tuned").exists()
-    assert tune(command)["looks"] == metrics["looks"]
+    assert tune(command)["evaluations"] == metrics["evaluations"]
     assert "resuming after step 10" in capsys.readouterr().out
     mine, other = (f / "search" / "run" / "tuned" for f in (tmp_path, folder))
     for name in ("adapter_model.safetensors", "swarm.json"):
@@ -259,7 +259,7 @@ def test_an_adapter_with_dropout_goes_on_to_the_same_weights(
         patch.setattr(Trainer, "_evaluate", killed)
         trainer("killed").train(rows[:5], rows[5:])
     again = trainer("killed")
-    assert again.train(rows[:5], rows[5:]).looks == progress.looks
+    assert again.train(rows[:5], rows[5:]).evaluations == progress.evaluations
     assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
     assert evaluate_loss(whole.model, rows, 3) == pytest.approx(
         evaluate_loss(whole.model, rows, 3), abs=0
@@ -323,7 +323,7 @@ def test_training_that_only_harms_is_stopped_and_the_start_is_kept(
     )
     assert metrics["steps"] < 20 and metrics["step"] < metrics["steps"]
     assert "test_gain" not in metrics
-    later = [held for step, _, held in metrics["looks"] if step > metrics["step"]]
+    later = [held for step, _, held in metrics["evaluations"] if step > metrics["step"]]
     assert len(later) == 2
     progress = TrainingProgress()
     assert progress.record_evaluation(0, None, 2.0) and not progress.record_evaluation(1, 1.0, 2.0)
@@ -437,7 +437,7 @@ def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_fo
     for name in ("validation_utility", "single_test_accuracy"):
         assert mine[f"starting_best_{name}"] == metrics[f"starting_best_{name}"]
     assert mine["searched"]["starting"] == metrics["ending_best_single_test_accuracy"]
-    assert mine["searched"]["prompts"] == metrics["prompts_asked"]
+    assert mine["searched"]["prompts"] == metrics["prompts_scored"]
     assert "Compared to the best found of first" in done.stdout
     constant = mine["constant_answers"]
     assert constant["by_domain"] == metrics["constant_answers"]["by_domain"]

@@ -32,7 +32,7 @@ EXAMPLES = [
     Example("please answer with one word:", (" no", " yes or no", " true"), gold=1),
     Example("which of the answers is right", (" A", " B", " C"), gold=2, weight=2.5),
     Example("the question is", (" which of the answers is right",), unit=7.0),
-    Example("the answer", (" 12",), ends=True),
+    Example("the answer", (" 12",), final=True),
     Example("please answer:", (" no", " the question is true"), gold=1, units=(2.0, 20.0)),
 ]
 
@@ -61,7 +61,7 @@ def logprobs(base: Path, pool: Pool, position: np.ndarray, example: Example) -> 
             prompt = tokenizer(example.prompt).input_ids
             whole = tokenizer(f"{example.prompt}{choice}").input_ids
             assert whole[: len(prompt)] == prompt
-            whole += [tokenizer.eos_token_id] * example.ends
+            whole += [tokenizer.eos_token_id] * example.final
             said = model(torch.tensor([whole])).logits[0].double().log_softmax(-1)
             places = range(len(prompt), len(whole))
             found.append(sum(float(said[i - 1, whole[i]]) for i in places))
@@ -74,7 +74,7 @@ def loss(base: Path, pool: Pool, position: np.ndarray, example: Example) -> floa
     known = logprobs(base, pool, position, example)
     if len(known) == 1:
         tokens = AutoTokenizer.from_pretrained(base)(example.choices[0], add_special_tokens=False)
-        nats = -known[0] / (example.unit or len(tokens.input_ids) + example.ends)
+        nats = -known[0] / (example.unit or len(tokens.input_ids) + example.final)
     else:
         if example.units:
             known = [nats / unit for nats, unit in zip(known, example.units, strict=True)]
@@ -309,11 +309,11 @@ def test_a_search_descends_within_its_budget(
     run = RunFolder(tmp_path / "search" / "run")
     rounds = run.rounds
     spent = sum(
-        r["prompts_asked"] + r.get("losses_asked", 0) + 3 * r.get("gradients_asked", 0)
+        r["prompts_scored"] + r.get("losses_computed", 0) + 3 * r.get("gradients_computed", 0)
         for r in rounds
     )
     assert spent <= 220 and run.metrics["prompt_equivalents"] == spent
-    assert any(r.get("gradients_asked") for r in rounds)
+    assert any(r.get("gradients_computed") for r in rounds)
     before, after = (np.array(r["positions"][4]) for r in (rounds[0], rounds[-1]))
     moved = [
         not np.array_equal(a, b)
@@ -373,7 +373,7 @@ def test_reference_texts_are_gold_examples_of_a_black_box(tmp_path: Path) -> Non
     assert gold_answers_error(task) is None and is_black_box(task)
     found = [example.choices[0] for example in task.gold_examples(task.items("dev"))]
     assert found == [" the answer", " best", " 12", "\n    return 1"]
-    assert all(example.ends for example in task.gold_examples(task.items("dev")))
+    assert all(example.final for example in task.gold_examples(task.items("dev")))
     after = referring(tmp_path, ["the answer"], template="Q: {prompt}\nA: ")
     (example,) = after.gold_examples(after.items("dev"))
     assert (example.prompt, example.choices) == ("Q: number 0?\nA: ", ("the answer",))
@@ -417,11 +417,11 @@ def test_the_gradient_mutates_on_a_black_box(
     run = RunFolder(tmp_path / "search" / "run")
     first, second = run.rounds[:2]
     assert len(second["positions"][0]) == 4, "one group: utilities rank the positions"
-    assert second["gradients_asked"] and not second["losses_asked"] > 6
+    assert second["gradients_computed"] and not second["losses_computed"] > 6
     moved = [a != b for a, b in zip(first["positions"], second["positions"], strict=True)]
     assert all(moved), "a black box moves the whole swarm"
     spent = sum(
-        r["prompts_asked"] + r.get("losses_asked", 0) + 3 * r.get("gradients_asked", 0)
+        r["prompts_scored"] + r.get("losses_computed", 0) + 3 * r.get("gradients_computed", 0)
         for r in run.rounds
     )
     assert spent <= 150

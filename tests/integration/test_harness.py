@@ -221,7 +221,7 @@ def test_gold_answers(tmp_path: Path, base: Path, pool: Path) -> None:
             assert found == pytest.approx(wanted, rel=1e-3, abs=1e-4)
     words = LMEvalTask("w", "words", folder)
     (text,) = words.gold_examples(words.items("dev")[:1])
-    assert text.choices == (f" {words.items('dev')[0]['answer']}",) and text.ends
+    assert text.choices == (f" {words.items('dev')[0]['answer']}",) and text.final
     said = LMEvalTask("s", "said", folder)
     (text,) = said.gold_examples(said.items("dev")[:1])
     assert (text.prompt, text.choices[0].strip()) == ("no", said.items("dev")[0]["answer"])
@@ -261,7 +261,7 @@ def test_a_search_descends(tmp_path: Path, base: Path, pool: Path) -> None:
     words += ["task=lm_eval", f"task.include_path={folder}", "task.tasks=[letters]", "test=false"]
     done = searches.run(words)
     assert done.returncode == 0, done.stderr
-    assert RunFolder(tmp_path / "search" / "run").rounds[1]["gradients_asked"] == 16
+    assert RunFolder(tmp_path / "search" / "run").rounds[1]["gradients_computed"] == 16
     refused = searches.run([*words, "task.tasks=[whole]", "name=other"])
     assert refused.returncode != 0 and "loglikelihood_rolling; use optimizer=" in refused.stderr
     assert sum(line.startswith("error:") for line in refused.stderr.splitlines()) == 1
@@ -282,8 +282,8 @@ def test_texts_end_at_a_stop(tmp_path: Path) -> None:
     task = LMEvalTask("mine", "words", folder)
     (item, *_) = task.items("dev")
     (request,) = next(task.run([item]))
-    assert request.max_new_tokens == 12 and request.decided is not None
-    assert [request.decided(text) for text in ("", "out B", "the")] == [False, True, True]
+    assert request.max_new_tokens == 12 and request.stop_check is not None
+    assert [request.stop_check(text) for text in ("", "out B", "the")] == [False, True, True]
     assert cut_at_stops("one two\n\nthree", ["\n\n", "two", ""]) == "one "
     silent = played(task, [item], Silent())[0]
     assert silent.value == 0.0 and silent.answer is None

@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_one_line() -> None:
         begun(particles=4)
     with pytest.raises(UserError, match="30 dimensions"):
         begun(
-            BayesianSearch(sum_to_one=False, most_dimensions=8),
+            BayesianSearch(sum_to_one=False, max_dimensions=8),
             groups=("global", "per_module"),
             shares=(1, 1),
             particles=5,

@@ -369,7 +369,7 @@ def test_who_goes_away_ends_what_is_written_for_them(home: LocalModels) -> None:
     voice, gate = home.get_model("amber"), Gate()
     long = replace(TEXT, max_new_tokens=40)
     assert voice.generate([long])[0].new_tokens == 40
-    answer = stream(voice, replace(long, decided=gate))
+    answer = stream(voice, replace(long, stop_check=gate))
     assert next(answer).text
     answer.close()
     gate.opened.set()
@@ -378,7 +378,7 @@ def test_who_goes_away_ends_what_is_written_for_them(home: LocalModels) -> None:
 
 def test_a_late_answer_is_not_waited_for(home: LocalModels) -> None:
     voice, gate = home.get_model("amber"), Gate()
-    late = replace(TEXT, decided=gate, timeout=0.05, max_new_tokens=40)
+    late = replace(TEXT, stop_check=gate, timeout=0.05, max_new_tokens=40)
     found = generate_each(voice, [late, replace(TEXT, timeout=30.0)][:1])
     assert str(found[0]) == "local/amber: no response within 0.05 s (timeout)"
     with pytest.raises(UserError, match="no response within"):
@@ -404,7 +404,7 @@ def test_an_interrupt_of_one_leaves_the_others_alone(home: LocalModels) -> None:
         pool.submit(interrupt)
         other = pool.submit(said, birch, TEXT)
         with pytest.raises(KeyboardInterrupt):
-            home.get_model("amber").generate([replace(TEXT, max_new_tokens=400, decided=gate)])
+            home.get_model("amber").generate([replace(TEXT, max_new_tokens=400, stop_check=gate)])
         noticed.set()
         assert other.result(20) == expected
     assert said(home.get_model("amber"), TEXT) and len(gate.seen) <= 3

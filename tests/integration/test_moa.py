@@ -69,14 +69,14 @@ def test_what_the_slots_and_the_request_say() -> None:
     own = slot("own", temperature=0.0, max_tokens=7, system="be brief", timeout=3.0)
     other, last = slot("other"), slot("last", max_tokens=99)
     settings: dict[str, Any] = {"temperature": 0.5, "seed": 4, "stop": ("END",)}
-    settings |= {"decided": str.isdigit, "max_new_tokens": 20}
+    settings |= {"stop_check": str.isdigit, "max_new_tokens": 20}
     stages(MixtureOfAgents([own, other], last), **settings)
     (one,), (two,), (end,) = (speaker(who).heard for who in (own, other, last))
     assert (one.temperature, one.max_new_tokens, one.timeout) == (0.0, 7, 3.0)
     assert one.prompt == (Message("system", "be brief"), Message("user", "why?"))
     assert two == Request("why?", **settings)
     assert (end.temperature, end.max_new_tokens, end.stop, end.seed) == (0.5, 99, ("END",), 4)
-    assert end.decided is str.isdigit and end.timeout is None
+    assert end.stop_check is str.isdigit and end.timeout is None
 
 
 def test_samples_are_numbered_across_the_slots_of_a_model() -> None:
@@ -370,7 +370,7 @@ def test_a_ranker_gives_one_of_the_answers_verbatim() -> None:
     assert found.layers[1][0].role == "ranker" and found.warnings == []
     asked = speaker(last).heard[0]
     assert (asked.max_new_tokens, asked.stop) == (16, ())
-    assert asked.decided and asked.decided("2 ") and not asked.decided("2")
+    assert asked.stop_check and asked.stop_check("2 ") and not asked.stop_check("2")
 
 
 def number_of(text: str, request: Request) -> int:

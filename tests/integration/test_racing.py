@@ -75,7 +75,7 @@ def test_an_exact_race_changes_nothing_but_the_global_worst(search: Any, seed: i
     assert [pads[0][name] for name in bests] == [pads[1][name] for name in bests]
     for name in ("global_best", *(f"particle_{i}/personal_best" for i in range(6))):
         assert searches.tree(exact / name) == searches.tree(plain / name)
-    assert ours["metrics"]["prompts_asked"] < theirs["metrics"]["prompts_asked"]
+    assert ours["metrics"]["prompts_scored"] < theirs["metrics"]["prompts_scored"]
 
 
 def test_a_test_saves_more_than_the_exact_bound() -> None:
@@ -97,10 +97,10 @@ def test_prompts_add_up(search: Any, rule: str) -> None:
         for row, count in zip(rows, entry["items_scored"], strict=True):
             if row not in known:
                 asked[row] = max(count, asked.get(row, 0))
-        assert entry["prompts_asked"] == sum(asked.values())
-        assert entry["prompts_asked"] + entry["prompts_saved"] == len(asked) * DEV
+        assert entry["prompts_scored"] == sum(asked.values())
+        assert entry["prompts_scored"] + entry["prompts_saved"] == len(asked) * DEV
         known |= {row for row, count in asked.items() if count == DEV}
-    for name in ("prompts_asked", "prompts_saved"):
+    for name in ("prompts_scored", "prompts_saved"):
         assert found["metrics"][name] == sum(entry[name] for entry in found["rounds"])
     assert (found["metrics"]["prompts_saved"] > 0) == (rule != "off")
     assert found["rounds"][0]["prompts_saved"] == 0, "the first iteration was raced"
@@ -137,7 +137,7 @@ def test_it_is_reported(search: Any) -> None:
     folder = raced(search, 0, "exact")
     log = (folder / "log.txt").read_text()
     entry = state(folder)["rounds"][-1]
-    asked, saved = entry["prompts_asked"], entry["prompts_saved"]
+    asked, saved = entry["prompts_scored"], entry["prompts_saved"]
     assert f"prompts asked {asked}, saved {saved}" in log
     assert f"prompts_saved: {state(folder)['metrics']['prompts_saved']}" in log
 
@@ -346,7 +346,7 @@ def test_equal_positions_are_counted_once() -> None:
     )
     new = np.array([[0.0] * 7 + [1.0]])
     found = racing.race_particles(Table(new), {0: [0.0], 1: [0.0]}, marks, 8, 0, 1)
-    assert found.stopped == (0,) and (found.asked, found.saved) == (8, 0)
+    assert found.stopped == (0,) and (found.prompts_scored, found.saved) == (8, 0)
 
 
 def test_the_order_of_a_test_is_drawn_each_iteration() -> None:

@@ -129,7 +129,7 @@ def test_the_gradients_of_the_generators() -> None:
     draw = np.random.default_rng(0)
     pair = GeneratorPair(5, draw, 100.0, 1.0, 1e-4)
     winners, losers = draw.uniform(-1, 1, (2, 4, 5))
-    weights = pair.forth.weights + pair.back.weights
+    weights = pair.winner_generator.weights + pair.loser_generator.weights
     _, gradients = pair.compute_gradients(winners, losers)
     for weight, gradient in zip(weights, gradients, strict=True):
         assert weight.shape == gradient.shape

@@ -354,7 +354,7 @@ def test_who_goes_away_ends_the_answer(streamed: bool) -> None:
             until(lambda: model.given == 2 and len(model.heard) == 2)
             if streamed:
                 assert client_socket.recv(1000).startswith(b"HTTP/1.1 200")
-        until(lambda: all(one.decided and one.decided("") for one in model.heard))
+        until(lambda: all(one.stop_check and one.stop_check("") for one in model.heard))
         model.go.release(50)
         until(lambda: model.live == 0)
         assert len(model.heard) == 2 and model.given <= 4
@@ -370,7 +370,7 @@ def test_who_goes_away_ends_the_members_that_can_be_told() -> None:
         def generate(self, requests: Sequence[Request]) -> list[Completion]:
             """See `swarm.models.base.Model`."""
             begun.set()
-            until(lambda: all(one.decided and one.decided("so far") for one in requests))
+            until(lambda: all(one.stop_check and one.stop_check("so far") for one in requests))
             over.set()
             return [Completion("so far") for _ in requests]
 
@@ -398,7 +398,7 @@ def test_the_line() -> None:
                 assert replies[0].json()["error"]["type"] == "rate_limit_error"
                 assert replies[0].headers["Retry-After"] == "1"
                 assert len(model.heard) == 1 and not other.heard
-        until(lambda: model.heard[0].decided and model.heard[0].decided(""))
+        until(lambda: model.heard[0].stop_check and model.heard[0].stop_check(""))
         model.go.release()  # its thread sees at its next piece that nobody waits
         for one in both:
             one.join(60)

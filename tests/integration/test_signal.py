@@ -83,7 +83,7 @@ def test_one_round_asks_for_the_gold_answer_as_it_is_written(tmp_path: Path) -> 
     for chat in (False, True):
         task = ExactMatch("golds", file, signal="logprob", chat=chat)
         requests[chat] = next(task.run(task.items("dev")))
-        assert all(r.max_new_tokens == 0 and r.decided is None for r in requests[chat])
+        assert all(r.max_new_tokens == 0 and r.stop_check is None for r in requests[chat])
     assert [r.choices for r in requests[False]] == [(" 7",), ("7",), ("7",)]
     assert [r.choices for r in requests[True]] == [("7",)] * 3
     for chat, letter in ((False, " A"), (True, "A")):

@@ -269,7 +269,7 @@ def test_no_answer_is_too_strange(ready: Task) -> None:
         some = texts[start : start + len(items)]
         mine = items[: len(some)]
         for request, text in zip(next(ready.run(mine)), some, strict=False):
-            assert request.decided is None or request.decided(text) in (True, False)
+            assert request.stop_check is None or request.stop_check(text) in (True, False)
         scores = played(ready, mine, Saying(some))
         assert len(scores) == len(mine) and 0.0 <= unparsed_rate(scores) <= 1.0
         for item, score in zip(mine, scores, strict=True):
@@ -289,9 +289,9 @@ def test_requests_and_tasks_travel_to_other_processes(task: Task) -> None:
     requests = pickle.loads(pickle.dumps(next(task.run(items))))
     for request, answer in zip(requests, Knowing(items).generate(requests), strict=True):
         assert request.choices or request.max_new_tokens > 0
-        if request.decided is not None:
-            assert request.decided(answer.text) in (True, False)
-            assert not request.decided("")
+        if request.stop_check is not None:
+            assert request.stop_check(answer.text) in (True, False)
+            assert not request.stop_check("")
 
 
 def test_every_key_is_explained() -> None:

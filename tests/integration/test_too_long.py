@@ -178,13 +178,13 @@ def test_a_search_without_the_dropped_says_and_records_it(
     state = json.loads((folder / "state.json").read_text())
     assert len(state["too_long"]) == 2 and len(searches.answers(folder, 0)["0"]) == 3
     assert "1 dropped" in (folder / "log.txt").read_text()
-    assert state["metrics"]["asked"]["test_items"]
+    assert state["metrics"]["settings"]["test_items"]
     # The caveats of the terminal's summary, the report, the page and the card name both splits.
     lines = [f"{line}." for line in state["too_long"]]
     assert set(lines) <= set(done.stdout.splitlines())
     card = ModelCard(read_source(str(folder)), False, None, "card", {}, "").render()
     assert all(html.escape(line) in render_page(build_report(folder)) for line in lines)
-    assert set(lines) <= set(card.splitlines()) and set(lines) <= set(load_run_series(folder).told)
+    assert set(lines) <= set(card.splitlines()) and set(lines) <= set(load_run_series(folder).sentences)
 
 
 @pytest.mark.parametrize("signal", ["accuracy", "logprob"])

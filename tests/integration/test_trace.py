@@ -161,7 +161,7 @@ def test_what_is_asked_again_is_answered_in_order(tmp_path: Path) -> None:
         again.generate([Request("#")])
     with pytest.raises(UserError, match="m: no answer to this request"):
         again.generate([Request("?", temperature=1.0)])
-    assert again.generate([Request("!", timeout=5, decided=str.isdigit)])[0].text == "<m says 3>"
+    assert again.generate([Request("!", timeout=5, stop_check=str.isdigit)])[0].text == "<m says 3>"
 
 
 def test_traced_is_as_its_model(tmp_path: Path) -> None:

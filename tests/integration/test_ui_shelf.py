@@ -59,23 +59,25 @@ def test_states_of_a_run(tmp_path: Path) -> None:
     run, shelf = run_folders.folder(tmp_path / "run", finished=False), RunIndex(tmp_path)
     assert shelf.list_runs()[0].state == "stopped"
     hold = RunLock(run)
-    hold.update_status({"what": "iteration 4", "iteration": 4, "most": 50, "done": 3, "total": 9})
+    hold.update_status(
+        {"activity": "iteration 4", "iteration": 4, "max_iterations": 50, "done": 3, "total": 9}
+    )
     ends = time.monotonic() + 60
-    while shelf.list_runs()[0].why != "iteration 4 of at most 50, 3 of 9 items":
-        assert time.monotonic() < ends, shelf.list_runs()[0].why
+    while shelf.list_runs()[0].details != "iteration 4 of at most 50, 3 of 9 items":
+        assert time.monotonic() < ends, shelf.list_runs()[0].details
         time.sleep(0.05)
     assert shelf.list_runs()[0].state == "running"
     note = (run / "running.json").read_text()
     hold.close()
     (run / "running.json").write_text(note)
-    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].why) == (
+    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].details) == (
         "stopped",
         "killed after iteration 4",
     )
     (run / "running.json").unlink()
     output_path(run).parent.mkdir()
     output_path(run).write_text("10 %\r20 %\nerror: no room\nsome line\n")
-    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].why) == ("failed", "no room")
+    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].details) == ("failed", "no room")
     os.utime(run / "state.json", (time.time() + 5, time.time() + 5))
     assert shelf.list_runs()[0].state == "stopped"
 

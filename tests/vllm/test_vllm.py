@@ -58,7 +58,7 @@ def test_says_what_transformers_says(engine: VLLMEngine, hf: HFEngine, pool: Poo
     asked = [
         *(Request(prompt, 12) for prompt in PROMPTS),
         *(Request(prompt, 12, stop=("e", "12")) for prompt in PROMPTS),
-        *(Request(prompt, 12, decided=lambda text: len(text) >= 3) for prompt in PROMPTS),
+        *(Request(prompt, 12, stop_check=lambda text: len(text) >= 3) for prompt in PROMPTS),
         Request((Message("system", "be brief"), Message("user", "yes or no?")), 8),
     ]
     rows = vllm_engines.positions(6, pool)  # more than fit into one batch
@@ -196,14 +196,14 @@ def test_what_is_not_finite_names_its_position(
                 spoiled[place] *= 1e25  # finite weights, whose products are not
                 with pytest.raises(NotFinite) as error:
                     engine.generate(spoiled, [asked] * 6)
-                assert (error.value.position, error.value.what) == (place, "activations")
+                assert (error.value.position, error.value.quantity) == (place, "activations")
         assert engine.generate(rows, [texts + choices] * 6) == sound
         for scale in (1e41, 1e60):
             spoiled = rows.copy()
             spoiled[2] *= scale
             with pytest.raises(NotFinite) as error:
                 engine.generate(spoiled, [texts] * 6)
-            assert (error.value.position, error.value.what) == (2, "weights")
+            assert (error.value.position, error.value.quantity) == (2, "weights")
 
 
 def test_folders_that_were_dropped_are_noticed(family: tuple[Path, Path], pool: Pool) -> None:

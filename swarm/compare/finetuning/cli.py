@@ -36,9 +36,9 @@ def update_jobs(data_dir: str = DATA_DIR) -> None:
     FinetuningManager(data_dir).update_jobs()
 
 
-def validate_file(file: str, least: int | None = None) -> bool:
+def validate_file(file: str, minimum: int | None = None) -> bool:
     """Print the errors of a training file; return whether it is valid."""
-    result = FinetuningManager().openai_validate_file(file, min_examples=least)
+    result = FinetuningManager().openai_validate_file(file, min_examples=minimum)
     print(f"{file}: {result}")
     return result.valid
 

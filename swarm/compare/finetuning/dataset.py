@@ -68,12 +68,12 @@ class ValidationResult:
         return "\n".join(lines)
 
 
-def validate_dataset(data: bytes, least: int = MIN_EXAMPLES) -> ValidationResult:
+def validate_dataset(data: bytes, minimum: int = MIN_EXAMPLES) -> ValidationResult:
     """Validate the content of a file.
 
     Args:
         data: Bytes of the file.
-        least: Minimum number of examples.
+        minimum: Minimum number of examples.
     """
     errors: list[Finding] = []
     warnings: list[Finding] = []
@@ -91,8 +91,8 @@ def validate_dataset(data: bytes, least: int = MIN_EXAMPLES) -> ValidationResult
             continue
         errors += [Finding(line_number, problem) for problem in find_errors(example)]
         warnings += [Finding(line_number, problem) for problem in _find_warnings(example)]
-    if number < least:
-        errors.append(Finding(0, f"{number} examples, at least {least} are required"))
+    if number < minimum:
+        errors.append(Finding(0, f"{number} examples, at least {minimum} are required"))
     return ValidationResult(not errors, errors, warnings, number)
 
 

@@ -120,7 +120,7 @@ def train_job(store: JobStore, job: JobRow, folder: Path) -> JobRow:
     )
     adapted = _load_start_adapter(job, base, model, folder)
     progress = _run_trainer(store, job, adapted, recipe, learnt, folder)
-    losses = [loss for _, loss, _ in progress.looks if loss is not None]
+    losses = [loss for _, loss, _ in progress.evaluations if loss is not None]
     training = {"file_md5": job["file_md5"], "steps": steps, "losses": losses}
     note = {"job": job["id"], "tuned_from": "the base", "training": training}
     _save_expert(adapted, job, note)
@@ -148,7 +148,7 @@ def _run_trainer(
 
     def report_progress(line: str) -> None:
         print(line, flush=True)
-        step, loss, _ = trainer.progress.looks[-1]
+        step, loss, _ = trainer.progress.evaluations[-1]
         store.update_row("jobs", job["id"], step=step, steps=recipe.steps, loss=loss)
 
     trainer = Trainer(adapted, recipe, folder / PROGRESS_FILE, report_progress)
@@ -238,7 +238,7 @@ class LocalJobs:
             if same and job["state"] not in FINAL_STATES and not self._is_running(job):
                 print(f"{job['suffix']}: resuming {job['id']}, which was interrupted")
                 return self.store.update_row(
-                    "jobs", job["id"], state="starting", starts=0, told=False
+                    "jobs", job["id"], state="starting", starts=0, reported=False
                 )
         used = {expert_folder(job) for job in jobs if job["state"] not in ("cancelled", "deleted")}
         row |= {"expert": row["suffix"]}
@@ -259,7 +259,7 @@ class LocalJobs:
                 raise UserError(f"{job['id']} is being trained by another process")
             self.store.update_row("jobs", job["id"], blocking=True)
             job_row = run_job(self.store, job["id"])
-        self.store.update_row("jobs", job_row["id"], told=True)
+        self.store.update_row("jobs", job_row["id"], reported=True)
         print(f"✓ {job_row['suffix']}: succeeded → {model_name(job_row)}")
         return model_name(job_row)
 
@@ -345,7 +345,7 @@ class LocalJobs:
             if not job.get("pid"):
                 raise UserError(f"{job['id']} is about to start; try again")
             os.kill(job["pid"], signal.SIGTERM)
-        cancelled = self.store.update_row("jobs", job["id"], state="cancelled", told=True)
+        cancelled = self.store.update_row("jobs", job["id"], state="cancelled", reported=True)
         shutil.rmtree(self.store.folder / "training" / job["id"], ignore_errors=True)
         return cancelled
 

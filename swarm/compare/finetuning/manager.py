@@ -382,7 +382,7 @@ class FinetuningManager:
                 job, line = (self._local if local else remote).update_job(job)
                 print(line)
                 if local and job["state"] in FINAL_STATES:
-                    self.store.update_row("jobs", job["id"], told=True)
+                    self.store.update_row("jobs", job["id"], reported=True)
             except UserError as error:
                 problems.append(f"  {job['id']}: {error}")
         states = [job["state"] for job in self.store.list_rows("jobs") if job["state"] != "deleted"]
@@ -494,7 +494,7 @@ class FinetuningManager:
         print("\n".join(f"{one}: deleted" for one in names or [job["id"]]))
 
     def _needs_report(self, job: JobRow) -> bool:
-        return job["kind"] == "local" and job["state"] != "deleted" and not job.get("told")
+        return job["kind"] == "local" and job["state"] != "deleted" and not job.get("reported")
 
     def _validate_files(self, params: OpenaiTrainingParams | LocalTrainingParams) -> bool:
         local = isinstance(params, LocalTrainingParams)

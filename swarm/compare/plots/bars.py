@@ -54,7 +54,7 @@ def free_form_stacked_bar(
         selected_answers,
         min_fraction,
         count=True,
-        most=MAX_ANSWERS,
+        limit=MAX_ANSWERS,
     )
     return draw_stacked_bars(
         values, df, category_column, answer_column, colors, title, filename, error_bars, show
@@ -89,7 +89,7 @@ def probs_stacked_bar(
         selected_categories,
         selected_answers,
         min_fraction,
-        most=MAX_ANSWERS,
+        limit=MAX_ANSWERS,
     )
     return draw_stacked_bars(
         values,

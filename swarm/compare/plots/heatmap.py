@@ -74,7 +74,7 @@ def heatmap(
     axes.set_xticks(range(len(values.categories)), _column_labels(df, values, category_column))
     axes.set_yticks(range(len(rows)), style.shorten_labels(rows, 32))
     axes.set_xlabel(category_column)
-    picture.least[axes] = max(4.0, 0.45 * min(len(values.categories), MAX_LABELLED_COLUMNS))
+    picture.min_widths[axes] = max(4.0, 0.45 * min(len(values.categories), MAX_LABELLED_COLUMNS))
     _draw_cell_values(axes, cells, image)
     picture.colorbar(image, ax=axes, label=f"{answer_column}: {measure}")
     note = "–: no answers." if bool((cells != cells).any()) else ""

@@ -38,12 +38,12 @@ class NotebookFigure(Figure):
     """A figure that a notebook displays as the last value of a cell.
 
     Attributes:
-        least: Minimum width of each axes in inches, without labels.
+        min_widths: Minimum width of each axes in inches, without labels.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.least: dict[Any, float] = {}
+        self.min_widths: dict[Any, float] = {}
 
     def _repr_png_(self) -> bytes:
         return figure_to_bytes(self, "png", dpi=110, bbox_inches="tight")
@@ -64,7 +64,7 @@ def create_axes(width: float, height: float, *beside: float) -> tuple[NotebookFi
     found = picture.subplots(1, 1 + len(beside), squeeze=False, width_ratios=[width, *beside])[0]
     for one, least in zip(found, (width / 2, *(0.7 * w for w in beside)), strict=True):
         one.spines[["top", "right"]].set_visible(False)
-        picture.least[one] = least
+        picture.min_widths[one] = least
     return picture, found if beside else found[0]
 
 
@@ -94,7 +94,7 @@ def finish_figure(
 def make_room(picture: NotebookFigure) -> None:
     """Rotate or thin out overlapping x labels, and widen axes that texts squeeze."""
     _widen(picture)
-    for one in picture.least:
+    for one in picture.min_widths:
         for turn in (_turned, _upright, _thinned):
             if not _overlap(one):
                 break
@@ -110,7 +110,7 @@ def wrap_title(picture: NotebookFigure) -> None:
 
     axes, found = picture.axes[0], picture.axes[0].get_title("left")
     inside = axes.get_window_extent()
-    single_axes = len(picture.axes) == len(picture.least)
+    single_axes = len(picture.axes) == len(picture.min_widths)
     end = picture.bbox.x1 if single_axes else inside.x1
     max_chars = max(20, int((end - inside.x0) / picture.dpi / 0.09))
     lines = [one for line in found.split("\n") for one in wrap(line, max_chars) or [""]]
@@ -139,12 +139,12 @@ def _lay_out(picture: NotebookFigure) -> None:
 def _lacking(picture: NotebookFigure) -> tuple[float, float]:
     """Return the missing width and height of a figure in inches."""
     _lay_out(picture)
-    inside = {one: one.get_window_extent().width / picture.dpi for one in picture.least}
-    scale = max(least / max(inside[one], 0.1) for one, least in picture.least.items())
+    inside = {one: one.get_window_extent().width / picture.dpi for one in picture.min_widths}
+    scale = max(least / max(inside[one], 0.1) for one, least in picture.min_widths.items())
     legends = [legend for one in picture.axes if (legend := one.get_legend())]
     ends = [legend.get_window_extent().x1 / picture.dpi for legend in legends]
     outside = max(ends, default=0.0) - picture.get_figwidth()
-    high = min(one.get_window_extent().height / picture.dpi for one in picture.least)
+    high = min(one.get_window_extent().height / picture.dpi for one in picture.min_widths)
     width = max((min(scale, 2.0) - 1) * sum(inside.values()), outside, 0.0)
     tall = max((one.get_window_extent().height / picture.dpi for one in legends), default=0.0)
     return width, max(0.0, LEAST - high, tall + 1.5 - picture.get_figheight())
@@ -209,17 +209,17 @@ def _thinned(axes: "Axes") -> None:
             return
 
 
-def shorten_label(value: Any, most: int = MAX_LABEL_CHARS) -> str:
+def shorten_label(value: Any, max_length: int = MAX_LABEL_CHARS) -> str:
     """Return a label in one line, truncated, with drawable characters only."""
     text = " ".join(str(value).split()) or repr(value)
-    return escape_undrawable(text if len(text) <= most else f"{text[: most - 1]}…")
+    return escape_undrawable(text if len(text) <= max_length else f"{text[: max_length - 1]}…")
 
 
-def shorten_labels(names: Sequence[Any], most: int = MAX_LABEL_CHARS) -> list[str]:
+def shorten_labels(names: Sequence[Any], max_length: int = MAX_LABEL_CHARS) -> list[str]:
     """Shorten labels; the ends of long labels with the same beginning are shown, too."""
-    found = [shorten_label(name, most) for name in names]
+    found = [shorten_label(name, max_length) for name in names]
     return [
-        escape_undrawable(f"{one[: most // 2 - 1]}…{str(name)[-(most // 2) :]}")
+        escape_undrawable(f"{one[: max_length // 2 - 1]}…{str(name)[-(max_length // 2) :]}")
         if found.count(one) > 1
         else one
         for one, name in zip(found, names, strict=True)
@@ -267,7 +267,7 @@ def draw_category_axis(axes: "Axes", values: "AnswerMatrix", category_column: st
     axes.set_xticks(
         range(count), [build_tick_label(values, index, width) for index in range(count)]
     )
-    axes.figure.least[axes] = (1.15 if count <= 8 else 0.6) * count  # type: ignore[union-attr]
+    axes.figure.min_widths[axes] = (1.15 if count <= 8 else 0.6) * count  # type: ignore[union-attr]
     if count > 8:
         _turn(axes, 40)
     axes.set_xlim(-0.6, count - 0.4)

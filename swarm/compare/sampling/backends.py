@@ -73,7 +73,7 @@ class Backend(Protocol):
     batches: int
     met: bool
 
-    def build_request(self, asked: ModelCall) -> Request:
+    def build_request(self, call: ModelCall) -> Request:
         """Build the request of sample 0.
 
         Raises:
@@ -81,7 +81,7 @@ class Backend(Protocol):
         """
         ...
 
-    def call_key(self, asked: ModelCall) -> tuple[str, bool]:
+    def call_key(self, call: ModelCall) -> tuple[str, bool]:
         """Return the common part of all samples' cache keys, and whether they are equal.
 
         Raises:
@@ -123,9 +123,9 @@ class EndpointBackend:
         self.batches, self.met = model.client.limits.concurrency, False
         self.samples_at_once = MAX_SAMPLES_PER_REQUEST
 
-    def build_request(self, asked: ModelCall) -> Request:
+    def build_request(self, call: ModelCall) -> Request:
         """Build a request with the unchanged parameters, whatever they contain."""
-        body, timeout = self._request_body(asked)
+        body, timeout = self._request_body(call)
         # Config's timeout is that of one attempt and already part of the limits.
         return Request(
             (), body=body, timeout=None if timeout == CompareSettings.timeout else timeout
@@ -146,12 +146,12 @@ class EndpointBackend:
         body |= body.pop("extra_body", None) or {}
         return body, timeout
 
-    def call_key(self, asked: ModelCall) -> tuple[str, bool]:
+    def call_key(self, call: ModelCall) -> tuple[str, bool]:
         """See `Backend.call_key`; a name at another endpoint is another model.
 
         Samples are never equal: endpoints are not deterministic even at temperature 0.
         """
-        body = override_fields({"messages": [], **self.model.fixed}, self._request_body(asked)[0])
+        body = override_fields({"messages": [], **self.model.fixed}, self._request_body(call)[0])
         try:
             return make_cache_key("chat", self.url, body), False
         except TypeError as error:
@@ -190,14 +190,14 @@ class BatchBackend:
     def __init__(self, model: CachedModel) -> None:
         self.model, self.cache, self.label = model, model.cache, model.label
 
-    def build_request(self, asked: ModelCall) -> Request:
+    def build_request(self, call: ModelCall) -> Request:
         """Build a request from the parameters that all models support."""
-        params = asked.api_kwargs
+        params = call.api_kwargs
         if strange := sorted(
             key for key in params if key not in COMMON_PARAMS and params[key] is not None
         ):
             raise UserError(
-                f"{asked.model}: {strange[0]} is not supported; ModelAdapter.register can remove "
+                f"{call.model}: {strange[0]} is not supported; ModelAdapter.register can remove "
                 "it for this model"
             )
         top = params.get("top_logprobs") or -1 if params.get("logprobs") else 0
@@ -208,7 +208,7 @@ class BatchBackend:
             or DEFAULT_MAX_NEW_TOKENS
         )
         return Request(
-            tuple(_parse_message(asked.model, turn) for turn in params["messages"]),
+            tuple(_parse_message(call.model, turn) for turn in params["messages"]),
             max_new_tokens=longest,
             temperature=params.get("temperature"),
             seed=params.get("seed"),
@@ -216,9 +216,9 @@ class BatchBackend:
             top_logprobs=top,
         )
 
-    def call_key(self, asked: ModelCall) -> tuple[str, bool]:
+    def call_key(self, call: ModelCall) -> tuple[str, bool]:
         """See `swarm.models.cache.CachedModel.request_key`; greedy samples are equal."""
-        request = self.build_request(asked)
+        request = self.build_request(call)
         return self.model.request_key(request), request.temperature == 0
 
     def sample_key(self, key: str, sample: int) -> str:

@@ -103,7 +103,7 @@ def sample_cache_keys(wants: Sequence[SampleRequest]) -> list[str]:
     Raises:
         UserError: A model does not exist, or does not support the parameters.
     """
-    models = {name: resolve_backend(name) for name in {want.asked.model for want in wants}}
+    models = {name: resolve_backend(name) for name in {want.call.model for want in wants}}
     known: dict[int, tuple[str, bool]] = {}
     found = []
     for call, sample in wants:

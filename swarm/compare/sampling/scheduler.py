@@ -73,14 +73,14 @@ class WaitingScript:
 
     Attributes:
         script, number: The script and its index among all.
-        heard: Outcomes received, in the order of its requests.
+        outcomes: Outcomes received, in the order of its requests.
         missing: Number of outcomes not received yet.
         again: Whether it has requested samples before.
     """
 
     script: Script[Any]
     number: int
-    heard: list[Any]
+    outcomes: list[Any]
     missing: int = 0
     again: bool = False
 
@@ -94,19 +94,19 @@ class PreparedCall:
     """A call of a resolved model; shared by all samples.
 
     Attributes:
-        asked: The call.
+        call: The call.
         place: Queue of the model.
         error: Why the model cannot be called.
         key: Common part of the cache keys.
-        one: Whether all samples are equal.
+        samples_equal: Whether all samples are equal.
         request: Request of sample 0; `None` until it is needed.
     """
 
-    asked: ModelCall
+    call: ModelCall
     place: "ModelQueue"
     error: UserError | None = None
     key: str = ""
-    one: bool = False
+    samples_equal: bool = False
     request: Request | None = None
 
 
@@ -117,10 +117,10 @@ class ModelQueue:
     Attributes:
         name: Name of the model.
         source: Backend; `None` until it is resolved.
-        parked: Requests from before it was resolved.
+        unresolved: Requests from before it was resolved.
         queue: Requests to send: cache key, request and sample number.
         ask: Sampler of an endpoint; `None` until it is used.
-        under_way: Number of running batches, or of requests that are sent one by one.
+        active: Number of running batches, or of requests that are sent one by one.
         last: Time of the last answer, as `time.monotonic` returns it.
         failures: Number of failures since then.
         error: Why no further requests are sent.
@@ -128,10 +128,10 @@ class ModelQueue:
 
     name: str
     source: Backend | None = None
-    parked: list[QueuedSample] = field(default_factory=list)
+    unresolved: list[QueuedSample] = field(default_factory=list)
     queue: deque[tuple[str, Request, int]] = field(default_factory=deque)
     ask: GenerateSamples | None = None
-    under_way: int = 0
+    active: int = 0
     last: float = 0.0
     failures: int = 0
     error: UserError | None = None
@@ -141,7 +141,7 @@ class ModelQueue:
         if not self.queue:
             return False
         assert self.source
-        return self.under_way < (self.source.batches if self.source.met else 1)
+        return self.active < (self.source.batches if self.source.met else 1)
 
     def record_success(self) -> None:
         """Record an answer."""
@@ -186,7 +186,7 @@ class Scheduler(Generic[T]):
 
     Args:
         scripts: Scripts; closed at the end of the run.
-        told: Called with the index and the result of each finished script.
+        on_result: Called with the index and the result of each finished script.
         workers: Maximum number of concurrent requests; `None`: `Config.max_workers`.
         before: Called once, before the first request.
     """
@@ -194,11 +194,11 @@ class Scheduler(Generic[T]):
     def __init__(
         self,
         scripts: Sequence[Script[T]],
-        told: Callable[[int, T], None],
+        on_result: Callable[[int, T], None],
         workers: int | None = None,
         before: Callable[[], None] | None = None,
     ) -> None:
-        self.scripts, self.told, self.before = scripts, told, before
+        self.scripts, self.on_result, self.before = scripts, on_result, before
         self.workers = workers or get_max_workers()
         self.places: dict[str, ModelQueue] = {}
         self.prepared: dict[int, PreparedCall] = {}
@@ -208,15 +208,15 @@ class Scheduler(Generic[T]):
         self.tasks: set[asyncio.Task[None]] = set()
         self.claimed: dict[str, Cache] = {}  # by cache key
         self.released: list[str] = []
-        self.elsewhere: dict[
+        self.requested_elsewhere: dict[
             str, tuple[ModelQueue, Request, int]
         ] = {}  # requested by other processes
-        self.under_way = self.came = self.failed = 0
-        self.left, self.settling, self.looking = len(scripts), False, False
+        self.active = self.received = self.failed = 0
+        self.unfinished, self.settle_scheduled, self.polling = len(scripts), False, False
 
     def count_progress(self) -> tuple[int, int, int]:
         """Return the numbers of received answers, of requested answers, and of failures."""
-        return self.came, self.came + len(self.wanted), self.failed
+        return self.received, self.received + len(self.wanted), self.failed
 
     async def run_all(self) -> None:
         """Run all scripts to their ends.
@@ -258,10 +258,10 @@ class Scheduler(Generic[T]):
             try:
                 wants = next(waiting.script) if outcomes is None else waiting.script.send(outcomes)
             except StopIteration as end:
-                self.left -= 1
-                self.told(waiting.number, end.value)
+                self.unfinished -= 1
+                self.on_result(waiting.number, end.value)
                 return
-            outcomes = waiting.heard = self._bulk_cached_samples(wants)
+            outcomes = waiting.outcomes = self._bulk_cached_samples(wants)
             for index, want in enumerate(wants):
                 if outcomes[index] is None:
                     waiting.missing += 1
@@ -276,36 +276,36 @@ class Scheduler(Generic[T]):
         if any(one is not call or n != k for k, (one, n) in enumerate(wants, first)):
             return nothing
         ready = self.prepared.get(id(call)) or self._prepare_call(call)
-        if ready is None or ready.error or ready.one:
+        if ready is None or ready.error or ready.samples_equal:
             return nothing
         assert ready.place.source
         cached = ready.place.source.get_cached_samples(ready.key, first, len(wants))
         cached = {
             sample: one for sample, one in cached.items() if not lacks_wanted_logprobs(call, one)
         }
-        self.came += len(cached)
+        self.received += len(cached)
         return [cached.get(sample) for sample in range(first, first + len(wants))]
 
     def _deliver_outcome(self, key: str, outcome: SampleOutcome) -> None:
         """Deliver an outcome to all scripts that wait for it."""
-        self.came += 1
+        self.received += 1
         self.failed += isinstance(outcome, UserError)
         if key in self.claimed:
             self.released.append(key)
         for _, waiting, index in self.wanted.pop(key):
-            waiting.heard[index] = outcome
+            waiting.outcomes[index] = outcome
             waiting.missing -= 1
             if not waiting.missing:
-                self._advance_script(waiting, waiting.heard)
+                self._advance_script(waiting, waiting.outcomes)
 
     def _schedule_settle(self) -> None:
         """Schedule `_settle_samples` once for all outcomes of this iteration of the loop."""
-        if not self.settling:
-            self.settling = True
+        if not self.settle_scheduled:
+            self.settle_scheduled = True
             self._spawn_task(self._settle_later())
 
     async def _settle_later(self) -> None:
-        self.settling = False
+        self.settle_scheduled = False
         self._settle_samples()
 
     def _settle_samples(self) -> None:
@@ -316,7 +316,7 @@ class Scheduler(Generic[T]):
             for model_queue, sought in self._group_uncached(new).values():
                 self._look_up_cached(model_queue, sought)
         self._dispatch_batches()
-        if not self.left and not self.over.done():
+        if not self.unfinished and not self.over.done():
             self.over.set_result(None)
 
     def _group_uncached(
@@ -328,7 +328,7 @@ class Scheduler(Generic[T]):
             call, sample = one[0]
             ready = self.prepared.get(id(call)) or self._prepare_call(call)
             if ready is None:
-                self.places[call.model].parked.append(one)
+                self.places[call.model].unresolved.append(one)
                 continue
             if ready.error is not None:
                 self.wanted[""] = [one]
@@ -336,7 +336,7 @@ class Scheduler(Generic[T]):
                 continue
             model_queue = ready.place
             assert model_queue.source
-            key = model_queue.source.sample_key(ready.key, 0 if ready.one else sample)
+            key = model_queue.source.sample_key(ready.key, 0 if ready.samples_equal else sample)
             if key in self.wanted:
                 self.wanted[key].append(one)
                 continue
@@ -373,7 +373,7 @@ class Scheduler(Generic[T]):
             bad = [
                 key
                 for key, one in cached.items()
-                if lacks_wanted_logprobs(sought[key][0].asked, one)
+                if lacks_wanted_logprobs(sought[key][0].call, one)
             ]
             model_queue.source.cache.delete(bad)
             for key in bad:
@@ -395,7 +395,7 @@ class Scheduler(Generic[T]):
             ready.request = ready.request or model_queue.source.build_request(call)
             if call.together:
                 self.together.add(id(ready.request))
-            one = key, ready.request, 0 if ready.one else sample
+            one = key, ready.request, 0 if ready.samples_equal else sample
             if key in claimed:
                 add(one)
             else:
@@ -426,28 +426,33 @@ class Scheduler(Generic[T]):
 
     def _await(self, model_queue: ModelQueue, one: tuple[str, Request, int]) -> None:
         """Wait for the answer of another process, which is polled."""
-        if not self.looking:
-            self.looking = True
+        if not self.polling:
+            self.polling = True
             self._spawn_task(self._look())
-        self.elsewhere[one[0]] = (model_queue, one[1], one[2])
+        self.requested_elsewhere[one[0]] = (model_queue, one[1], one[2])
 
     async def _look(self) -> None:
-        while self.elsewhere:
+        while self.requested_elsewhere:
             await asyncio.sleep(LOOK)
             for model_queue in {
-                id(model_queue): model_queue for model_queue, *_ in self.elsewhere.values()
+                id(model_queue): model_queue
+                for model_queue, *_ in self.requested_elsewhere.values()
             }.values():
-                keys = [key for key, (owner, *_) in self.elsewhere.items() if owner is model_queue]
+                keys = [
+                    key
+                    for key, (owner, *_) in self.requested_elsewhere.items()
+                    if owner is model_queue
+                ]
                 claimed = set() if model_queue.error else self._claim(model_queue, keys)
                 for key in keys:
                     if model_queue.error and key in self.wanted:
                         self._deliver_outcome(key, model_queue.error)
                     if key in claimed or key not in self.wanted:
-                        _, request, sample = self.elsewhere.pop(key)
+                        _, request, sample = self.requested_elsewhere.pop(key)
                     if key in claimed:
                         model_queue.queue.append((key, request, sample))
             self._settle_samples()
-        self.looking = False
+        self.polling = False
 
     async def _resolve_model(self, model_queue: ModelQueue) -> None:
         try:
@@ -455,27 +460,27 @@ class Scheduler(Generic[T]):
         except UserError as error:
             model_queue.error = error
             model_queue.source = await run_in_thread(kept_source, model_queue.name)
-        self.new += model_queue.parked
-        model_queue.parked = []
+        self.new += model_queue.unresolved
+        model_queue.unresolved = []
         self._settle_samples()
 
     def _dispatch_batches(self) -> None:
         """Start as many batches as allowed, in turn over all models."""
-        while self.under_way < self.workers:
+        while self.active < self.workers:
             ready = [model_queue for model_queue in self.places.values() if model_queue.can_start()]
             if not ready:
                 return
             if self.before:
                 self.before()
                 self.before = None
-            for model_queue in ready[: self.workers - self.under_way]:
+            for model_queue in ready[: self.workers - self.active]:
                 assert model_queue.source
                 # Moved to the end, or the first model would get every free worker, and judges none.
                 self.places[model_queue.name] = self.places.pop(model_queue.name)
                 batch = self._next_batch(model_queue)
-                model_queue.under_way, self.under_way = (
-                    model_queue.under_way + 1,
-                    self.under_way + 1,
+                model_queue.active, self.active = (
+                    model_queue.active + 1,
+                    self.active + 1,
                 )
                 self._spawn_task(self._run_batch(model_queue, batch))
 
@@ -497,7 +502,7 @@ class Scheduler(Generic[T]):
     ) -> None:
         start = time.monotonic()
         outcomes = await self._send_batch(model_queue, batch)
-        model_queue.under_way, self.under_way = model_queue.under_way - 1, self.under_way - 1
+        model_queue.active, self.active = model_queue.active - 1, self.active - 1
         # Missing samples are requested one by one: the endpoint does not support `n`.
         model_queue.queue.extendleft(reversed(batch[len(outcomes) :]))
         counted_error: UserError | None = None
@@ -541,9 +546,9 @@ class Scheduler(Generic[T]):
             return [error] * len(batch)
 
 
-def lacks_wanted_logprobs(asked: ModelCall, kept: Completion) -> bool:
+def lacks_wanted_logprobs(call: ModelCall, cached: Completion) -> bool:
     """Return whether an answer lacks log probabilities; earlier versions stored such answers."""
-    return lacks_logprobs(asked.api_kwargs, {"text": kept.text, "tokens": kept.tokens})
+    return lacks_logprobs(call.api_kwargs, {"text": cached.text, "tokens": cached.tokens})
 
 
 def run_scripts(

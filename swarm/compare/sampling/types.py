@@ -22,23 +22,23 @@ class ModelCall:
 
     def __init__(self, model: str, params: Mapping[str, Any], together: bool = False) -> None:
         self.model, self.params, self.together = model, params, together
-        self.sent: dict[str, Any] | None = None
+        self.prepared_kwargs: dict[str, Any] | None = None
 
     @property
     def api_kwargs(self) -> dict[str, Any]:
         """Parameters that are sent, with "model" and "timeout"; computed once."""
         # Not a cached_property: before Python 3.12 all instances share its lock, and a handler may
         # query models.
-        if self.sent is None:
+        if self.prepared_kwargs is None:
             from swarm.compare.model_adapter import ModelAdapter, validate_params
             from swarm.compare.settings import CompareSettings
 
             prepared = ModelAdapter.prepare(_copy_containers(dict(self.params)), self.model)
-            self.sent = {
+            self.prepared_kwargs = {
                 "timeout": CompareSettings.timeout,
                 **validate_params(prepared, self.model),
             }
-        return self.sent
+        return self.prepared_kwargs
 
 
 def _copy_containers(value: Any) -> Any:
@@ -54,7 +54,7 @@ def _copy_containers(value: Any) -> Any:
 class SampleRequest(NamedTuple):
     """One sample of a call, by number."""
 
-    asked: ModelCall
+    call: ModelCall
     sample: int = 0
 
 

@@ -26,7 +26,7 @@ class NextTokenDistribution(NamedTuple):
         low, high: Bounds of each token's 95 % interval, if estimated by sampling.
         error: Why there is no answer.
         api_kwargs: Parameters that were sent.
-        heard: Answers from which it was read.
+        answers: Answers from which it was read.
     """
 
     answer: dict[str, float]
@@ -35,7 +35,7 @@ class NextTokenDistribution(NamedTuple):
     high: dict[str, float] | None
     error: UserError | None
     api_kwargs: dict[str, Any]
-    heard: tuple[Completion, ...] = ()
+    answers: tuple[Completion, ...] = ()
 
     def to_logprobs(self) -> "NextTokenDistribution":
         """Return a copy with natural logarithms instead of probabilities."""
@@ -71,7 +71,7 @@ def with_logprobs(
 
 
 def read_next_token(
-    asked: ModelCall, samples: Sequence[int], convert_to_probs: bool = True
+    call: ModelCall, samples: Sequence[int], convert_to_probs: bool = True
 ) -> Script[NextTokenDistribution]:
     """Read the distribution of the first token, averaged over the samples.
 
@@ -79,14 +79,14 @@ def read_next_token(
     averaged even if logarithms are requested.
 
     Args:
-        asked: Call with the parameters of `with_logprobs`.
+        call: Call with the parameters of `with_logprobs`.
         samples: Sample numbers.
         convert_to_probs: Whether to return probabilities instead of natural logarithms.
     """
-    outcomes = yield [SampleRequest(asked, sample) for sample in samples]
+    outcomes = yield [SampleRequest(call, sample) for sample in samples]
     answers = tuple(one for one in outcomes if isinstance(one, Completion))
-    if error := missing_logprobs_error(outcomes, asked.model):
-        return NextTokenDistribution({}, 0.0, None, None, error, asked.api_kwargs, answers)
+    if error := missing_logprobs_error(outcomes, call.model):
+        return NextTokenDistribution({}, 0.0, None, None, error, call.api_kwargs, answers)
     probabilities = [token_probabilities(answer.tokens[0]) for answer in answers]
     mean: dict[str, float] = {}
     for one in probabilities:
@@ -94,7 +94,7 @@ def read_next_token(
             mean[token] = mean.get(token, 0.0) + p / len(probabilities)
     unseen = sum(unseen_probability(one) for one in probabilities) / len(probabilities)
     found = NextTokenDistribution(
-        sort_by_probability(mean), unseen, None, None, None, asked.api_kwargs, answers
+        sort_by_probability(mean), unseen, None, None, None, call.api_kwargs, answers
     )
     return found if convert_to_probs else found.to_logprobs()
 
@@ -118,9 +118,9 @@ def _to_probability(logprob: float) -> float:
     return math.exp(min(logprob, 0.0))
 
 
-def unseen_probability(told: Mapping[str, float]) -> float:
+def unseen_probability(probs: Mapping[str, float]) -> float:
     """Return the probability mass that is not reported, from 0 to 1."""
-    return min(1.0, max(0.0, 1.0 - sum(told.values())))
+    return min(1.0, max(0.0, 1.0 - sum(probs.values())))
 
 
 def to_logprobs(found: Mapping[str, float]) -> dict[str, float]:
@@ -133,14 +133,14 @@ def sort_by_probability(found: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def missing_logprobs_error(heard: Sequence[SampleOutcome], model: str) -> UserError | None:
+def missing_logprobs_error(outcomes: Sequence[SampleOutcome], model: str) -> UserError | None:
     """Return why the first token's probabilities cannot be read from these; `None` if they can."""
-    for one in heard:
+    for one in outcomes:
         if isinstance(one, UserError):
             return _explain_refusal(model, one)
         if _has_logprobs(one):
             continue
-        if (one.text or one.tokens) and any(_has_logprobs(other) for other in heard):
+        if (one.text or one.tokens) and any(_has_logprobs(other) for other in outcomes):
             return UserError(
                 f"{model}: a response lacks the requested log probabilities, which "
                 "others had; it is not stored and is requested again next time"
@@ -223,28 +223,28 @@ def sample_answers(
     return count_answers(ModelCall(model, params), range(num_samples))
 
 
-def count_answers(asked: ModelCall, samples: Sequence[int]) -> Script[NextTokenDistribution]:
+def count_answers(call: ModelCall, samples: Sequence[int]) -> Script[NextTokenDistribution]:
     """Estimate the distribution of complete answers from samples, with Wilson 95 % intervals.
 
     With a max_tokens of 1 an answer is one token, if the endpoint returns its text unchanged; some
     strip the leading space. An answer without text counts as "".
 
     Args:
-        asked: The call.
+        call: The call.
         samples: Sample numbers; if one of them fails, there is no distribution.
     """
-    asked.together = True
-    outcomes = yield [SampleRequest(asked, sample) for sample in samples]
+    call.together = True
+    outcomes = yield [SampleRequest(call, sample) for sample in samples]
     answers = tuple(one for one in outcomes if isinstance(one, Completion))
     for one in outcomes:
         if isinstance(one, UserError):
-            return NextTokenDistribution({}, 0.0, None, None, one, asked.api_kwargs, answers)
+            return NextTokenDistribution({}, 0.0, None, None, one, call.api_kwargs, answers)
     counts = Counter(answer.text for answer in answers).most_common()
     shares = {text: count / len(answers) for text, count in counts}
     ends = {text: share_interval(count, len(answers)) for text, count in counts}
     low = {text: end[0] for text, end in ends.items()}
     high = {text: end[1] for text, end in ends.items()}
-    return NextTokenDistribution(shares, 0.0, low, high, None, asked.api_kwargs, answers)
+    return NextTokenDistribution(shares, 0.0, low, high, None, call.api_kwargs, answers)
 
 
 def share_interval(count: int, n: int) -> tuple[float, float]:

@@ -314,7 +314,7 @@ class RatingResult(NamedTuple):
         low, high: Bounds of the mean's 95 % interval, if estimated by sampling.
         error: Why there is no rating.
         api_kwargs: Parameters that were sent; those of the first request.
-        heard: Answers from which it was read.
+        answers: Answers from which it was read.
     """
 
     answer: float | None
@@ -326,7 +326,7 @@ class RatingResult(NamedTuple):
     high: float | None
     error: UserError | None
     api_kwargs: dict[str, Any]
-    heard: tuple[Completion, ...] = ()
+    answers: tuple[Completion, ...] = ()
 
 
 def build_rating_params(
@@ -359,7 +359,7 @@ def request_rating(
 
 
 def read_rating(
-    asked: ModelCall,
+    call: ModelCall,
     bounds: RatingBounds,
     sample: int = 0,
     estimate_by_sampling: int | bool = False,
@@ -371,7 +371,7 @@ def read_rating(
     continuations: until `ENOUGH_PROBABILITY` is known, or `MAX_REQUESTS` have been sent.
 
     Args:
-        asked: Call with the parameters of `build_rating_params`.
+        call: Call with the parameters of `build_rating_params`.
         bounds: Range of ratings.
         sample: Index among several ratings.
         estimate_by_sampling: Count this many answers instead (True: 100), for endpoints without log
@@ -379,22 +379,22 @@ def read_rating(
     """
     if number := resolve_sample_count(estimate_by_sampling):
         samples = range(sample * number, (sample + 1) * number)
-        return (yield from _estimate_rating(asked, bounds, samples))
-    outcomes = list((yield [SampleRequest(asked, sample)]))
+        return (yield from _estimate_rating(call, bounds, samples))
+    outcomes = list((yield [SampleRequest(call, sample)]))
     digits = DigitTree(bounds.min_rating, bounds.max_rating)
-    found, error = _learn_answers(digits, outcomes, asked.model)
+    found, error = _learn_answers(digits, outcomes, call.model)
     other = {"temperature": 1, "max_tokens": bounds.max_tokens}
-    more = ModelCall(asked.model, {**asked.params, **other})
+    more = ModelCall(call.model, {**call.params, **other})
     while found and (number := _count_further_samples(found, bounds, len(outcomes))):
         indices = range(len(outcomes), len(outcomes) + number)
         further = yield [SampleRequest(more, sample * MAX_REQUESTS + index) for index in indices]
         outcomes += further
-        found, error = _learn_answers(digits, further, asked.model)
+        found, error = _learn_answers(digits, further, call.model)
     answers = tuple(one for one in outcomes if isinstance(one, Completion))
     if found is None:
-        return _build_failed_rating(error, asked, answers)
+        return _build_failed_rating(error, call, answers)
     unseen = min(1.0, found.unseen + found.unresolved)
-    return _build_rating(found.numbers, found.texts, found.refused, unseen, bounds, asked, answers)
+    return _build_rating(found.numbers, found.texts, found.refused, unseen, bounds, call, answers)
 
 
 def _learn_answers(
@@ -425,12 +425,12 @@ def _estimate_rating(
 
     counted = yield from count_answers(call, samples)
     if counted.error:
-        return _build_failed_rating(counted.error, call, counted.heard)
-    found = [parse_leading_integer(answer.text) for answer in counted.heard]
+        return _build_failed_rating(counted.error, call, counted.answers)
+    found = [parse_leading_integer(answer.text) for answer in counted.answers]
     ratings = [one for one in found if one is not None and bounds.contains(one)]
     shares = {one: count / len(samples) for one, count in sorted(Counter(ratings).items())}
     refused = 1 - len(ratings) / len(samples)
-    rating = _build_rating(shares, counted.answer, refused, 0.0, bounds, call, counted.heard)
+    rating = _build_rating(shares, counted.answer, refused, 0.0, bounds, call, counted.answers)
     if rating.answer is None:
         return rating
     mean = mean_interval(ratings)

@@ -190,7 +190,7 @@ class QueryEngine:
 
 
 def _search_rows(table: AnswerTable, term: SearchTerm, rows: np.ndarray) -> np.ndarray:
-    text, prompts, answers = term.text, table.asked, table.said
+    text, prompts, answers = term.text, table.conversation_indices, table.answers_lower
     # Many rows share a conversation, which is searched once.
     matches = [text in one for one in table.conversations]
     hits = (matches[prompts[row]] or text in answers[row] for row in rows.tolist())

@@ -31,20 +31,20 @@ class AnswerTable:
         name: Name shown on the page.
 
     Attributes:
-        asked: For each row, its index in `conversations`.
+        conversation_indices: For each row, its index in `conversations`.
         conversations: Distinct conversations in lower case.
-        said: For each row, its answer in lower case.
+        answers_lower: For each row, its answer in lower case.
         questions: For each row, a number that identifies its question.
     """
 
     def __init__(self, columns: ColumnData, name: str) -> None:
         self.columns, self.name = columns, name
         self.count = len(columns["answer"])
-        self.said = [extract_text(answer).lower() for answer in columns["answer"]]
-        self.asked, self.conversations = _number_texts(
+        self.answers_lower = [extract_text(answer).lower() for answer in columns["answer"]]
+        self.conversation_indices, self.conversations = _number_texts(
             extract_text(self.get_messages(row)).lower() for row in range(self.count)
         )
-        self.questions = self.asked
+        self.questions = self.conversation_indices
         if "question" in columns:
             self.questions = _number_texts(map(extract_text, columns["question"]))[0]
         self._keys: dict[str, np.ndarray] = {}

@@ -124,7 +124,7 @@ def compare(prompt: str | None, **options: Any) -> None:
 
 def _collect_unjudged(put: ConsortiumQuestion, on_event: OnEvent) -> dict[str, Any]:
     """Return the answers without a verdict."""
-    request = Request(put.turns, **put.asked)
+    request = Request(put.turns, **put.request_fields)
     return responses_to_json(
         put.turns[-1].content, put.consortium.collect_member_answers(request, on_event)
     )

@@ -309,10 +309,12 @@ def _check_writable(file: Path | None) -> None:
         raise UserError(f"--output {file}: cannot be written; choose another path")
 
 
-def request_settings(given: Mapping[str, Any], most: int = MAX_TOKENS) -> dict[str, Any]:
-    """Return the request fields other than the prompt, with `most` new tokens by default."""
+def request_settings(
+    given: Mapping[str, Any], default_max_tokens: int = MAX_TOKENS
+) -> dict[str, Any]:
+    """Return the request fields other than the prompt."""
     found = {key: given[key] for key in ("temperature", "seed") if given.get(key) is not None}
-    return {**found, "max_new_tokens": given.get("max_tokens") or most}
+    return {**found, "max_new_tokens": given.get("max_tokens") or default_max_tokens}
 
 
 LOCAL = "local"

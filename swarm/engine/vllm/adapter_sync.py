@@ -107,11 +107,11 @@ class AdapterSync:
     Args:
         llm: The engine, vLLM's `LLM`.
         basis: The experts.
-        most: Maximum number of positions at once.
+        max_positions: Maximum number of positions at once.
     """
 
-    def __init__(self, llm: Any, basis: HostBasis, most: int) -> None:
-        self.llm, self.basis, self.most = llm, basis, most
+    def __init__(self, llm: Any, basis: HostBasis, max_positions: int) -> None:
+        self.llm, self.basis, self.max_positions = llm, basis, max_positions
         self.dtype = str(llm.model_config.dtype).removeprefix("torch.")
         self.requests: list[Any] = []
         self._held: np.ndarray | None = None
@@ -234,7 +234,7 @@ class FolderSync(AdapterSync):
             try:
                 self.requests.append(self.load_adapter(position, next(self._numbers)))
             except NotFinite as error:
-                raise NotFinite(i, error.what) from None
+                raise NotFinite(i, error.quantity) from None
 
     def verify_loaded(self) -> None:
         """See `AdapterSync.verify_loaded`."""

@@ -161,7 +161,7 @@ class VLLMEngine:
             try:
                 answers += self._generate_batch(positions[chosen], requests[chosen])
             except NotFinite as error:
-                raise NotFinite(first + error.position, error.what) from None
+                raise NotFinite(first + error.position, error.quantity) from None
         return answers
 
     def _generate_batch(

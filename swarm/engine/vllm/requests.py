@@ -33,15 +33,16 @@ class GenerateRequest:
         place: Index of the request.
         params: vLLM's `SamplingParams`.
         row: The prompt, and the generated tokens.
-        ends: Token ids that end a text.
-        decided: Returns whether these new tokens are enough; `None` if vLLM itself detects the end.
+        end_tokens: Token ids that end a text.
+        stop_check: Returns whether these new tokens are enough; `None` if vLLM itself detects
+            the end.
     """
 
     place: RequestIndex
     params: Any
     row: DecodingRow
-    ends: Collection[int]
-    decided: Callable[[list[int]], bool] | None
+    end_tokens: Collection[int]
+    stop_check: Callable[[list[int]], bool] | None
 
     @property
     def ids(self) -> list[int]:
@@ -52,12 +53,12 @@ class GenerateRequest:
         """Process the new tokens of vLLM's output; return whether that was the end."""
         completion = output.outputs[0]
         for number, token in enumerate(completion.token_ids):
-            if token in self.ends:
+            if token in self.end_tokens:
                 return True
             self.row.new.append(token)
             if (draw := self.row.draw) and draw.top:
                 draw.logprobs.append(token_logprobs(completion.logprobs[number], token, draw.top))
-            if self.decided and self.decided(self.row.new):
+            if self.stop_check and self.stop_check(self.row.new):
                 return True
         return bool(output.finished)
 
@@ -217,17 +218,17 @@ class VLLMScheduler:
             more |= {"temperature": draw.temperature, "seed": seed}
         if request.top_logprobs:
             more["logprobs"] = min(max(0, request.top_logprobs), self._words)
-        if request.decided is None:
+        if request.stop_check is None:
             if request.stop:
                 more |= {"stop": list(request.stop), "detokenize": True}
             return GenerateRequest(
                 index, _sampling_params(max_tokens, **more), row, self._ends, None
             )
-        # vLLM cannot call `decided`, so it streams the text as it grows.
+        # vLLM cannot call `stop_check`, so it streams the text as it grows.
         ended = stop_check(request)
         params = _sampling_params(max_tokens, **more, output_kind=RequestOutputKind.DELTA)
-        decided = lambda new: bool(ended and ended(decode_text(self._tokenizer, new)))  # noqa: E731
-        return GenerateRequest(index, params, row, self._ends, decided)
+        enough = lambda new: bool(ended and ended(decode_text(self._tokenizer, new)))  # noqa: E731
+        return GenerateRequest(index, params, row, self._ends, enough)
 
     def _run_requests(
         self, parts: Sequence[GenerateRequest | ChoiceGroup], named: Sequence[Any]

@@ -214,8 +214,8 @@ def _resolve_roles(config: ConsortiumSettings) -> tuple[str, ...] | None:
     if config.strategy != "roles" or not any(one.role for one in config.members):
         return config.roles
     others = config.roles or tuple(ROLES)
-    seats = [one.role for one in config.members for _ in range(one.count)]
-    return tuple(role or others[index % len(others)] for index, role in enumerate(seats))
+    member_roles = [one.role for one in config.members for _ in range(one.count)]
+    return tuple(role or others[index % len(others)] for index, role in enumerate(member_roles))
 
 
 def preset_names() -> list[str]:

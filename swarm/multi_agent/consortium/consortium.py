@@ -59,14 +59,14 @@ class CallBudget:
 
     Attributes:
         calls: Calls of the first iteration, if all succeed and each reply can be parsed.
-        least: Total calls with the minimum number of iterations.
-        most: Maximum total calls, at most the budget.
+        minimum: Total calls with the minimum number of iterations.
+        maximum: Maximum total calls, at most the budget.
         words: The same as text.
     """
 
     calls: int
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     words: str
 
 
@@ -81,7 +81,7 @@ def iteration_bounds(consortium: "Consortium") -> tuple[int, int]:
     """Return the minimum and maximum number of iterations."""
     least, highest = consortium.min_iterations, consortium.max_iterations
     if consortium.strategy == "elimination":
-        rounds = 1 + ceil((len(consortium.seats) - consortium.keep) / consortium.eliminate)
+        rounds = 1 + ceil((len(consortium.participants) - consortium.keep) / consortium.eliminate)
         least = highest = min(highest, max(least, rounds))
     # These strategies yield no confidence, so that only the minimum applies.
     return least, least if consortium.strategy in ("pick-one", "rank") else highest
@@ -90,7 +90,7 @@ def iteration_bounds(consortium: "Consortium") -> tuple[int, int]:
 def plan_calls(consortium: "Consortium") -> CallBudget:
     """Compute the number of calls for one request, without those inside nested consortia."""
     least, highest = iteration_bounds(consortium)
-    members = [len(consortium.seats)] * highest
+    members = [len(consortium.participants)] * highest
     if consortium.strategy == "elimination":
         eliminated = [consortium.eliminate * number for number in range(highest)]
         members = [max(consortium.keep, members[0] - one) for one in eliminated]
@@ -182,14 +182,14 @@ class ConsortiumRun(ConsortiumContext):
         self, number: int
     ) -> Generator[list[AgentCall], list[AgentAnswer], Iteration]:
         """Run one iteration; with "elimination", drop the worst members."""
-        seats = self.seats
+        participants = self.participants
         opinions = yield from self.collect_member_answers(number)
         judging = JudgingRound(self, number, opinions)
         verdict = yield from STRATEGY_FUNCTIONS[self.consortium.strategy](judging)
         if self.consortium.strategy == "elimination":
             remaining = judging.remaining_members(verdict)
-            verdict = replace(verdict, needs_iteration=len(remaining) < len(seats))
-            self.seats = [seats[index] for index in remaining]
+            verdict = replace(verdict, needs_iteration=len(remaining) < len(participants))
+            self.participants = [participants[index] for index in remaining]
         return Iteration(number, tuple(opinions), verdict)
 
     def collect_member_answers(
@@ -204,7 +204,7 @@ class ConsortiumRun(ConsortiumContext):
         self.stages.layers.append(replies)
         opinions = [
             _to_member_answer(member, answer)
-            for member, answer in zip(self.seats, replies, strict=True)
+            for member, answer in zip(self.participants, replies, strict=True)
         ]
         answers = [one.answer for one in opinions]
         missing = failure_reasons(answers)
@@ -221,12 +221,13 @@ class ConsortiumRun(ConsortiumContext):
     def _build_member_calls(self, number: int) -> list[AgentCall]:
         """Build a call per member."""
         requests = [
-            (member.slot.model, self._build_member_request(member, number)) for member in self.seats
+            (member.slot.model, self._build_member_request(member, number))
+            for member in self.participants
         ]
         numbered = number_samples(requests, self.request.sample)
         return [
             self.build_call(member.slot, request, number, "member", member.sample)
-            for member, request in zip(self.seats, numbered, strict=True)
+            for member, request in zip(self.participants, numbered, strict=True)
         ]
 
     def _build_member_request(self, member: ConsortiumMember, number: int) -> Request:
@@ -262,7 +263,9 @@ class ConsortiumRun(ConsortiumContext):
         spent = sum_usage(one.completion for one in self.stages.answers if one.completion).cost
         if consortium.max_cost is not None and spent >= consortium.max_cost:
             return self._stop_at_limit(f"max_cost={consortium.max_cost:g}", f"{spent:g} is spent")
-        if not self.has_budget(more := calls_per_iteration(consortium.strategy, len(self.seats))):
+        if not self.has_budget(
+            more := calls_per_iteration(consortium.strategy, len(self.participants))
+        ):
             calls = len(self.stages.answers)
             return self._stop_at_limit(
                 f"budget={consortium.budget}", f"{calls} calls made, {more} needed"
@@ -358,7 +361,7 @@ class Consortium(BaseConsortium):
 
     Attributes:
         proposers: The members' agents.
-        seats: The members.
+        participants: The members, one per sample of an agent.
 
     Raises:
         UserError: A value is invalid.
@@ -394,7 +397,7 @@ class Consortium(BaseConsortium):
         self.eliminate, self.keep, self.trace = eliminate, keep, trace
         self._check_numbers()
         self._check_shape()
-        self.seats = self._build_seats()
+        self.participants = self._build_participants()
         self._check_size()
 
     def _check_numbers(self) -> None:
@@ -461,7 +464,7 @@ class Consortium(BaseConsortium):
                 )
 
     def _check_size(self) -> None:
-        count = len(self.seats)
+        count = len(self.participants)
         if self.quorum > count:
             raise UserError(f"quorum={self.quorum}: there are only {count} members")
         if self.strategy == "elimination" and self.keep >= count:
@@ -475,18 +478,18 @@ class Consortium(BaseConsortium):
                 "fewer members"
             )
 
-    def _build_seats(self) -> tuple[ConsortiumMember, ...]:
+    def _build_participants(self) -> tuple[ConsortiumMember, ...]:
         roles = (
             [role_prompt(role) for role in self.roles or ROLES] if self.strategy == "roles" else []
         )
         seen: Counter[str] = Counter()
-        seats: list[ConsortiumMember] = []
+        participants: list[ConsortiumMember] = []
         for slot in self.proposers:
             for sample in range(slot.count):
                 seen[slot.name] += 1
-                role = roles[len(seats) % len(roles)] if roles else None
-                seats.append(ConsortiumMember(slot, sample, seen[slot.name], role))
-        return tuple(seats)
+                role = roles[len(participants) % len(roles)] if roles else None
+                participants.append(ConsortiumMember(slot, sample, seen[slot.name], role))
+        return tuple(participants)
 
     @property
     def agent_specs(self) -> list[AgentSpec]:

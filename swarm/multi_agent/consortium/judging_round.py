@@ -50,7 +50,7 @@ class BaseConsortium(Collaboration[ConsortiumTranscript]):
     arbiter: AgentSpec | None
     fallback: AgentSpec | None
     system: str | None
-    seats: tuple[ConsortiumMember, ...]
+    participants: tuple[ConsortiumMember, ...]
     seed: int
     budget: int | None
     max_iterations: int
@@ -68,12 +68,12 @@ class ConsortiumContext(RequestContext[ConsortiumTranscript]):
         logged: Warnings already logged for requests of the same batch.
 
     Attributes:
-        seats: Members that still take part.
+        participants: Members that still take part.
     """
 
     def __init__(self, consortium: BaseConsortium, request: Request, logged: set[str]) -> None:
         super().__init__(consortium, request, ConsortiumTranscript(), logged)
-        self.consortium, self.seats = consortium, list(consortium.seats)
+        self.consortium, self.participants = consortium, list(consortium.participants)
 
     def build_call(
         self, slot: AgentSpec, request: Request, number: int, role: str, sample: int = 0
@@ -82,13 +82,13 @@ class ConsortiumContext(RequestContext[ConsortiumTranscript]):
         return AgentCall(slot, sample, request, number, self.consortium.max_iterations, role)
 
     def build_request(
-        self, slot: AgentSpec, prompt: str | Messages, most: int, **asked: Any
+        self, slot: AgentSpec, prompt: str | Messages, default_max_tokens: int, **asked: Any
     ) -> Request:
-        """Build a request for an agent, with `most` new tokens unless it specifies a limit."""
+        """Build a request for an agent; `default_max_tokens` applies if it has no limit."""
         return replace(
             self.request,
             prompt=prompt,
-            max_new_tokens=slot.max_tokens or most,
+            max_new_tokens=slot.max_tokens or default_max_tokens,
             temperature=self.request.temperature if slot.temperature is None else slot.temperature,
             timeout=self.time_left(slot),
             **asked,
@@ -98,7 +98,7 @@ class ConsortiumContext(RequestContext[ConsortiumTranscript]):
         self, read: Callable[[str], bool] | None = None
     ) -> Callable[[str], bool] | None:
         """Return the stop check of judging replies: `read`, or that the answer is not needed."""
-        decided = self.request.decided
+        decided = self.request.stop_check
         if decided is None:
             return read
         return lambda text: decided("") or bool(read and read(text))
@@ -120,12 +120,12 @@ class ArbiterReply:
     Attributes:
         found: Parsed reply; `None` if it could not be parsed.
         text: The reply verbatim.
-        how: "read" or "repaired".
+        source: "read" or "repaired".
     """
 
     found: Any
     text: str
-    how: str = "read"
+    source: str = "read"
 
 
 class JudgingRound:
@@ -134,23 +134,23 @@ class JudgingRound:
     Args:
         run: State of the request.
         number: Number of the iteration.
-        opinions: Answers of all members.
+        answers: Answers of all members.
 
     Attributes:
-        labels: Index into `opinions` by label, in random order.
+        labels: Index into `answers` by label, in random order.
     """
 
     def __init__(
-        self, run: ConsortiumContext, number: int, opinions: Sequence[MemberAnswer]
+        self, run: ConsortiumContext, number: int, answers: Sequence[MemberAnswer]
     ) -> None:
-        self.run, self.number, self.opinions = run, number, opinions
-        answered = [index for index, one in enumerate(opinions) if not one.answer.error]
+        self.run, self.number, self.answers = run, number, answers
+        answered = [index for index, one in enumerate(answers) if not one.answer.error]
         order = shuffled_order(len(answered), run.random_key(number))
         self.labels = {label: answered[index] for label, index in enumerate(order, 1)}
 
     def answer_text(self, label: int) -> str:
         """Return the text of the answer with this label."""
-        return self.opinions[self.labels[label]].text
+        return self.answers[self.labels[label]].text
 
     def prompt_writer(
         self, wanted: str, labels: Sequence[int], **more: Any
@@ -192,7 +192,7 @@ class JudgingRound:
             for text in (consortium.system, slot.system):  # they apply to the answer, too
                 turns = add_system_text(turns, text or None)
             request = self.run.build_request(
-                slot, turns, max_tokens, decided=self.run.stop_condition(enough), **UNCONSTRAINED
+                slot, turns, max_tokens, stop_check=self.run.stop_condition(enough), **UNCONSTRAINED
             )
             reply = yield from self._query_agent(slot, role, request)
             if not reply or not strip_thoughts(reply):
@@ -230,17 +230,17 @@ class JudgingRound:
     def rank_by_confidence(self) -> list[int]:
         """Return the indices of the answers, the most confident member's first."""
         indices = sorted(self.labels.values())
-        return sorted(indices, key=lambda index: -(self.opinions[index].confidence or 0.0))
+        return sorted(indices, key=lambda index: -(self.answers[index].confidence or 0.0))
 
     def fall_back_to_member(self, reply: ArbiterReply | None, order: Sequence[int]) -> Verdict:
         """Return a member's answer, the first of these indices, in place of a verdict."""
-        one = self.opinions[order[0]]
+        one = self.answers[order[0]]
         self.add_warning(f"no verdict; using the answer of {one.answer.name}, {one.instance}")
-        return Verdict(one.text, how="fallback", raw=reply.text if reply else "")
+        return Verdict(one.text, source="fallback", raw=reply.text if reply else "")
 
     def remaining_members(self, verdict: Verdict) -> list[int]:
         """Return the indices of the members that stay after elimination, in order."""
         order = [*(verdict.ranking or self.rank_by_confidence())]
-        order += [index for index in range(len(self.opinions)) if index not in order]
+        order += [index for index in range(len(self.answers)) if index not in order]
         keep, eliminate = self.run.consortium.keep, self.run.consortium.eliminate
         return sorted(order[: max(keep, len(order) - eliminate)])

@@ -103,7 +103,7 @@ def build_judge_prompt(
     answers: Sequence[tuple[int, str]],
     instructions: str,
     key: str,
-    former: Sequence[Iteration] = (),
+    previous: Sequence[Iteration] = (),
     reviews: Sequence[str] = (),
     order: Sequence[int] = (),
 ) -> Messages:
@@ -114,7 +114,7 @@ def build_judge_prompt(
         answers: Label and text of each, in display order.
         instructions: Instructions for the reply.
         key: Random seed of the tag code.
-        former: The previous iterations.
+        previous: The previous iterations.
         reviews: The members' reviews of the answers.
         order: Labels in the order resulting from the reviews.
     """
@@ -122,14 +122,14 @@ def build_judge_prompt(
         *(turn.content for turn in turns),
         *(text for _, text in answers),
         *reviews,
-        *(one.verdict.synthesis for one in former),
+        *(one.verdict.synthesis for one in previous),
     ]
     code = find_unused_code(key, texts)
     parts = [f"Text between tags with the code {code} is quoted. The conversation:"]
     parts += [quote_text("turn", code, turn.content, f' by="{turn.role}"') for turn in turns]
-    if former:
+    if previous:
         parts.append("The syntheses of previous iterations and their confidence:")
-        for one in former:
+        for one in previous:
             confidence = one.verdict.confidence
             shown = "?" if confidence is None else f"{confidence:g}"
             about = f' iteration="{one.number}" confidence="{shown}"'

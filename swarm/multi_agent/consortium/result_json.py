@@ -36,10 +36,10 @@ def result_to_json(
     final = deliberation.final
     return {
         "original_prompt": prompt,
-        "model_responses": [_response_to_json(opinion) for opinion in best.opinions],
+        "model_responses": [_response_to_json(opinion) for opinion in best.answers],
         "synthesis": _synthesis_to_json(best.verdict, raw),
         "metadata": {
-            "models_used": dict(Counter(member.slot.name for member in consortium.seats)),
+            "models_used": dict(Counter(member.slot.name for member in consortium.participants)),
             "arbiter": consortium.arbiter.name if consortium.arbiter else None,
             "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
             "iteration_count": len(deliberation.iterations),
@@ -63,7 +63,7 @@ def result_to_json(
 def _iteration_to_json(iteration: Iteration, raw: bool) -> dict[str, Any]:
     return {
         "iteration": iteration.number,
-        "model_responses": [_response_to_json(opinion) for opinion in iteration.opinions],
+        "model_responses": [_response_to_json(opinion) for opinion in iteration.answers],
         "synthesis": _synthesis_to_json(iteration.verdict, raw),
     }
 
@@ -97,7 +97,7 @@ def partial_result_to_json(
         "model_responses": finished[-1]["model_responses"] if finished else [],
         "synthesis": None,
         "metadata": {
-            "models_used": dict(Counter(member.slot.name for member in consortium.seats)),
+            "models_used": dict(Counter(member.slot.name for member in consortium.participants)),
             "arbiter": consortium.arbiter.name if consortium.arbiter else None,
             "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
             "iteration_count": len(iterations),
@@ -113,16 +113,16 @@ def partial_result_to_json(
     }
 
 
-def responses_to_json(prompt: str, opinions: Sequence[MemberAnswer]) -> dict[str, Any]:
+def responses_to_json(prompt: str, answers: Sequence[MemberAnswer]) -> dict[str, Any]:
     """Convert answers that were not judged to JSON.
 
     Args:
         prompt: The user's prompt.
-        opinions: The members' answers.
+        answers: The members' answers.
     """
     return {
         "original_prompt": prompt,
-        "model_responses": [_response_to_json(one) for one in opinions],
+        "model_responses": [_response_to_json(one) for one in answers],
     }
 
 
@@ -158,7 +158,7 @@ def _synthesis_to_json(verdict: Verdict, raw: bool) -> dict[str, Any]:
         "needs_iteration": verdict.needs_iteration,
         "refinement_areas": list(verdict.refinement_areas),
         "reasoning": verdict.reasoning,
-        "how": verdict.how,
+        "source": verdict.source,
     }
     if verdict.ranking:
         fields["ranking"] = list(verdict.ranking)

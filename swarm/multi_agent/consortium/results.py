@@ -18,8 +18,8 @@ class Verdict:
         needs_iteration: True if the arbiter requests another iteration.
         refinement_areas: Topics of that iteration.
         ranking: Indices of the iteration's answers, from 0, best first; empty without a ranking.
-        how: "read": from the arbiter's reply; "repaired": from its second attempt; "fallback": the
-            reply was missing or could not be parsed; "counted": from votes.
+        source: "read": from the arbiter's reply; "repaired": from its second attempt; "fallback":
+            the reply was missing or could not be parsed; "counted": from votes.
         raw: The arbiter's reply verbatim.
     """
 
@@ -31,7 +31,7 @@ class Verdict:
     needs_iteration: bool = False
     refinement_areas: tuple[str, ...] = ()
     ranking: tuple[int, ...] = ()
-    how: str = "read"
+    source: str = "read"
     raw: str = ""
 
 
@@ -58,12 +58,12 @@ class Iteration:
 
     Attributes:
         number: From 1.
-        opinions: Answers of the members, in order, including failed ones.
+        answers: Answers of the members, in order, including failed ones.
         verdict: The verdict on them.
     """
 
     number: int
-    opinions: tuple[MemberAnswer, ...]
+    answers: tuple[MemberAnswer, ...]
     verdict: Verdict
 
 

@@ -113,7 +113,7 @@ def synthesize_answer(
     """The arbiter writes the answer."""
     previous = judging.run.stages.iterations
     write = judging.prompt_writer(
-        SYNTHESIS_PROMPT, list(judging.labels), former=previous, reviews=reviews, order=order
+        SYNTHESIS_PROMPT, list(judging.labels), previous=previous, reviews=reviews, order=order
     )
     max_tokens = judging.run.request.max_new_tokens + VERDICT_TOKENS
     reply = yield from judging.query_arbiter(write, parse_verdict, PARTS_FORMAT, max_tokens)
@@ -125,9 +125,9 @@ def synthesize_answer(
         )
     if reply.found is None:
         answer = strip_thoughts(reply.text)
-        return Verdict(answer, ranking=ranking, how="fallback", raw=reply.text)
+        return Verdict(answer, ranking=ranking, source="fallback", raw=reply.text)
     found: Verdict = reply.found
-    return replace(found, how=reply.how, ranking=ranking)
+    return replace(found, source=reply.source, ranking=ranking)
 
 
 def pick_one(judging: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript:
@@ -148,7 +148,9 @@ def pick_one(judging: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript
             reply, [index for index in judging.rank_by_confidence() if index in candidates]
         )
     index = (judging.labels[reply.found],)
-    return Verdict(judging.answer_text(reply.found), ranking=index, how=reply.how, raw=reply.text)
+    return Verdict(
+        judging.answer_text(reply.found), ranking=index, source=reply.source, raw=reply.text
+    )
 
 
 def strayed(said: str) -> bool:
@@ -167,7 +169,7 @@ def rank_answers(judging: JudgingRound) -> VerdictScript:
         return judging.fall_back_to_member(reply, judging.rank_by_confidence())
     ranking = tuple(judging.labels[label] for label in reply.found)
     return Verdict(
-        judging.answer_text(reply.found[0]), ranking=ranking, how=reply.how, raw=reply.text
+        judging.answer_text(reply.found[0]), ranking=ranking, source=reply.source, raw=reply.text
     )
 
 
@@ -175,13 +177,13 @@ def vote_on_answers(judging: JudgingRound) -> VerdictScript:
     """Return the most frequent answer; its share of the votes is the confidence."""
     indices = sorted(judging.labels.values())
     consortium = judging.run.consortium
-    texts = [judging.opinions[index].text for index in indices]
+    texts = [judging.answers[index].text for index in indices]
     found = sorted(group_equal_answers(texts, consortium.similarity), key=len, reverse=True)
     order = [indices[one] for group in found for one in group]
     counts = ", ".join(f"{len(group)}" for group in found)
     share = len(found[0]) / len(indices)
     first = Verdict(
-        texts[found[0][0]], share, f"votes: {counts}", ranking=tuple(order), how="counted"
+        texts[found[0][0]], share, f"votes: {counts}", ranking=tuple(order), source="counted"
     )
     tied = [indices[group[0]] for group in found if len(group) == len(found[0])]
     if len(tied) == 1:
@@ -234,7 +236,7 @@ def _build_review_calls(
     max_tokens = run.request.max_new_tokens + VERDICT_TOKENS
     requests = []
     for label, others in reviewed.items():
-        member = run.seats[judging.labels[label]]
+        member = run.participants[judging.labels[label]]
         turns = add_system_text(
             run.write_within_context(judging.prompt_writer(REVIEW_PROMPT, others)),
             member.slot.system,
@@ -243,7 +245,7 @@ def _build_review_calls(
             (
                 member,
                 run.build_request(
-                    member.slot, turns, max_tokens, decided=run.stop_condition(), **UNCONSTRAINED
+                    member.slot, turns, max_tokens, stop_check=run.stop_condition(), **UNCONSTRAINED
                 ),
             )
         )

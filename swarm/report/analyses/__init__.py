@@ -129,7 +129,7 @@ def _coefficient_chart(found: dict[str, Any]) -> Chart:
         "iteration",
         "coefficient",
         series,
-        whole=True,
+        integer_x=True,
     )
 
 

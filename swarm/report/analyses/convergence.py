@@ -65,13 +65,13 @@ def progress_section(models: PairedComparison) -> ReportSection:
         f"{pluralize(len(best) - 1, 'iteration')}, with {pluralize(len(rises), 'rise')}, {last}"
         f"{signal_suffix(run)}",
         [("best initial expert", float(start))] if np.isfinite(start) else [],
-        whole=True,
+        integer_x=True,
     )
     began = rank_of_origin(run) if np.isfinite(run.utilities[run.find_best()]) else None
     origin = TextBlock(
         [
             f"The best particle at the end, number {began['particle']}, started as "
-            f"{began['began_as']} "
+            f"{began['start_kind']} "
             f"at rank {began['rank']:g} of {began['of']}."
         ]
         if began
@@ -122,7 +122,7 @@ def _particle_chart(models: PairedComparison) -> Chart:
         f"{format_number(known.max())}{signal_suffix(run)}"
         if len(known)
         else "None was evaluated",
-        whole=True,
+        integer_x=True,
     )
 
 
@@ -244,7 +244,7 @@ def _coefficient_chart(
         series,
         f"At the end {description}",
         [("", 0.0)],
-        whole=True,
+        integer_x=True,
     )
 
 
@@ -291,7 +291,7 @@ def diversity_section(models: PairedComparison) -> ReportSection:
         f"From {format_number(apart[0])} to {format_number(apart[-1])}; "
         f"{format_percent(outside[-1])} of the "
         "particles end outside the experts' hull",
-        whole=True,
+        integer_x=True,
     )
     blocks: list[Chart | TextBlock] = [spread]
     if len(found["explained"]) > 1:

@@ -26,7 +26,7 @@ def measure_economy(run: RunFolder) -> dict[str, Any]:
     beyond = sum(entry.get("beyond_budget", 0) for entry in run.rounds)
     best = run.best_so_far()
     evaluated = [
-        entry.get("prompts_asked", _sum_known(s))
+        entry.get("prompts_scored", _sum_known(s))
         for entry, s in zip(run.rounds, scored, strict=True)
     ]
     improvements = int((np.diff(best[~np.isnan(best)]) > 0).sum())

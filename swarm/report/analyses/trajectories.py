@@ -35,7 +35,7 @@ def rank_of_origin(run: RunFolder) -> dict[str, Any]:
     return {
         "run": run.name,
         "particle": particle,
-        "began_as": kind,
+        "start_kind": kind,
         "start": float(run.utilities[0, particle]),
         "best": float(run.utilities[index]),
         "rank": float(ranks[particle]),
@@ -62,7 +62,7 @@ def format_origins(origins: Sequence[dict[str, Any]]) -> list[str]:
     rows = [
         [
             one["run"][:24],
-            one["began_as"][:16],
+            one["start_kind"][:16],
             f"{one['start']:.3f}",
             f"{one['best']:.3f}",
             f"{one['rank']:g} of {one['of']}" + (f", {one['equals']} equal" * bool(one["equals"])),

@@ -83,7 +83,7 @@ class CompareWorker:
         tokens: Maximum number of new tokens.
 
     Attributes:
-        came, wanted: Number of answers received, and in total.
+        received, total: Number of answers received, and in total.
 
     Raises:
         UserError: There are fewer than two models, or the question is empty.
@@ -110,7 +110,7 @@ class CompareWorker:
             temperature=temperature,
             max_tokens=tokens,
         )
-        self.came, self.wanted = 0, len(set(names)) * samples
+        self.received, self.total = 0, len(set(names)) * samples
         self._stopped, self._ended = threading.Event(), threading.Event()
 
     def stop(self) -> None:
@@ -159,7 +159,7 @@ class CompareWorker:
                     if self._stopped.is_set():
                         return None
                     rows[number] = row if isinstance(row, list) else [row]
-                    self.came += len(rows[number])
+                    self.received += len(rows[number])
         ordered = chain.from_iterable(rows[number] for number in sorted(rows))
         return build_frame(self._question.layout, part.groups, part.take_blocks(ordered))
 
@@ -347,7 +347,7 @@ class _CompareForm:
     def _refresh_state(self) -> None:
         """Update the progress."""
         comparison = self._comparison
-        summary = f"{comparison.came} of {comparison.wanted} answers" if comparison else ""
+        summary = f"{comparison.received} of {comparison.total} answers" if comparison else ""
         self._state.set_text(summary)
         for element in (self._spinner, self._stop):
             element.set_visibility(comparison is not None)

@@ -189,7 +189,7 @@ def _draw_bests(bests: list[expert_mixer.BestOfRun]) -> None:
                 for split, score in (("dev", one.dev), ("test", one.test))
                 if score
             ]
-            by_hand = f"cannot be mixed here: {one.why}" if one.why else ""
+            by_hand = f"cannot be mixed here: {one.reason}" if one.reason else ""
             model = f"local/search/{one.run}"
             _draw_row(model, "; ".join(filter(None, [one.words, *numbers, by_hand])), model)
 

@@ -131,20 +131,20 @@ class RunPage:
         self._state.set_text(state)
         self._state.props(f"color={STATE_COLOURS.get(state, 'grey-7')}")
         line = snapshot.line
-        reason = [line.why] if line and state in ("finished", "stopped") else []
+        reason = [line.details] if line and state in ("finished", "stopped") else []
         self._about.set_text(", ".join([f"task {line.task}", *reason] if line else []))
         self._error.set_text(f"It failed: {snapshot.error}" if snapshot.error else "")
         self._error.set_visibility(bool(snapshot.error) and state == "failed")
         running = snapshot.note is not None or snapshot.beginning
         self._progress.set_visibility(running)
-        progress, share = format_progress(snapshot.note or {"what": "the process is starting"})
+        progress, share = format_progress(snapshot.note or {"activity": "the process is starting"})
         self._told.set_text(progress)
         self._bar.set_value(share)
         self._stop.set_visibility(running)
         self._resume.set_visibility(not running and state != "finished" and bool(snapshot.command))
         self._report.set_visibility(bool(line and line.best is not None))
         self._chat.set_visibility(state == "finished")
-        self._said.set_text(snapshot.said or "Nothing yet.")
+        self._said.set_text(snapshot.output or "Nothing yet.")
         self._command.set_text(snapshot.command)
         self._typed.set_visibility(bool(snapshot.command))
 
@@ -156,7 +156,7 @@ class RunPage:
             else:
                 sign = f"{VERDICT_SIGNS[found.kind]} {found.verdict}"
                 ui.label(sign).classes("text text-lg font-semibold")
-                for sentence in found.told:
+                for sentence in found.sentences:
                     ui.label(sentence).classes("text")
                 draw_facts(found.figures)
         for element in self._drawn:

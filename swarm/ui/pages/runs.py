@@ -50,12 +50,12 @@ NAME_TEMPLATE = """<q-td :props="props" class="run-name">
     {{ props.row.name }}</a>
   <div class="lt-sm quiet">
     <q-badge :color="COLOURS[props.row.state]">{{ props.row.state }}</q-badge>
-    {{ props.row.why }}<br>{{ props.row.task }}, best on dev {{ props.row.best_text }},
+    {{ props.row.details }}<br>{{ props.row.task }}, best on dev {{ props.row.best_text }},
     gain on test {{ props.row.gain_text }}<br>{{ props.row.when }}</div>
 </q-td>"""
 STATE_TEMPLATE = """<q-td :props="props" class="run-name">
   <q-badge :color="COLOURS[props.row.state]" class="q-mb-xs">{{ props.row.state }}</q-badge>
-  <div class="quiet" style="max-width: 16rem">{{ props.row.why }}</div>
+  <div class="quiet" style="max-width: 16rem">{{ props.row.details }}</div>
 </q-td>"""
 CELL_TEMPLATE = '<q-td :props="props">{{ props.row.%s }}</q-td>'
 
@@ -211,7 +211,7 @@ def _result_row(run: RunFolder) -> list[str]:
     cells = [run.name, str(len(run.rounds) - 1)]
     for split in ("dev", "test"):
         found = models.split_result("ending", split)
-        cells.append(format_interval(found.utility, found.ends) if found else "–")
+        cells.append(format_interval(found.utility, found.interval) if found else "–")
     return cells
 
 

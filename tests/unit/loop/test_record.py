@@ -72,7 +72,7 @@ def add(record: RunRecord, rounds: int) -> None:
         rows = {i: [{"id": 7, "answer": f"{number} {i}"}] for i in range(2)}
         history = [[float(n), -0.0] for n in range(number + 1)]
         optimizer = {"history": history, "step": 0.5**number, "inner": {"same": [1, 2]}}
-        facts = {"prompts_asked": 2, "prompts_saved": number % 3}
+        facts = {"prompts_scored": 2, "prompts_saved": number % 3}
         record.add_iteration(draw.random((2, 2)), draw.random(2), rows, optimizer, facts)
 
 
@@ -108,9 +108,9 @@ def test_bests_and_sums_follow_the_rounds(tmp_path: Path) -> None:
         assert record.best_index(particle) == (int(values[:, particle].argmax()), particle)
     assert record.best_index() == tuple(np.unravel_index(values.argmax(), values.shape))
     assert record.best_index(rows=1) == (0, 0)
-    assert record.count_prompts() == {"prompts_asked": 60, "prompts_saved": 30}
+    assert record.count_prompts() == {"prompts_scored": 60, "prompts_saved": 30}
     add(record, 60)
-    assert record.count_prompts()["prompts_asked"] == 120
+    assert record.count_prompts()["prompts_scored"] == 120
 
 
 def test_a_journal_is_cut_at_the_first_bad_line(tmp_path: Path, caplog: Any) -> None:

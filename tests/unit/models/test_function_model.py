@@ -124,7 +124,7 @@ def test_a_timeout_gives_a_call_up_and_the_next_one_goes_on() -> None:
     first, failed, last = generate_each(model, requests)
     assert time.monotonic() - begun < 60
     assert (first, last) == (Completion("a"), Completion("b"))
-    assert str(failed) == f"{model.who}: no response within 0.1 s (timeout)"
+    assert str(failed) == f"{model.label}: no response within 0.1 s (timeout)"
     release.set()
 
 

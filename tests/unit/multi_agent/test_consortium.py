@@ -35,7 +35,7 @@ def test_members_answer_and_the_arbiter_writes() -> None:
     found = deliberation(Consortium([first, second], arbiter))
     assert found.final.text == "S1" and found.best == 1 and found.warnings == []
     assert found.stopped == "confidence 0.9 reached 0.8"
-    assert [(one.answer.name, one.instance) for one in found.iterations[0].opinions] == [
+    assert [(one.answer.name, one.instance) for one in found.iterations[0].answers] == [
         ("a", 1),
         ("b", 1),
         ("b", 2),
@@ -95,7 +95,7 @@ def test_members_are_told_to_say_how_sure_they_are() -> None:
     assert [turn.role for turn in request.prompt] == ["system", "user"]
     assert request.prompt[0].content.startswith("s\n\n") and "Confidence: 0" in heard(own)[0]
     assert request.prompt[0].content.endswith("\n\nBe brief.")
-    assert [(one.text, one.confidence) for one in found.iterations[0].opinions] == [("Paris.", 0.7)]
+    assert [(one.text, one.confidence) for one in found.iterations[0].answers] == [("Paris.", 0.7)]
 
 
 def test_a_system_text_replaces_the_houses_and_an_empty_one_is_none() -> None:
@@ -157,7 +157,7 @@ def test_settings_of_slots_and_request() -> None:
         "temperature": 0.5,
         "seed": 4,
         "stop": ("END",),
-        "decided": str.isdigit,
+        "stop_check": str.isdigit,
     }
     found = deliberation(
         Consortium([member, slot("b")], slot("arbiter", written("so END not"))), **settings
@@ -167,7 +167,7 @@ def test_settings_of_slots_and_request() -> None:
     (asked, *_), (judged,) = speaker(member).heard, speaker(arbiter).heard
     assert (asked.temperature, asked.max_new_tokens, asked.stop) == (0.0, 7, ("END",))
     assert (judged.temperature, judged.stop, judged.seed) == (0.5, (), 4)
-    assert judged.decided is not None and not judged.decided("5")  # that holds for answers
+    assert judged.stop_check is not None and not judged.stop_check("5")  # that holds for answers
     assert judged.max_new_tokens > 500
 
 
@@ -193,7 +193,7 @@ def test_a_dead_member_is_a_warning_and_below_the_quorum_an_error() -> None:
     arbiter = judge(0.9)
     found = deliberation(Consortium(members(), arbiter))
     assert found.warnings == ["iteration 1: b: it is gone", "iteration 1: c: an empty answer"]
-    assert [bool(one.answer.error) for one in found.iterations[0].opinions] == [False, True, True]
+    assert [bool(one.answer.error) for one in found.iterations[0].answers] == [False, True, True]
     assert list(shown(speaker(arbiter).heard[0])) == [1]
     with pytest.raises(UserError, match="1 of 3 members answered and quorum is 2: b: it is"):
         deliberation(Consortium(members(), judge(0.9), quorum=2))
@@ -218,7 +218,7 @@ def test_a_reply_that_cannot_be_read_is_written_once_more() -> None:
     arbiter = slot("arbiter", lambda _: next(replies))
     found = deliberation(Consortium([slot("a")], arbiter))
     (verdict,) = (one.verdict for one in found.iterations)
-    assert (verdict.synthesis, verdict.confidence, verdict.how) == ("Paris.", 0.9, "repaired")
+    assert (verdict.synthesis, verdict.confidence, verdict.source) == ("Paris.", 0.9, "repaired")
     assert found.warnings == []
     first, second = (request.prompt for request in speaker(arbiter).heard)
     assert second[: len(first)] == first and second[-2] == Message("assistant", "I say Paris.")
@@ -228,7 +228,7 @@ def test_what_cannot_be_read_twice_is_the_answer_as_it_is() -> None:
     arbiter = slot("arbiter", "<think>\nhm\n</think>\nI say Paris.")
     found = deliberation(Consortium([slot("a")], arbiter))
     verdict = found.iterations[0].verdict
-    assert (verdict.synthesis, verdict.confidence, verdict.how) == (
+    assert (verdict.synthesis, verdict.confidence, verdict.source) == (
         "I say Paris.",
         None,
         "fallback",
@@ -296,11 +296,13 @@ def test_the_plan_bounds_the_calls(strategy: str, budget: int | None) -> None:
         )
         found = deliberation(consortium)
         plan = consortium.plan_calls()
-        assert plan.least <= len(found.answers) <= plan.most, says
-        assert plan.calls <= plan.least and f"{plan.least} to {plan.most} calls" in plan.words
+        assert plan.minimum <= len(found.answers) <= plan.maximum, says
+        assert (
+            plan.calls <= plan.minimum and f"{plan.minimum} to {plan.maximum} calls" in plan.words
+        )
         counted.append(len(found.answers))
     if strategy not in ("vote", "elimination"):  # these members disagree, and "4" has left
-        assert min(counted) == plan.least
+        assert min(counted) == plan.minimum
 
 
 @pytest.mark.parametrize(
@@ -369,7 +371,7 @@ def test_a_consortium_may_be_a_member_and_an_arbiter() -> None:
     )
     found = deliberation(outer)
     assert found.final.text == "outer" and found.final.prompt_tokens == 10 * (2 * 3 + 2)
-    assert [one.text for one in found.iterations[0].opinions[:2]] == ["inner answer"] * 2
+    assert [one.text for one in found.iterations[0].answers[:2]] == ["inner answer"] * 2
     above = deliberation(Consortium([slot("a")], AgentSpec(inner, "bench")))
     assert above.final.text == "inner answer"
     assert outer.members[0] is inner
@@ -458,7 +460,7 @@ def test_nobody_is_asked_once_nobody_waits(nested: bool) -> None:
     if nested:
         made = Consortium([AgentSpec(made, "inner")], arbiter)
     with pytest.raises(UserError, match="is no longer needed"):
-        deliberation(made, decided=lambda _: gone.is_set())
+        deliberation(made, stop_check=lambda _: gone.is_set())
     assert len(speaker(member).heard) == 1 and speaker(arbiter).heard == []
 
 

@@ -45,16 +45,20 @@ def test_pick_one_gives_the_chosen_answer_word_by_word(seed: int) -> None:
     assert verdict.confidence is None and verdict.ranking == (1,)
     assert "<synthesis>" not in heard(arbiter)[0]
     (request,) = speaker(arbiter).heard
-    assert request.decided is not None and request.decided("2\n") and not request.decided("well")
+    assert (
+        request.stop_check is not None
+        and request.stop_check("2\n")
+        and not request.stop_check("well")
+    )
 
 
 def test_a_choice_that_cannot_be_read_is_asked_for_again_and_then_the_surest_is_taken() -> None:
     members = fixed(a="A\nConfidence: 0.1", b="B\nConfidence: 0.5")
     replies = iter(["hm", "2"])
     again = deliberation(Consortium(members, slot("j", lambda _: next(replies)), "pick-one"))
-    assert again.iterations[0].verdict.how == "repaired" and again.warnings == []
+    assert again.iterations[0].verdict.source == "repaired" and again.warnings == []
     found = deliberation(Consortium(members, slot("j", "17"), "pick-one"))
-    assert found.final.text == "B" and found.iterations[0].verdict.how == "fallback"
+    assert found.final.text == "B" and found.iterations[0].verdict.source == "fallback"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_vote_counts_answers_and_asks_nobody_else() -> None:
     assert found.final.text == "It is (B)" and speaker(arbiter).heard == []
     assert confidences(found) == [pytest.approx(2 / 3)]
     verdict = found.iterations[0].verdict
-    assert verdict.how == "counted" and verdict.ranking == (1, 2, 0)
+    assert verdict.source == "counted" and verdict.ranking == (1, 2, 0)
     again = deliberation(Consortium(members[:3], None, "vote"))
     assert len(again.iterations) == 3 and again.stopped == "max_iterations=3"
     assert all("It is (B)" in text for text in heard(members[0])[2:])
@@ -99,7 +103,7 @@ def test_a_tie_goes_to_the_arbiter_which_sees_one_answer_of_each_group() -> None
 def test_a_tie_that_nobody_decides_stays_among_the_tied() -> None:
     members = fixed(a="7", b="7", c="8", d="8", e="Lyon\nConfidence: 1")
     found = deliberation(Consortium(members, slot("j", DEAD), "vote", 0.4))
-    assert found.final.text == "7" and found.iterations[0].verdict.how == "fallback"
+    assert found.final.text == "7" and found.iterations[0].verdict.source == "fallback"
 
 
 @pytest.mark.parametrize("arbiter", [None, slot("j", "1")])
@@ -134,16 +138,18 @@ def test_elimination_drops_instances_until_some_are_left() -> None:
     arbiter = by_choice(order)
     consortium = Consortium([twice, *others], arbiter, "elimination")
     found = deliberation(consortium)
-    asked = [[one.text for one in iteration.opinions] for iteration in found.iterations]
+    asked = [[one.text for one in iteration.answers] for iteration in found.iterations]
     assert asked[0] == ["m0", "m1", "x", "y"] and asked[1] == ["m0", "m1", "y"]
     # The first instance has left, and the second is asked alone.
-    assert [(o.answer.name, o.instance) for o in found.iterations[2].opinions] == [
+    assert [(o.answer.name, o.instance) for o in found.iterations[2].answers] == [
         ("m", 2),
         ("y", 1),
     ]
     assert [one.verdict.needs_iteration for one in found.iterations] == [True, True, False]
-    assert len(found.answers) == consortium.plan_calls().least == consortium.plan_calls().most - 3
-    assert deliberation(consortium).iterations[0].opinions[0].answer.name == "m"
+    assert (
+        len(found.answers) == consortium.plan_calls().minimum == consortium.plan_calls().maximum - 3
+    )
+    assert deliberation(consortium).iterations[0].answers[0].answer.name == "m"
 
 
 def test_who_fails_leaves_first_and_several_may_leave_at_once() -> None:
@@ -155,12 +161,12 @@ def test_who_fails_leaves_first_and_several_may_leave_at_once() -> None:
         )
 
     one = deliberation(Consortium(members, by_choice(order), "elimination", keep=3))
-    assert [len(iteration.opinions) for iteration in one.iterations] == [4, 3]
-    assert [o.text for o in one.iterations[1].opinions] == ["A", "C", "D"]
+    assert [len(iteration.answers) for iteration in one.iterations] == [4, 3]
+    assert [o.text for o in one.iterations[1].answers] == ["A", "C", "D"]
     several = deliberation(
         Consortium(members, by_choice(order), "elimination", eliminate=3, keep=1)
     )
-    assert [len(iteration.opinions) for iteration in several.iterations] == [4, 1]
+    assert [len(iteration.answers) for iteration in several.iterations] == [4, 1]
     assert several.final.text == "D"
 
 
@@ -271,6 +277,6 @@ def test_a_choice_is_short_however_long_an_answer_may_be(strategy: str) -> None:
     (asked,) = speaker(arbiter).heard
     assert asked.max_new_tokens <= 1056
     if strategy == "pick-one":
-        assert asked.decided and asked.decided("The sky is blue because " * 20)
-        assert not asked.decided("<think>\nThe sky is blue because " + "it is " * 100)
-        assert not asked.decided("The best")
+        assert asked.stop_check and asked.stop_check("The sky is blue because " * 20)
+        assert not asked.stop_check("<think>\nThe sky is blue because " + "it is " * 100)
+        assert not asked.stop_check("The best")

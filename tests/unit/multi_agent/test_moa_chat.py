@@ -128,7 +128,7 @@ def test_pieces_are_made_harmless_as_the_whole_is() -> None:
 
 def test_a_conversation_is_carried_on_with_its_answers_alone() -> None:
     first, last = always("proposal"), always("answer")
-    made = session(first, last=last, manner=ChatOptions(0.2, 9, seed=5, system="Be brief."))
+    made = session(first, last=last, options=ChatOptions(0.2, 9, seed=5, system="Be brief."))
     made.answer_question("one")
     made.answer_question("two")
     asked = first.asked[1]
@@ -145,7 +145,7 @@ def test_a_conversation_is_carried_on_with_its_answers_alone() -> None:
 
 def test_without_turns_every_question_stands_alone() -> None:
     first = always("proposal")
-    made = session(first, last=always("answer"), manner=ChatOptions(0.7, 9, multi_turn=False))
+    made = session(first, last=always("answer"), options=ChatOptions(0.7, 9, multi_turn=False))
     made.answer_question("one")
     made.answer_question("two")
     assert [len(asked.prompt) for asked in first.asked] == [1, 1]
@@ -297,7 +297,7 @@ def test_a_session_is_saved_and_no_file_of_others_is_touched(tmp_path: Path) -> 
 
 def test_slashes_quotes_and_backslashes() -> None:
     first = always("proposal")
-    made = session(first, last=always("answer"), manner=ChatOptions(0.7, 9, multi_turn=False))
+    made = session(first, last=always("answer"), options=ChatOptions(0.7, 9, multi_turn=False))
     talk(made, "//etc", '"""', "exit", "", '  /x"""', '"""one"""', "a \\", "b", "")
     assert [one.prompt[0].content for one in first.asked] == [
         "/etc",
@@ -315,7 +315,7 @@ def test_the_end_in_the_middle_of_lines_leaves() -> None:
 
 def test_json_is_one_object_with_everything() -> None:
     manner = ChatOptions(0.7, 9, json=True)
-    made = session(always("first", cost=0.5), Says(broken), last=always("a\x1b[i]"), manner=manner)
+    made = session(always("first", cost=0.5), Says(broken), last=always("a\x1b[i]"), options=manner)
     made.answer_question("why?")
     out, _ = said(made)
     assert out.count("\n") == 1 and "\x1b" not in out
@@ -337,7 +337,7 @@ def test_json_is_one_object_with_everything() -> None:
 
 def test_without_streaming_the_text_is_the_same_and_quiet_says_nothing() -> None:
     manner = ChatOptions(0.7, 9, streamed=False, quiet=True)
-    made = session(always("first"), last=always("one\ntwo\n"), manner=manner)
+    made = session(always("first"), last=always("one\ntwo\n"), options=manner)
     made.answer_question("why?")
     assert said(made) == ("one\ntwo\n", "")
 

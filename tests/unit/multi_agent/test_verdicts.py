@@ -135,7 +135,7 @@ def test_the_form_is_read_whole() -> None:
 def test_what_is_written_is_read(reply: str, synthesis: str, confidence: float | None) -> None:
     found = read(reply)
     assert (found.synthesis, found.confidence) == (synthesis, confidence)
-    assert found.how == "read" and found.raw == reply
+    assert found.source == "read" and found.raw == reply
 
 
 @pytest.mark.parametrize(

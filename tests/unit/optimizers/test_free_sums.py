@@ -157,7 +157,7 @@ def test_a_gaussian_process_refuses_many_dimensions() -> None:
     with pytest.raises(UserError, match="24 dimensions"):
         made(BayesianSearch, 9, 3)
     assert made(BayesianSearch, 9, 3, sampler="tpe").groups == 3
-    assert made(BayesianSearch, 9, 3, most_dimensions=24).groups == 3
+    assert made(BayesianSearch, 9, 3, max_dimensions=24).groups == 3
 
 
 def test_differential_evolution_begins_with_scaled_recipes_where_sums_are_free() -> None:

@@ -76,7 +76,7 @@ CLAIMS: dict[str, Claims] = {
         slow=True,
         seeds=3,
         quick=(("sampler", "tpe"),),
-        wide=(("most_dimensions", 30),),
+        wide=(("max_dimensions", 30),),
     ),
     "bayes_free": Claims(
         near=0.05,
@@ -86,7 +86,7 @@ CLAIMS: dict[str, Claims] = {
         quick=(("sampler", "tpe"),),
         sums=False,
         alike=3,
-        wide=(("most_dimensions", 30),),
+        wide=(("max_dimensions", 30),),
     ),
     # Here it is bayes_free; without gold answers and a Gaussian process CMA-ES with free sums.
     "auto": Claims(

@@ -239,7 +239,7 @@ def test_a_restarted_particle_leaves_its_best_with_what_the_others_say() -> None
 def iterations_until_done(improvements: set[int], **options: Any) -> int:
     swarm, value = begun(**options), 0.0
     while swarm.stop_reason() is None:
-        value += swarm.iteration + (swarm.iteration > 0 or swarm.told) in improvements
+        value += swarm.iteration + (swarm.iteration > 0 or swarm.has_utilities) in improvements
         play(swarm, lambda _, value=value: value, 1)
     return swarm.iteration
 

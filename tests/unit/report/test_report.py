@@ -275,13 +275,13 @@ def test_numbers_of_a_signal_are_said_to_be_such(finished: bool, tmp_path: Path)
     (folder / "state.json").write_bytes(encode_state(state))
     found = build_report(folder)
     progress = run_folders.section(found, "progress")
-    assert "the signal (both) that the search maximized" in progress.how
+    assert "the signal (both) that the search maximized" in progress.explanation
     charts = [one for one in progress.blocks if isinstance(one, Chart)]
     charts += [one for one in run_folders.section(found, "cost").blocks if isinstance(one, Chart)]
     assert len(charts) == 3
     for chart in charts:
         assert chart.y_name == "signal (both) on dev"
-        assert chart.told.endswith(", by the signal (both)")
+        assert chart.alt_text.endswith(", by the signal (both)")
     text = render_markdown(found, ())
     assert "Every particle's signal (both) on dev" in text
     assert "alone, signal (both) on dev" in text
@@ -493,7 +493,7 @@ def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
     folder = run_folders.folder(tmp_path / "run", particles=5, iterations=3, items=30)
     state = json.loads((folder / "state.json").read_text())
     state["rounds"][2] |= {
-        "prompts_asked": 90,
+        "prompts_scored": 90,
         "prompts_saved": 40,
         "items_scored": [30, 30, 30, 20, None],
     }
@@ -676,8 +676,8 @@ def test_ticks_are_round_and_hold_the_range(low: float, high: float, most: int) 
 
 
 def test_whole_ticks_are_whole() -> None:
-    assert axis_ticks(0, 4, 7, whole=True) == [0, 1, 2, 3, 4]
-    assert all(value == int(value) for value in axis_ticks(-0.5, 0.5, 7, whole=True))
+    assert axis_ticks(0, 4, 7, integers=True) == [0, 1, 2, 3, 4]
+    assert all(value == int(value) for value in axis_ticks(-0.5, 0.5, 7, integers=True))
     assert (
         tick_label(-0.0, [0.0, 0.5]) == "0.0"
         and tick_label(-0.5, [0.0, 0.5]) == "\N{MINUS SIGN}0.5"

@@ -184,7 +184,9 @@ def test_a_search_without_the_dropped_says_and_records_it(
     assert set(lines) <= set(done.stdout.splitlines())
     card = ModelCard(read_source(str(folder)), False, None, "card", {}, "").render()
     assert all(html.escape(line) in render_page(build_report(folder)) for line in lines)
-    assert set(lines) <= set(card.splitlines()) and set(lines) <= set(load_run_series(folder).sentences)
+    assert set(lines) <= set(card.splitlines()) and set(lines) <= set(
+        load_run_series(folder).sentences
+    )
 
 
 @pytest.mark.parametrize("signal", ["accuracy", "logprob"])

@@ -371,6 +371,7 @@ class MixtureOfAgents(Collaboration[Transcript]):
     Agent settings default to the request's. `stop`, `seed`, `stop_check` and `top_logprobs` apply
     to all agents, so that a proposer of the first layer gets the same request as without the
     mixture; they do not apply to a ranker's number. `timeout` is for the complete answer.
+
     Args:
         proposers: Agents of every layer but the last.
         aggregator: Agent of the last layer.

@@ -62,12 +62,12 @@ def stopped(request: Request) -> str:
 
 
 def session(
-    *proposers: Says, last: Says, manner: ChatOptions | None = None, **options: int
+    *proposers: Says, last: Says, options: ChatOptions | None = None, **settings: int
 ) -> ChatSession:
     slots = [AgentSpec(model, f"p{number}") for number, model in enumerate(proposers, 1)]
-    mixture = MixtureOfAgents(slots, AgentSpec(last, "last"), **options)
+    mixture = MixtureOfAgents(slots, AgentSpec(last, "last"), **settings)
     made = ChatSession(
-        mixture, manner or ChatOptions(0.7, 64), io.StringIO(), io.StringIO(), WarningCollector()
+        mixture, options or ChatOptions(0.7, 64), io.StringIO(), io.StringIO(), WarningCollector()
     )
     logging.getLogger("swarm").addHandler(made.remarks)
     return made
@@ -314,8 +314,8 @@ def test_the_end_in_the_middle_of_lines_leaves() -> None:
 
 
 def test_json_is_one_object_with_everything() -> None:
-    manner = ChatOptions(0.7, 9, json=True)
-    made = session(always("first", cost=0.5), Says(broken), last=always("a\x1b[i]"), options=manner)
+    options = ChatOptions(0.7, 9, json=True)
+    made = session(always("first", cost=0.5), Says(broken), last=always("a\x1b[i]"), options=options)
     made.answer_question("why?")
     out, _ = said(made)
     assert out.count("\n") == 1 and "\x1b" not in out
@@ -336,16 +336,16 @@ def test_json_is_one_object_with_everything() -> None:
 
 
 def test_without_streaming_the_text_is_the_same_and_quiet_says_nothing() -> None:
-    manner = ChatOptions(0.7, 9, streamed=False, quiet=True)
-    made = session(always("first"), last=always("one\ntwo\n"), options=manner)
+    options = ChatOptions(0.7, 9, streamed=False, quiet=True)
+    made = session(always("first"), last=always("one\ntwo\n"), options=options)
     made.answer_question("why?")
     assert said(made) == ("one\ntwo\n", "")
 
 
 @pytest.mark.parametrize(
-    "manner", [ChatOptions(0.7, 64, streamed=False), ChatOptions(0.7, 64, json=True)]
+    "options", [ChatOptions(0.7, 64, streamed=False), ChatOptions(0.7, 64, json=True)]
 )
-def test_what_is_not_shown_piece_by_piece_is_asked_as_a_whole(manner: ChatOptions) -> None:
+def test_what_is_not_shown_piece_by_piece_is_asked_as_a_whole(options: ChatOptions) -> None:
     """A last answer that breaks off is then answered by the fallback."""
 
     class Breaks(Says):
@@ -360,7 +360,7 @@ def test_what_is_not_shown_piece_by_piece_is_asked_as_a_whole(manner: ChatOption
     mixture = MixtureOfAgents(
         [], AgentSpec(last, "last"), fallback=AgentSpec(instead, "instead"), layers=1
     )
-    made = ChatSession(mixture, manner, io.StringIO(), io.StringIO(), WarningCollector())
+    made = ChatSession(mixture, options, io.StringIO(), io.StringIO(), WarningCollector())
     made.answer_question("why?")
     assert "whole" in said(made)[0] and "half an" not in said(made)[0]
 
@@ -392,8 +392,8 @@ def test_a_price_of_nothing_is_a_price_and_what_is_unpriced_is_said() -> None:
 
     def told(*slots: AgentSpec) -> dict[str, object]:
         mixture = MixtureOfAgents(list(slots[:-1]), slots[-1])
-        manner = ChatOptions(0.7, 64, json=True)
-        made = ChatSession(mixture, manner, io.StringIO(), io.StringIO(), WarningCollector())
+        options = ChatOptions(0.7, 64, json=True)
+        made = ChatSession(mixture, options, io.StringIO(), io.StringIO(), WarningCollector())
         made.answer_question("why?")
         return json.loads(said(made)[0])
 

@@ -315,7 +315,9 @@ def test_the_end_in_the_middle_of_lines_leaves() -> None:
 
 def test_json_is_one_object_with_everything() -> None:
     options = ChatOptions(0.7, 9, json=True)
-    made = session(always("first", cost=0.5), Says(broken), last=always("a\x1b[i]"), options=options)
+    made = session(
+        always("first", cost=0.5), Says(broken), last=always("a\x1b[i]"), options=options
+    )
     made.answer_question("why?")
     out, _ = said(made)
     assert out.count("\n") == 1 and "\x1b" not in out

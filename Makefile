@@ -35,10 +35,12 @@ test: ## all checks and tests, as before a change lands
 	bash scripts/test.sh $(ARGS)
 
 docs: ## the site into build/site; fails at a dead link
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	$(VENV)/bin/python scripts/site_pages.py
+	$(VENV)/bin/zensical build --strict --clean -f mkdocs.yml
 
-docs-live: ## the site at http://127.0.0.1:8001 while it is written
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve --dev-addr 127.0.0.1:8001
+docs-live: ## the site at http://127.0.0.1:8001; python scripts/site_pages.py shows later changes
+	$(VENV)/bin/python scripts/site_pages.py
+	$(VENV)/bin/zensical serve -f mkdocs.yml --dev-addr 127.0.0.1:8001
 
 clean: ## what tools have cached; runs and environments stay
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache

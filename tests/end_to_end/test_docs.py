@@ -61,7 +61,9 @@ NOT_HERE = {
     "python -m swarm.compare import": "test_compare_command.py",
     "python -m swarm.compare finetune": "test_compare_command.py",
     "python -m swarm.compare.view": "test_compare_view.py, on a free port",
-    "pip install": "takes the network",
+    "pip": "takes the network",
+    "git": "takes the network",
+    "python examples/own_folder.py": "the fixture own_folder",
     "python initial_experts/train.py": "test_initial_experts.py trains a small one",
     "python initial_experts/fetch.py": "test_initial_experts.py fetches from loopback",
 }
@@ -91,7 +93,12 @@ def reason(command: str) -> str | None:
     return next((why for start, why in NOT_HERE.items() if command.startswith(start)), None)
 
 
-RUN = sorted({command for _, command in commands() if reason(command) is None})
+def unnamed(command: str) -> str:
+    """A command without the name of its run: pages give the same search different names."""
+    return re.sub(r" name=\S+", "", command)
+
+
+RUN = sorted({unnamed(command) for _, command in commands() if reason(command) is None})
 
 
 def test_there_are_commands_and_each_exception_is_used() -> None:
@@ -108,11 +115,21 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return base, tiny.pool(base, tmp_path_factory.mktemp("patient") / "pool")
 
 
+@pytest.fixture(scope="module")
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `mine` of the pages, with what examples/own_folder.py writes."""
+    home = tmp_path_factory.mktemp("own")
+    example = [sys.executable, str(searches.ROOT / "examples" / "own_folder.py")]
+    subprocess.run(example, cwd=home, env=searches.environment(), check=True)
+    return home / "mine"
+
+
 @pytest.fixture
-def shell(tmp_path: Path, patient: tuple[Path, Path]) -> tuple[Path, list[str]]:
+def shell(tmp_path: Path, patient: tuple[Path, Path], own_folder: Path) -> tuple[Path, list[str]]:
     """A working folder with small data under the right names, and arguments that make it small."""
     shutil.copytree(searches.ROOT / "examples", tmp_path / "examples")
     shutil.copy(searches.ROOT / "README.md", tmp_path)
+    shutil.copytree(own_folder, tmp_path / "mine")
     for name in ("mmlu", "nlgraph", "gsm8k", "hearsay", "citation_prediction_classification"):
         file = tmp_path / "data" / "eval" / f"{name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +171,20 @@ def small_task(command: str) -> list[str]:
 
 @pytest.mark.parametrize("command", RUN)
 def test_the_command_runs(command: str, shell: tuple[Path, list[str]]) -> None:
-    folder, small = shell
+    run(command, *shell)
+
+
+def test_the_second_tutorial_in_order(shell: tuple[Path, list[str]]) -> None:
+    """Each command of the tutorial finds what the ones before it have written."""
+    page = "tutorial_own_adapters.md"
+    for command in [command for name, command in commands() if name == page][1:]:
+        run(command, *shell)
+    assert (shell[0] / "search" / "mine" / "report.html").is_file()
+    assert (shell[0] / "exported" / "mine" / "adapter_model.safetensors").is_file()
+
+
+def run(command: str, folder: Path, small: list[str]) -> None:
+    """Run a command of a page, its searches small."""
     arguments = [*small, *small_task(command)]
     variables = dict(re.findall(r"^(\w+)=(\S+) ", command))
     words = shlex.split(re.sub(r"^(\w+=\S+ )+", "", command))
@@ -264,6 +294,17 @@ def test_a_result_is_loaded_by_peft_without_a_network(
         )
         assert done.returncode == 0, (page, done.stderr)
         assert done.stdout.split() == [base.path, base.name]
+
+
+def test_the_tutorial_shows_the_files_that_its_example_writes(own_folder: Path) -> None:
+    page = (searches.ROOT / "docs" / "tutorial_own_adapters.md").read_text()
+    assert (own_folder / "task" / "mine.yaml").read_text() in page
+    shown = re.findall(r"```json\n(.*?)```", page, re.DOTALL)[0].splitlines()
+    assert set(shown) <= set((own_folder / "items.jsonl").read_text().splitlines())
+
+
+def test_the_readme_is_short() -> None:
+    assert len((searches.ROOT / "README.md").read_text().split()) <= 700
 
 
 def test_links_and_files_named_are_there() -> None:

@@ -82,6 +82,7 @@ def test_all_are_tested_and_short() -> None:
     assert {
         "own_task_by_a_function",
         "own_experts",
+        "own_folder",
         "cma_es_against_pso",
         "mixture_of_a_runs_best_particles",
         "consortium_of_local_experts",
@@ -113,6 +114,17 @@ def test_own_experts(named: Path, base: Path, few: Any, tmp_path: Path, capsys: 
     said = capsys.readouterr().out
     assert "3 experts of rank 4: half_and_half, roads, rooms" in said
     assert f"again: {found.best.utility:.3f}" in said
+
+
+def test_own_folder(tmp_path: Path) -> None:
+    made = example("own_folder")
+    made.create_folder(tmp_path / "mine")
+    items = [json.loads(line) for line in (tmp_path / "mine" / "items.jsonl").open()]
+    assert len(items) == 240 and {item["domain"] for item in items} == set(made.SKILLS)
+    for skill in made.SKILLS:
+        assert (tmp_path / "mine" / "adapters" / skill / "adapter_config.json").is_file()
+    with pytest.raises(SystemExit, match="exists"):
+        made.create_folder(tmp_path / "mine")
 
 
 def test_the_optimizers_have_one_budget(pair: dict[str, Result]) -> None:

@@ -1,4 +1,4 @@
-"""The documentation site: built strictly, whole, and asking nothing of other machines."""
+"""The documentation site: built strictly, whole, and loading nothing from other machines."""
 
 import functools
 import http.server
@@ -17,24 +17,39 @@ import pytest
 import searches
 from headless_browser import SIZES, shown
 
+from swarm.__main__ import list_commands
+
 ROOT = searches.ROOT
-SEEN = ["index.html", "concepts.html", "tasks.html", "reference/optimizers.html"]
-QUIET = {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+SEEN = ["index.html", "concepts.html", "howto_resume.html", "reference/optimizers.html"]
+FIRST = {
+    "own data": "howto_own_data.html",
+    "resume": "howto_resume.html",
+    "my adapter": "howto_own_adapters.html",
+    "cost": "howto_cost.html",
+    "GPU": "howto_gpus.html",
+}
+"""The page that a search of the site shows first."""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, or a failure: a warning is one."""
+    """The site, built from its pages; a warning is a failure."""
     folder = tmp_path_factory.mktemp("site")
+    pages = [sys.executable, ROOT / "scripts" / "site_pages.py", folder / "pages"]
+    subprocess.run(pages, cwd=ROOT, check=True)
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    config = config.replace("build/", "")  # paths are relative to this file
+    config = config.replace("paths: [.]", f"paths: [{ROOT}]")
+    (folder / "mkdocs.yml").write_text(config, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        [sys.executable, "-m", "zensical", "build", "--strict", "-f", folder / "mkdocs.yml"],
         cwd=ROOT,
-        env={**os.environ, **QUIET},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
-    return folder
+    assert done.returncode == 0 and "No issues found" in done.stderr, done.stdout + done.stderr
+    return folder / "site"
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -78,21 +93,62 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 def test_every_page_of_docs_is_in_the_navigation(site: Path) -> None:
     start = unescape((site / "index.html").read_text(encoding="utf-8"))
-    linked = set(re.findall(r'href="([^"#]+\.html)"', start))
+    linked = set(re.findall(r'href="(?:\./)?([^"#]+\.html)"', start))
     for page in (ROOT / "docs").rglob("*.md"):
         name = page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
         assert name == "index.html" or name in linked, name
     assert {"contributing.html", "changelog.html", "initial_experts.html"} <= linked
 
 
+def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "index.md").write_text("# Start\n\n[gone](gone.md)\n")
+    config = "site_name: x\ndocs_dir: pages\nsite_dir: site\nstrict: true\nnav: [index.md]\n"
+    (tmp_path / "mkdocs.yml").write_text(config)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "-f", "mkdocs.yml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+
+
 def test_links_to_the_repository_show_its_files(site: Path) -> None:
     page = (site / "tasks.html").read_text(encoding="utf-8")
-    assert 'href="files/conf/task/mmlu.yaml.html"' in page
+    assert re.search(r'href="(\./)?files/conf/task/mmlu.yaml.html"', page)
     text = (site / "files" / "conf" / "task" / "mmlu.yaml.html").read_text(encoding="utf-8")
     assert "swarm.tasks.multiple_choice.MultipleChoice" in text
     folder = (site / "files" / "conf" / "consortium.html").read_text(encoding="utf-8")
     names = [path.name for path in (ROOT / "conf" / "consortium").glob("*.yaml")]
     assert names and all(name in folder for name in names)
+
+
+def text_of(page: Path) -> str:
+    """A built page without its tags."""
+    return unescape(re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8")))
+
+
+def test_the_reference_has_every_command(site: Path) -> None:
+    text = text_of(site / "reference" / "commands.html")
+    for command in list_commands():
+        assert f"swarm.{command.name}" in text or f"{command.name}.py" in text, command.name
+    assert str(ROOT) not in text and "--confidence-threshold" in text
+
+
+def test_the_reference_has_every_key(site: Path) -> None:
+    pages = (site / "reference").glob("keys*.html")
+    text = " ".join(text_of(page) for page in pages)
+    for path in sorted((ROOT / "conf").rglob("*.yaml")):
+        for key, comment in keys(path):
+            assert re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text), (path.name, key)
+            assert " ".join(comment.split()) in " ".join(text.split()), (path.name, key, comment)
+
+
+def keys(path: Path) -> Iterator[tuple[str, str]]:
+    """Each key of the first level of a yaml that has a comment on its line, with the comment."""
+    group = path.parent.name
+    for line in path.read_text(encoding="utf-8").splitlines():
+        match = re.match(r"(\w+): +\S.*? +# (.+)$", line)
+        if match and not match[1].startswith("_") and '"' not in line:
+            dotted = group not in ("conf", "experiment", "moa", "consortium", "suite")
+            yield (f"{group}.{match[1]}" if dotted else match[1]), match[2]
 
 
 def test_the_reference_has_what_is_public(site: Path) -> None:
@@ -124,8 +180,24 @@ def test_it_fits_and_stays_at_home(browser: Any, address: str, size: str) -> Non
             assert view.evaluate(broken) == []
 
 
-def test_the_search_finds_without_a_network(browser: Any, address: str) -> None:
+SEARCHED = """
+() => {
+    const walk = node => [...(node.shadowRoot ? walk(node.shadowRoot) : []), ...[...node.children]
+        .flatMap(one => [...(one.tagName === "A" ? [one.href] : []), ...walk(one)])];
+    const root = [...document.querySelectorAll("*")].filter(one => one.shadowRoot);
+    return root.flatMap(one => walk(one.shadowRoot));
+}
+"""
+"""The results of the site's search, which are in shadow trees."""
+
+
+def test_the_search_finds_the_right_page_first(browser: Any, address: str) -> None:
     with shown(browser, address) as view:
-        view.keyboard.press("/")
-        view.keyboard.type("hill climbing")
-        view.locator(".md-search-result__link[href*='contributing']").first.wait_for()
+        for query, page in FIRST.items():
+            view.goto(address + "index.html")
+            view.locator(".md-search__button").click()
+            view.wait_for_timeout(500)
+            view.keyboard.type(query)
+            view.wait_for_function(f"() => ({SEARCHED})().length > 2")
+            view.wait_for_timeout(500)
+            assert page in view.evaluate(SEARCHED)[0], query

@@ -64,6 +64,7 @@ NOT_HERE = {
     "pip": "takes the network",
     "git": "takes the network",
     "python examples/own_folder.py": "the fixture own_folder",
+    "python -m swarm.pool check ADAPTERS": "a stand-in for the reader's folder",
     "python initial_experts/train.py": "test_initial_experts.py trains a small one",
     "python initial_experts/fetch.py": "test_initial_experts.py fetches from loopback",
 }
@@ -94,8 +95,8 @@ def reason(command: str) -> str | None:
 
 
 def unnamed(command: str) -> str:
-    """A command without the name of its run: pages give the same search different names."""
-    return re.sub(r" name=\S+", "", command)
+    """A command without the name of its run and its GPUs, which differ between pages."""
+    return re.sub(r" (name=\S+|gpus=[\d,]+)", "", command)
 
 
 RUN = sorted({unnamed(command) for _, command in commands() if reason(command) is None})

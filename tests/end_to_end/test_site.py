@@ -133,12 +133,15 @@ def test_the_reference_has_every_command(site: Path) -> None:
 
 
 def test_the_reference_has_every_key(site: Path) -> None:
-    pages = (site / "reference").glob("keys*.html")
-    text = " ".join(text_of(page) for page in pages)
+    pages = (site.parent / "pages" / "reference").glob("keys*.md")
+    text = " ".join(" ".join(page.read_text(encoding="utf-8") for page in pages).split())
+    text = text.replace("\\|", "|").replace("&lt;", "<")
     for path in sorted((ROOT / "conf").rglob("*.yaml")):
         for key, comment in keys(path):
             assert re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text), (path.name, key)
-            assert " ".join(comment.split()) in " ".join(text.split()), (path.name, key, comment)
+            # Of the tasks of one class, one is shown with its comments.
+            if path.parent.name != "task":
+                assert " ".join(comment.split()) in text, (path.name, key, comment)
 
 
 def keys(path: Path) -> Iterator[tuple[str, str]]:

@@ -13,10 +13,12 @@ from swarm._util.files import conf_folder
 from swarm.errors import UserError
 
 HELP_TEXT = """\
-Export the result of a search or a fine-tuning: a PEFT adapter or a full model, with its model card.
+Export the result of a search or a fine-tuning: a PEFT adapter, a full model
+or a GGUF file, with its model card.
 
   python -m swarm.export search/first to=mine                  # the adapter
   python -m swarm.export search/first to=mine format=merged    # the whole model
+  python -m swarm.export search/first to=mine format=gguf quantize=q8_0   # for llama.cpp, Ollama
   python -m swarm.export search/first to=mine push_to_hub=user/name
 
 The first argument is a run folder, or the folder of an adapter; then keys, set with key=value:

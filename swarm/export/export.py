@@ -1,5 +1,6 @@
-"""Export of an adapter or a merged model, optionally pushed to the hub."""
+"""Export of an adapter, a merged model or a GGUF file, optionally pushed to the hub."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from swarm.engine.base_model import (
     wrap_load_errors,
 )
 from swarm.errors import UserError
-from swarm.export import source
+from swarm.export import gguf_writer, source
 from swarm.export.model_card import ModelCard, collect_input_licences, find_licence
 from swarm.pool.adapter import (
     CONFIG_FILE,
@@ -82,19 +83,18 @@ def write_merged(base: BaseModel, adapter: Adapter, dtype: str, folder: Path) ->
     Raises:
         UserError: The base does not exist, or the adapter does not fit it.
     """
-    base = replace(
-        base,
-        path=base.resolve(),
-        name=None,
-        wheel=None,
-        wheel_sha256=None,
-        wheel_file=None,
-        dtype="float32",
-    )
+    base = _local_base(base)
     copy_model(Path(str(base.path)), folder, weights=False, code=base.trust_remote_code)
     model = merge_adapter(base, adapter, dtype)
     with quiet_transformers(), wrap_load_errors(f"{folder.name}: the model cannot be written"):
         model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
+
+
+def _local_base(base: BaseModel) -> BaseModel:
+    """Return the base in its local folder, float32."""
+    place: dict[str, Any] = {"path": base.resolve(), "name": None}
+    wheel = dict.fromkeys(("wheel", "wheel_sha256", "wheel_file"))
+    return replace(base, **place, **wheel, dtype="float32")
 
 
 def merge_adapter(base: BaseModel, adapter: Adapter, dtype: str) -> Any:
@@ -136,7 +136,7 @@ def copy_model(source: Path, folder: Path, weights: bool = True, code: bool = Fa
             shutil.copyfile(path, folder / path.name)
 
 
-EXPORT_FORMATS = ("peft", "merged")
+EXPORT_FORMATS = ("peft", "merged", "gguf", "gguf_lora")
 
 
 class Export:
@@ -144,7 +144,8 @@ class Export:
 
     Args:
         given: A run folder, or an adapter's.
-        to, format, particle, dtype, base, push_to_hub, private, point: See conf/export.yaml.
+        to, format, particle, dtype, base, push_to_hub, private, point, quantize: See
+            conf/export.yaml.
 
     Raises:
         UserError: A value is invalid, or the source does not exist.
@@ -161,6 +162,7 @@ class Export:
         push_to_hub: str | None = None,
         private: bool = True,
         point: int | None = None,
+        quantize: str | None = None,
     ) -> None:
         if to is None or not str(to).strip():
             raise UserError("to is missing: give the folder to write, e.g. to=exported/first")
@@ -170,17 +172,23 @@ class Export:
             raise UserError(
                 f"dtype={dtype}: with format=merged one of {', '.join(DTYPES[1:])}, else left out"
             )
+        if quantize is not None and (format != "gguf" or quantize not in gguf_writer.QUANTIZATIONS):
+            allowed = ", ".join(gguf_writer.QUANTIZATIONS)
+            raise UserError(f"quantize={quantize}: with format=gguf one of {allowed}, else null")
         if not isinstance(private, bool):
             raise UserError(f"private={private}: must be true or false")
-        self.to, self.merged, self.private = as_path(str(to)), format == "merged", private
+        self.to, self.format, self.private = as_path(str(to)), format, private
+        self.merged, self.quantize = format in ("merged", "gguf"), quantize
         self.repository = push_to_hub
         self.source = source.read_source(given, particle, point)
         if self.source.is_full_model and (dtype or not self.merged):
             raise UserError(
                 f"{self.source.folder} is a full model: export it with format=merged, which "
-                "copies it, and without dtype"
+                "copies it, or format=gguf, and without dtype"
             )
         self.dtype = None if self.source.is_full_model else dtype or "bfloat16"
+        if format == "gguf":
+            self.dtype = quantize or "float16"
         self._given_base = base
 
     def write(self) -> list[str]:
@@ -196,6 +204,8 @@ class Export:
             )
         if self.repository:
             check_repository(self.repository)
+        if self.gguf_file:
+            self._check_gguf()
         fill = self._file_writer()
         card = self._build_card().render()
 
@@ -203,7 +213,7 @@ class Export:
             fill(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
 
-        about = {"of": self.source.name, "as": "merged" if self.merged else "peft"}
+        about = {"of": self.source.name, "as": self.format}
         note = {**self.source.note, "exported": about}
         write_folder_atomic(
             self.to, write_files, note, "model" if self.merged else "adapter", is_export
@@ -219,6 +229,8 @@ class Export:
 
     def _file_writer(self) -> Callable[[Path], None]:
         """Return a function that writes the files into a folder."""
+        if self.gguf_file:
+            return self._write_gguf
         if self.source.is_full_model:
             return lambda folder: copy_model(self.source.folder, folder)
         if self.merged:
@@ -233,7 +245,53 @@ class Export:
 
     @cached_property
     def _base_model(self) -> BaseModel:
+        if self.source.is_full_model:
+            return BaseModel(str(self.source.folder))
         return self.source.load_base(self._given_base)
+
+    @property
+    def gguf_file(self) -> str | None:
+        """Name of the GGUF file; `None` for another format."""
+        if not self.format.startswith("gguf"):
+            return None
+        kind = (self.quantize or "F16").upper() if self.merged else "lora-F32"
+        return f"{self.to.resolve().name}-{kind}.gguf"
+
+    def _check_gguf(self) -> None:
+        """Check the base before anything is loaded.
+
+        Raises:
+            UserError: Its architecture or its tokenizer has no GGUF equivalent here.
+        """
+        base = self._base_model
+        gguf_writer.check_architecture(self._base_config, str(base.path))
+        if self.merged:
+            tokenizer = base.load_tokenizer(base.resolve())
+            rules = json.loads(tokenizer.backend_tokenizer.to_str())
+            gguf_writer.find_pre_tokenizer(rules, str(base.path))
+
+    @property
+    def _base_config(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            (Path(self._base_model.resolve()) / "config.json").read_text(encoding="utf-8")
+        )
+        return found
+
+    def _write_gguf(self, folder: Path) -> None:
+        """Write the GGUF file and a Modelfile."""
+        base, name = _local_base(self._base_model), self.to.resolve().name
+        tokenizer, file = base.load_tokenizer(str(base.path)), str(self.gguf_file)
+        if not self.merged:
+            adapter = read_adapter(self.source.folder)
+            gguf_writer.write_lora_gguf(adapter, self._base_config, folder / file, name)
+        else:
+            if self.source.is_full_model:
+                model, _ = base.load("cpu")
+            else:
+                model = merge_adapter(base, read_adapter(self.source.folder), "float32")
+            gguf_writer.write_gguf(model, tokenizer, folder / file, name, self.quantize)
+        text = gguf_writer.build_modelfile(file, tokenizer, not self.merged)
+        (folder / "Modelfile").write_text(text, encoding="utf-8")
 
     def _build_card(self) -> ModelCard:
         title = self.repository or self.to.resolve().name
@@ -244,6 +302,7 @@ class Export:
             title,
             self._collect_licences(),
             self._serve_command(title),
+            self.gguf_file,
         )
 
     def _collect_licences(self) -> dict[str, str]:
@@ -256,7 +315,11 @@ class Export:
         return {"base model": base, **collect_input_licences(self.source)}
 
     def _serve_command(self, name: str) -> str:
-        """Return the command that serves the export with vLLM under this path or name."""
+        """Return the command that serves the export under this path or name."""
+        if self.format == "gguf":
+            return f"ollama create {Path(name).name} -f {name}/Modelfile"
+        if self.format == "gguf_lora":
+            return f"llama-cli -m BASE.gguf --lora {name}/{self.gguf_file}"
         if self.merged:
             return f"vllm serve {name}"
         # vLLM accepts only certain values of --max-lora-rank.

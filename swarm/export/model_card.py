@@ -291,6 +291,7 @@ class ModelCard:
         title: Name of the export.
         licences: Licences of the inputs by name: "base model" and each expert.
         serve: Command that serves it.
+        gguf_file: Name of the GGUF file; `None` for safetensors.
     """
 
     source: ExportSource
@@ -299,6 +300,7 @@ class ModelCard:
     title: str
     licences: dict[str, str]
     serve: str
+    gguf_file: str | None = None
 
     def render(self) -> str:
         """Return the complete README.md."""
@@ -325,10 +327,11 @@ class ModelCard:
         if len(known) == 1 and None not in known:
             found["license"] = known.pop()
         kind = "merge" if self.merged else "lora"
+        library = "transformers" if self.merged else "peft"
         return found | {
-            "library_name": "transformers" if self.merged else "peft",
+            "library_name": "gguf" if self.gguf_file else library,
             "pipeline_tag": "text-generation",
-            "tags": ["model-swarms", kind],
+            "tags": ["model-swarms", kind, *(["gguf"] if self.gguf_file else [])],
         }
 
     def _introduction(self) -> str:
@@ -434,6 +437,8 @@ class ModelCard:
             dtype = [f"model.dtype={self.dtype}"]
         if not notes:
             return []
+        if self.gguf_file:  # no engine of this toolkit reads it
+            return [" ".join(notes)]
         made = (
             shlex.split(build_command(self.source.kind, self.source.config))
             if self.source.config
@@ -450,6 +455,15 @@ class ModelCard:
 
     def _usage_section(self) -> str:
         base = self.source.base_name or "BASE"
+        if self.gguf_file and self.merged:
+            code = f"llama-cli -m {self.gguf_file}"
+            return f"```sh\n{self.serve}\n```\n\nor\n\n```sh\n{code}\n```"
+        if self.gguf_file:
+            return (
+                f"With {base} as a GGUF file:\n\n```sh\n{self.serve}\n```\n\n"
+                "or, after its name is written into Modelfile,\n\n"
+                f"```sh\nollama create {Path(self.title).name} -f Modelfile\n```"
+            )
         code = (
             f'model = AutoModelForCausalLM.from_pretrained("{self.title}")'
             if self.merged

@@ -1,0 +1,224 @@
+"""Exports as GGUF, read again by transformers and by the gguf package."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import tiny
+import torch
+from tokenizers import Regex, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from swarm.errors import UserError
+from swarm.export.export import Export
+from swarm.export.gguf_writer import (
+    LLAMA3_PATTERN,
+    QUANTIZATIONS,
+    _llama3_factors,
+    build_modelfile,
+    find_pre_tokenizer,
+    interleave_rope_rows,
+)
+from swarm.pool.adapter import read_adapter
+
+PROMPTS = (
+    "the question is which of 12 answers",
+    "Choose the best option and",
+    "a graph of 5 nodes",
+)
+LAST = {
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+}
+PROJECTIONS = tuple(LAST)
+
+
+def greedy(model: Any, tokenizer: Any, count: int = 12) -> list[list[int]]:
+    """The ids that a model writes after each prompt."""
+    found = []
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        out = model.generate(ids, max_new_tokens=count, do_sample=False)
+        found.append(out[0].tolist())
+    return found
+
+
+def load(folder: Path, **more: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more).eval()
+
+
+def value(file: Path, key: str) -> Any:
+    return gguf.GGUFReader(file).get_field(key).contents()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_gguf_answers_as_the_merged_model(tied: bool, tmp_path: Path) -> None:
+    base = tiny.model(tmp_path / "base", head=8)
+    if tied:
+        model = load(base)
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+        model.save_pretrained(base)
+    tiny.expert(base, tmp_path / "mine", 3, targets=PROJECTIONS)
+    Export(str(tmp_path / "mine"), str(tmp_path / "whole"), "merged", dtype="float16").write()
+    said = Export(str(tmp_path / "mine"), str(tmp_path / "small"), "gguf").write()
+    assert said[-1] == f"ollama create small -f {tmp_path}/small/Modelfile"
+    names = ["Modelfile", "README.md", "small-F16.gguf", "swarm.json"]
+    assert sorted(one.name for one in (tmp_path / "small").iterdir()) == names
+    merged, again = (
+        load(tmp_path / "whole"),
+        load(tmp_path / "small", gguf_file="small-F16.gguf"),
+    )
+    for key, weight in merged.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[key]), key
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "whole")
+    stored = AutoTokenizer.from_pretrained(tmp_path / "small", gguf_file="small-F16.gguf")
+    assert greedy(again, tokenizer) == greedy(merged, tokenizer)
+    for prompt in (*PROMPTS, *tiny.TEXT):
+        ids = [one(prompt, add_special_tokens=False).input_ids for one in (tokenizer, stored)]
+        assert ids[0] == ids[1]
+    assert stored.chat_template == tokenizer.chat_template == tiny.CHAT
+    file = tmp_path / "small" / "small-F16.gguf"
+    assert value(file, "tokenizer.ggml.pre") == "gpt-2"
+    assert value(file, "tokenizer.ggml.add_bos_token") is True
+    assert (value(file, "tokenizer.ggml.bos_token_id"), stored.eos_token_id) == (1, 2)
+    assert len(value(file, "tokenizer.ggml.tokens")) == value(file, "llama.vocab_size") == 308
+    assert ("output.weight" in {one.name for one in gguf.GGUFReader(file).tensors}) is not tied
+    text = (tmp_path / "small" / "README.md").read_text()
+    assert "library_name: gguf" in text and "llama-cli -m small-F16.gguf" in text
+
+
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
+def test_quantized_weights_are_near(kind: str, tiny_llama: Path, tmp_path: Path) -> None:
+    tiny.expert(tiny_llama, tmp_path / "mine", 3)
+    Export(str(tmp_path / "mine"), str(tmp_path / "plain"), "gguf").write()
+    Export(str(tmp_path / "mine"), str(tmp_path / "packed"), "gguf", quantize=kind).write()
+    file = tmp_path / "packed" / f"packed-{kind.upper()}.gguf"
+    exact, packed = gguf.GGUFReader(tmp_path / "plain" / "plain-F16.gguf"), gguf.GGUFReader(file)
+    wanted = gguf.GGMLQuantizationType[kind.upper()]
+    types = {one.name: one.tensor_type for one in packed.tensors}
+    assert types["blk.0.attn_q.weight"] == wanted and types["blk.0.attn_norm.weight"] == 0
+    assert types["token_embd.weight"] == gguf.GGMLQuantizationType.Q8_0
+    for one, other in zip(exact.tensors, packed.tensors, strict=True):
+        full, rough = (gguf.dequantize(x.data, x.tensor_type).ravel() for x in (one, other))
+        limit = 0.15 if other.tensor_type == gguf.GGMLQuantizationType.Q4_0 else 0.01
+        assert np.linalg.norm(full - rough) <= limit * np.linalg.norm(full), one.name
+    model = load(tmp_path / "packed", gguf_file=file.name)
+    assert torch.isfinite(tiny.logits(model)).all()
+
+
+def test_a_lora_gguf_adds_up_to_the_merged_model(tiny_llama: Path, tmp_path: Path) -> None:
+    """As llama.cpp applies it: W + s B A with s = alpha / rank, or 1 where alpha is 0."""
+    patterns = {"rank_pattern": {"q_proj": 6}, "alpha_pattern": {"v_proj": 5}}
+    kinds: dict[str, dict[str, Any]] = {"same": {}, "varied": patterns, "rs": {"use_rslora": True}}
+    for name, options in kinds.items():
+        source, to = tmp_path / name, tmp_path / f"{name}_out"
+        tiny.expert(tiny_llama, source, 3, targets=PROJECTIONS, **options)
+        said = Export(str(source), str(to), "gguf_lora").write()
+        assert said[-1].startswith("llama-cli -m BASE.gguf --lora")
+        Export(str(source), str(tmp_path / f"{name}_full"), "gguf").write()
+        lora = gguf.GGUFReader(to / f"{name}_out-lora-F32.gguf")
+        alpha = lora.get_field("adapter.lora.alpha").contents()
+        assert alpha == (8.0 if name == "same" else 0.0)
+        assert lora.get_field("general.type").contents() == "adapter"
+        weights = {one.name: torch.tensor(one.data) for one in lora.tensors}
+        full = gguf.GGUFReader(tmp_path / f"{name}_full" / f"{name}_full-F16.gguf")
+        base = tiny.load(tiny_llama).state_dict()
+        for one in full.tensors:
+            if f"{one.name}.lora_a" not in weights:
+                continue
+            a, b = weights[f"{one.name}.lora_a"], weights[f"{one.name}.lora_b"]
+            part = {"attn_q": 4, "attn_k": 2}.get(one.name.split(".")[2])
+            layer, last = one.name.split(".")[1:3]
+            ends = f"layers.{layer}.", {value: key for key, value in LAST.items()}[last]
+            module = next(
+                m for m in read_adapter(source).shapes if ends[0] in m and m.endswith(ends[1])
+            )
+            plain = base[f"{module}.weight"]
+            plain = interleave_rope_rows(plain, part) if part else plain
+            scale = alpha / len(a) if alpha else 1.0
+            total = plain + scale * (b @ a)
+            assert torch.allclose(total, torch.tensor(one.data).float(), atol=1e-3, rtol=1e-3)
+        assert "ADAPTER ./" in (to / "Modelfile").read_text()
+
+
+def test_other_models_are_refused_before_anything_is_written(
+    tiny_gemma: Path, tiny_llama: Path, tmp_path: Path
+) -> None:
+    tiny.expert(tiny_gemma, tmp_path / "mine", 3)
+    for kind in ("gguf", "gguf_lora"):
+        with pytest.raises(UserError, match=r"architecture is gemma; supported: llama models"):
+            Export(str(tmp_path / "mine"), str(tmp_path / "out"), kind).write()
+    tiny.expert(tiny_llama, tmp_path / "other", 3)
+    for options, says in (
+        ({"format": "gguf", "quantize": "q5"}, "quantize=q5: with format=gguf one of q8_0, q4_0"),
+        ({"format": "merged", "quantize": "q8_0"}, "quantize=q8_0: with format=gguf"),
+        ({"format": "gguf", "dtype": "float16"}, "dtype=float16"),
+    ):
+        with pytest.raises(UserError, match=says):
+            Export(str(tmp_path / "other"), str(tmp_path / "out"), **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_pre_tokenizer_is_named_as_in_llama_cpp(tiny_llama: Path) -> None:
+    made: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(tiny_llama)
+    level, bare = (pre_tokenizers.ByteLevel(False, use_regex=one) for one in (True, False))
+    split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated")
+    kinds = {
+        "gpt-2": level,
+        "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(True), level]),
+        "llama-bpe": pre_tokenizers.Sequence([split, bare]),
+    }
+    for name, rule in kinds.items():
+        made.backend_tokenizer.pre_tokenizer = rule
+        assert find_pre_tokenizer(json.loads(made.backend_tokenizer.to_str()), "x") == name
+    for rule in (
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(False), level]),
+        pre_tokenizers.ByteLevel(True),
+        pre_tokenizers.Metaspace(),
+    ):
+        made.backend_tokenizer.pre_tokenizer = rule
+        with pytest.raises(UserError, match="not one of gpt-2, smollm and llama-bpe"):
+            find_pre_tokenizer(json.loads(made.backend_tokenizer.to_str()), "x")
+
+
+def test_the_frequencies_of_llama3_equal_those_of_transformers() -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = LlamaConfig(hidden_size=512, num_attention_heads=4, rope_parameters=rope)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 1 / 500000.0 ** (torch.arange(0, 128, 2, dtype=torch.float64) / 128)
+    factors = torch.tensor(_llama3_factors(config.to_dict()), dtype=torch.float64)
+    assert torch.allclose(plain / factors, scaled.double(), rtol=1e-5)
+    assert factors[0] == 1 and factors[-1] == 8
+
+
+def test_the_modelfile_translates_chatml_with_its_system_prompt(tiny_llama: Path) -> None:
+    made = AutoTokenizer.from_pretrained(tiny_llama)
+    assert "TEMPLATE" not in build_modelfile("a.gguf", made, False)
+    made.chat_template = (
+        "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n"
+        "{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    text = build_modelfile("a.gguf", made, False)
+    assert text.startswith("FROM ./a.gguf\nTEMPLATE") and 'SYSTEM """Be kind."""' in text
+    assert 'PARAMETER stop "<eos>"' in text

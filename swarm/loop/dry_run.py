@@ -25,7 +25,7 @@ from swarm.tasks.base import metric_task
 
 
 def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
-    """Run the checks of a start and describe, in lines, the planned search.
+    """Run the checks of a start and describe the planned search: its cost, then the details.
 
     Downloads nothing; benchmarks a CPU for half a second.
 
@@ -65,7 +65,7 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
         **({"optimizer": "; ".join(run.notes)} if run.notes else {}),
     }
     lines |= _describe_costs(run, run.pool, config, folder, prompts, metric_prompts, items)
-    head = "dry run: nothing is started or written; costs are computed, not measured"
+    head = f"dry run: {lines.pop('total')}. Nothing is started or written; computed, not measured."
     return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())])
 
 
@@ -196,14 +196,19 @@ def _describe_costs(
     metric_prompts: PromptStats,
     items: int,
 ) -> dict[str, str]:
-    """Estimate memory, time and traffic, if the base model's shape is known."""
+    """Estimate memory, time and traffic, if the base model's shape is known.
+
+    "total" is the sentence that sums them up.
+    """
+    work = _count_prompts(run, prompts)
     if folder is None:
         reason = f"model {run.model.path} is not on this disk; a start downloads it"
-        return {"costs": f"unknown: {reason}; benchmarks/plan.py computes them from a config.json"}
+        known = "benchmarks/plan.py computes them from a config.json"
+        return {"total": f"{work}; time unknown", "costs": f"unknown: {reason}; {known}"}
     try:
         model = read_model_shape(folder)
     except UserError as error:
-        return {"costs": f"unknown: {error.args[0]}"}
+        return {"total": f"{work}; time unknown", "costs": f"unknown: {error.args[0]}"}
     gpus, workers = list(config.get("gpus") or []), _count_workers(config)
     size = {"float32": 4, "auto": 2 if gpus else 4}.get(run.model.dtype, 2)
     device = _measure_device(gpus, workers, model, size)
@@ -215,6 +220,7 @@ def _describe_costs(
     )
     nodes = " (this machine's; the cluster's nodes are not queried)" if _is_remote(config) else ""
     return {
+        "total": _summarize_costs(run, model, search, own_way, device, workers, work),
         "model": f"{run.model.path}: {format_amount(model.parameter_count)} weights of {size} "
         "bytes, "
         f"{format_amount(model.linear_weights)} of them in linear layers",
@@ -225,6 +231,39 @@ def _describe_costs(
         **_describe_finalist_scoring(run, model, own_way, device, workers),
         "test": _describe_test(run, model, own_way, device, workers),
     }
+
+
+def _count_prompts(run: Run, prompts: PromptStats) -> str:
+    particles, rounds = positions_and_rounds(run)
+    count = particles * rounds * len(prompts.tokens)
+    if run.budget.prompts:
+        count = min(count, run.budget.prompts)
+    return f"at most {format_amount(count)} prompts on dev"
+
+
+def _summarize_costs(
+    run: Run,
+    model: ModelShape,
+    search: SearchWorkload,
+    own_way: SearchWorkload,
+    device: DeviceSpec,
+    workers: int,
+    work: str,
+) -> str:
+    """Return the whole cost in one sentence, without its full stop."""
+    seconds = search.rounds * cost.estimate_total_seconds(
+        model, search, device, workers, search.particles, search.items
+    )
+    seconds += _choice_seconds(run, model, own_way, device, workers)
+    seconds += _test_seconds(run, model, own_way, device, workers)
+    memory = sum(cost.estimate_memory(model, search).values())
+    gradients = " without gradients" if _describe_gradients(run, search.items) else ""
+    judging = " and judging" if _describe_judging(run) else ""
+    judging = judging if gradients else judging.replace(" and", " without")
+    return (
+        f"at most {format_duration(seconds)}{gradients}{judging} on {workers} x {device.name}, "
+        f"{format_amount(memory, 'B')} of memory each, for {work}"
+    )
 
 
 def _count_workers(config: Mapping[str, Any]) -> int:
@@ -343,23 +382,40 @@ def _describe_finalist_scoring(
     if metric_task(run.task) is run.task:
         return {}
     positions = search.experts + min(FINALIST_COUNT, search.particles)
-    one = cost.estimate_total_seconds(model, search, device, workers, 1, search.items)
     words = f"at most {positions} positions on dev by the task's metric, one after the other"
-    return {"choice": f"{words}: {format_duration(positions * one)}"}
+    seconds = _choice_seconds(run, model, search, device, workers)
+    return {"choice": f"{words}: {format_duration(seconds)}"}
+
+
+def _choice_seconds(
+    run: Run, model: ModelShape, search: SearchWorkload, device: DeviceSpec, workers: int
+) -> float:
+    """Return the seconds of choosing by the task's own metric; 0 if the search uses it."""
+    if metric_task(run.task) is run.task:
+        return 0.0
+    positions = search.experts + min(FINALIST_COUNT, search.particles)
+    return positions * cost.estimate_total_seconds(model, search, device, workers, 1, search.items)
 
 
 def _describe_test(
     run: Run, model: ModelShape, search: SearchWorkload, device: DeviceSpec, workers: int
 ) -> str:
-    """Estimate the duration of the test split, assuming its items cost as much as those of dev."""
+    """Describe the duration of the test split."""
     if not run.test:
         return "no test"
-    positions, test, dev = (
-        _max_tested_positions(run),
-        len(run.task.items("test")),
-        len(run.task.items("dev")),
-    )
+    seconds = _test_seconds(run, model, search, device, workers)
+    positions = _max_tested_positions(run)
+    return f"at most {positions} positions, one after the other: {format_duration(seconds)}"
+
+
+def _test_seconds(
+    run: Run, model: ModelShape, search: SearchWorkload, device: DeviceSpec, workers: int
+) -> float:
+    """Estimate the seconds of the test split, assuming its items cost as much as those of dev."""
+    if not run.test:
+        return 0.0
+    test, dev = len(run.task.items("test")), len(run.task.items("dev"))
     one = cost.estimate_total_seconds(
         model, search, device, workers, 1, -(-test * search.items // dev)
     )
-    return f"at most {positions} positions, one after the other: {format_duration(positions * one)}"
+    return _max_tested_positions(run) * one

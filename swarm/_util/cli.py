@@ -126,11 +126,15 @@ def _known_keys() -> dict[str, list[str]]:
     return found
 
 
+def _entry_name() -> str:
+    """Return the name of the running command, as in `python -m swarm.NAME`."""
+    module = Path(sys.argv[0])
+    return module.parent.name if module.stem == "__main__" else module.stem
+
+
 def _entry_config() -> Path:
     """Return the configuration file of the current entry, by default that of a search."""
-    module = Path(sys.argv[0])
-    name = module.parent.name if module.stem == "__main__" else module.stem
-    path = conf_folder() / f"{name}.yaml"
+    path = conf_folder() / f"{_entry_name()}.yaml"
     is_entry = path.is_file() and "defaults:" in path.read_text(encoding="utf-8")
     return path if is_entry else conf_folder() / "search.yaml"
 
@@ -172,7 +176,8 @@ def print_help(arguments: Sequence[str]) -> bool:
         UserError: There is no such group.
     """
     wanted = [word.partition("=")[2] for word in arguments if word.startswith("help=")]
-    if not wanted and not {"--help", "-h"} & set(arguments):
+    asked = {"--help", "-h"} & set(arguments) and _entry_name() in MAIN_KEYS
+    if not wanted and not asked:  # other entries print their own text
         return False
     entry = _entry_config()
     chosen = _default_options(entry)

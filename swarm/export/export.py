@@ -92,9 +92,8 @@ def write_merged(base: BaseModel, adapter: Adapter, dtype: str, folder: Path) ->
 
 def _local_base(base: BaseModel) -> BaseModel:
     """Return the base in its local folder, float32."""
-    place: dict[str, Any] = {"path": base.resolve(), "name": None}
-    wheel = dict.fromkeys(("wheel", "wheel_sha256", "wheel_file"))
-    return replace(base, **place, **wheel, dtype="float32")
+    nothing: dict[str, Any] = dict.fromkeys(("name", "wheel", "wheel_sha256", "wheel_file"))
+    return replace(base, path=base.resolve(), dtype="float32", **nothing)
 
 
 def merge_adapter(base: BaseModel, adapter: Adapter, dtype: str) -> Any:

@@ -15,10 +15,11 @@ import searches
 import yaml
 from click.testing import CliRunner
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from swarm import __version__
 from swarm.__main__ import list_commands
-from swarm._util.cli import COMMAND_EXAMPLES, normalize_gpu_list
+from swarm._util.cli import COMMAND_EXAMPLES, MAIN_KEYS, normalize_gpu_list
 from swarm._util.files import conf_folder
 from swarm.consortium.cli import COMMANDS, consortium
 
@@ -199,3 +200,51 @@ def test_a_shell_completes() -> None:
     *found, registered = done.stdout.splitlines()
     assert found == list(wanted.values()), done.stderr
     assert registered.endswith("-F _swarm_complete python")
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_help_describes_every_key_of_the_defaults(name: str) -> None:
+    """The keys of the composed configuration, each with its default and the comment of its yaml."""
+    done = swarm(f"swarm.{name}", "--help")
+    assert done.returncode == 0, done.stderr
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = compose(name, overrides=["name=x"] if name != "evaluate" else ["out=x"])
+
+    def keys(tree: Any, prefix: str = "") -> set[str]:
+        found = set()
+        for key in tree:
+            if key == "_target_" or OmegaConf.is_interpolation(tree, key):
+                continue
+            deep = OmegaConf.is_dict(tree[key]) and len(tree[key])
+            found |= keys(tree[key], f"{prefix}{key}.") if deep else {f"{prefix}{key}"}
+        return found
+
+    shown = set(re.findall(r"^  ([a-z][\w.]*)=", done.stdout, re.MULTILINE))
+    assert keys(config) <= shown, keys(config) - shown
+    first = done.stdout.partition("The first to know")[2].partition("Groups,")[0]
+    main = re.findall(r"^  ([a-z][\w.]*)=", first, re.MULTILINE)
+    assert main == list(MAIN_KEYS[name]) and 8 <= len(main) <= 10
+    assert not re.search(r"\.(_target_|defaults)", done.stdout)
+
+
+def test_help_of_one_group_and_of_a_chosen_option() -> None:
+    task = swarm("swarm.search", "help=task").stdout
+    assert "task=gsm8k" in task and "task.dev_limit=null" in task and "pool.folder" not in task
+    scorer = swarm("swarm.search", "help=scorer").stdout
+    assert "scorer@task.scorer=judge" in scorer and "task.scorer.model.base_url=" in scorer
+    experiment = swarm("swarm.search", "help=experiment").stdout
+    assert "experiment=paper" in experiment and "@package" not in experiment
+    other = swarm("swarm.search", "optimizer=cmaes", "--help").stdout
+    assert "optimizer=cmaes:" in other and "optimizer.inertia" not in other
+    inherited = swarm("swarm.search", "task=human_finance", "help=task").stdout
+    assert "task.scorer.model.base_url=" in inherited
+    wrong = swarm("swarm.search", "help=tsk")
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1
+    assert wrong.stderr.startswith("error: help=tsk: no such group; did you mean help=task?")
+
+
+def test_the_resolved_configuration_is_printed() -> None:
+    done = swarm("swarm.search", "--cfg", "job", "--resolve")
+    assert done.returncode == 0, done.stderr
+    config = yaml.safe_load(done.stdout)
+    assert config["name"].startswith("nlgraph_mini_") and config["executor"]["gpus"] == []

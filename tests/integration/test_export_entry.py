@@ -269,7 +269,7 @@ def test_a_killed_export_leaves_the_old_one_and_nothing_else(
     ("keys", "said"),
     [
         ({"to": None}, "to is missing"),
-        ({"format": "gguf"}, "format=gguf"),
+        ({"format": "onnx"}, "format=onnx"),
         ({"dtype": "float32"}, "dtype=float32"),
         ({"format": "merged", "dtype": "auto"}, "dtype=auto"),
         ({"private": "no"}, "private=no"),

@@ -21,8 +21,8 @@ from swarm.engine.base_model import choose_device as choose_device  # re-exporte
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, HasModelContexts, JobUsage
 from swarm.loop.evaluator import scores_to_records
-from swarm.loop.fingerprint import digest_items, task_source_digests
 from swarm.loop.prompt_stats import fit_to_context
+from swarm.loop.search_inputs import digest_items, task_source_digests
 from swarm.models.base import Usage
 from swarm.runs.describe import (
     MAX_DOMAINS,

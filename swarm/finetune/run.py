@@ -35,9 +35,8 @@ from swarm.loop.evaluator import (
     scores_to_records,
     split_dev_holdout,
 )
-from swarm.loop.fingerprint import digest_items, identity_settings
 from swarm.loop.prompt_stats import fit_to_context
-from swarm.loop.run import check_run_path
+from swarm.loop.search_inputs import check_run_path, digest_items, identity_settings
 from swarm.pool.adapter import read_note, write_folder_atomic
 from swarm.pool.pool import Pool
 from swarm.runs.describe import (

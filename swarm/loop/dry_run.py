@@ -14,10 +14,10 @@ from swarm.errors import UserError
 from swarm.loop import cost_model as cost
 from swarm.loop.cost_model import DeviceSpec, ModelShape, SearchWorkload, read_model_shape
 from swarm.loop.final_metrics import FINALIST_COUNT
-from swarm.loop.fingerprint import search_identity
 from swarm.loop.prompt_stats import PromptStats, count_judged_texts, count_prompt_tokens
 from swarm.loop.reporter import buffer_log
 from swarm.loop.run import Run
+from swarm.loop.search_inputs import search_identity
 from swarm.optimizers.base import MultiObjectiveOptimizer
 from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
 from swarm.pool.pool import Pool

@@ -77,20 +77,21 @@ class Evaluator:
     """Scores positions with an executor's workers.
 
     Args:
-        store: Score cache of this and other searches; `None` disables it.
+        shared: Folder of a score cache of this and other searches; `None` disables it.
 
     Attributes:
+        cache: That cache; `None` if there is none.
         shared: Number of prompts that the cache has saved so far.
         names: Names of positions in error messages.
     """
 
     def __init__(
-        self, task: Task, executor: Executor, cut: Batching, store: ScoreCache | None = None
+        self, task: Task, executor: Executor, cut: Batching, shared: str | None = None
     ) -> None:
         self._task = task
         self._executor = executor
         self._cut = cut
-        self._store = store
+        self.cache = None if shared is None else ScoreCache(shared)
         self.shared = 0
         self.names: Mapping[PositionTuple, str] = {}
 
@@ -162,9 +163,9 @@ class Evaluator:
         self, rows: Iterable[PositionTuple], split: str, items: Sequence[int]
     ) -> dict[PositionTuple, list[Score]]:
         """Return the cached scores of these positions."""
-        if self._store is None:
+        if self.cache is None:
             return {}
-        kept = {row: self._store.load_scores(row, split, items) for row in rows}
+        kept = {row: self.cache.load_scores(row, split, items) for row in rows}
         found = {row: scores for row, scores in kept.items() if scores is not None}
         self.shared += len(found) * len(items)
         return found
@@ -189,9 +190,9 @@ class Evaluator:
             if watch:
                 watch(result)
         found = {row: [mine[item] for item in items] for row, mine in scores.items()}
-        if self._store is not None:
+        if self.cache is not None:
             for row, mine in found.items():
-                self._store.save_scores(row, split, items, mine)
+                self.cache.save_scores(row, split, items, mine)
         return found
 
 

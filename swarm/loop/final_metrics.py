@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from swarm._util.files import read_gzip_json, short_digest
+from swarm.engine.base import ExpertPool
+from swarm.errors import UserError
 from swarm.loop.evaluator import data_split, records_to_scores, scores_to_records
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
@@ -580,3 +582,29 @@ def _prefixed_summary(
     """Return the summary of a utility, with `name` as prefix of the keys."""
     found = utility_summary(task, scores, items).items()
     return {f"{name}_{key}": value for key, value in found if key != "utility"}
+
+
+def validate_baselines(names: Sequence[str]) -> list[str]:
+    """Return the names, checked and without duplicates.
+
+    Raises:
+        UserError: `names` is not a list, or contains a name that is not in
+            `BASELINE_LABELS`.
+    """
+    listed = isinstance(names, Sequence) and not isinstance(names, str)
+    if not listed or not all(isinstance(name, str) and name in BASELINE_LABELS for name in names):
+        allowed = ", ".join(BASELINE_LABELS)
+        raise UserError(f"baselines={names}: must be a list of {allowed}; [] for none")
+    return list(dict.fromkeys(names))
+
+
+def applicable_baselines(names: Sequence[str], task: Task, pool: ExpertPool) -> list[str]:
+    """Return those of the baselines `names` that are applicable to this pool and task.
+
+    A pool of full models has no base among its mixtures, and a single-domain task has no expert per
+    domain.
+    """
+    domains = len(group_items_by_domain(task.items("test")))
+    missing = {"base"} if getattr(pool, "saves", "") != "adapter" else set()
+    missing |= {"experts"} if domains < 2 else set()
+    return [name for name in names if name not in missing]

@@ -1,7 +1,4 @@
-"""The search loop over one run folder: ask, evaluate, tell, record; with stop and resume.
-
-Contains `Run`, which drives a search, and the checks of its plain settings.
-"""
+"""The search loop over one run folder: ask, evaluate, tell, record; with stop and resume."""
 
 import contextlib
 import logging
@@ -12,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm._util.files import name_fault, path_fault
-from swarm.engine.base import DifferentiableEngine, Engine, ExpertPool
+from swarm.engine.base import Engine, ExpertPool
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.executors import Executor, Worker
@@ -27,27 +23,30 @@ from swarm.loop.evaluator import (
     scores_to_records,
     split_dev_holdout,
 )
-from swarm.loop.final_metrics import BASELINE_LABELS, FinalEvaluation, ScoreFn, final_metrics
-from swarm.loop.fingerprint import (
-    digest_items,
-    engine_versions,
-    search_identity,
-    shared_score_context,
+from swarm.loop.final_metrics import (
+    FinalEvaluation,
+    ScoreFn,
+    applicable_baselines,
+    final_metrics,
+    validate_baselines,
 )
-from swarm.loop.prompt_stats import fit_to_context
 from swarm.loop.racing import Racing, tell_optimizer
 from swarm.loop.reporter import RunReporter, buffer_log, flush_log_to
-from swarm.loop.score_cache import ScoreCache
+from swarm.loop.search_inputs import (
+    check_run_settings,
+    digest_items,
+    engine_versions,
+    fit_items,
+    resolve_groups,
+    search_identity,
+    shared_score_context,
+    start_optimizer,
+)
 from swarm.optimizers.base import (
     MultiObjectiveOptimizer,
     Optimizer,
-    ResourceAware,
-    SearchResources,
     SupportsGradients,
-    SupportsGroupHierarchy,
 )
-from swarm.pool.pool import Pool
-from swarm.runs.lock import COMMAND_FILE, save_command
 from swarm.runs.pareto_front import (
     check_objectives,
     compute_objectives,
@@ -61,58 +60,8 @@ from swarm.tasks.base import (
     RequiresSetup,
     Score,
     Task,
-    gold_answers_error,
-    is_black_box,
 )
-from swarm.tasks.metrics import group_items_by_domain
 from swarm.trackers import Tracker
-
-
-def check_run_path(name: object, folder: object) -> None:
-    """Check the location of a run: `folder`/`name`.
-
-    Raises:
-        UserError: Either is not allowed; the message names the allowed values.
-    """
-    if not isinstance(folder, str):
-        raise UserError(f"folder={folder!r}: must be the folder of the runs")
-    if fault := path_fault(folder):
-        raise UserError(f"folder={folder[:80]!r} {fault}; must be the folder of the runs")
-    if not isinstance(name, str) or name in (".", "..") or "/" in name:
-        raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
-    if fault := name_fault(name):
-        raise UserError(f"name={name[:80]!r} {fault}; must be the name of a folder in {folder}/")
-
-
-def check_run_settings(
-    name: str,
-    folder: str,
-    seed: int,
-    counts: dict[str, int],
-    confirm: float,
-    switches: dict[str, bool],
-) -> None:
-    """Check the plain settings of a run, those that are not objects.
-
-    Args:
-        counts: Settings that must be non-negative integers, by key.
-        switches: Settings that must be booleans, by key.
-
-    Raises:
-        UserError: A value is not allowed; the message names the allowed ones.
-    """
-    check_run_path(name, folder)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise UserError(f"seed={seed!r}: must be an integer, 0 or more")
-    for word, value in switches.items():
-        if not isinstance(value, bool):
-            raise UserError(f"{word}={value!r}: must be true or false")
-    if type(confirm) not in (int, float) or not 0 <= confirm < 1:
-        raise UserError(f"confirm={confirm!r}: must be a fraction of dev, 0 or more and below 1")
-    for word, count in counts.items():
-        if type(count) is not int or count < 0:
-            raise UserError(f"{word}={count!r}: must be an integer, 0 or more")
-
 
 log = logging.getLogger(__name__)
 
@@ -189,8 +138,7 @@ class Run:
         self.confirm, self.noise_floor, self.job, self.choose = confirm, noise_floor, job, choose
         self.baselines = validate_baselines(baselines)
         self.budget = Budget(budget)
-        self._store = None if shared is None else ScoreCache(shared)
-        self._evaluate = Evaluator(task, executor, job, self._store)
+        self._evaluate = Evaluator(task, executor, job, shared)
         self._searched: list[int] = []
         self._kept: list[int] = []
         self._known = EvaluatedPositions(self.record)
@@ -222,8 +170,7 @@ class Run:
         try:
             self._setup(config or {})
             if arguments is not None:
-                with self.record.updating_checksums(COMMAND_FILE):
-                    save_command(self.record.folder, arguments)
+                self.record.save_command(arguments)
             with (
                 self.reporter.view,
                 self.reporter.search_tracker.track_search(self.record.state, config or {}),
@@ -248,12 +195,9 @@ class Run:
             dev = self.check_inputs()
         identity = search_identity(config, self.seed, self.task, self.model, self.pool)
         self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
-        if self._store:
-            if not config:
-                raise UserError(
-                    "shared: needs the run's configuration, to find the answers that apply"
-                )
-            self._store.set_context(shared_score_context(identity, config, self.task, self.test))
+        if self._evaluate.cache:
+            context = shared_score_context(identity, config, self.task, self.test)
+            self._evaluate.cache.set_context(context)
         self.record.load_state(identity)  # a folder with another search is not even locked
         self.reporter.acquire_lock()
         resumed = self.record.open_or_resume(
@@ -261,7 +205,7 @@ class Run:
         )
         flush_log_to(self.record.folder, held)
         if config:
-            self.record.save_config(self._resolve_config(config))
+            self.record.save_config(resolve_groups(config, self.pool))
         if resumed and self.record.iterations:
             self._restore()
         base = self.model.describe_substitute()
@@ -281,20 +225,13 @@ class Run:
             },
         )
 
-    def _resolve_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the configuration with `pool.groups=auto` resolved: positions depend on it."""
-        if isinstance(self.pool, Pool) and "pool" in config:
-            return {**config, "pool": {**config["pool"], "groups": self.pool.division}}
-        return config
-
     def fit_items_to_context(self, tokenizer: Any) -> bool:
         """Fit the task's prompts into the model's context; return whether items were changed.
 
         Raises:
             UserError: The prompts do not fit.
         """
-        splits = ("dev", "test") if self.test else ("dev",)
-        self._changed = fit_to_context(self.task, tokenizer, self.engine.context, splits)
+        self._changed = fit_items(self.task, tokenizer, self.engine.context, self.test)
         return bool(self._changed)
 
     def check_inputs(self) -> int:
@@ -305,27 +242,16 @@ class Run:
         self._searched, self._kept = split_dev_holdout(dev, self.confirm, self.seed)
         if isinstance(self.task, RequiresSetup):
             self.task.check()
-        missing = gradients_unavailable_reason(self.task, self.engine, self.pool)
-        black_box = is_black_box(self.task)
-        if isinstance(self.optimizer, ResourceAware):
-            prompts = self.budget.prompts
-            positions = prompts // len(self._searched) if prompts else None
-            self.optimizer.set_resources(SearchResources(missing is None, positions, black_box))
-        if isinstance(self.pool, Pool):
-            # A black box has few coefficients: its utilities have to rank the positions.
-            fine = missing is None and not black_box and can_use_gradients(self.optimizer)
-            self.pool.divide(fine or isinstance(self.optimizer, SupportsGroupHierarchy))
-        self.pool.open(self.model)
-        experts = len(self.pool.names)
-        self.budget.check_experts_fit(experts, len(self._searched))
-        if isinstance(self.optimizer, SupportsGroupHierarchy):
-            parents = getattr(self.pool, "parents", lambda coarse: [0])
-            self.optimizer.set_group_hierarchy(
-                parents, self.budget.max_positions if self.budget.prompts else None
-            )
-        self.optimizer.start(experts, self.seed, len(self.pool.groups))
-        self.differentiating = as_gradient_optimizer(self.optimizer, missing)
-        self.notes = optimizer_notes(self.optimizer, missing, black_box)
+        self.differentiating, self.notes = start_optimizer(
+            self.optimizer,
+            self.task,
+            self.pool,
+            self.model,
+            self.engine,
+            self.budget,
+            len(self._searched),
+            self.seed,
+        )
         check_objectives(self.optimizer, self.task)
         self.racing.check_raceable(self.task, self.optimizer)
         return len(self._searched)
@@ -399,7 +325,7 @@ class Run:
         facts = (
             raced.to_record(len(positions)) | {"beyond_budget": len(asked) - len(wanted)} | taken
         )
-        facts |= {"prompts_shared": self._evaluate.shared - shared} if self._store else {}
+        facts |= {"prompts_shared": self._evaluate.shared - shared} if self._evaluate.cache else {}
         if objectives is not None:
             facts["objectives"] = objectives_to_lists(objectives)
             scores = next(iter(raced.complete_scores().values()))
@@ -508,15 +434,8 @@ class Run:
         return metrics
 
     def applicable_baselines(self) -> list[str]:
-        """Return those of `baselines` that are applicable to this pool and task.
-
-        A pool of full models has no base among its mixtures, and a single-domain task has no expert
-        per domain.
-        """
-        domains = len(group_items_by_domain(self.task.items("test")))
-        missing = {"base"} if getattr(self.pool, "saves", "") != "adapter" else set()
-        missing |= {"experts"} if domains < 2 else set()
-        return [name for name in self.baselines if name not in missing]
+        """Return those of `baselines` that are applicable to this pool and task."""
+        return applicable_baselines(self.baselines, self.task, self.pool)
 
     def _start_evaluation(self, what: str, items: int) -> None:
         self.reporter.on_evaluation_start(what, len(self.record.iterations), 1, items)
@@ -528,20 +447,6 @@ class Run:
         return lambda positions, split, items: ask(
             positions, split, self.reporter.on_job_done, items
         )
-
-
-def validate_baselines(names: Sequence[str]) -> list[str]:
-    """Return the names, checked and without duplicates.
-
-    Raises:
-        UserError: `names` is not a list, or contains a name that is not in
-            `swarm.loop.final_metrics.BASELINE_LABELS`.
-    """
-    listed = isinstance(names, Sequence) and not isinstance(names, str)
-    if not listed or not all(isinstance(name, str) and name in BASELINE_LABELS for name in names):
-        allowed = ", ".join(BASELINE_LABELS)
-        raise UserError(f"baselines={names}: must be a list of {allowed}; [] for none")
-    return list(dict.fromkeys(names))
 
 
 MAX_COEFFICIENT = 1e6
@@ -571,48 +476,3 @@ def name_positions(positions: np.ndarray, iteration: int) -> dict[tuple[float, .
 def _gradient_cost(taken: Mapping[str, int]) -> int:
     """Return the cost in prompt-equivalents of the counts of `Run._answer_gradient_requests`."""
     return taken.get("losses_computed", 0) + 3 * taken.get("gradients_computed", 0)
-
-
-def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -> str | None:
-    """Return the reason why gradients of the gold answers' loss are unavailable, or `None`."""
-    if (wrong := gold_answers_error(task)) is not None:
-        return wrong
-    if not isinstance(engine, DifferentiableEngine) or not hasattr(pool, "modules"):
-        return "gradients need engine=hf and a pool of adapters"
-    return None
-
-
-def can_use_gradients(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer can use gradients; it need not be started."""
-    return getattr(optimizer, "needs_gradients", None) is not None
-
-
-def as_gradient_optimizer(optimizer: Optimizer, missing: str | None) -> SupportsGradients | None:
-    """Return the optimizer if it requests gradients and can have them, else `None`.
-
-    Args:
-        missing: Result of `gradients_unavailable_reason`.
-
-    Raises:
-        UserError: The optimizer requires gradients, and they are unavailable.
-    """
-    if not isinstance(optimizer, SupportsGradients) or optimizer.needs_gradients is None:
-        return None
-    if missing is None:
-        return optimizer
-    if optimizer.needs_gradients:
-        raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
-    return None
-
-
-def optimizer_notes(optimizer: Optimizer, missing: str | None, black_box: bool) -> list[str]:
-    """Return the lines to print about the optimizer before a search."""
-    unused = black_box and missing is None and not can_use_gradients(optimizer)
-    if reason := getattr(optimizer, "reason", None):
-        unused_texts = "; only optimizer=pso and gradient use the reference texts" * unused
-        return [f"optimizer=auto chooses {reason}{unused_texts}"]
-    if missing and getattr(optimizer, "needs_gradients", None) is False:
-        return [f"the swarm moves without its gradient term: {missing}"]
-    if black_box and missing is None and can_use_gradients(optimizer):
-        return ["the gradient is of the reference texts' loss; the utility decides what is kept"]
-    return []

@@ -4,18 +4,16 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from swarm._util.files import acquire_lock, make_folder, write_json
-from swarm._util.secrets import clean_words
 from swarm._util.threads import PeriodicThread
 from swarm.errors import UserError
 
 STATUS_FILE = "running.json"
-COMMAND_FILE = "command.json"
 
 UPDATE_INTERVAL_S = 1.0
 """Seconds between two writes of the status file."""
@@ -101,25 +99,6 @@ def running_info(folder: Path) -> dict[str, Any] | None:
     finally:
         os.close(descriptor)
     return _read_status(folder) or {"activity": "begins"}
-
-
-def save_command(folder: Path, arguments: Sequence[str]) -> None:
-    """Write the arguments of a search beside its state, so that it can be started again.
-
-    Args:
-        arguments: Arguments of `python -m swarm.search`, including its name; secrets are removed.
-    """
-    words = clean_words(arguments)
-    write_json(folder / COMMAND_FILE, {"arguments": words, "directory": os.getcwd()})
-
-
-def load_command(folder: Path) -> dict[str, Any] | None:
-    """Return `arguments` and `directory` of the search in a folder; `None` if not stored."""
-    try:
-        found = json.loads((folder / COMMAND_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("arguments"), list) else None
 
 
 def _acquire_lock(folder: Path) -> int:

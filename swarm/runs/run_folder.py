@@ -10,6 +10,7 @@ and ensemble.yaml.
 import hashlib
 import json
 import logging
+import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +28,7 @@ from swarm._util.files import (
     write_gzip_json,
     write_json,
 )
-from swarm._util.secrets import clean, identity_values
+from swarm._util.secrets import clean, clean_words, identity_values
 from swarm.errors import UserError
 from swarm.runs.manifest import (
     JOURNAL,
@@ -109,6 +110,7 @@ def build_scratchpad(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 log = logging.getLogger(__name__)
 
 SCRATCHPAD_FILE = "utility_scratchpad.json"
+COMMAND_FILE = "command.json"
 
 SaveFn = Callable[[Sequence[float], Path, dict[str, Any]], None]
 """Writes the adapter of some coefficients, with further facts, to a folder, atomically."""
@@ -455,6 +457,17 @@ class RunRecord:
         name = hashlib.sha256(f"{items} {position_key(position)}".encode()).hexdigest()[:16]
         return self.folder / "answers" / f"{kind}_{name}.json.gz"
 
+    def save_command(self, arguments: Sequence[str]) -> None:
+        """Write the arguments of a search beside its state, so that it can be started again.
+
+        Args:
+            arguments: Arguments of `python -m swarm.search`, including its name; secrets are
+                removed.
+        """
+        facts = {"arguments": clean_words(arguments), "directory": os.getcwd()}
+        with self.updating_checksums(COMMAND_FILE):
+            write_json(self.folder / COMMAND_FILE, facts)
+
     def save_config(self, config: Mapping[str, Any]) -> None:
         """Write the configuration beside the state, without secrets."""
         with self.updating_checksums("config.json"):
@@ -597,3 +610,12 @@ def _is_saved_position(folder: Path, position: Sequence[float]) -> bool:
     except (OSError, ValueError):
         return False
     return facts.get("coefficients") == list(position) and (folder / "answers_dev.jsonl").is_file()
+
+
+def load_command(folder: Path) -> dict[str, Any] | None:
+    """Return `arguments` and `directory` of the search in a folder; `None` if not stored."""
+    try:
+        found = json.loads((folder / COMMAND_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("arguments"), list) else None

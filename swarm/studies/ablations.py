@@ -11,7 +11,7 @@ from swarm._util.files import short_digest
 from swarm._util.format import format_table
 from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores
-from swarm.loop.fingerprint import digest_items
+from swarm.loop.search_inputs import digest_items
 from swarm.runs.run_reader import RunFolder
 from swarm.stats.significance import PairedTest, utility_test
 from swarm.tasks.base import Score, Task, metric_task

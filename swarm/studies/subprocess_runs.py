@@ -20,7 +20,7 @@ from swarm._util.cli import handle_termination_signals, normalize_gpu_list
 from swarm._util.files import acquire_lock, conf_folder, make_folder, write_json
 from swarm._util.secrets import lent, plain_config
 from swarm.errors import UserError
-from swarm.loop.fingerprint import identity_settings
+from swarm.loop.search_inputs import identity_settings
 from swarm.runs.manifest import replay
 from swarm.runs.run_reader import RunFolder
 

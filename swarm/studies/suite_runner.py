@@ -32,8 +32,8 @@ from swarm._util.files import (
 from swarm._version import __version__
 from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores, split_dev_holdout
-from swarm.loop.fingerprint import digest_items
 from swarm.loop.prompt_stats import fit_to_context
+from swarm.loop.search_inputs import digest_items
 from swarm.runs.describe import describe_position
 from swarm.runs.run_reader import RunFolder
 from swarm.studies import subprocess_runs

@@ -11,8 +11,9 @@ from swarm.report.paired_comparison import PairedComparison
 from swarm.report.pareto_front import front_table
 from swarm.report.sections import headline_figures, start_end_section, summarize_verdict
 from swarm.runs.describe import describe_position, list_caveats
-from swarm.runs.lock import load_command, running_info
+from swarm.runs.lock import running_info
 from swarm.runs.manifest import state_stamp
+from swarm.runs.run_folder import load_command
 from swarm.runs.run_reader import RunFolder
 from swarm.ui import charts
 from swarm.ui.launcher import format_command, output_path, read_failure, read_tail

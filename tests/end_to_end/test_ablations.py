@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from swarm import study
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.loop.fingerprint import identity_settings
+from swarm.loop.search_inputs import identity_settings
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.runs.run_reader import RunFolder
 from swarm.studies import ablations, subprocess_runs

@@ -179,7 +179,7 @@ def test_without_flags_the_key_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOGETHER_API_KEY", KEY)
     made = wanted()
     assert made.origin == "preset together, as TOGETHER_API_KEY is set"
-    assert made.asked == {"temperature": 0.7, "max_tokens": 512}
+    assert made.request_fields == {"temperature": 0.7, "max_tokens": 512}
 
 
 def test_flags_are_stronger_than_the_preset(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_flags_are_stronger_than_the_preset(tmp_path: Path) -> None:
         {"model": "e", "count": 1, **slot},
     ]
     assert changed.mixture["aggregator"] == {"model": "d", "system": "Hm.", **slot}
-    assert changed.mixture["prompt"] == "safe" and changed.asked["temperature"] == 0.9
+    assert changed.mixture["prompt"] == "safe" and changed.request_fields["temperature"] == 0.9
 
 
 def test_one_model_fills_what_a_preset_leaves_open() -> None:

@@ -13,8 +13,9 @@ import pytest
 import searches
 
 from swarm.errors import UserError
-from swarm.runs.lock import COMMAND_FILE, STATUS_FILE, RunLock, load_command, running_info
+from swarm.runs.lock import STATUS_FILE, RunLock, running_info
 from swarm.runs.manifest import read_state
+from swarm.runs.run_folder import COMMAND_FILE, load_command
 
 
 def until(what: Any, seconds: float = 300) -> Any:

@@ -26,12 +26,12 @@ from swarm._util.secrets import (
     remember,
 )
 from swarm.errors import UserError
-from swarm.loop.fingerprint import identity_settings
+from swarm.loop.search_inputs import identity_settings
 from swarm.models.base import Request
 from swarm.models.cache import Cache
 from swarm.models.openai_protocol import list_pending_samples
-from swarm.runs.lock import load_command
 from swarm.runs.manifest import encode_state, read_sealed_state
+from swarm.runs.run_folder import load_command
 from swarm.runs.run_reader import RunFolder
 from swarm.ui.launcher import SearchLauncher
 

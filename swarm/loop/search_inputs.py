@@ -1,0 +1,294 @@
+"""Inputs of a search: their checks, before anything is written, and its identity.
+
+The identity is what must be equal on resume: settings, data and weights.
+"""
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from swarm._util.files import name_fault, path_fault, short_digest
+from swarm._util.secrets import identity_values
+from swarm._version import __version__
+from swarm.engine.base import DifferentiableEngine, Engine, ExpertPool
+from swarm.engine.base_model import BaseModel
+from swarm.errors import UserError
+from swarm.loop.evaluator import Budget
+from swarm.loop.prompt_stats import fit_to_context
+from swarm.optimizers.base import (
+    Optimizer,
+    ResourceAware,
+    SearchResources,
+    SupportsGradients,
+    SupportsGroupHierarchy,
+)
+from swarm.pool.pool import Pool
+from swarm.tasks.base import HasSources, Task, gold_answers_error, is_black_box
+
+
+def check_run_path(name: object, folder: object) -> None:
+    """Check the location of a run: `folder`/`name`.
+
+    Raises:
+        UserError: Either is not allowed; the message names the allowed values.
+    """
+    if not isinstance(folder, str):
+        raise UserError(f"folder={folder!r}: must be the folder of the runs")
+    if fault := path_fault(folder):
+        raise UserError(f"folder={folder[:80]!r} {fault}; must be the folder of the runs")
+    if not isinstance(name, str) or name in (".", "..") or "/" in name:
+        raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
+    if fault := name_fault(name):
+        raise UserError(f"name={name[:80]!r} {fault}; must be the name of a folder in {folder}/")
+
+
+def check_run_settings(
+    name: str,
+    folder: str,
+    seed: int,
+    counts: dict[str, int],
+    confirm: float,
+    switches: dict[str, bool],
+) -> None:
+    """Check the plain settings of a run, those that are not objects.
+
+    Args:
+        counts: Settings that must be non-negative integers, by key.
+        switches: Settings that must be booleans, by key.
+
+    Raises:
+        UserError: A value is not allowed; the message names the allowed ones.
+    """
+    check_run_path(name, folder)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise UserError(f"seed={seed!r}: must be an integer, 0 or more")
+    for word, value in switches.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{word}={value!r}: must be true or false")
+    if type(confirm) not in (int, float) or not 0 <= confirm < 1:
+        raise UserError(f"confirm={confirm!r}: must be a fraction of dev, 0 or more and below 1")
+    for word, count in counts.items():
+        if type(count) is not int or count < 0:
+            raise UserError(f"{word}={count!r}: must be an integer, 0 or more")
+
+
+def start_optimizer(
+    optimizer: Optimizer,
+    task: Task,
+    pool: ExpertPool,
+    model: BaseModel,
+    engine: Engine,
+    budget: Budget,
+    items: int,
+    seed: int,
+) -> tuple[SupportsGradients | None, list[str]]:
+    """Divide and open the pool, and start the optimizer with what the task offers.
+
+    Args:
+        items: Number of dev items that the search sees.
+
+    Returns:
+        The optimizer if it requests gradients and can have them, and lines to print about it.
+
+    Raises:
+        UserError: An input is invalid, or the inputs do not go together.
+    """
+    missing = gradients_unavailable_reason(task, engine, pool)
+    black_box = is_black_box(task)
+    if isinstance(optimizer, ResourceAware):
+        positions = budget.prompts // items if budget.prompts else None
+        optimizer.set_resources(SearchResources(missing is None, positions, black_box))
+    hierarchical = isinstance(optimizer, SupportsGroupHierarchy)
+    if isinstance(pool, Pool):
+        # A black box has few coefficients: its utilities have to rank the positions.
+        fine = missing is None and not black_box and can_use_gradients(optimizer)
+        pool.divide(fine or hierarchical)
+    pool.open(model)
+    experts = len(pool.names)
+    budget.check_experts_fit(experts, items)
+    if isinstance(optimizer, SupportsGroupHierarchy):
+        parents = getattr(pool, "parents", lambda coarse: [0])
+        limit = budget.max_positions if budget.prompts else None
+        optimizer.set_group_hierarchy(parents, limit)
+    optimizer.start(experts, seed, len(pool.groups))
+    return as_gradient_optimizer(optimizer, missing), optimizer_notes(optimizer, missing, black_box)
+
+
+def fit_items(task: Task, tokenizer: Any, context: float, test: bool) -> list[str]:
+    """Fit the task's prompts into the model's context; return which items were changed.
+
+    Raises:
+        UserError: The prompts do not fit.
+    """
+    return fit_to_context(task, tokenizer, context, ("dev", "test") if test else ("dev",))
+
+
+def resolve_groups(config: Mapping[str, Any], pool: ExpertPool) -> Mapping[str, Any]:
+    """Return the configuration with `pool.groups=auto` resolved: positions depend on it."""
+    if isinstance(pool, Pool) and "pool" in config:
+        return {**config, "pool": {**config["pool"], "groups": pool.division}}
+    return config
+
+
+def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -> str | None:
+    """Return the reason why gradients of the gold answers' loss are unavailable, or `None`."""
+    if (wrong := gold_answers_error(task)) is not None:
+        return wrong
+    if not isinstance(engine, DifferentiableEngine) or not hasattr(pool, "modules"):
+        return "gradients need engine=hf and a pool of adapters"
+    return None
+
+
+def can_use_gradients(optimizer: Optimizer) -> bool:
+    """Return whether the optimizer can use gradients; it need not be started."""
+    return getattr(optimizer, "needs_gradients", None) is not None
+
+
+def as_gradient_optimizer(optimizer: Optimizer, missing: str | None) -> SupportsGradients | None:
+    """Return the optimizer if it requests gradients and can have them, else `None`.
+
+    Args:
+        missing: Result of `gradients_unavailable_reason`.
+
+    Raises:
+        UserError: The optimizer requires gradients, and they are unavailable.
+    """
+    if not isinstance(optimizer, SupportsGradients) or optimizer.needs_gradients is None:
+        return None
+    if missing is None:
+        return optimizer
+    if optimizer.needs_gradients:
+        raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
+    return None
+
+
+def optimizer_notes(optimizer: Optimizer, missing: str | None, black_box: bool) -> list[str]:
+    """Return the lines to print about the optimizer before a search."""
+    unused = black_box and missing is None and not can_use_gradients(optimizer)
+    if reason := getattr(optimizer, "reason", None):
+        unused_texts = "; only optimizer=pso and gradient use the reference texts" * unused
+        return [f"optimizer=auto chooses {reason}{unused_texts}"]
+    if missing and getattr(optimizer, "needs_gradients", None) is False:
+        return [f"the swarm moves without its gradient term: {missing}"]
+    if black_box and missing is None and can_use_gradients(optimizer):
+        return ["the gradient is of the reference texts' loss; the utility decides what is kept"]
+    return []
+
+
+IDENTITY_KEYS = (
+    "task",
+    "model",
+    "pool",
+    "optimizer",
+    "racing",
+    "job",
+    "budget",
+    "confirm",
+    "choose",
+)
+"""Configuration sections that identify a search; engine and devices may change on resume."""
+
+IGNORED_SCORER_KEYS = re.compile(
+    r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens|sandbox)(\.|$)"
+)
+"""Keys of a scorer's access, cost or execution; they do not change its scores and may change."""
+
+
+def search_identity(
+    config: Mapping[str, Any],
+    seed: int,
+    task: Task,
+    model: BaseModel,
+    pool: ExpertPool,
+) -> dict[str, Any]:
+    """Return the settings with dotted keys, and digests of the data and weights they refer to.
+
+    Args:
+        config: The configuration; may be empty for runs created in Python.
+        pool: An open pool.
+    """
+    return {
+        **identity_settings(config),
+        "seed": seed,
+        "task items": digest_items(task, "dev"),
+        "experts": ", ".join(pool.names),
+        "pool weights": pool.fingerprint(),
+        "base weights": model.fingerprint(),
+        **task_source_digests(task),
+    }
+
+
+def task_source_digests(task: Task, path: str = "task") -> dict[str, str]:
+    """Return digests of further inputs of a task's scores, besides settings and items, by key.
+
+    See `swarm.tasks.base.HasSources`; parts of a mixture and scorers are included.
+    """
+    found: dict[str, str] = {}
+    for one in (task, getattr(task, "scorer", None)):
+        if isinstance(one, HasSources):
+            found |= {f"{path}.{name}": value for name, value in one.source_digests().items()}
+    for name, part in getattr(task, "tasks", {}).items():
+        found |= task_source_digests(part, f"{path}.tasks.{name}")
+    return found
+
+
+def engine_versions() -> dict[str, str]:
+    """Return the versions of the packages that compute the answers, as they affect rounding."""
+    found = {"model-swarms": __version__}
+    for name in ("torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def shared_score_context(
+    identity: Mapping[str, Any], config: Mapping[str, Any], task: Task, tested: bool
+) -> dict[str, Any]:
+    """Return everything the score of a position on an item depends on, independent of the search.
+
+    Args:
+        identity: Result of `search_identity`.
+        config: The configuration.
+        tested: Whether the test split is used.
+
+    Raises:
+        UserError: There is no configuration.
+    """
+    if not config:
+        raise UserError("shared: needs the run's configuration, to find the answers that apply")
+    ours = ("optimizer.", "racing.")
+    found = {
+        name: value
+        for name, value in identity.items()
+        if not name.startswith(ours) and name not in ("seed", "budget", "confirm", "choose")
+    }
+    engine = identity_values(_flatten_config({"engine": config.get("engine", {})}))
+    return {**found, **engine, "test items": digest_items(task, "test") if tested else None}
+
+
+def identity_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identifying settings with dotted keys; without secrets, see `identity_values`."""
+    flat = _flatten_config({key: config[key] for key in IDENTITY_KEYS if key in config})
+    found = {key: value for key, value in flat.items() if not IGNORED_SCORER_KEYS.search(key)}
+    cleaned: dict[str, Any] = identity_values(found)
+    return cleaned
+
+
+def digest_items(task: Task, split: str) -> str:
+    """Return 16 hexadecimal digits that change with any item of a split."""
+    return short_digest([dict(item) for item in task.items(split)])
+
+
+def _flatten_config(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Flatten a configuration to dotted keys; lists are not flattened."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        here = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping):
+            found |= _flatten_config(value, here)
+        else:
+            found[here] = value
+    return found

@@ -150,16 +150,40 @@ def _list_option_files() -> list[Path]:
 
 MAIN_KEYS = {
     "search": (
-        "task", "pool.folder", "model", "optimizer", "name", "gpus", "budget",
-        "optimizer.max_iterations", "task.dev_limit", "dry_run",
+        "task",
+        "pool.folder",
+        "model",
+        "optimizer",
+        "name",
+        "gpus",
+        "budget",
+        "optimizer.max_iterations",
+        "task.dev_limit",
+        "dry_run",
     ),
     "evaluate": (
-        "task", "candidate", "pool.folder", "model", "split", "device", "out", "task.test_limit",
+        "task",
+        "candidate",
+        "pool.folder",
+        "model",
+        "split",
+        "device",
+        "out",
+        "task.test_limit",
     ),
     "finetune": (
-        "task", "expert", "run", "pool.folder", "model", "name", "gpus", "steps", "rank", "rate",
+        "task",
+        "expert",
+        "run",
+        "pool.folder",
+        "model",
+        "name",
+        "gpus",
+        "steps",
+        "rank",
+        "rate",
     ),
-}  # fmt: skip
+}
 """Keys that the help of an entry lists first."""
 
 HELP_COLUMN = 34
@@ -216,15 +240,19 @@ def _format_entry_help(entry: Path, chosen: Mapping[str, str | None]) -> list[st
     text = yaml.safe_load(entry.read_text(encoding="utf-8"))["hydra"]["help"]["template"]
     own = {key: one for key, one in _read_keys(entry).items() if not key.startswith("hydra")}
     sections = {group: _option_keys(group, option) for group, option in chosen.items() if option}
-    every = {group: (str(option), f"help={group} lists its options and keys")
-             for group, option in chosen.items()}  # fmt: skip
+    every = {
+        group: (str(option), f"help={group} lists its options and keys")
+        for group, option in chosen.items()
+    }
     for keys in (own, *sections.values()):
         every |= keys
     lines = [text.rstrip(), "", "Keys, set with key=value. The first to know (key=default):"]
     lines += _format_keys({key: every[key] for key in MAIN_KEYS[name] if key in every})
     lines += ["", "Groups, chosen with group=option; help=GROUP lists options and keys of one:"]
-    names = {group: [one.stem for one in sorted((conf_folder() / group).glob("*.yaml"))]
-             for group in chosen}  # fmt: skip
+    names = {
+        group: [one.stem for one in sorted((conf_folder() / group).glob("*.yaml"))]
+        for group in chosen
+    }
     listed = {
         group: ", ".join(options) if len(options) < 20 else f"{len(options)} options"
         for group, options in names.items()

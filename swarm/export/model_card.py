@@ -20,11 +20,17 @@ from swarm._util.format import format_table
 from swarm._util.secrets import clean
 from swarm.engine.base_model import is_hub_id
 from swarm.errors import UserError
+from swarm.export.gguf_writer import QUANTIZATIONS
 from swarm.export.source import ExportSource, read_source
 from swarm.finetune.run import domain_lines, format_metrics, scores_table
 from swarm.finetune.trainer import FRESH_LABEL
 from swarm.pool.synthetic_rows import EliteExperts
-from swarm.runs.describe import conclude_test, describe_position, list_caveats
+from swarm.runs.describe import (
+    compare_with_baselines,
+    conclude_test,
+    describe_position,
+    list_caveats,
+)
 
 UNQUOTED_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_/.][\w/.@-]*", re.IGNORECASE)
 """Texts that Hydra parses unquoted."""
@@ -309,7 +315,7 @@ class ModelCard:
             "Components": self._composition_section(),
             "Numbers": self._numbers_section(),
             "Use": self._usage_section(),
-            "Made again by": self._command_section(),
+            "Reproduce": self._reproduction_section(),
             "Licences of the components": self._licences_section(),
         }
         parts = [f"---\n{front}---", f"# {self.title}", self._introduction()]
@@ -474,10 +480,30 @@ class ModelCard:
         head += "from transformers import AutoModelForCausalLM\n\n"
         return f"```python\n{head}{code}\n```\n\nor\n\n```sh\n{self.serve}\n```"
 
-    def _command_section(self) -> str:
+    def _reproduction_section(self) -> str:
+        """Return the commands of the run and of the export, with the versions that were used."""
         if not self.source.config:
             return ""
-        return f"```sh\n{build_command(self.source.kind, self.source.config)}\n```"
+        export = ["python", "-m", "swarm.export", f"search/{self.source.name}"]
+        export.append(f"to={self.title.rpartition('/')[2]}")
+        as_file = "gguf" if self.merged else "gguf_lora"
+        kind = as_file if self.gguf_file else "merged" if self.merged else "peft"
+        export += [f"format={kind}"] if kind != "peft" else []
+        if self.gguf_file and self.dtype in QUANTIZATIONS:
+            export.append(f"quantize={self.dtype}")
+        elif kind == "merged" and self.dtype not in (None, "bfloat16"):
+            export.append(f"dtype={self.dtype}")
+        for key in ("particle", "point"):
+            if (number := getattr(self.source, key)) is not None:
+                export.append(f"{key}={number}")
+        found = build_command(self.source.kind, self.source.config)
+        text = f"```sh\n{found}\n{shlex.join(export)}\n```"
+        versions = self.source.state.get("versions") or []
+        packages = versions[-1]["packages"] if versions else {}
+        if packages:
+            listed = ", ".join(f"{name} {number}" for name, number in sorted(packages.items()))
+            text += f"\n\nRun with {listed}. On other hardware or versions, rounding may differ."
+        return text
 
     def _licences_section(self) -> str:
         rows = [[name, found] for name, found in self.licences.items()]
@@ -518,7 +544,8 @@ def describe_metrics(metrics: dict[str, Any]) -> list[str]:
         sentences.append("Thus it was not shown to be better than the best initial expert.")
     # For a truncated adapter the card has a more detailed note.
     rest = {key: value for key, value in metrics.items() if key != "reconstruction_error"}
-    return [*found, " ".join(sentences), *list_caveats(rest)]
+    compared = compare_with_baselines(metrics) if "test_gain" in metrics else []
+    return [*found, " ".join([*sentences, *compared]), *list_caveats(rest)]
 
 
 def _separate_paragraphs(found: Sequence[str]) -> list[str]:

@@ -164,7 +164,7 @@ def compare_scores(task: Any, after: Sequence[Score], before: Sequence[Score]) -
 
 
 def scores_table(metrics: dict[str, Any], before: str, after: str) -> list[str]:
-    """Format dev and test scores of start and end as a table with these labels."""
+    """Format dev and test scores as a table: baselines, then start and end with these labels."""
     tested = "test_gain" in metrics
     columns = [f"dev, n = {metrics['ending_best_validation_items']}"]
     columns += [f"test, n = {metrics['ending_best_single_test_items']}"] if tested else []
@@ -176,6 +176,9 @@ def scores_table(metrics: dict[str, Any], before: str, after: str) -> list[str]:
         ]
         each = " of each domain" * (len(by_domain["answers"]) > 1)
         rows.append([f"best constant answer{each} ({describe_constant_answers(constant)})", *cells])
+    for one in metrics.get("baselines", ()) if tested else ():
+        dev = _format_interval(one["dev"]) if "dev" in one else ""
+        rows.append([one["label"], dev, _format_interval(one["test"])])
     for side, label in (("starting", before), ("ending", after)):
         cells = [_format_metric(metrics, f"{side}_best_validation", "utility")]
         cells += [_format_metric(metrics, f"{side}_best_single_test", "accuracy")] if tested else []

@@ -1,12 +1,14 @@
 """Exports as GGUF, read again by transformers and by the gguf package."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import searches
 import tiny
 import torch
 from tokenizers import Regex, pre_tokenizers
@@ -94,6 +96,42 @@ def test_a_gguf_answers_as_the_merged_model(tied: bool, tmp_path: Path) -> None:
     assert ("output.weight" in {one.name for one in gguf.GGUFReader(file).tensors}) is not tied
     text = (tmp_path / "small" / "README.md").read_text()
     assert "library_name: gguf" in text and "llama-cli -m small-F16.gguf" in text
+
+
+def test_the_card_has_baselines_domains_and_commands(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    task = searches.choice_file(tmp_path / "tiny.json")
+    content = json.loads(task.read_text())
+    for split in ("dev", "test"):
+        for number, item in enumerate(content[split]):
+            item["domain"] = ("hills", "rivers")[number % 2]
+    task.write_text(json.dumps(content))
+    words = searches.arguments(
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        "first",
+        optimizer__max_iterations=1,
+        baselines="[base,soup]",
+    )
+    done = searches.run(words)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "search" / "first"
+    Export(str(run), str(tmp_path / "small"), "gguf", quantize="q8_0").write()
+    card = (tmp_path / "small" / "README.md").read_text()
+    state = json.loads((run / "state.json").read_text())
+    for one in state["metrics"]["baselines"]:
+        assert re.search(
+            rf"\| {re.escape(one['label'])} +\| +\| {one['test']['utility']:.3f} \[", card
+        )
+        assert f"The {one['label']} has {one['test']['utility']:.3f} on test" in card
+    assert re.search(r"^\| hills", card, re.M) and re.search(r"^\| rivers", card, re.M)
+    part = card.partition("## Reproduce")[2].partition("##")[0]
+    assert "python -m swarm.search " in part and "task=mmlu" in part
+    assert "python -m swarm.export search/first to=small format=gguf quantize=q8_0" in part
+    packages = state["versions"][-1]["packages"]
+    assert all(f"{name} {number}" in part for name, number in packages.items())
 
 
 @pytest.mark.parametrize("kind", QUANTIZATIONS)

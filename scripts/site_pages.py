@@ -33,6 +33,9 @@ SOURCES = {page: source for source, page in PAGES.items() if page != "index.md"}
 LINK = re.compile(r"\]\((?![a-z]+:|#|/)([^)#\s]+)(#[^)\s]*)?\)")
 MARKER = re.compile(r"^<!-- (keys|yaml|options|help): ([^>]+?) -->$", re.MULTILINE)
 KEY = re.compile(r"^(\s*)(- )?([\w./@-]+|\"[^\"]+\"):(?: +(.*))?$")
+NOTE = re.compile(r"<!-- repository -->.*?<!-- /repository -->\n*", re.DOTALL)
+"""What only readers of the repository see."""
+
 VALUE = re.compile(r"""((?:"[^"]*"|'[^']*'|[^#"']|(?<! )#)*?)\s*(?:(?:^|(?<=\s))# ?(.*))?$""")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".jsonl": "json", ".sh": "bash"}
 
@@ -44,7 +47,7 @@ def write_pages(folder: Path) -> None:
     for page, source in SOURCES.items():
         shutil.copy(ROOT / source, folder / page)
     texts = {
-        path.relative_to(folder).as_posix(): path.read_text("utf-8")
+        path.relative_to(folder).as_posix(): NOTE.sub("", path.read_text("utf-8"))
         for path in sorted(folder.rglob("*.md"))
     }
     texts = fill_markers(texts)

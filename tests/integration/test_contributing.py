@@ -135,7 +135,7 @@ def test_the_model_has_a_name_by_one_line(folder: Path, patch: pytest.MonkeyPatc
     line = shown("swarm/registry/registry.py").strip()
     space = {"__name__": "swarm.registry", "Program": module.Program}
     exec(source.replace(place, f"{place} {line}"), space)
-    assert space["Roster"](cache=None).model("program/cat").who == "program/cat"
+    assert space["Roster"](cache=None).model("program/cat").label == "program/cat"
 
 
 def test_each_is_short() -> None:

@@ -28,6 +28,9 @@ from swarm.report.document import (
     render_table,
 )
 
+MAX_UNFOLDED = 10
+"""Number of changed items shown in each direction; the others are folded."""
+
 KEYBOARD_HINT = "Arrow keys: left and right move along a series, up and down to another series."
 
 
@@ -231,9 +234,19 @@ def _render_block(block: ReportBlock) -> str:
         case ChartChoice():
             return render_choice(block)
         case ChangedItems():
-            flips = "".join(_render_changed_item(one, block.names) for one in block.flips)
-            html = f'<div class="flips">{flips}</div>' if flips else "<p>None.</p>"
-            return f"<h3>{escape_text(block.title)}</h3>{html}"
+            return f"<h3>{escape_text(block.title)}</h3>{render_changed_items(block)}"
+
+
+def render_changed_items(block: ChangedItems) -> str:
+    """Render items, each of which expands; those after the first ten are folded."""
+    if not block.flips:
+        return "<p>None.</p>"
+    items = [_render_changed_item(one, block.names) for one in block.flips]
+    html = f'<div class="flips">{"".join(items[:MAX_UNFOLDED])}</div>'
+    if rest := items[MAX_UNFOLDED:]:
+        summary = f"<summary>{len(rest)} more</summary>"
+        html += f'<details class="more">{summary}<div class="flips">{"".join(rest)}</div></details>'
+    return html
 
 
 def _render_changed_item(one: ChangedItem, names: tuple[str, str]) -> str:

@@ -135,14 +135,13 @@ def start_end_section(models: PairedComparison) -> ReportSection:
     """Build the section that compares start and end."""
     run = models.run
     position = run.positions[models.places["ending"]]
-    blocks: list[Any] = [
-        TextBlock([f"Best found: {describe_position(run.experts, position, run.groups)}."]),
-        _result_table(models),
-        _result_chart(models),
-    ]
+    blocks: list[Any] = [_result_table(models), *_domain_tables(models)]
     if parts := _subtask_table(models):
         blocks.append(parts)
-    blocks += _domain_tables(models)
+    blocks.append(_result_chart(models))
+    blocks.append(
+        TextBlock([f"Best found: {describe_position(run.experts, position, run.groups)}."])
+    )
     if by_size := models.metrics.get("ensemble_dev_by_size"):
         size = models.metrics["ensemble_size"]
         votes = ", ".join(f"{n}: {format_number(value)}" for n, value in enumerate(by_size, 1))
@@ -248,9 +247,9 @@ def _subtask_table(models: PairedComparison) -> TableBlock | None:
 
 
 def _domain_tables(models: PairedComparison) -> list[TableBlock]:
-    """Tabulate utilities by domain on dev and test, for tasks with 2 to 12 domains."""
+    """Tabulate utilities by domain on test and dev, for tasks with 2 to 12 domains."""
     found = []
-    for split in ("dev", "test"):
+    for split in ("test", "dev"):
         if one := domain_table(models.metrics, split):
             caption = f"Utilities by domain on {split}; (!): one answer throughout"
             found.append(TableBlock(caption, *one))

@@ -7,32 +7,78 @@ from typing import Any
 import numpy as np
 
 from swarm.report.analyses.convergence import best_positions, objective_label
+from swarm.report.analyses.expert_importance import ExpertImportance
 from swarm.report.pareto_front import objective_chart
 from swarm.runs.pareto_front import ParetoFront
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.ui.state import LoadSample
 
 TEXT_COLOUR = "#7d8791"
 """Colour of text and lines, readable on light and dark backgrounds."""
 
 COLOURS = ["#2f6fab", "#c8711d", "#3f8f5b", "#a34a8c", "#8a6d1f", "#4f8f9e", "#b04a4a", "#6b63b5"]
 
+UTILITY_COLOURS = ("#8fa9c4", "#2f6fab", "#c8711d")
+"""Colours of low, middle and high utilities."""
+
+SIGN_COLOURS = ("#c8711d", "#8a8f9540", "#2f6fab")
+"""Colours of negative, zero and positive coefficients; zero is transparent."""
+
+TOOLTIP = {"trigger": "item", "renderMode": "richText", "confine": True}
+"""Tooltip of every chart; rich text is drawn on the canvas, so that names are never HTML."""
+
+BAR_LAYOUT = {"barGap": "0%", "barCategoryGap": "30%"}
+
+ROUNDED = "value => Number(value.toPrecision(3)).toString()"
+"""JavaScript that formats the ticks of an axis."""
+
+PERCENT = "one => Math.round(100 * (one.value ?? one)) + ' %'"
+"""JavaScript that formats a share, for labels of points and ticks."""
+
+WHISKER = """(params, api) => {
+  const at = api.value(0), style = {stroke: api.visual('color'), lineWidth: 1.5};
+  const shift = api.barLayout({count: 2, barGap: '0%', barCategoryGap: '30%'})[api.value(3)];
+  const [low, high] = [1, 2].map(n => api.coord([api.value(n), at]));
+  const y = low[1] + shift.offsetCenter;
+  const line = (x1, y1, x2, y2) => ({type: 'line', shape: {x1, y1, x2, y2}, style});
+  return {type: 'group', children: [line(low[0], y, high[0], y),
+    line(low[0], y - 3, low[0], y + 3), line(high[0], y - 3, high[0], y + 3)]};
+}"""
+"""JavaScript that draws an interval: data [place, low, high, slot], slot 0 or 1 of two bars."""
+
+MAX_EXPERTS = 12
+"""Maximum number of experts in the charts of importance and of parallel coordinates."""
+
+MAX_LINES = 600
+"""Maximum number of positions in the chart of parallel coordinates, evenly spaced by utility."""
+
+MAX_DOMAIN_BARS = 16
+"""Maximum number of domains in a chart."""
+
 MAX_POINTS = 20_000
 """Maximum number of particle points in a chart; above it, only some particles are drawn."""
 
 
 def particle_chart(run: RunFolder) -> dict[str, Any]:
-    """Plot the best so far and every particle."""
+    """Plot the best so far, as a step, and every particle; each point names its particle."""
     best = _line_series("best so far", run.best_so_far(), COLOURS[0], 2.5) | {"step": "end", "z": 5}
     max_points = max(1, MAX_POINTS // max(1, len(run.utilities)))
     step = math.ceil(run.particles / max_points)
     others = [
         _line_series(f"particle {i}", run.utilities[:, i], TEXT_COLOUR, 1)
-        | {"lineStyle": _thin_line_style()}
+        | {
+            "lineStyle": _thin_line_style(),
+            "showSymbol": True,
+            "itemStyle": {"color": TEXT_COLOUR, "opacity": 0.55},
+            "emphasis": {"focus": "series", "lineStyle": {"width": 2, "opacity": 1}},
+        }
         for i in range(0, run.particles, step)
     ]
-    return _build_chart(
+    options = _build_chart(
         objective_label(run), [*others, best], len(run.utilities), legend=["best so far"]
     )
+    options["tooltip"]["formatter"] = "{a}\niteration {b}: {c}"
+    return _add_zoom(options)
 
 
 def coefficient_chart(run: RunFolder) -> dict[str, Any]:
@@ -51,12 +97,209 @@ def coefficient_chart(run: RunFolder) -> dict[str, Any]:
         }
         for rank, k in enumerate(order)
     ]
-    return _build_chart(
+    options = _build_chart(
         "coefficient in the best",
         series,
         len(values),
         legend=[one["name"] for one in series[: len(COLOURS)]],
     )
+    options["tooltip"]["formatter"] = "{a}\niteration {b}: {c}"
+    return _add_zoom(options)
+
+
+def parallel_chart(run: RunFolder, importance: ExpertImportance | None) -> dict[str, Any]:
+    """Plot every evaluated position as a line through its coefficients and its utility.
+
+    One horizontal axis per expert, from top to bottom, the most important first; experts that were
+    never used are left out. The coefficients are means over the groups of modules.
+    """
+    known = np.isfinite(run.utilities)
+    shown = _select_experts(run, importance)
+    means, utilities = run.means[known][:, shown], run.utilities[known]
+    places = np.argwhere(known)
+    order = np.argsort(utilities, kind="stable")  # the best are drawn last, above the others
+    order = order[np.linspace(0, len(order) - 1, min(len(order), MAX_LINES)).astype(int)]
+    data = [
+        {
+            "value": [*_to_json_numbers(means[n]), round(float(utilities[n]), 4)],
+            "name": f"iteration {places[n][0]}, particle {places[n][1]}: {utilities[n]:.3f}",
+        }
+        for n in order
+    ]
+    # Ends at multiples of 0.2, so that the three labels of the common scale are round.
+    low = 0.2 * math.floor(min(0.0, float(means.min())) / 0.2 + 1e-9)
+    high = 0.2 * math.ceil(max(1.0, float(means.max())) / 0.2 - 1e-9)
+    least, most = float(utilities.min()), float(utilities.max())
+    label = {"color": TEXT_COLOUR, ":formatter": ROUNDED}
+    axes = [
+        {"dim": n, "name": run.experts[k], "min": low, "max": high, "interval": (high - low) / 2}
+        | {"axisLabel": label if n == len(shown) - 1 else {":formatter": "() => ''"}}
+        for n, k in enumerate(shown)
+    ]
+    utility = {"dim": len(shown), "name": "utility", "min": least, "max": most}
+    axes.append(utility | {"interval": (most - least) / 2 or 1.0, "axisLabel": label})
+    name_style = {"color": TEXT_COLOUR, "width": 92, "overflow": "truncate", "align": "right"}
+    return {
+        "animation": False,
+        "tooltip": {**TOOLTIP, "formatter": "{b}"},
+        "parallel": {
+            "layout": "vertical",
+            "left": 112,
+            "right": 24,
+            "top": 14,
+            "bottom": 34,
+            "parallelAxisDefault": {
+                "nameLocation": "start",
+                "nameGap": 10,
+                "nameTextStyle": name_style,
+                "axisLine": {"lineStyle": {"color": TEXT_COLOUR}},
+                "areaSelectStyle": {"color": COLOURS[0], "borderColor": COLOURS[0], "width": 14},
+            },
+        },
+        "parallelAxis": axes,
+        "visualMap": {
+            "show": False,
+            "min": least,
+            "max": most if most > least else least + 1,
+            "dimension": len(shown),
+            "inRange": {"color": list(UTILITY_COLOURS), "opacity": [0.25, 1.0]},
+        },
+        "series": [{"type": "parallel", "data": data, "lineStyle": {"width": 1.5}}],
+    }
+
+
+def _select_experts(run: RunFolder, importance: ExpertImportance | None) -> list[int]:
+    """Return up to `MAX_EXPERTS` experts whose coefficients vary, most important first."""
+    ranges = np.ptp(run.means[np.isfinite(run.utilities)], axis=0)
+    ranked = [int(k) for k in np.argsort(-ranges, kind="stable")]
+    if importance is not None:
+        ranked = [run.experts.index(name) for name in importance.experts]
+    return ([k for k in ranked if ranges[k] > 0] or ranked)[:MAX_EXPERTS]
+
+
+def importance_chart(found: ExpertImportance) -> dict[str, Any]:
+    """Plot the importance of each expert as bars, the most important on top."""
+    names, shares = found.experts[:MAX_EXPERTS], found.shares[:MAX_EXPERTS]
+    bars = {
+        "name": "importance",
+        "type": "bar",
+        "data": [round(share, 4) for share in shares],
+        "itemStyle": {"color": COLOURS[0] if found.reliable else TEXT_COLOUR},
+        "label": {"show": True, "position": "right", "color": TEXT_COLOUR, ":formatter": PERCENT},
+        "barMaxWidth": 18,
+    }
+    options = _build_bars(names, [bars], "share of the utility's variance")
+    label = {"color": TEXT_COLOUR, ":formatter": PERCENT}
+    options["xAxis"] |= {"min": 0, "splitNumber": 3, "axisLabel": label}
+    options["grid"]["right"] = 48  # for the label of the longest bar
+    options["tooltip"]["formatter"] = "{b}: {c}"
+    return options
+
+
+def module_chart(run: RunFolder, index: PositionIndex) -> dict[str, Any]:
+    """Plot a position's coefficient of each expert in each group of modules as a heat map."""
+    values = run.positions[index].reshape(len(run.groups), len(run.experts))
+    bound = max(float(np.abs(values).max()), 1e-9)
+    data = [
+        {
+            "value": [g, k, round(float(values[g, k]), 4)],
+            "name": f"{run.experts[k]}\n{group}: {values[g, k]:.3f}",
+        }
+        for g, group in enumerate(run.groups)
+        for k in range(len(run.experts))
+    ]
+    text_style = {"color": TEXT_COLOUR}
+    category = {"type": "category", "axisTick": {"show": False}, "splitArea": {"show": False}}
+    label = {**text_style, "width": 92, "overflow": "truncate"}
+    return {
+        "animation": False,
+        "textStyle": text_style,
+        "grid": {"left": 8, "right": 16, "top": 8, "bottom": 56, "containLabel": True},
+        "tooltip": {**TOOLTIP, "formatter": "{b}"},
+        "xAxis": {**category, "data": run.groups, "axisLabel": {**label, "rotate": 40}},
+        "yAxis": {**category, "data": run.experts, "inverse": True, "axisLabel": label},
+        "visualMap": {
+            "min": round(-bound, 3),
+            "max": round(bound, 3),
+            "precision": 2,
+            "calculable": True,
+            "orient": "horizontal",
+            "left": "center",
+            "bottom": 0,
+            "itemHeight": 120,
+            "itemWidth": 12,
+            "textStyle": text_style,
+            "inRange": {"color": list(SIGN_COLOURS)},
+        },
+        "series": [{"type": "heatmap", "data": data, "progressive": 4000}],
+    }
+
+
+def domain_chart(run: RunFolder) -> dict[str, Any]:
+    """Plot the utility by domain of the best initial expert and of the best found.
+
+    On test if both were tested, else on dev.
+
+    Returns:
+        Options with 95 % intervals as whiskers; empty for a task without domains.
+    """
+    for key in ("single_test", "validation"):
+        found = [run.metrics.get(f"{side}_best_{key}_domains") for side in ("starting", "ending")]
+        if all(found) and len(found[1] or ()) > 1:
+            break
+    else:
+        return {}
+    start, end = (one or {} for one in found)
+    names = [name for name in end if name in start][:MAX_DOMAIN_BARS]
+    series: list[dict[str, Any]] = []
+    for slot, (label, one) in enumerate((("best initial expert", start), ("best found", end))):
+        colour = COLOURS[1 - slot]
+        series.append(
+            {
+                "name": label,
+                "type": "bar",
+                "data": [round(float(one[name]["utility"]), 4) for name in names],
+                "itemStyle": {"color": colour, "opacity": 0.75},
+                **BAR_LAYOUT,
+            }
+        )
+        ends = [one[name].get("interval") or [one[name]["utility"]] * 2 for name in names]
+        series.append(
+            {
+                "name": label,
+                "type": "custom",
+                ":renderItem": WHISKER,
+                "encode": {"x": [1, 2], "y": 0},
+                "data": [[n, low, high, slot] for n, (low, high) in enumerate(ends)],
+                "itemStyle": {"color": colour},
+                "silent": True,
+                "z": 5,
+            }
+        )
+    on = "test" if key == "single_test" else "dev"
+    options = _build_bars(names, series, f"utility on {on}, with 95 % intervals")
+    options["legend"] = {"bottom": 0, "textStyle": {"color": TEXT_COLOUR}}
+    options["grid"]["bottom"] = 56
+    options["tooltip"]["formatter"] = "{a}\n{b}: {c}"
+    return options
+
+
+def load_chart(history: Sequence[LoadSample]) -> dict[str, Any]:
+    """Plot the load of this machine in percent: CPU, memory, and the memory of each GPU."""
+    series = [
+        _line_series("CPU", np.array([one.cpu for one in history]), COLOURS[0], 2),
+        _line_series("memory", np.array([one.memory for one in history]), COLOURS[1], 2),
+    ]
+    for n in range(len(history[-1].gpus) if history else 0):
+        values = np.array([one.gpus[n] if n < len(one.gpus) else np.nan for one in history])
+        series.append(_line_series(f"GPU {n} memory", values, _series_colour(n + 2), 2))
+    names = [one["name"] for one in series]
+    options = _build_chart("percent in use", series, 0, legend=names)
+    options["xAxis"] |= {"data": [one.time for one in history], "name": ""}
+    options["yAxis"] |= {"min": 0, "max": 100}
+    options["tooltip"]["trigger"] = "axis"
+    options["grid"]["bottom"] = 36
+    return options
 
 
 def run_comparison_chart(runs: Sequence[RunFolder]) -> dict[str, Any]:
@@ -127,7 +370,7 @@ def _build_chart(
             "textStyle": text_style,
             "pageTextStyle": text_style,
         },
-        "tooltip": {"trigger": "item", "renderMode": "richText", "confine": True},
+        "tooltip": dict(TOOLTIP),
         "xAxis": {
             "type": "category",
             "data": list(range(iterations)),
@@ -146,6 +389,51 @@ def _build_chart(
         },
         "series": series,
     }
+
+
+def _build_bars(names: list[str], series: list[dict[str, Any]], x_name: str) -> dict[str, Any]:
+    """Build a chart of horizontal bars, one category per name, the first on top."""
+    options = _build_chart("", series, 0, legend=[])
+    label = {"color": TEXT_COLOUR, "width": 92, "overflow": "truncate"}
+    options["xAxis"], options["yAxis"] = (
+        options["yAxis"] | {"name": x_name, "nameLocation": "middle", "nameGap": 26},
+        {"type": "category", "data": names, "inverse": True, "axisLabel": label},
+    )
+    options["xAxis"]["nameTextStyle"] = {"color": TEXT_COLOUR}
+    options["grid"] |= {"top": 8, "bottom": 34}
+    del options["legend"]
+    return options
+
+
+def _add_zoom(options: dict[str, Any]) -> dict[str, Any]:
+    """Add a slider, box zoom and reset; the page's scrolling by wheel and touch is left alone."""
+    line = {"color": TEXT_COLOUR, "opacity": 0.4}
+    slider = {
+        "type": "slider",
+        "height": 14,
+        "bottom": 30,
+        "showDetail": False,
+        "brushSelect": False,
+        "borderColor": "transparent",
+        "fillerColor": "rgba(125, 135, 145, 0.25)",
+        "dataBackground": {"lineStyle": line, "areaStyle": {"opacity": 0}},
+    }
+    inside = {
+        "type": "inside",
+        "zoomOnMouseWheel": "ctrl",
+        "moveOnMouseMove": False,
+        "preventDefaultMouseMove": False,
+    }
+    options["dataZoom"] = [slider, inside]
+    options["toolbox"] = {
+        "right": 8,
+        "top": 0,
+        "itemSize": 13,
+        "iconStyle": {"borderColor": TEXT_COLOUR},
+        "feature": {"dataZoom": {"yAxisIndex": "none"}, "restore": {}, "saveAsImage": {}},
+    }
+    options["grid"]["bottom"] = 78
+    return options
 
 
 def _line_series(name: str, values: np.ndarray, colour: str, width: float) -> dict[str, Any]:
@@ -170,5 +458,5 @@ def _series_colour(rank: int) -> str:
 
 
 def _to_json_numbers(values: np.ndarray) -> list[float | None]:
-    """Round values for JSON, with NaN and infinity as `None`."""
-    return [round(float(v), 6) if np.isfinite(v) else None for v in values]
+    """Round values for JSON and tooltips, with NaN and infinity as `None`."""
+    return [round(float(v), 4) if np.isfinite(v) else None for v in values]

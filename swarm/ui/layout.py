@@ -44,6 +44,17 @@ body { background: var(--paper) !important; color: var(--ink); }
 .ends { display: flex; flex-direction: column-reverse; }
 .nicegui-content { max-width: 75rem; margin: 0 auto; width: 100%; min-width: 0; }
 .nicegui-content > *, .q-card, .q-table__container { max-width: 100%; min-width: 0; }
+h3 { font-size: 1rem; line-height: 1.4; font-weight: 600; margin: .6rem 0 .2rem; }
+summary { cursor: pointer; }
+details.flip { border-bottom: 1px solid var(--line); }
+details.flip > summary { padding: .4rem 0; }
+.flip .id { color: var(--quiet); margin-right: .5rem; }
+.flip .said { display: block; color: var(--quiet); padding-left: 1.1rem; }
+.flip .said, .flip .question, .flip pre { overflow-wrap: anywhere; }
+.flip .texts { padding: 0 0 .6rem 1.1rem; }
+.flip h4 { font-size: .85rem; line-height: 1.4; margin: .3rem 0 0; color: var(--quiet); }
+.flip pre { margin: 0; white-space: pre-wrap; font: .85rem/1.45 ui-monospace, monospace; }
+details.more > summary { color: var(--q-primary); padding: .4rem 0; }
 h1 { font-size: 1.5rem; line-height: 1.3; font-weight: 600; overflow-wrap: anywhere; margin: 0; }
 h2 { font-size: 1.1rem; line-height: 1.4; font-weight: 600; margin: 0; }
 """

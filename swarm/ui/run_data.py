@@ -1,20 +1,23 @@
 """Data of the page of a run, read from its folder; contains no widgets."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from swarm._util.format import format_duration, format_number
 from swarm.errors import UserError
-from swarm.report.document import TableBlock
-from swarm.report.paired_comparison import PairedComparison
+from swarm.report.analyses.expert_importance import ExpertImportance, measure_importance
+from swarm.report.document import ChangedItems, TableBlock, TextBlock
+from swarm.report.html import render_changed_items
+from swarm.report.paired_comparison import PairedComparison, changed_items_section
 from swarm.report.pareto_front import front_table
 from swarm.report.sections import headline_figures, start_end_section, summarize_verdict
 from swarm.runs.describe import describe_position, list_caveats
 from swarm.runs.lock import running_info
 from swarm.runs.manifest import state_stamp
 from swarm.runs.run_folder import load_command
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.ui import charts
 from swarm.ui.launcher import format_command, output_path, read_failure, read_tail
 from swarm.ui.state import UNREADABLE_ERRORS, AppState, RunSummary, describe_progress
@@ -29,7 +32,11 @@ class RunSeries:
         kind: "better", "worse", "unclear" or "open".
         sentences: Sentences on the result.
         figures: Short facts, as (label, value).
-        front, points: Front of a task with several parts, as a chart and as a table.
+        charts: ECharts options by the name of the chart; a chart that does not apply is missing.
+        points: Front of a task with several parts.
+        importance: Method and reliability of the importances.
+        changes: Sentences on the items whose answers changed.
+        changed: Title and HTML of the items won and lost, as in the report.
     """
 
     why_not: str = ""
@@ -39,10 +46,11 @@ class RunSeries:
     figures: list[tuple[str, str]] = field(default_factory=list)
     models: TableBlock | None = None
     domains: list[TableBlock] = field(default_factory=list)
-    particles: dict[str, Any] = field(default_factory=dict)
-    coefficients: dict[str, Any] = field(default_factory=dict)
-    front: dict[str, Any] = field(default_factory=dict)
+    charts: dict[str, dict[str, Any]] = field(default_factory=dict)
     points: TableBlock | None = None
+    importance: str = ""
+    changes: list[str] = field(default_factory=list)
+    changed: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -54,7 +62,8 @@ class RunSnapshot:
         beginning: Whether a process was started that does not hold the folder yet.
         note: Status of the running search (`swarm.runs.lock.running_info`).
         stamp: File stamp that changes with the run's state.
-        output: End of the log, or of the output of the search that the application started.
+        output: End of the log, or of the output of the search that the application started; numbers
+            are rounded.
         error: Error with which that search ended.
         command: Shell command of the search; empty if the folder does not contain it.
     """
@@ -86,7 +95,7 @@ def take_snapshot(home: AppState, name: str) -> RunSnapshot:
         beginning=home.launcher.is_starting(path),
         note=running_info(path),
         stamp=stamp,
-        output=output if error or not log else log,
+        output=round_numbers(output if error or not log else log),
         error=error,
         command=format_command(command["arguments"]) if command else "",
     )
@@ -127,18 +136,71 @@ def _build_run_series(run: RunFolder) -> RunSeries:
         figures=headline_figures(models),
         models=table,
         domains=more,
-        particles=charts.particle_chart(run),
-        coefficients=charts.coefficient_chart(run),
+        **_importance_fields(run, models.places["ending"]),
+        **_changed_fields(models),
         **_front_fields(run),
     )
 
 
+def _importance_fields(run: RunFolder, best: PositionIndex) -> dict[str, Any]:
+    """Return the charts, and how the importances were measured."""
+    found = measure_importance(run)
+    drawn = {
+        "particles": charts.particle_chart(run),
+        "coefficients": charts.coefficient_chart(run),
+        "domains": charts.domain_chart(run),
+        "parallel": charts.parallel_chart(run, found),
+        "modules": charts.module_chart(run, best) if len(run.groups) > 1 else {},
+        "importance": charts.importance_chart(found) if found else {},
+    }
+    if run.front is not None and len(run.front.names) > 1:
+        drawn["front"] = charts.front_chart(run, run.front)
+    fields: dict[str, Any] = {"charts": {name: one for name, one in drawn.items() if one}}
+    return fields | {"importance": describe_importance(found) if found else ""}
+
+
+def describe_importance(found: ExpertImportance) -> str:
+    """Describe how the importances were measured and how far they can be trusted."""
+    sentence = (
+        f"Functional ANOVA (total Sobol' indices) of a Gaussian process fitted on "
+        f"{found.positions} evaluated positions, of whose utilities it explains "
+        f"{max(0.0, found.r2):.0%} (leave-one-out)."
+    )
+    if not found.reliable:
+        sentence += " That is too little: do not interpret the importances."
+    return sentence
+
+
+def _changed_fields(models: PairedComparison) -> dict[str, Any]:
+    """Return the items won and lost, as in the report."""
+    blocks = changed_items_section(models).blocks
+    texts = [one for one in blocks if isinstance(one, TextBlock)]
+    items = [one for one in blocks if isinstance(one, ChangedItems)]
+    return {
+        "changes": [line for one in texts for line in one.lines],
+        "changed": [(one.title, render_changed_items(one)) for one in items],
+    }
+
+
 def _front_fields(run: RunFolder) -> dict[str, Any]:
-    """Return chart and table of the front, for tasks with several parts."""
+    """Return the table of the front, for tasks with several parts."""
     found = run.front
     if found is None or len(found.names) < 2:
         return {}
-    return {"front": charts.front_chart(run, found), "points": front_table(run, found)}
+    return {"points": front_table(run, found)}
+
+
+LONG_NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{5,}(?:e[+-]?\d+)?(?![\w.])")
+
+
+def round_numbers(text: str) -> str:
+    """Round the numbers in a text that have more than four decimals to four digits."""
+
+    def rounded(match: re.Match[str]) -> str:
+        value = float(match[0])
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"
+
+    return LONG_NUMBER.sub(rounded, text)
 
 
 def format_progress(note: dict[str, Any]) -> tuple[str, float]:

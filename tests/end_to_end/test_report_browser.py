@@ -1,5 +1,6 @@
 """The report in a real browser, at the widths of a desk and of a telephone, light and dark."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,7 @@ def test_items_open_and_groups_are_chosen(browser: Any, pages: dict[str, str]) -
         assert not flip.locator("pre").first.is_visible()
         view.keyboard.press("Enter")
         assert flip.locator("pre").first.is_visible()
+        assert view.locator("#flips > .flips > details.flip").count() <= 20
         select = view.get_by_label("Group of modules")
         assert view.locator(".choice figure:visible").count() == 1
         select.focus()
@@ -163,7 +165,12 @@ def test_it_prints_light_and_whole(browser: Any, pages: dict[str, str]) -> None:
         assert ink == "rgb(29, 33, 39)"
         view.set_viewport_size({"width": 700, "height": 1000})
         assert view.evaluate("document.documentElement.scrollWidth") <= 700
-        assert len(view.pdf()) > 10_000
+        pdf = view.pdf(prefer_css_page_size=True)
+        assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 1, "it is one page of print"
+        shown_in_print = view.locator("section:visible").evaluate_all(
+            "all => all.map(one => one.id)"
+        )
+        assert shown_in_print == ["result", "ends", "progress"]
 
 
 def test_without_a_script_it_is_all_there(browser: Any, pages: dict[str, str]) -> None:

@@ -303,3 +303,39 @@ def test_a_run_with_several_objectives_shows_its_front(
             assert not page.get_by_text("Points of the front").is_visible()
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("desk", "light"), ("telephone", "dark")])
+def test_charts_items_and_zoom_of_a_run(
+    browser: Any, page_url: str, size: str, scheme: str
+) -> None:
+    with window(browser, page_url, size, scheme) as page:
+        page.goto(f"{page_url}runs/made")
+        for title in (
+            "Best so far, and every particle",
+            "Importance of each expert",
+            "Coefficients against utility",
+        ):
+            chart = page.get_by_role("img", name=title)
+            chart.locator("canvas").wait_for()
+            assert chart.bounding_box()["width"] > 250
+            chart.scroll_into_view_if_needed()
+            chart.hover()  # the tooltip's formatters run; an error fails the window
+        ui_pages.fits(page, size)
+        assert not page.get_by_role("img", name="Coefficients of the best by module").is_visible()
+        zoomed = """() => {
+          const host = document.querySelector('[aria-label^="Best so far"]');
+          const chart = getElement(Number(host.id.slice(1))).chart;
+          chart.dispatchAction({type: 'dataZoom', start: 50, end: 100});
+          return chart.getOption().dataZoom[0].start;
+        }"""
+        assert page.evaluate(zoomed) == 50
+        item = page.locator("details.flip").first
+        item.locator("summary").focus()
+        page.keyboard.press("Enter")
+        assert item.locator("pre").first.is_visible()
+        more = page.locator("details.more summary").first
+        hidden = page.locator("details.more details.flip").first
+        assert not hidden.is_visible()
+        more.click()
+        assert hidden.is_visible()

@@ -61,7 +61,7 @@ def served(folder: Path, *options: str, **more: str) -> Iterator[Page]:
         process.send_signal(signal.SIGINT)
         code = process.wait(120)
         reader.join(60)
-    assert (code, "".join(said)) == (130, "stopped\n")
+    assert (code, "".join(said)) == (130, "stopped\n"), (code, said)
 
 
 @contextmanager

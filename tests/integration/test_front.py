@@ -182,8 +182,8 @@ def test_the_report_and_the_page_show_the_front(found: Path) -> None:
     assert 'id="front"' in html and "point 1" in html
     shown = load_run_series(found)
     assert shown.points is not None and shown.points.rows == table.rows
-    assert shown.front["series"][-1]["name"] == "front on dev"
-    assert json.loads(json.dumps(shown.front)) == shown.front
+    assert shown.charts["front"]["series"][-1]["name"] == "front on dev"
+    assert json.loads(json.dumps(shown.charts)) == shown.charts
 
 
 def test_a_point_is_exported(found: Path, tmp_path: Path) -> None:

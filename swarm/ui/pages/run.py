@@ -1,6 +1,7 @@
 """Page of one run: progress, results, log and actions."""
 
 from collections.abc import Callable
+from html import escape
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -10,6 +11,7 @@ from nicegui import app, run, ui
 
 from swarm.errors import UserError
 from swarm.runs.run_reader import RUNS_FOLDER
+from swarm.ui.charts import load_chart
 from swarm.ui.layout import draw_facts, draw_heading, draw_plain_table, page_frame
 from swarm.ui.pages.runs import STATE_COLOURS
 from swarm.ui.run_data import (
@@ -20,11 +22,33 @@ from swarm.ui.run_data import (
     load_run_series,
     take_snapshot,
 )
-from swarm.ui.state import UNREADABLE_ERRORS, AppState
+from swarm.ui.state import UNREADABLE_ERRORS, AppState, LoadSample
 
 VERDICT_SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
 
 REFRESH_S = 1.0
+
+CHART_TITLES = {
+    "particles": "Best so far, and every particle",
+    "coefficients": "Coefficients of the best so far",
+    "domains": "Utility by domain",
+    "importance": "Importance of each expert",
+    "parallel": "Coefficients against utility",
+    "modules": "Coefficients of the best by module",
+    "front": "Front of the objectives",
+}
+"""Charts of the page, in order; those that do not apply to a run are hidden."""
+
+WIDE_CHARTS = ("parallel", "modules", "front")
+"""Charts that take the whole width."""
+
+GROWING_CHARTS = ("domains", "importance", "parallel", "modules")
+"""Charts whose height follows the number of their rows."""
+
+CHART_NOTES = {
+    "parallel": "One line per evaluated position, orange for high utilities. Drag along an axis "
+    "to select a range; click the axis to clear it.",
+}
 
 
 def register_page(home: AppState) -> None:
@@ -64,24 +88,31 @@ class RunPage:
     def __init__(self, home: AppState, name: str) -> None:
         self._home, self._name = home, name
         self._stamp: tuple[int, int] | None = None
+        self._loaded: LoadSample | None = None
         self._draw_head()
         with ui.card().classes("w-full gap-2"):
             draw_heading("Verdict")
             self._verdict = ui.column().classes("w-full gap-2")
-        with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-2 gap-4") as grid:
-            self._particles = self._draw_chart("Best so far, and every particle")
-            self._coefficients = self._draw_chart("Coefficients of the best so far")
-        self._drawn = [grid]
-        with ui.card().classes("w-full gap-2") as card:
+        self._charts: dict[str, tuple[ui.card, ui.echart]] = {}
+        with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-2 gap-4"):
+            for key, title in CHART_TITLES.items():
+                self._draw_chart(key, title)
+        with ui.card().classes("w-full gap-2") as self._results:
             draw_heading("Best initial expert and best found")
             self._models = ui.column().classes("w-full gap-2")
-        self._drawn.append(card)
-        with ui.column().classes("w-full gap-4") as self._several:
-            self._front = self._draw_chart("Front of the objectives")
-            with ui.card().classes("w-full gap-2"):
-                draw_heading("Points of the front")
-                self._points = ui.column().classes("w-full gap-2")
-        self._several.set_visibility(False)
+        with ui.card().classes("w-full gap-2") as self._changed:
+            draw_heading("Item by item")
+            self._items = ui.column().classes("w-full gap-1")
+        with ui.card().classes("w-full gap-2") as self._several:
+            draw_heading("Points of the front")
+            self._points = ui.column().classes("w-full gap-2")
+        for card in (self._results, self._changed, self._several):
+            card.set_visibility(False)
+        with ui.card().classes("w-full gap-2") as self._machine:
+            draw_heading("Load of this machine")
+            self._load = ui.echart({}).classes("w-full h-56")
+            self._load.props('role=img aria-label="Load of this machine"')
+        self._machine.set_visibility(False)
         with ui.card().classes("w-full gap-2"):
             draw_heading("Log")
             with ui.element("div").classes("log ends").props("role=log tabindex=0"):
@@ -110,21 +141,39 @@ class RunPage:
     def _draw_button(self, text: str, icon: str, act: Callable[..., Any]) -> ui.button:
         return ui.button(text, icon=icon, on_click=act).props("outline no-caps")
 
-    def _draw_chart(self, title: str) -> ui.echart:
-        with ui.card().classes("w-full gap-2 min-w-0"):
+    def _draw_chart(self, key: str, title: str) -> None:
+        wide = " md:col-span-2" * (key in WIDE_CHARTS)
+        with ui.card().classes(f"w-full gap-2 min-w-0{wide}") as card:
             draw_heading(title)
-            return ui.echart({}).classes("w-full h-80").props(f'role=img aria-label="{title}"')
+            chart = ui.echart({}).classes("w-full h-80").props(f'role=img aria-label="{title}"')
+            if key in CHART_NOTES:
+                ui.label(CHART_NOTES[key]).classes("quiet text text-sm")
+            if key == "importance":
+                self._method = ui.label("").classes("quiet text text-sm")
+        card.set_visibility(False)
+        self._charts[key] = card, chart
 
     async def _refresh_page(self) -> None:
         snapshot = await run.io_bound(take_snapshot, self._home, self._name)
         if snapshot is None:  # the page is closing
             return
         self._show_snapshot(snapshot)
+        await self._refresh_load(snapshot.note is not None)
         if snapshot.stamp != self._stamp:
             self._stamp = snapshot.stamp
             found = await run.io_bound(load_run_series, self._home.run_path(self._name))
             if found is not None:
                 self._show_series(found)
+
+    async def _refresh_load(self, running: bool) -> None:
+        """Show the load of this machine while the search runs."""
+        self._machine.set_visibility(running)
+        if not running:
+            return
+        history = await run.io_bound(self._home.load_monitor.sample)
+        if history and history[-1] != self._loaded:
+            self._loaded = history[-1]
+            _set_options(self._load, load_chart(history))
 
     def _show_snapshot(self, snapshot: RunSnapshot) -> None:
         state = _run_state(snapshot)
@@ -159,17 +208,20 @@ class RunPage:
                 for sentence in found.sentences:
                     ui.label(sentence).classes("text")
                 draw_facts(found.figures)
-        for element in self._drawn:
-            element.set_visibility(not found.why_not)
-        for chart, options in (
-            (self._particles, found.particles),
-            (self._coefficients, found.coefficients),
-            (self._front, found.front),
-        ):
-            chart.options.clear()
-            chart.options.update(options)
-            chart.update()
+        for key, (card, chart) in self._charts.items():
+            options = found.charts.get(key, {})
+            card.set_visibility(bool(options))
+            if key in GROWING_CHARTS and options:
+                chart.style(f"height: {_chart_height(options)}px")
+            _set_options(chart, options)
+        alone = sum(key in found.charts for key in ("domains", "importance")) == 1
+        for key in ("domains", "importance"):
+            wide = {"add": "md:col-span-2"} if alone else {"remove": "md:col-span-2"}
+            self._charts[key][0].classes(**wide)
+        self._method.set_text(found.importance)
+        self._results.set_visibility(not found.why_not)
         self._several.set_visibility(found.points is not None)
+        self._show_changed(found)
         self._points.clear()
         if found.points is not None:
             with self._points:
@@ -183,6 +235,15 @@ class RunPage:
             for table in found.domains:
                 draw_plain_table(table.header, table.rows)
                 ui.label(f"{table.caption}.").classes("quiet text")
+
+    def _show_changed(self, found: RunSeries) -> None:
+        self._changed.set_visibility(bool(found.changes))
+        self._items.clear()
+        with self._items:
+            for sentence in found.changes:
+                ui.label(sentence).classes("text")
+            for title, html in found.changed:
+                ui.html(f"<h3>{escape(title)}</h3>{html}", sanitize=False).classes("w-full")
 
     async def _stop_search(self) -> None:
         if await self._try_action(self._home.launcher.stop_search):
@@ -210,6 +271,20 @@ class RunPage:
     def _copy_command(self) -> None:
         ui.clipboard.write(self._command.text)
         ui.notify("Copied.")
+
+
+def _set_options(chart: ui.echart, options: dict[str, Any]) -> None:
+    chart.options.clear()
+    chart.options.update(options)
+    chart.update()
+
+
+def _chart_height(options: dict[str, Any]) -> int:
+    """Return the height in pixels of a chart with a row per expert or domain."""
+    if "parallelAxis" in options:
+        return 70 + 30 * len(options["parallelAxis"])
+    bars = sum(one["type"] == "bar" for one in options["series"])
+    return 110 + max(24, 20 * bars) * len(options["yAxis"]["data"])
 
 
 def _run_state(snapshot: RunSnapshot) -> str:

@@ -24,6 +24,7 @@ from swarm.report.analyses.prompt_efficiency import measure_economy
 from swarm.report.build import build_report, write_report
 from swarm.report.charts import render_image
 from swarm.report.document import (
+    ChangedItem,
     ChangedItems,
     Chart,
     Report,
@@ -33,7 +34,7 @@ from swarm.report.document import (
     axis_ticks,
     tick_label,
 )
-from swarm.report.html import render_page
+from swarm.report.html import render_changed_items, render_page
 from swarm.report.markdown import render_markdown
 from swarm.report.paired_comparison import MAX_ITEMS_SHOWN, PairedComparison, iterate_data_items
 from swarm.report.sections import read_log
@@ -709,3 +710,35 @@ def test_a_chart_of_nothing_is_drawn_too() -> None:
     for chart in (Chart("a", "t", "x", "y", series), Chart("b", "t", "x", "y", [])):
         drawn = xml.etree.ElementTree.fromstring(render_image(chart, "svg"))
         assert drawn.tag.endswith("svg") and chart.title in "".join(drawn.itertext())
+
+
+def test_items_are_folded_after_ten() -> None:
+    items = [
+        ChangedItem(f"item {n}", "Why?", "", ("a", "a"), ("b", "b"), (0.0, 1.0)) for n in range(12)
+    ]
+    for count, folded in ((10, 0), (11, 1), (12, 2)):
+        html = render_changed_items(ChangedItems("Won", count, ("x", "y"), items[:count]))
+        above, _, rest = html.partition('<details class="more">')
+        assert above.count('class="flip"') == min(count, 10)
+        assert rest.count('class="flip"') == folded and (f"{folded} more" in rest) == bool(folded)
+
+
+def test_tables_of_the_result_come_first(tmp_path: Path) -> None:
+    def domains(low: float) -> dict[str, Any]:
+        return {
+            name: {"utility": low, "interval": [0, 1], "items": 9, "answers": 9, "unparsed_rate": 0}
+            | {"commonest": "A", "share": 0.5}
+            for name in ("maths", "law")
+        }
+
+    more: dict[str, Any] = {}
+    for key in ("single_test", "validation"):
+        more |= {f"starting_best_{key}_domains": domains(0.2)}
+        more |= {f"ending_best_{key}_domains": domains(0.5)}
+    made = build_report(run_folders.folder(tmp_path / "run", more=more)).sections[0]
+    captions = [one.caption for one in made.blocks[:3] if isinstance(one, TableBlock)]
+    assert [words.split(";")[0] for words in captions] == [
+        "Utilities with 95 % intervals, and the rate of unparsed answers",
+        "Utilities by domain on test",
+        "Utilities by domain on dev",
+    ]

@@ -1,0 +1,138 @@
+"""Charts and texts of the page of a run, as the options that the browser draws."""
+
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import run_folders
+
+from swarm.report.analyses.expert_importance import ExpertImportance
+from swarm.runs.run_reader import RunFolder
+from swarm.ui import charts
+from swarm.ui.run_data import describe_importance, load_run_series, round_numbers
+from swarm.ui.state import LoadMonitor, LoadSample
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two groups of modules and three domains."""
+
+    def domains(utility: float) -> dict[str, object]:
+        return {
+            name: {"utility": utility + n / 10, "interval": [utility, utility + 0.3], "items": 9}
+            for n, name in enumerate(("maths", "law", "music"))
+        }
+
+    more = {
+        "starting_best_validation_domains": domains(0.2),
+        "ending_best_validation_domains": domains(0.5),
+    }
+    made = tmp_path_factory.mktemp("run") / "drawn"
+    return run_folders.folder(made, particles=8, experts=14, groups=("low", "high"), more=more)
+
+
+def test_the_best_is_a_step_and_points_name_their_particle(folder: Path) -> None:
+    run = RunFolder(folder)
+    options = charts.particle_chart(run)
+    best = options["series"][-1]
+    assert (best["name"], best["step"]) == ("best so far", "end")
+    assert best["data"] == [round(float(v), 4) for v in run.best_so_far()]
+    assert [one["name"] for one in options["series"][:2]] == ["particle 0", "particle 1"]
+    assert options["tooltip"]["formatter"].startswith("{a}") and options["dataZoom"]
+    rest = [value for one in options["series"] for value in one["data"]]
+    assert all(round(value, 4) == value for value in rest)
+
+
+def test_parallel_coordinates_hold_each_position(folder: Path) -> None:
+    run = RunFolder(folder)
+    ranked = ExpertImportance([*reversed(run.experts)], [1.0] * 14, 0.5, 30)
+    options = charts.parallel_chart(run, ranked)
+    names = [axis["name"] for axis in options["parallelAxis"]]
+    assert names == [*run.experts[: -charts.MAX_EXPERTS - 1 : -1], "utility"]
+    rows = options["series"][0]["data"]
+    assert len(rows) == run.utilities.size
+    assert [row["value"][-1] for row in rows] == sorted(row["value"][-1] for row in rows)
+    words = rows[-1]["name"].replace(",", "").replace(":", "").split()
+    place = int(words[1]), int(words[3])
+    assert run.utilities[place] == pytest.approx(rows[-1]["value"][-1], abs=1e-4)
+    expected = run.means[place][[run.experts.index(name) for name in names[:-1]]]
+    assert rows[-1]["value"][:-1] == pytest.approx(expected.tolist(), abs=1e-4)
+    low, high = (options["parallelAxis"][0][end] for end in ("min", "max"))
+    assert low <= run.means.min() and run.means.max() <= high
+
+
+def test_the_heat_map_has_a_cell_per_expert_and_group(folder: Path) -> None:
+    run = RunFolder(folder)
+    best = run.find_best()
+    cells = charts.module_chart(run, best)["series"][0]["data"]
+    grid = np.full((2, 14), math.nan)
+    for cell in cells:
+        grid[cell["value"][0], cell["value"][1]] = cell["value"][2]
+    assert grid.ravel().tolist() == pytest.approx(run.positions[best].tolist(), abs=1e-4)
+
+
+def test_domains_have_bars_and_intervals(folder: Path, tmp_path: Path) -> None:
+    options = charts.domain_chart(RunFolder(folder))
+    kinds = [(one["name"], one["type"]) for one in options["series"]]
+    assert kinds == [
+        ("best initial expert", "bar"),
+        ("best initial expert", "custom"),
+        ("best found", "bar"),
+        ("best found", "custom"),
+    ]
+    assert options["yAxis"]["data"] == ["maths", "law", "music"]
+    assert options["series"][2]["data"] == [0.5, 0.6, 0.7]
+    assert options["series"][3]["data"][2] == [2, 0.5, 0.8, 1]
+    plain = RunFolder(run_folders.folder(tmp_path / "plain"))
+    assert charts.domain_chart(plain) == {}
+
+
+def test_a_page_has_the_charts_that_apply(folder: Path, tmp_path: Path) -> None:
+    found = load_run_series(folder)
+    every = {"particles", "coefficients", "domains", "importance", "parallel", "modules"}
+    assert set(found.charts) == every
+    assert json.loads(json.dumps(found.charts, allow_nan=False)) == found.charts
+    assert found.importance.startswith("Functional ANOVA")
+    assert found.changes and [title.split(":")[0] for title, _ in found.changed] == ["Won", "Lost"]
+    plain = run_folders.folder(tmp_path / "plain", particles=2, iterations=1)
+    assert set(load_run_series(plain).charts) == {"particles", "coefficients", "parallel"}
+
+
+def test_unreliable_importances_are_marked() -> None:
+    weak, strong = (ExpertImportance(["a"], [1.0], r2, 40) for r2 in (0.05, 0.9))
+    assert describe_importance(weak).endswith("do not interpret the importances.")
+    assert "90%" in describe_importance(strong) and "interpret" not in describe_importance(strong)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("utility 0.8734512341", "utility 0.8735"),
+        ("[-0.250000012, 0.5, 1234.567891]", "[-0.25, 0.5, 1234.6]"),
+        ("p 1.7234567e-13, 0.0000012345", "p 1.723e-13, 1.234e-06"),
+        ("torch 2.10.12345, 10.1.2.33333", "torch 2.10.12345, 10.1.2.33333"),
+        ("2026-11-23 13:13:21,604 INFO 0.1234", "2026-11-23 13:13:21,604 INFO 0.1234"),
+    ],
+)
+def test_numbers_of_the_log_are_rounded(text: str, expected: str) -> None:
+    assert round_numbers(text) == expected
+
+
+def test_the_load_of_this_machine() -> None:
+    monitor = LoadMonitor()
+    first = monitor.sample()
+    assert len(first) == 1 and monitor.sample() == first  # at most one in two seconds
+    assert 0 < first[0].memory < 100 and math.isnan(first[0].cpu)
+    time.sleep(0.1)  # the kernel counts in hundredths of a second
+    monitor._last = -math.inf
+    assert 0 <= monitor.sample()[-1].cpu <= 100
+    options = charts.load_chart([LoadSample("12:00:00", 5.0, 6.0, (7.0, 8.0))])
+    assert [one["name"] for one in options["series"]] == [
+        "CPU",
+        "memory",
+        "GPU 0 memory",
+        "GPU 1 memory",
+    ]

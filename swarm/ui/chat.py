@@ -1,4 +1,4 @@
-"""Widgets of a conversation: panel, settings, and a card per answer with all calls behind it.
+"""Page Talk and its widgets: panel, settings, and a card per answer with all calls behind it.
 
 Model output is always drawn as text, never as markup.
 """
@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 from nicegui import ui
 
 from swarm._util.format import pluralize
 from swarm._util.terminal import escape_control_chars
-from swarm._util.threads import Cancelled, start_thread
+from swarm._util.threads import Cancelled, run_in_thread, start_thread
 from swarm.errors import UserError
 from swarm.moa.chat import ChatOptions
 from swarm.moa.transcript_format import (
@@ -30,6 +31,9 @@ from swarm.multi_agent import scheduler
 from swarm.multi_agent.collaboration import Collaboration
 from swarm.multi_agent.consortium.results import Iteration
 from swarm.multi_agent.types import AgentAnswer, AnswerDelta, CallStarted, Transcript
+from swarm.ui import expert_mixer
+from swarm.ui.layout import page_frame
+from swarm.ui.state import AppState
 
 STATES = ("loading", "answering", "done")
 
@@ -443,3 +447,44 @@ class ChatSettings:
             (self._system.value or "").strip() or None,
             bool(self._turns.value),
         )
+
+
+MODEL_NAME_HELP = """\
+Any model name: local/base, an expert, a run's best, PROVIDER/MODEL, moa/PRESET,
+consortium/NAME. Several models answer independently."""
+
+
+def register_page(home: AppState) -> None:
+    """Register the page at /talk."""
+
+    @ui.page("/talk", response_timeout=60)
+    async def chat_page(model: str = "") -> None:
+        ui.add_css(STYLE)
+        with page_frame("Talk"):
+            names = await run_in_thread(expert_mixer.list_model_names, home)
+            _draw_chat(home, names, [one for one in (model,) if one])
+
+
+def _draw_chat(home: AppState, names: list[str], chosen: list[str]) -> None:
+    with ui.card().classes("w-full gap-2"):
+        field = ui.select(
+            list(dict.fromkeys([*names, *chosen])),
+            label="Models",
+            value=chosen,
+            multiple=True,
+            with_input=True,
+            new_value_mode="add-unique",
+        )
+        field.props("use-chips outlined dense hint='search, or type a name and press Enter'")
+        field.classes("w-full")
+        ui.label(MODEL_NAME_HELP).classes("quiet text-sm")
+        with ui.expansion("Settings").classes("w-full").props("dense"):
+            manners = ChatSettings(0.7)
+
+    def selected_columns() -> list[ChatColumn]:
+        picked = [name.strip() for name in field.value if name.strip()]
+        if not picked:
+            ui.notify("choose a model first", type="warning")
+        return [ChatColumn(name, name, partial(home.roster.model, name)) for name in picked]
+
+    ChatPanel(selected_columns, manners)

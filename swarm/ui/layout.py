@@ -5,7 +5,10 @@ from contextlib import contextmanager
 from html import escape
 from typing import Any
 
-from nicegui import ui
+from fastapi import Request, Response
+from fastapi.responses import PlainTextResponse
+from nicegui import Client, app, ui
+from nicegui.page import page
 
 NAVIGATION = {
     "Runs": "/",
@@ -31,6 +34,10 @@ body { background: var(--paper) !important; color: var(--ink); }
                 border-radius: .35rem; }
 .frame-head a:hover { background: var(--line); }
 .frame-head a.here { font-weight: 600; box-shadow: inset 0 -2px 0 var(--q-primary); }
+.frame-head a.skip { position: absolute; left: -99rem; background: var(--card); z-index: 9; }
+.frame-head a.skip:focus { left: 1rem; }
+:focus-visible { outline: 3px solid var(--q-primary); outline-offset: 2px; }
+#main:focus, .q-field :focus-visible { outline: none; }
 .run-name { white-space: normal !important; overflow-wrap: anywhere; }
 @media (max-width: 599px) {
   .q-table th.q-table--col-auto-width, .q-table td.q-table--col-auto-width { padding-right: 0; }
@@ -77,11 +84,13 @@ def page_frame(title: str, here: str | None = None) -> Iterator[None]:
         title: Heading and window title.
         here: Entry of `NAVIGATION` that the page belongs to; `title` by default.
     """
-    here = here or title
+    here = title if here is None else here
     ui.page_title(f"{title} · model-swarms")
     ui.colors(primary="#2f6fab")
     ui.add_css(STYLE)
     with ui.header().classes("frame-head items-center gap-1 px-4 py-2 no-wrap"):
+        skip = ui.link("Skip to the page", "#main").classes("skip")
+        skip.on("click", js_handler="() => document.getElementById('main').focus()")
         ui.link("model-swarms", "/").classes("text-base font-semibold")
         with ui.element("nav").classes("gt-xs flex items-center gap-1").props("aria-label=Pages"):
             for name, path in NAVIGATION.items():
@@ -97,7 +106,7 @@ def page_frame(title: str, here: str | None = None) -> Iterator[None]:
             for name, path in NAVIGATION.items():
                 ui.menu_item(name, lambda path=path: ui.navigate.to(path))
     ui.run_javascript(f"({RESTORE_THEME_JS})()")
-    with ui.column().classes("w-full gap-4"):
+    with ui.column().classes("w-full gap-4").props("id=main tabindex=-1 role=main"):
         ui.html(f"<h1>{escape(title)}</h1>", sanitize=False)
         yield
 
@@ -106,6 +115,22 @@ def _draw_link(name: str, path: str, current: str) -> None:
     link = ui.link(name, path)
     if name == current:
         link.classes("here").props("aria-current=page")
+
+
+def register_not_found_page(home: object) -> None:
+    """Register the page of an address that does not exist, with status 404."""
+
+    @app.exception_handler(404)
+    async def not_found_page(request: Request, error: Exception) -> Response:
+        path = request.url.path
+        if path.startswith("/_nicegui") or request.method != "GET":
+            return PlainTextResponse("not found\n", 404)
+        with Client(page(""), request=request) as client, page_frame("Page not found", ""):
+            ui.label(f"There is no page at {path}.").classes("text")
+            with ui.row().classes("gap-4"):
+                for name, target in NAVIGATION.items():
+                    ui.link(name, target)
+        return client.build_response(request, 404)
 
 
 def draw_heading(text: str) -> None:

@@ -339,3 +339,39 @@ def test_charts_items_and_zoom_of_a_run(
         assert not hidden.is_visible()
         more.click()
         assert hidden.is_visible()
+
+
+def test_an_unknown_address_has_a_page_and_keys_reach_the_controls(
+    browser: Any, page_url: ui_pages.Page
+) -> None:
+    with window(browser, page_url) as page:
+        names = page.locator("tbody tr a")
+        names.first.wait_for()
+        reached: list[str] = []
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            reached.append(
+                page.evaluate(
+                    "(document.activeElement.ariaLabel || document.activeElement.innerText || '')"
+                    ".trim()"
+                )
+            )
+        assert reached[0] == "Skip to the page"
+        for wanted in ("Runs", "Start", "Light or dark", "Filter"):
+            assert wanted in reached, (wanted, reached)
+        assert any("Start a search" in one for one in reached)
+        assert any(one in names.all_inner_texts() for one in reached)
+    bearer = {"Authorization": f"Bearer {page_url.token}"}
+    assert asked(page_url, "/nothing/here", **bearer) == 404
+    context = browser.new_context(viewport=SIZES["telephone"])
+    page = context.new_page()
+    page.goto(f"{page_url}start?token={page_url.token}")
+    assert page.goto(f"{page_url}nothing/here").status == 404
+    page.get_by_text("There is no page at /nothing/here.").wait_for()
+    ui_pages.fits(page, "telephone")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.locator("#main").get_by_role("link", name="Runs").click()
+    page.wait_for_url(page_url)
+    context.close()

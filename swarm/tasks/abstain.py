@@ -91,7 +91,7 @@ class Abstain(MultipleChoice):
         if self.scoring == "logits":
             space = "" if self.chat else " "
             return Request(prompt, 0, (f"{space}true", f"{space}false"))
-        stop = contains_false if self.parser == "original" else decided
+        stop = contains_false if self.parser == "original" else is_decided
         return Request(prompt, self.max_new_tokens, stop_check=stop)
 
     def score_reply(self, item: Item, completion: Completion, reply: Completion) -> Score:
@@ -127,7 +127,7 @@ def verdict(text: str) -> bool | None:
     return answer != bool(found["negated"])
 
 
-def decided(text: str) -> bool:
+def is_decided(text: str) -> bool:
     """True if `verdict` is the same for `text` and for every text that begins with it."""
     found = _verdict(text)
     return found is not None and found.end() < len(text)

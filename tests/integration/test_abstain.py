@@ -183,7 +183,7 @@ def test_nothing_changes_a_word_once_settled(seed: int) -> None:
     for _ in range(1000):
         text = "".join(draw.choice(PIECES) + draw.choice(["", " "]) for _ in range(8))
         ends = range(len(text) + 1)
-        first = next((end for end in ends if abstain.stop_check(text[:end])), None)
+        first = next((end for end in ends if abstain.is_decided(text[:end])), None)
         if first is None:
             continue
         settled += 1

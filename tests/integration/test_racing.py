@@ -84,7 +84,9 @@ def test_a_test_saves_more_than_the_exact_bound() -> None:
     hard = random.random(200)
     old = (random.random((20, 200)) < hard).astype(float)
     new = old * (random.random((20, 200)) < 0.8)
-    asked = {rule: race(Racing(rule, chunk=25), new, old)[0].asked for rule in ("exact", "z")}
+    asked = {
+        rule: race(Racing(rule, chunk=25), new, old)[0].prompts_scored for rule in ("exact", "z")
+    }
     assert asked["z"] < 0.8 * asked["exact"] < 0.8 * new.size
 
 
@@ -327,7 +329,7 @@ def test_the_live_are_asked_together_the_hardest_items_first() -> None:
     assert [items for _, items in table.calls] == [order[i : i + 4] for i in range(0, 20, 4)]
     assert [count for count, _ in table.calls] == sorted((c for c, _ in table.calls), reverse=True)
     assert found.complete_scores().keys() == {3} and found.stopped == (0, 1, 2, 4)
-    assert found.asked == table.asked and found.asked + found.saved == 100
+    assert found.prompts_scored == table.asked and found.prompts_scored + found.saved == 100
     assert [s.value for s in found.complete_scores()[3]] == new[3].tolist(), "in the file's order"
 
 
@@ -367,7 +369,7 @@ def test_an_equal_is_stopped_at_most_at_the_level() -> None:
     assert 0.01 < len(found.stopped) / 2000 < 0.05 + 3 * (0.05 * 0.95 / 2000) ** 0.5
     worse = new * (random.random(new.shape) < 0.8)
     found = race(Racing("z", level=0.05, chunk=25), worse, old)[0]
-    assert found.asked < 0.75 * new.size
+    assert found.prompts_scored < 0.75 * new.size
 
 
 def test_the_optimizer_counts_a_stopped_particle_as_stale() -> None:

@@ -146,7 +146,7 @@ def test_samples_are_counted_with_wilsons_interval() -> None:
     assert (found.low["tails"], found.high["tails"]) == pytest.approx((wilson.low, wilson.high))
     broken = iter([rater.body(params), UserError("gone")])
     failed = distribution_model.driven(sample_answers(params, "m", 2), lambda body: next(broken))
-    assert (failed.answer, str(failed.error), len(failed.heard)) == ({}, "gone", 1)
+    assert (failed.answer, str(failed.error), len(failed.answers)) == ({}, "gone", 1)
 
 
 def test_the_data_frame_of_next_tokens(tmp_path: Path) -> None:

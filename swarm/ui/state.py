@@ -1,5 +1,6 @@
 """State that all pages share: run folder, search launcher and models."""
 
+import json
 import math
 import re
 import shutil
@@ -7,12 +8,13 @@ import subprocess
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swarm._util.files import write_json
 from swarm._util.format import format_number, format_signed
 from swarm.errors import UserError
 from swarm.runs.lock import STATUS_FILE, running_info
@@ -34,6 +36,87 @@ LOAD_INTERVAL_S = 2.0
 
 MAX_LOAD_SAMPLES = 300
 """Number of samples kept, ten minutes."""
+
+
+NOTES_FILE = "notes.json"
+"""File in a run folder with what people wrote about the run; not part of the run's checksums."""
+
+MAX_TAG_LENGTH = 40
+MAX_NOTE_LENGTH = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunNotes:
+    """What people wrote about a run; it has no influence on the search.
+
+    Attributes:
+        title: Name shown instead of the folder's; empty for the folder's.
+        tags: Short words.
+        note: Free text.
+        archived: Whether the run is hidden from the table unless asked for.
+    """
+
+    title: str = ""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    archived: bool = False
+
+    def __post_init__(self) -> None:
+        if any(len(one) > MAX_TAG_LENGTH for one in (self.title, *self.tags)):
+            raise UserError(f"Title and tags may have {MAX_TAG_LENGTH} characters each")
+        if len(self.note) > MAX_NOTE_LENGTH:
+            raise UserError(f"The note may have {MAX_NOTE_LENGTH} characters")
+
+
+def load_notes(run: Path) -> RunNotes:
+    """Load the notes of a run; empty ones if the file is missing or not in the expected format."""
+    try:
+        found = json.loads((run / NOTES_FILE).read_text(encoding="utf-8"))
+        return RunNotes(
+            str(found.get("title", "")),
+            tuple(str(one) for one in found.get("tags", ())),
+            str(found.get("note", "")),
+            bool(found.get("archived", False)),
+        )
+    except (*UNREADABLE_ERRORS, UserError):
+        return RunNotes()
+
+
+def save_notes(run: Path, notes: RunNotes) -> None:
+    """Save the notes of a run, which may be running.
+
+    Raises:
+        UserError: The run does not exist, or its folder is not writable.
+    """
+    if not run.is_dir():
+        raise UserError(f"the run {run.name} no longer exists")
+    if notes == RunNotes():
+        (run / NOTES_FILE).unlink(missing_ok=True)
+    else:
+        write_json(run / NOTES_FILE, asdict(notes))
+
+
+def delete_run(run: Path) -> None:
+    """Delete a run folder, and the output of its process.
+
+    Raises:
+        UserError: It is not a run folder, a search holds it, it belongs to a sweep, or it cannot be
+            deleted.
+    """
+    if run.is_symlink() or not (run / "state.json").is_file():
+        raise UserError(f"{run.name} is not a run folder; nothing was deleted")
+    if running_info(run) is not None:
+        raise UserError(f"{run.name} is running; stop it first")
+    if run.parent.name != RUNS_FOLDER:
+        raise UserError(
+            f"{run.parent.name}/{run.name} belongs to {run.parent.name}, whose results need it; "
+            "archive it instead"
+        )
+    try:
+        shutil.rmtree(run)
+    except OSError as error:
+        raise UserError(f"{run.name} cannot be deleted: {error.strerror}") from None
+    output_path(run).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +143,12 @@ class RunSummary:
     gain_text: str
     iterations: int
     changed: float
+    notes: RunNotes = RunNotes()
+
+    @property
+    def group(self) -> str:
+        """Folder of the sweep, study or comparison that the run belongs to; empty for none."""
+        return self.name.rpartition("/")[0]
 
     def to_row(self) -> dict[str, Any]:
         """Return the row of a table."""
@@ -76,6 +165,12 @@ class RunSummary:
             "iterations": self.iterations,
             "changed": self.changed,
             "when": changed,
+            "title": self.notes.title or self.name,
+            "tags": ", ".join(self.notes.tags),
+            "note": self.notes.note,
+            "archived": self.notes.archived,
+            "group": self.group,
+            "trials": 0,
         }
 
 
@@ -113,7 +208,8 @@ class RunIndex:
                 self._kept[name] = stamp, _extract_facts(replay(path)[0] or {})
         except UNREADABLE_ERRORS:
             return None
-        return RunSummary(name=name, **_run_state(path, self._kept[name][1], stamp[0] / 1e9))
+        state = _run_state(path, self._kept[name][1], stamp[0] / 1e9)
+        return RunSummary(name=name, notes=load_notes(path), **state)
 
 
 def _extract_facts(state: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,11 @@
 The comparison shows best so far, differing settings and the paired test on shared test items.
 """
 
-from dataclasses import dataclass, field
+import contextlib
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -11,7 +15,7 @@ from urllib.parse import urlencode
 from fastapi import Query
 from nicegui import run, ui
 
-from swarm._util.format import format_interval, format_number, format_signed
+from swarm._util.format import format_interval, format_number, format_signed, pluralize
 from swarm._util.secrets import clean
 from swarm.errors import UserError
 from swarm.report.paired_comparison import PairedComparison
@@ -26,7 +30,15 @@ from swarm.runs.run_reader import RunFolder
 from swarm.ui import charts
 from swarm.ui.layout import draw_heading, draw_plain_table, page_frame
 from swarm.ui.run_data import describe_unreadable
-from swarm.ui.state import UNREADABLE_ERRORS, AppState, RunSummary
+from swarm.ui.state import (
+    UNREADABLE_ERRORS,
+    AppState,
+    RunNotes,
+    RunSummary,
+    delete_run,
+    load_notes,
+    save_notes,
+)
 
 STATE_COLOURS = {
     "running": "primary",
@@ -36,19 +48,34 @@ STATE_COLOURS = {
 }
 
 TABLE_COLUMNS: list[dict[str, Any]] = [
-    {"name": "name", "label": "Run", "field": "name", "align": "left", "sortable": True},
+    {"name": "name", "label": "Run", "field": "title", "align": "left", "sortable": True},
     {"name": "state", "label": "State", "field": "state", "align": "left", "sortable": True},
     {"name": "task", "label": "Task", "field": "task", "align": "left", "sortable": True},
     {"name": "best", "label": "Best on dev", "field": "best", "sortable": True},
     {"name": "gain", "label": "Gain on test, 95 %", "field": "gain", "sortable": True},
     {"name": "iterations", "label": "Iterations", "field": "iterations", "sortable": True},
+    {"name": "tags", "label": "Tags", "field": "tags", "align": "left", "sortable": True},
+    {"name": "note", "label": "Note", "field": "note", "align": "left", "sortable": True},
     {"name": "changed", "label": "Changed", "field": "changed", "align": "left", "sortable": True},
 ]
 
-NAME_TEMPLATE = """<q-td :props="props" class="run-name">
-  <a :href="'/runs/' + encodeURIComponent(props.row.name)" class="text-primary">
-    {{ props.row.name }}</a>
-  <div class="lt-sm quiet">
+DEFAULT_COLUMNS = ("state", "task", "best", "gain", "iterations", "changed")
+"""Columns shown at first, beside the name."""
+
+NAME_TEMPLATE = """<q-td :props="props" class="run-name" :class="props.row.group && 'q-pl-lg'">
+  <q-btn v-if="props.row.trials" flat dense no-caps class="text-left" color="primary"
+    :icon="props.row.open ? 'expand_more' : 'chevron_right'" :aria-expanded="props.row.open"
+    @click="$parent.$emit('toggle', props.row.name)">
+    {{ props.row.name }} ({{ props.row.trials > 1 ? props.row.trials + ' trials' : '1 trial' }})
+  </q-btn>
+  <a v-else :href="'/runs/' + encodeURIComponent(props.row.name)" class="text-primary">
+    {{ props.row.title }}</a>
+  <span v-if="props.row.archived" class="quiet"> (archived)</span>
+  <q-badge v-for="tag in props.row.tags.split(', ').filter(one => one)" :key="tag" outline
+    color="primary" class="q-ml-xs">{{ tag }}</q-badge>
+  <div v-if="!props.row.trials && props.row.title !== props.row.name" class="quiet text-sm">
+    {{ props.row.name }}</div>
+  <div v-if="!props.row.trials" class="lt-sm quiet">
     <q-badge :color="COLOURS[props.row.state]">{{ props.row.state }}</q-badge>
     {{ props.row.details }}<br>{{ props.row.task }}, best on dev {{ props.row.best_text }},
     gain on test {{ props.row.gain_text }}<br>{{ props.row.when }}</div>
@@ -79,20 +106,33 @@ class RunsTable:
     """
 
     def __init__(self, home: AppState) -> None:
-        self._home, self._shown = home, [RunSummary("", "", "", "", None, None, "", 0, 0.0)]
+        self._home = home
+        self._found: list[RunSummary] | None = None
+        self._open: set[str] = set()
+        self._shown: list[dict[str, Any]] | None = None
+        self._restored = False
         with ui.row().classes("w-full items-center gap-2"):
-            filter_field = (
-                ui.input(placeholder="Filter")
+            self._filter = (
+                ui.input(placeholder="Filter", on_change=self._draw_rows)
                 .props("dense outlined clearable aria-label=Filter debounce=200")
                 .classes("grow min-w-40")
             )
-            self._compare = ui.button(
-                "Compare", icon="stacked_line_chart", on_click=self._open_comparison
-            )
-            self._compare.props("outline no-caps").set_enabled(False)
+            columns_button = ui.button("Columns", icon="view_column").props("outline no-caps")
+            # A phone shows all values below the name instead.
+            with columns_button.classes("gt-xs"), ui.menu(), ui.column().classes("gap-0"):
+                self._draw_column_choice()
             ui.button(
                 "Start a search", icon="add", on_click=lambda: ui.navigate.to("/start")
             ).props("unelevated no-caps")
+        with ui.row().classes("w-full items-center gap-2"):
+            self._compare = self._draw_action(
+                "Compare", "stacked_line_chart", self._open_comparison
+            )
+            self._edit = self._draw_action("Edit", "edit", self._edit_run)
+            self._archive = self._draw_action("Archive", "archive", self._archive_runs)
+            self._delete = self._draw_action("Delete", "delete", self._ask_to_delete)
+            ui.space()
+            self._archived = ui.switch("Archived", on_change=self._draw_rows)
         columns = [{**one, **_narrow_classes(one["name"])} for one in TABLE_COLUMNS]
         self.table = ui.table(
             columns=columns,
@@ -103,7 +143,7 @@ class RunsTable:
             on_select=self._on_selection,
         ).classes("w-full")
         self.table.props("flat bordered")
-        self.table.bind_filter_from(filter_field, "value", lambda text: text or "")
+        self.table.on("toggle", lambda event: self._toggle_group(str(event.args)))
         for name, slot in {"name": NAME_TEMPLATE, "state": STATE_TEMPLATE}.items():
             self.table.add_slot(f"body-cell-{name}", slot.replace("COLOURS", str(STATE_COLOURS)))
         for name, shown in {"best": "best_text", "gain": "gain_text", "changed": "when"}.items():
@@ -113,24 +153,220 @@ class RunsTable:
             "folder that contains search/."
         ).classes("quiet")
         self._none.set_visibility(False)
+        self._show_columns()
+        self._on_selection()
+        ui.timer(0.1, self._restore_columns, once=True)
         ui.timer(REFRESH_S, self._refresh_rows)
+
+    def _draw_action(self, text: str, icon: str, act: Callable[[], Any]) -> ui.button:
+        return ui.button(text, icon=icon, on_click=act).props(
+            "outline no-caps dense padding='xs sm'"
+        )
+
+    def _draw_column_choice(self) -> None:
+        self._columns: dict[str, ui.checkbox] = {}
+        for column in TABLE_COLUMNS[1:]:
+            box = ui.checkbox(column["label"], value=column["name"] in DEFAULT_COLUMNS)
+            box.classes("q-px-md").on_value_change(self._show_columns)
+            self._columns[column["name"]] = box
+
+    def _show_columns(self) -> None:
+        chosen = [name for name, box in self._columns.items() if box.value]
+        self.table.props["visible-columns"] = ["name", *chosen]
+        self.table.update()
+        if self._restored:
+            ui.run_javascript(f"localStorage.setItem('columns', {' '.join(chosen)!r})")
+
+    async def _restore_columns(self) -> None:
+        """Show the columns that were chosen in this browser before."""
+        with contextlib.suppress(TimeoutError):  # the page was closed meanwhile
+            kept = await ui.run_javascript("localStorage.getItem('columns')", timeout=10)
+            if isinstance(kept, str):
+                for name, box in self._columns.items():
+                    box.set_value(name in kept.split())
+        self._restored = True
 
     async def _refresh_rows(self) -> None:
         found = await run.io_bound(self._home.run_index.list_runs)
-        if found is not None and found != self._shown:
-            self._shown = found
-            self.table.rows[:] = [line.to_row() for line in found]
+        if found is not None and found != self._found:
+            self._found = found
+            self._draw_rows()
+
+    def _draw_rows(self) -> None:
+        if self._found is None:
+            return
+        rows = group_rows(
+            self._found, self._filter.value or "", self._open, bool(self._archived.value)
+        )
+        if rows != self._shown:
+            self._shown = rows
+            self.table.rows[:] = rows
+            names = {row["name"] for row in rows}
+            self.table.selected[:] = [one for one in self.table.selected if one["name"] in names]
             self.table.update()
-            self._none.set_visibility(not found)
+            self._on_selection()
+        self._none.set_visibility(not self._found)
+
+    def _toggle_group(self, name: str) -> None:
+        self._open ^= {name}
+        self._draw_rows()
+
+    def _selected_names(self) -> list[str]:
+        """Return the selected runs; a selected sweep stands for its trials."""
+        names: dict[str, None] = {}
+        for row in self.table.selected:
+            trials = [one.name for one in self._found or () if one.group == row["name"]]
+            names |= dict.fromkeys(trials if row["trials"] else [row["name"]])
+        return list(names)
 
     def _on_selection(self) -> None:
-        ticked = len(self.table.selected)
-        self._compare.set_enabled(ticked > 1)
+        ticked = len(self._selected_names())
+        self._compare.set_enabled(1 < ticked <= MAX_RUNS)
         self._compare.set_text(f"Compare {ticked}" if ticked > 1 else "Compare")
+        self._edit.set_enabled(ticked == 1)
+        self._archive.set_enabled(ticked > 0)
+        self._archive.set_text("Restore" if self._all_archived() else "Archive")
+        self._delete.set_enabled(ticked > 0)
+
+    def _all_archived(self) -> bool:
+        rows = self.table.selected
+        return bool(rows) and all(row["archived"] for row in rows)
 
     def _open_comparison(self) -> None:
-        names = [row["name"] for row in self.table.selected]
+        names = self._selected_names()
         ui.navigate.to(f"/together?{urlencode({'run': names}, doseq=True)}")
+
+    def _edit_run(self) -> None:
+        edit_notes(self._home, self._selected_names()[0], self._refresh_rows)
+
+    async def _archive_runs(self) -> None:
+        archived = not self._all_archived()
+        for name in self._selected_names():
+            path = self._home.run_path(name)
+            try:
+                save_notes(path, replace(load_notes(path), archived=archived))
+            except UserError as error:
+                ui.notify(str(error), type="negative", multi_line=True)
+        self.table.selected.clear()
+        await self._refresh_rows()
+
+    def _ask_to_delete(self) -> None:
+        names = self._selected_names()
+        with ui.dialog(value=True) as dialog, ui.card().classes("gap-3"):
+            draw_heading(f"Delete {pluralize(len(names), 'run')}?")
+            ui.label("\n".join(names)).classes("text log")
+            ui.label("The folders are removed from the disk. This cannot be undone.")
+            with ui.row().classes("w-full justify-end"):
+                ui.button("Cancel", on_click=dialog.close).props("flat no-caps autofocus")
+                ui.button("Delete", on_click=lambda: self._delete_runs(names, dialog)).props(
+                    "unelevated no-caps color=negative"
+                )
+
+    async def _delete_runs(self, names: list[str], dialog: ui.dialog) -> None:
+        dialog.close()
+        for name in names:
+            try:
+                await run.io_bound(delete_run, self._home.run_path(name))
+            except UserError as error:
+                ui.notify(str(error), type="negative", multi_line=True)
+        self.table.selected.clear()
+        await self._refresh_rows()
+
+
+def group_rows(
+    runs: list[RunSummary], words: str, opened: set[str], archived: bool
+) -> list[dict[str, Any]]:
+    """Return the rows of the table: one per run, and one per sweep, followed by its trials if open.
+
+    Args:
+        runs: Most recently changed first.
+        words: Filter: only runs in whose row every word occurs. Trials that match are shown.
+        opened: Names of the sweeps whose trials are shown.
+        archived: Whether to show archived runs, too.
+    """
+    wanted = words.lower().split()
+    rows = [one.to_row() for one in runs if archived or not one.notes.archived]
+    rows = [row for row in rows if all(word in _searched_text(row) for word in wanted)]
+    trials: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["group"]:
+            trials.setdefault(row["group"], []).append(row)
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        group = row["group"]
+        if not group:
+            found.append(row)
+        elif row is trials[group][0]:  # in the place of its most recent trial
+            shown = bool(wanted) or group in opened
+            found.append({**_group_row(group, trials[group]), "open": shown})
+            found += sorted(trials[group], key=lambda one: one["name"]) * shown
+    return found
+
+
+def _searched_text(row: dict[str, Any]) -> str:
+    keys = ("name", "title", "task", "state", "details", "tags", "note")
+    return " ".join(str(row[key]) for key in keys).lower()
+
+
+def _group_row(name: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of a sweep: state and best of its trials."""
+    best = max((one for one in trials), key=lambda one: one["best"] or 0.0)
+    counts = Counter(one["state"] for one in trials)
+    state = next((one for one in STATE_COLOURS if counts[one]), "stopped")
+    return best | {
+        "name": name,
+        "title": name,
+        "group": "",
+        "trials": len(trials),
+        "state": state,
+        "details": ", ".join(f"{count} {kind}" for kind, count in counts.items()),
+        "iterations": sum(one["iterations"] for one in trials),
+        "tags": "",
+        "note": "",
+        "archived": all(one["archived"] for one in trials),
+        "changed": trials[0]["changed"],
+        "when": trials[0]["when"],
+    }
+
+
+def edit_notes(home: AppState, name: str, on_saved: Callable[[], Any]) -> None:
+    """Open a dialog for the title, tags and note of a run.
+
+    Args:
+        on_saved: Called after the notes were saved; may be a coroutine function.
+    """
+    path = home.run_path(name)
+    notes = load_notes(path)
+    with ui.dialog(value=True) as dialog, ui.card().classes("w-full gap-3"):
+        draw_heading(f"Edit {name}")
+        title = ui.input("Title", value=notes.title, placeholder=name).classes("w-full")
+        tags = ui.input("Tags, separated by commas", value=", ".join(notes.tags)).classes("w-full")
+        note = ui.textarea("Note", value=notes.note).props("autogrow").classes("w-full")
+        for one in (title, tags, note):
+            one.props("dense outlined")
+        error = ui.label("").classes("text text-negative").props("role=alert")
+
+        async def save() -> None:
+            words = (one.strip() for one in (tags.value or "").split(","))
+            try:
+                changed = RunNotes(
+                    (title.value or "").strip(),
+                    tuple(dict.fromkeys(one for one in words if one)),
+                    (note.value or "").strip(),
+                    load_notes(path).archived,
+                )
+                save_notes(path, changed)
+            except UserError as found:
+                error.set_text(str(found))
+                return
+            dialog.close()
+            result = on_saved()
+            if inspect.isawaitable(result):
+                await result
+
+        with ui.row().classes("w-full justify-end"):
+            ui.button("Cancel", on_click=dialog.close).props("flat no-caps")
+            ui.button("Save", on_click=save).props("unelevated no-caps")
 
 
 def _narrow_classes(name: str) -> dict[str, str]:

@@ -94,6 +94,36 @@ def choose(page: Any, label: str, option: str) -> None:
     page.locator(".q-menu .q-item", has_text=re.compile(f"^{option}$")).click()
 
 
+@pytest.mark.parametrize(("size", "scheme"), [("desk", "light"), ("telephone", "dark")])
+def test_the_form_shows_defaults_and_the_cost(
+    browser: Any, page_url: str, page_folder: Path, size: str, scheme: str
+) -> None:
+    with window(browser, page_url, size, scheme) as page:
+        page.goto(f"{page_url}start")
+        assert page.get_by_label("Seed", exact=True).input_value() == "42"
+        assert page.get_by_label("Pool folder").input_value() == page_pool(page)
+        choose(page, "Task", "mmlu")
+        page.get_by_label("Further keys, one key=value per line").fill("task.scoring=logits")
+        page.get_by_label("Task file").fill("tiny.json")
+        page.get_by_label("Seed", exact=True).fill("7")
+        page.get_by_text("task.file=tiny.json").wait_for()
+        assert "seed=7" in page.get_by_text("task.file=tiny.json").inner_text()
+        page.locator("[data-sentence]", has_text="dry run: at most").wait_for()
+        page.get_by_label("Pool folder").fill("no/such/pool")
+        page.locator("[data-sentence]", has_text="no/such/pool").wait_for()
+        ui_pages.fits(page, size)
+        page.get_by_label("GPUs, 0,1 or empty").fill("all")
+        page.get_by_role("alert").filter(has_text="not a list of numbers").wait_for()
+
+
+def page_pool(page: Any) -> str:
+    """The pool in the command that the form shows."""
+    command = page.get_by_text("python -m swarm.search").inner_text()
+    found = re.search(r"pool\.folder=(\S+)", command)
+    assert found is not None, command
+    return found[1]
+
+
 def fill(page: Any, name: str, keys: str, **numbers: int) -> None:
     """Fill in the form for a search on the tiny model."""
     choose(page, "Task", "mmlu")

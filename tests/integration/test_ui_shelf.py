@@ -103,19 +103,38 @@ def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
 
 def test_the_form_s_arguments(tmp_path: Path) -> None:
     home = AppState(tmp_path, "mine", "some/folder", "cuda:1")
-    chosen, lines = new_search.initial_form(home)
-    assert new_search.build_arguments(
-        home, "try", chosen, {"seed": " 007 ", "budget": ""}, lines
-    ) == [
+    chosen, given = new_search.initial_form(home)
+    numbers = given | {"seed": " 007 ", "budget": "", "task.file": "my data/it's.jsonl"}
+    assert new_search.build_arguments(home, "try", chosen, numbers, "") == [
         "task=nlgraph_mini",
         "model=local",
-        "seed=7",
         "pool.folder=mine",
         "model.path=some/folder",
         "gpus=[1]",
+        "seed=7",
+        r"task.file='my data/it\'s.jsonl'",
         "name=try",
     ]
-    for name, numbers, more, error in (
+    defaults = new_search.field_defaults(new_search.default_options())
+    shown = {key: defaults[key] for key in ("pool.folder", "model.path", "gpus", "seed", "budget")}
+    assert shown == {
+        "pool.folder": "initial_experts",
+        "model.path": "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "gpus": "",
+        "seed": "42",
+        "budget": "",
+    }
+    assert defaults["optimizer.max_iterations"].isdigit()
+    plain = new_search.build_arguments(home, "try", new_search.default_options(), defaults, "")
+    assert plain == ["task=nlgraph_mini", "name=try"]
+    assert all(  # every option of every group
+        set(new_search.field_defaults({**new_search.default_options(), group: option}))
+        == set(defaults)
+        for group in new_search.CONFIG_GROUPS
+        for option in new_search.group_options(group)
+    )
+    for name, typed, more, error in (
+        ("try", {"gpus": "all"}, "", "GPUs: 'all' is not a list of numbers"),
         ("a b", {}, "", "Name: 'a b' may contain letters"),
         ("try", {"seed": "1.5"}, "", "Seed: '1.5' is not an integer"),
         ("try", {}, "a=1\n--multirun", "Further keys, line 2: '--multirun' is not a key=value"),
@@ -124,7 +143,7 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         ("try", {}, "folder=/", "folder cannot be set here"),
     ):
         with pytest.raises(UserError, match=re.escape(error)):
-            new_search.build_arguments(home, name, chosen, numbers, more)
+            new_search.build_arguments(home, name, chosen, typed, more)
     assert all(
         new_search.group_options(group)[new_search.default_options()[group]]
         for group in new_search.CONFIG_GROUPS

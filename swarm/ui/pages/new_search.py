@@ -2,10 +2,12 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from nicegui import run, ui
@@ -29,6 +31,14 @@ NUMBER_FIELDS = {
     "task.test_limit": "Test items",
 }
 """Keys with a field in the form, and their labels."""
+
+TEXT_FIELDS = {
+    "pool.folder": "Pool folder",
+    "model.path": "Model",
+    "gpus": "GPUs, 0,1 or empty",
+    "task.file": "Task file",
+}
+"""Keys with a text field in the form, and their labels."""
 
 RESERVED_KEYS = ("name", "folder", "dry_run", *CONFIG_GROUPS)
 """Keys that the free lines may not set."""
@@ -64,20 +74,51 @@ def default_run_name(task: str) -> str:
     return f"{task}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
-def initial_form(home: AppState) -> tuple[dict[str, str], str]:
-    """Return the initial form: options by group, and lines for the application's arguments."""
+def initial_form(home: AppState) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the initial form: options by group, and fields for the application's arguments."""
     chosen = {group: default_options()[group] for group in CONFIG_GROUPS}
-    lines = []
+    fields = {}
     if home.pool != "initial_experts":
-        lines.append(f"pool.folder={home.pool}")
+        fields["pool.folder"] = home.pool
     if home.base in group_options("model"):
         chosen["model"] = home.base or ""
     elif home.base:
         chosen["model"] = "local"
-        lines.append(f"model.path={home.base}")
+        fields["model.path"] = home.base
     if home.device and home.device.startswith("cuda"):
-        lines.append(f"gpus=[{home.device.partition(':')[2] or 0}]")
-    return chosen, "\n".join(lines)
+        fields["gpus"] = home.device.partition(":")[2] or "0"
+    return chosen, fields
+
+
+def field_defaults(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return the default of each field, as the form shows it; empty for null or no such key.
+
+    Args:
+        chosen: Option of each group.
+    """
+    found = {}
+    for key in (*TEXT_FIELDS, *NUMBER_FIELDS):
+        group, _, name = key.rpartition(".")
+        file = f"{group}/{chosen[group]}.yaml" if group else "search.yaml"
+        value = _load_options(conf_folder() / file).get(name)
+        # A list is gpus; an interpolation is resolved by the search, from other keys.
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        found[key] = "" if value is None or "${" in text else text
+    return found
+
+
+@cache
+def _load_options(path: Path) -> dict[str, Any]:
+    """Return the keys of an option's file, and of the files of its group that it is based on."""
+    import yaml
+
+    tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    found: dict[str, Any] = {}
+    for one in tree.get("defaults", ()):
+        base = path.parent / f"{one}.yaml"
+        if isinstance(one, str) and one != "_self_" and base.is_file():
+            found |= _load_options(base)
+    return found | tree
 
 
 def build_arguments(
@@ -88,7 +129,7 @@ def build_arguments(
     Args:
         name: Name of the run.
         chosen: Option of each group; default options are left out, except the task.
-        numbers: Number fields as typed; empty ones are left out.
+        numbers: Number and text fields as typed; those that are empty or defaults are left out.
         lines: Further `key=value` settings, one per line.
 
     Raises:
@@ -107,13 +148,30 @@ def build_arguments(
         for group, option in chosen.items()
         if group == "task" or option != default_options().get(group)
     ]
+    defaults = field_defaults({**default_options(), **chosen})
     for key, typed in numbers.items():
         text = typed.strip()
-        if text and not re.fullmatch(r"\d{1,12}", text):
+        if not text or text == defaults[key]:
+            continue
+        if key == "gpus":
+            if not re.fullmatch(r"\d+(\s*,\s*\d+)*", text):
+                raise UserError(f"GPUs: {text!r:.40} is not a list of numbers such as 0,1")
+            arguments.append(f"gpus=[{re.sub(' ', '', text)}]")
+        elif key in TEXT_FIELDS:
+            arguments.append(f"{key}={_quote_value(text)}")
+        elif not re.fullmatch(r"\d{1,12}", text):
             raise UserError(f"{NUMBER_FIELDS[key]}: {text!r:.40} is not an integer")
-        if text:
+        else:
             arguments.append(f"{key}={int(text)}")
     return [*arguments, *_parse_lines(lines), f"name={name}"]
+
+
+def _quote_value(text: str) -> str:
+    """Quote a value for the command line's grammar, unless it is a plain path."""
+    if re.fullmatch(r"[\w./@:~+-]+", text):
+        return text
+    escaped = text.replace("'", r"\'")
+    return f"'{escaped}'"
 
 
 def _parse_lines(lines: str) -> Sequence[str]:
@@ -148,6 +206,9 @@ GROUP_LABELS = {
 
 POLL_S = 0.3
 
+SENTENCE_DELAY_S = 1.5
+"""Seconds without a change of the form after which its cost is computed."""
+
 
 def register_page(home: AppState) -> None:
     """Register the page at /start."""
@@ -169,17 +230,22 @@ class SearchForm:
         self._home = home
         self._chosen: dict[str, ui.select] = {}
         self._numbers: dict[str, ui.input] = {}
-        chosen, lines = initial_form(home)
+        chosen, given = initial_form(home)
+        self._defaults: dict[str, str] = field_defaults(chosen)
+        self._changed: float | None = None
+        self._computing = False
         with ui.card().classes("w-full gap-4"):
             with ui.element("div").classes(
                 "w-full grid grid-cols-1 md:grid-cols-2 gap-x-6 gap-y-3"
             ):
                 for group, option in chosen.items():
                     self._draw_group(group, option)
+            with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-2 gap-3"):
+                for key, label in TEXT_FIELDS.items():
+                    self._draw_field(key, label, given.get(key, self._defaults[key]))
             with ui.element("div").classes("w-full grid grid-cols-2 md:grid-cols-6 gap-3"):
                 for key, label in NUMBER_FIELDS.items():
-                    field = ui.input(label, on_change=self._refresh_command).props("dense outlined")
-                    self._numbers[key] = field.props('inputmode=numeric placeholder="default"')
+                    self._draw_field(key, label, self._defaults[key]).props("inputmode=numeric")
             self._name = ui.input(
                 "Name",
                 value=default_run_name(self._chosen["task"].value),
@@ -187,13 +253,14 @@ class SearchForm:
             ).props("dense outlined")
             self._name.classes("w-full")
             self._lines = ui.textarea(
-                "Further keys, one key=value per line", value=lines, on_change=self._refresh_command
+                "Further keys, one key=value per line", on_change=self._refresh_command
             )
             self._lines.props("dense outlined autogrow input-class=font-mono").classes("w-full")
         self._draw_command()
         self._plan.set_visibility(False)
         self._set_busy("")
         self._refresh_command()
+        ui.timer(POLL_S, self._refresh_sentence)
 
     def _draw_command(self) -> None:
         with ui.card().classes("w-full gap-2"):
@@ -203,6 +270,7 @@ class SearchForm:
                 ui.button(icon="content_copy", on_click=self._copy_command).props(
                     "flat dense aria-label='Copy the command'"
                 )
+            self._sentence = ui.label("").classes("text").props("role=status data-sentence")
             self._error = ui.label("").classes("text text-negative").props("role=alert")
             with ui.row().classes("w-full items-center gap-2"):
                 self._check = ui.button("Check", icon="rule", on_click=self._check_search)
@@ -212,6 +280,22 @@ class SearchForm:
                 self._busy = ui.spinner(size="1.5rem")
                 self._doing = ui.label("").classes("quiet")
             self._plan = ui.label("").classes("log").props("data-plan tabindex=0")
+
+    def _draw_field(self, key: str, label: str, value: str) -> ui.input:
+        field = ui.input(label, value=value, on_change=self._refresh_command)
+        self._numbers[key] = field.props('dense outlined placeholder="none"')
+        return field
+
+    def _follow_defaults(self) -> None:
+        """Show the defaults of the chosen options in the fields that show a default."""
+        old, self._defaults = self._defaults, field_defaults(self._chosen_options())
+        for key, field in self._numbers.items():
+            if (field.value or "").strip() == old[key]:
+                field.set_value(self._defaults[key])
+
+    def _chosen_options(self) -> dict[str, str]:
+        chosen = {group: str(field.value) for group, field in self._chosen.items() if field.value}
+        return {**default_options(), **chosen}
 
     def _draw_group(self, group: str, option: str) -> None:
         helps = group_options(group)
@@ -227,6 +311,7 @@ class SearchForm:
             help_label.set_text(helps.get(field.value, ""))
             if group == "task" and field.value:
                 self._name.set_value(default_run_name(field.value))
+            self._follow_defaults()
             self._refresh_command()
 
         field.on_value_change(on_change)
@@ -250,6 +335,26 @@ class SearchForm:
             return
         self._show_error("")
         self._command.set_text(format_command(arguments))
+        self._changed = time.monotonic()
+
+    async def _refresh_sentence(self) -> None:
+        """Show the dry run's sentence, the cost, after the form has not changed for a while."""
+        if self._changed is None or self._computing or self._busy.visible:
+            return
+        if time.monotonic() - self._changed < SENTENCE_DELAY_S:
+            return
+        computed = self._changed
+        arguments = self._arguments_or_error()
+        if arguments is None:
+            self._changed = None
+            return
+        self._computing = True
+        found = await run.io_bound(check_search, arguments, self._home.folder)
+        self._computing = False
+        if found is None or self._changed != computed:  # the form changed meanwhile
+            return
+        self._changed = None
+        self._sentence.set_text(found[1].split("\n")[0])
 
     def _show_error(self, text: str) -> None:
         self._error.set_text(text)

@@ -112,7 +112,7 @@ def test_the_form_shows_defaults_and_the_cost(
         page.get_by_label("Pool folder").fill("no/such/pool")
         page.locator("[data-sentence]", has_text="no/such/pool").wait_for()
         ui_pages.fits(page, size)
-        page.get_by_label("GPUs, 0,1 or empty").fill("all")
+        page.get_by_label("GPUs", exact=True).fill("all")
         page.get_by_role("alert").filter(has_text="not a list of numbers").wait_for()
 
 

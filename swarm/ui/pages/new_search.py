@@ -34,11 +34,23 @@ NUMBER_FIELDS = {
 
 TEXT_FIELDS = {
     "pool.folder": "Pool folder",
-    "model.path": "Model",
-    "gpus": "GPUs, 0,1 or empty",
+    "model.path": "Model folder or id",
+    "gpus": "GPUs",
     "task.file": "Task file",
 }
 """Keys with a text field in the form, and their labels."""
+
+EMPTY_MEANINGS = {
+    "pool.folder": "none",
+    "model.path": "none",
+    "gpus": "CPU; or numbers such as 0,1",
+    "task.file": "the task's own",
+    "optimizer.particles": "automatic",
+    "budget": "no limit",
+    "task.dev_limit": "all",
+    "task.test_limit": "all",
+}
+"""What an empty field means, shown in it."""
 
 RESERVED_KEYS = ("name", "folder", "dry_run", *CONFIG_GROUPS)
 """Keys that the free lines may not set."""
@@ -283,7 +295,9 @@ class SearchForm:
 
     def _draw_field(self, key: str, label: str, value: str) -> ui.input:
         field = ui.input(label, value=value, on_change=self._refresh_command)
-        self._numbers[key] = field.props('dense outlined placeholder="none"')
+        meaning = EMPTY_MEANINGS.get(key, "default")
+        field.props(f'dense outlined stack-label placeholder="{meaning}"')
+        self._numbers[key] = field
         return field
 
     def _follow_defaults(self) -> None:
@@ -349,6 +363,7 @@ class SearchForm:
             self._changed = None
             return
         self._computing = True
+        self._sentence.set_text("Computing the cost …")
         found = await run.io_bound(check_search, arguments, self._home.folder)
         self._computing = False
         if found is None or self._changed != computed:  # the form changed meanwhile

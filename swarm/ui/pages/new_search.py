@@ -342,6 +342,7 @@ class SearchForm:
     def _refresh_command(self) -> None:
         """Show the command for the present form, or the error in it."""
         self._plan.set_visibility(False)
+        self._changed = time.monotonic()
         try:
             arguments = self._build_arguments()
         except UserError as error:
@@ -349,7 +350,6 @@ class SearchForm:
             return
         self._show_error("")
         self._command.set_text(format_command(arguments))
-        self._changed = time.monotonic()
 
     async def _refresh_sentence(self) -> None:
         """Show the dry run's sentence, the cost, after the form has not changed for a while."""
@@ -361,6 +361,7 @@ class SearchForm:
         arguments = self._arguments_or_error()
         if arguments is None:
             self._changed = None
+            self._sentence.set_text("")
             return
         self._computing = True
         self._sentence.set_text("Computing the cost …")

@@ -376,5 +376,5 @@ def test_the_scripts_with_a_reward_model_and_with_a_judge(
 def test_a_dry_run_writes_nothing(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
     done = run([*arguments(tmp_path, tiny_llama, tiny_pool, "sweep"), "dry_run=true"])
     assert done.returncode == 0, done.stderr
-    assert "trial_01 (of 2)" in done.stdout and "nothing is started" in done.stdout
+    assert "trial_01 (of 2)" in done.stdout and "Nothing is started or written" in done.stdout
     assert not (tmp_path / "search").exists()

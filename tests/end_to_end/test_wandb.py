@@ -20,12 +20,13 @@ import tracker_files
 import wandb
 
 from swarm._util.secrets import clean
+from swarm.errors import UserError
 from swarm.report.analyses.trajectories import measure_trajectory
 from swarm.runs.manifest import read_state
 from swarm.runs.run_folder import build_scratchpad
 from swarm.runs.run_reader import RunFolder
 from swarm.studies import subprocess_runs
-from swarm.trackers import TrackedRun, Tracker, WandB
+from swarm.trackers import MultiTracker, TrackedRun, Tracker, WandB
 from swarm.trackers.records import SearchTracker
 from swarm.trackers.wandb import artifact_names
 
@@ -299,3 +300,14 @@ def test_the_packages_own_variable_says_offline(monkeypatch: pytest.MonkeyPatch)
     tracker.check()
     monkeypatch.setenv("WANDB_MODE", "online")
     assert WandB("offline").mode == "offline"
+
+
+def test_one_of_both_that_cannot_begin_ends_the_other(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").write_text("a file")
+    with pytest.raises(UserError, match=r"cannot write .*tensorboard"):
+        MultiTracker("offline").start(TrackedRun("search", tmp_path))
+    assert tracker_files.Offline(tmp_path).code == 1
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "wandb").write_text("a file")
+    with pytest.raises(UserError, match=r"cannot write .*wandb"):
+        MultiTracker("offline").start(TrackedRun("search", tmp_path / "other"))

@@ -123,17 +123,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         TensorBoard().start(TrackedRun("search", tmp_path))
 
 
-def test_one_of_both_that_cannot_begin_ends_the_other(tmp_path: Path) -> None:
-    (tmp_path / "tensorboard").write_text("a file")
-    with pytest.raises(UserError, match=r"cannot write .*tensorboard"):
-        MultiTracker("offline").start(TrackedRun("search", tmp_path))
-    assert tracker_files.Offline(tmp_path).code == 1
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "wandb").write_text("a file")
-    with pytest.raises(UserError, match=r"cannot write .*wandb"):
-        MultiTracker("offline").start(TrackedRun("search", tmp_path / "other"))
-
-
 def test_a_long_table_says_what_it_leaves_out(tmp_path: Path) -> None:
     tracker = TensorBoard()
     tracker.start(TrackedRun("evaluation", tmp_path))

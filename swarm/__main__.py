@@ -11,7 +11,7 @@ from difflib import get_close_matches
 import swarm
 from swarm._util.cli import COMPLETION_SCRIPTS
 from swarm._util.files import PACKAGE_FOLDER
-from swarm._util.format import align_columns
+from swarm._util.terminal import align_columns
 from swarm.errors import UserError
 
 

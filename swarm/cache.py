@@ -8,7 +8,7 @@ from datetime import datetime
 from difflib import get_close_matches
 
 from swarm._util.cli import RaisingParser, exit_with_error
-from swarm._util.format import align_columns, format_bytes
+from swarm._util.terminal import align_columns, format_bytes
 from swarm.errors import UserError
 from swarm.models import cache as kept
 from swarm.models.cache import Cache

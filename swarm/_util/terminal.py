@@ -1,17 +1,167 @@
-"""Safe display of text on a terminal and in CSV: control characters are made visible.
+"""Text for terminals, tables and CSV: numbers, columns, and control characters made visible.
 
 Also contains access to the standard streams, a collector of warnings and a progress bar.
 """
 
 import logging
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from swarm._util.threads import PeriodicThread
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+MINUS_SIGN = "\N{MINUS SIGN}"
+
+NO_PRICE = "no price known"
+
+
+def format_number(value: float | None, digits: int = 3) -> str:
+    """Format with three decimals; large numbers with fewer, missing ones as a dash."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if abs(value) >= 100:
+        digits = max(0, digits - 2)
+    return _replace_minus(f"{value:.{digits}f}")
+
+
+def format_signed(value: float, digits: int = 3) -> str:
+    """Format with a sign."""
+    return _replace_minus(f"{value:+.{digits}f}")
+
+
+def format_interval(value: float, ends: Sequence[float] | None) -> str:
+    """Format with the 95 % interval, if known: "0.375 [0.212, 0.573]"."""
+    if ends is None:
+        return format_number(value)
+    return f"{format_number(value)} [{format_number(ends[0])}, {format_number(ends[1])}]"
+
+
+def format_p_value(p: float) -> str:
+    """Format with three digits, as in the sentences of `swarm.runs.describe`."""
+    return f"{p:.3g}"
+
+
+def format_percent(share: float | None) -> str:
+    """Format as a percentage without decimals."""
+    return "–" if share is None else f"{share:.0%}"
+
+
+def format_count(value: float) -> str:
+    """Format an integer with thousands separators."""
+    return f"{value:,.0f}"
+
+
+def pluralize(count: int, noun: str) -> str:
+    """Format a number of things: "1 iteration", "2 iterations"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def format_duration(seconds: float, minutes: bool = False) -> str:
+    """Format in two units: "1 h 02 min", "3 min 07 s"; below a minute with two digits: "0.12 s".
+
+    Args:
+        minutes: Round to minutes, for estimates that are no better.
+    """
+    if minutes and seconds < 3570:
+        return f"{max(0, round(seconds / 60))} min"
+    if seconds < 59.5:
+        return f"{seconds:.2g} s"
+    whole, rest = divmod(round(seconds), 60)
+    if minutes or whole >= 60:
+        hours, whole = divmod(round(seconds / 60) if minutes else whole, 60)
+        return f"{hours} h {whole:02d} min"
+    return f"{whole} min {rest:02d} s"
+
+
+def format_amount(number: float, unit: str = "") -> str:
+    """Format a number with three digits and k, M, G, T or P before the unit."""
+    letters = iter(("", "k", "M", "G", "T", "P"))
+    letter = next(letters)
+    while number >= 999.5:
+        number, letter = number / 1000, next(letters)
+    return f"{number:.3g} {letter}{unit}".rstrip()
+
+
+def format_bytes(number: int) -> str:
+    """Format a size in decimal units: "1.5 MB"."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= one:
+            return f"{number / one:.1f} {unit}"
+    return f"{number} bytes"
+
+
+def format_cost(cost: float | None, unpriced: int = 0, noun: str = "call") -> str:
+    """Format a cost in the currency of the prices, and what it lacks.
+
+    Args:
+        cost: `None` if no price is known.
+        unpriced: Number of calls that `cost` does not include, as their price is unknown.
+        noun: What was paid for.
+    """
+    rest = f" and {pluralize(unpriced, noun)}, {NO_PRICE}" if unpriced else ""
+    return NO_PRICE if cost is None else f"{cost:.6f}{rest}"
+
+
+def _replace_minus(words: str) -> str:
+    """Use the minus sign; a number that rounds to zero has no sign."""
+    if not any(digit in words for digit in "123456789"):
+        words = words.replace("-", "").replace("+", "")
+    return words.replace("-", MINUS_SIGN)
+
+
+SPARK_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a Markdown table with aligned columns: the first left, all others right."""
+    widths = [max(3, *map(len, column)) for column in zip(header, *rows, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return [
+        "| "
+        + " | ".join(
+            c.rjust(w) if i else c.ljust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        + " |"
+        for row in (header, rule, *rows)
+    ]
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Align the columns of rows, the first and the last to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *middle, last in rows:
+        cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells, last]))
+    return lines
+
+
+def format_sparkline(values: Sequence[float]) -> str:
+    """Return one block per value, scaled from the lowest to the highest; a space for NaN."""
+    known = [value for value in values if not math.isnan(value)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    step = (high - low) / (len(SPARK_BLOCKS) - 1) or 1.0
+    return "".join(" " if math.isnan(v) else SPARK_BLOCKS[round((v - low) / step)] for v in values)
+
+
+def format_share(mean: float, low: float, high: float, n: int) -> str:
+    """Format a share with its 95 % interval and n, short: ".48 [.41, .55] n=200"."""
+    return f"{format_span(mean, low, high)} n={n}"
+
+
+def format_span(mean: float, low: float, high: float) -> str:
+    """Format a number with its interval, short: ".48 [.41, .55]"."""
+    return f"{_format_short(mean)} [{_format_short(low)}, {_format_short(high)}]"
+
+
+def _format_short(value: float) -> str:
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.2f}"
+
 
 BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Unicode's bidirectional controls (UAX 9), which display a text in another order."""

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from swarm._util.files import write_atomic
-from swarm._util.format import format_number, format_p_value, format_table, pluralize
 from swarm._util.jsonl import to_json_value
-from swarm._util.terminal import csv_cell
+from swarm._util.terminal import csv_cell, format_number, format_p_value, format_table, pluralize
 from swarm.errors import InvalidArgument
 from swarm.report.markdown import escape_markdown
 from swarm.stats.answer_values import infer_kind, to_hashable_column

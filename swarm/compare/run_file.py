@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from swarm._util.format import pluralize
+from swarm._util.terminal import pluralize
 from swarm.compare.config import Config
 from swarm.compare.settings import get_max_workers
 from swarm.errors import InvalidArgument, UserError, missing_extra_error

@@ -15,8 +15,8 @@ from swarm._util.files import (
     write_atomic,
     write_json,
 )
-from swarm._util.format import NO_PRICE, format_cost, pluralize
 from swarm._util.secrets import identity_values
+from swarm._util.terminal import NO_PRICE, format_cost, pluralize
 from swarm.engine.base_model import choose_device as choose_device  # re-exported
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, HasModelContexts, JobUsage

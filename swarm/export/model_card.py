@@ -16,8 +16,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from swarm._util.files import conf_folder, find_path
-from swarm._util.format import format_table
 from swarm._util.secrets import clean
+from swarm._util.terminal import format_table
 from swarm.engine.base_model import is_hub_id
 from swarm.errors import UserError
 from swarm.export.gguf_writer import QUANTIZATIONS

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm._util.files import find_path
-from swarm._util.format import pluralize
 from swarm._util.secrets import read_config
+from swarm._util.terminal import pluralize
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.pool.adapter import CONFIG_FILE, read_adapter, read_note

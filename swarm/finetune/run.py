@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from swarm._util.files import find_path, make_folder, remove, write_gzip_json, write_json
-from swarm._util.format import format_table
 from swarm._util.secrets import clean, identity_values
+from swarm._util.terminal import format_table
 from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.engine.tokenization import encode_choice, encode_prompt

@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 from swarm._util.files import find_path, short_digest, write_json
-from swarm._util.format import format_table
 from swarm._util.jsonl import (
     FieldTypes,
     JsonRow,
@@ -22,6 +21,7 @@ from swarm._util.jsonl import (
     sibling_path,
     write_json_rows,
 )
+from swarm._util.terminal import format_table
 from swarm.errors import UserError
 from swarm.judge.cli import (
     add_batch_options,

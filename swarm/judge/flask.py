@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm._util.files import find_path, write_atomic, write_json
-from swarm._util.format import format_table
 from swarm._util.jsonl import FieldTypes, JsonRow, read_json_rows, rows_by_key
 from swarm._util.replies import NOT_APPLICABLE, parse_skill_scores
-from swarm._util.terminal import csv_cell
+from swarm._util.terminal import csv_cell, format_table
 from swarm.errors import UserError
 from swarm.judge.cli import (
     add_answers_option,

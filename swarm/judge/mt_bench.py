@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from swarm._util.cli import number_type
 from swarm._util.files import find_path, short_digest
-from swarm._util.format import format_table
 from swarm._util.jsonl import (
     FieldTypes,
     JsonRow,
@@ -25,6 +24,7 @@ from swarm._util.jsonl import (
     rows_by_key,
 )
 from swarm._util.replies import parse_grade, parse_letter_pick
+from swarm._util.terminal import format_table
 from swarm.errors import UserError
 from swarm.judge.cli import add_answers_option, add_batch_options, add_token_option, parse_folder
 from swarm.judge.pipeline import (

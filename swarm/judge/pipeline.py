@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm._util.files import short_digest
-from swarm._util.format import format_cost
 from swarm._util.jsonl import JsonlJournal, JsonRow, merge_rows, shorten_text, sibling_path
+from swarm._util.terminal import format_cost
 from swarm.errors import UserError
 from swarm.models.base import (
     Completion,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm._util.format import format_amount, format_duration
+from swarm._util.terminal import format_amount, format_duration
 from swarm.engine.hf import BATCH_CPU, BATCH_GPU, DeviceProfile, choose_plan
 from swarm.errors import UserError
 from swarm.loop import cost_model as cost

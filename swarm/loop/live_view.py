@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from swarm._util.format import format_duration
+from swarm._util.terminal import format_duration
 from swarm.executors import JobResult
 from swarm.runs.describe import (
     conclude_test,

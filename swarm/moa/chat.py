@@ -15,8 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from swarm._util.files import write_json
-from swarm._util.format import pluralize
-from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty
+from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty, pluralize
 from swarm.errors import UserError
 from swarm.moa import transcript_format
 from swarm.moa.transcript_format import ChatTurn, build_conversation, format_layer, turn_to_json

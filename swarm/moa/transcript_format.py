@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from swarm._util.format import format_cost, pluralize
+from swarm._util.terminal import format_cost, pluralize
 from swarm.errors import UserError
 from swarm.models.base import Message
 from swarm.multi_agent import scheduler

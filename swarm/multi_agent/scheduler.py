@@ -6,7 +6,7 @@ from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
-from swarm._util.format import align_columns, format_cost
+from swarm._util.terminal import align_columns, format_cost
 from swarm._util.threads import run_concurrently
 from swarm.errors import UserError
 from swarm.models.base import (

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from swarm._util.files import conf_folder, find_path, name_fault, read_yaml
-from swarm._util.format import format_table
+from swarm._util.terminal import format_table
 from swarm.errors import UserError
 from swarm.merging.lora_math import gram_matrix
 from swarm.pool.adapter import CONFIG_FILE, Adapter, read_adapter

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from swarm._util.files import write_atomic
-from swarm._util.format import format_count, pluralize
+from swarm._util.terminal import format_count, pluralize
 from swarm.report import sections
 from swarm.report.analyses.convergence import (
     coefficient_section,

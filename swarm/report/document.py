@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swarm._util.format import format_number
+from swarm._util.terminal import format_number
 
 Numbers = Sequence[float] | np.ndarray
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from swarm._util.format import format_number
+from swarm._util.terminal import format_number
 from swarm.report.charts import NARROW_SIZE, WIDE_SIZE, legend_key, render_svg, series_classes
 from swarm.report.document import (
     ChangedItem,

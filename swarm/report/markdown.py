@@ -4,8 +4,8 @@ import math
 import re
 from collections.abc import Collection, Sequence
 
-from swarm._util.format import format_sparkline
-from swarm._util.format import format_table as aligned
+from swarm._util.terminal import format_sparkline
+from swarm._util.terminal import format_table as aligned
 from swarm.report.document import (
     ChangedItems,
     Chart,

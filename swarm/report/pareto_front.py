@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm._util.format import format_interval, format_number, pluralize
+from swarm._util.terminal import format_interval, format_number, pluralize
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.report.document import (
     Chart,

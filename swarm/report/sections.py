@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from swarm._util.format import (
+from swarm._util.secrets import clean
+from swarm._util.terminal import (
     format_count,
     format_duration,
     format_interval,
@@ -18,7 +19,6 @@ from swarm._util.format import (
     format_signed,
     pluralize,
 )
-from swarm._util.secrets import clean
 from swarm.errors import UserError
 from swarm.report.analyses.convergence import objective_label, signal_suffix
 from swarm.report.analyses.prompt_efficiency import measure_economy

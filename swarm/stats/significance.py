@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from swarm._util.format import pluralize
+from swarm._util.terminal import pluralize
 
 if TYPE_CHECKING:
     from swarm.stats.answer_values import AnswerMatrix

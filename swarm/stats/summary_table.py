@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swarm._util.format import pluralize
+from swarm._util.terminal import pluralize
 from swarm.errors import InvalidArgument
 from swarm.stats.answer_values import AnswerMatrix, read_answers
 from swarm.stats.intervals import MIN_CLUSTERS, bootstrap_intervals

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hydra.utils import instantiate
 
 from swarm._util.files import short_digest
-from swarm._util.format import format_table
+from swarm._util.terminal import format_table
 from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores
 from swarm.loop.search_inputs import digest_items

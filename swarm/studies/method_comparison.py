@@ -10,7 +10,7 @@ import numpy as np
 from hydra.utils import instantiate
 
 from swarm._util.files import write_atomic, write_json
-from swarm._util.format import format_table
+from swarm._util.terminal import format_table
 from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores
 from swarm.report.charts import render_image

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swarm._util.files import write_atomic, write_json
-from swarm._util.format import format_table
+from swarm._util.terminal import format_table
 from swarm.errors import UserError
 from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from swarm._util.files import write_atomic, write_json
-from swarm._util.format import format_table
+from swarm._util.terminal import format_table
 from swarm.errors import UserError
 from swarm.runs.describe import (
     MAX_DOMAINS,

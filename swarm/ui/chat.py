@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from nicegui import ui
 
-from swarm._util.format import pluralize
-from swarm._util.terminal import escape_control_chars
+from swarm._util.terminal import escape_control_chars, pluralize
 from swarm._util.threads import Cancelled, run_in_thread, start_thread
 from swarm.errors import UserError
 from swarm.moa.chat import ChatOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm._util.files import find_path
-from swarm._util.format import format_interval
+from swarm._util.terminal import format_interval
 from swarm.errors import UserError
 from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_note
 from swarm.pool.pool import Pool

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swarm._util.format import format_duration, format_number
+from swarm._util.terminal import format_duration, format_number
 from swarm.errors import UserError
 from swarm.report.analyses.expert_importance import ExpertImportance, measure_importance
 from swarm.report.document import ChangedItems, TableBlock, TextBlock

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm._util.files import write_json
-from swarm._util.format import format_number, format_signed
+from swarm._util.terminal import format_number, format_signed
 from swarm.errors import UserError
 from swarm.runs.lock import STATUS_FILE, running_info
 from swarm.runs.manifest import replay, state_stamp

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import searches
 
-from swarm._util.format import format_sparkline
+from swarm._util.terminal import format_sparkline
 from swarm.errors import UserError
 from swarm.report import __main__ as entry
 from swarm.report.analyses import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swarm._util.format import pluralize
+from swarm._util.terminal import pluralize
 from swarm.errors import InvalidArgument
 from swarm.models.base import Message
 

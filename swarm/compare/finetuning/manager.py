@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm._util.format import format_duration
+from swarm._util.terminal import format_duration
 from swarm.compare.finetuning.client import ApiKeyRing, FinetuningClient, format_time
 from swarm.compare.finetuning.dataset import (
     MIN_EXAMPLES,

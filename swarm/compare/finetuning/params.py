@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swarm._util.format import align_columns
+from swarm._util.terminal import align_columns
 from swarm.compare.finetuning.dataset import iter_lines, read_training_file
 from swarm.errors import InvalidArgument
 from swarm.models.transport import validate_url

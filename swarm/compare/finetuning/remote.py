@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swarm._util.format import format_duration
+from swarm._util.terminal import format_duration
 from swarm.compare.finetuning.client import ApiKey, ApiKeyRing, FinetuningClient, format_time
 from swarm.compare.finetuning.dataset import read_training_file
 from swarm.compare.finetuning.params import OpenaiTrainingParams

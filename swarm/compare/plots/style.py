@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from matplotlib.figure import Figure
 
 from swarm._util.files import write_atomic
-from swarm._util.format import pluralize
+from swarm._util.terminal import pluralize
 from swarm.errors import InvalidArgument, UserError
 from swarm.report.charts import escape_undrawable, figure_to_bytes, prepare_texts
 from swarm.stats.answer_values import OTHER_ANSWERS, UNSEEN_ANSWERS

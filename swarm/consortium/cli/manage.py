@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from swarm._util.files import write_atomic
-from swarm._util.format import align_columns
-from swarm._util.terminal import escape_control_chars
+from swarm._util.terminal import align_columns, escape_control_chars
 from swarm.consortium.cli import run
 from swarm.consortium.cli.options import (
     build_registry,

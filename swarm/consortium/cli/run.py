@@ -14,8 +14,15 @@ from typing import Any
 import click
 
 from swarm._util.files import write_json
-from swarm._util.format import align_columns, format_cost, pluralize
-from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty, std_streams
+from swarm._util.terminal import (
+    WarningCollector,
+    align_columns,
+    escape_control_chars,
+    format_cost,
+    is_tty,
+    pluralize,
+    std_streams,
+)
 from swarm._util.threads import PeriodicThread
 from swarm.consortium.api import (
     MAX_TOKENS,

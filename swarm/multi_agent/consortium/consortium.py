@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from math import ceil
 from typing import Any
 
-from swarm._util.format import pluralize
+from swarm._util.terminal import pluralize
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Request, Stream, sum_usage, truncate_at_stop
 from swarm.models.trace import Trace

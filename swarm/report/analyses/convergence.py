@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from swarm._util.format import format_number, format_percent, format_signed, pluralize
+from swarm._util.terminal import format_number, format_percent, format_signed, pluralize
 from swarm.report.analyses.trajectories import measure_trajectory, rank_of_origin
 from swarm.report.document import (
     COLOURS,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm._util.format import format_table
+from swarm._util.terminal import format_table
 from swarm.runs.run_reader import RunFolder
 
 MAX_BUDGETS = 5

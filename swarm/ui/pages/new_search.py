@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from nicegui import run, ui
 
+from swarm._util.config_help import first_comment
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
 from swarm.runs.lock import running_info
@@ -61,14 +62,8 @@ OVERRIDE_LINE = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w./@-]*)(=.*)?", re.DOTALL)
 def group_options(group: str) -> dict[str, str]:
     """Return the options of a group with their descriptions, the first comment of each file."""
     return {
-        path.stem: _first_comment(path.read_text(encoding="utf-8"))
-        for path in sorted((conf_folder() / group).glob("*.yaml"))
+        path.stem: first_comment(path) for path in sorted((conf_folder() / group).glob("*.yaml"))
     }
-
-
-def _first_comment(text: str) -> str:
-    first = text.split("\n", 1)[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
 @cache

@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 from fastapi import Query
 from nicegui import run, ui
 
-from swarm._util.format import format_interval, format_number, format_signed, pluralize
 from swarm._util.secrets import clean
+from swarm._util.terminal import format_interval, format_number, format_signed, pluralize
 from swarm.errors import UserError
 from swarm.report.paired_comparison import PairedComparison
 from swarm.report.sections import flatten_keys

@@ -16,7 +16,7 @@ import pytest
 import run_folders
 
 from swarm._util.files import short_digest
-from swarm._util.format import format_number, format_p_value, format_signed
+from swarm._util.terminal import format_number, format_p_value, format_signed
 from swarm.errors import UserError
 from swarm.loop.reporter import buffer_log, flush_log_to
 from swarm.report import __main__ as entry

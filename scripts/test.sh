@@ -13,12 +13,12 @@ status=0
 "$bin/ruff" check . || status=$?
 "$bin/ruff" format --check . || status=$?
 # In parallel with the tests, which often wait for processes.
-types=$(mktemp)
-trap 'rm -rf "$types" "${memory:-}"' EXIT
+types=$(mktemp) memory=
+trap 'rm -rf "$types" ${memory:+"$memory"}' EXIT
 # Searches wait for the disk (fsync) longer than they compute: their folders are in memory where it has
 # room. PYTEST_DEBUG_TEMPROOT=/tmp leaves them on the disk, where they can be looked at afterwards.
 if [ -z "${PYTEST_DEBUG_TEMPROOT:-}" ] && [ -w /dev/shm ]; then
-    room=$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1)
+    room=$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1 || true)
     free=$(awk '/^MemAvailable/ {print $2}' /proc/meminfo)
     if [ "${room:-0}" -gt 4000000 ] && [ "${free:-0}" -gt 12000000 ]; then
         memory=$(mktemp -d /dev/shm/swarm.XXXXXX)

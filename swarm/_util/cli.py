@@ -185,9 +185,13 @@ def run_hydra_entry(main: Callable[[], Any]) -> None:
         return
     try:
         if print_help(sys.argv[1:]):
+            sys.stdout.flush()
             return
     except UserError as error:
         exit_with_error(error)
+    except BrokenPipeError:  # as in `--help | head`; Python would flush again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
     if "dry_run=true" in sys.argv[1:]:
         # Hydra would create the folder before our code runs.
         sys.argv[1:] = [w for w in sys.argv[1:] if not w.lstrip("+").startswith("hydra.run.dir=")]

@@ -86,8 +86,8 @@ def print_help(arguments: Sequence[str]) -> bool:
         UserError: There is no such group.
     """
     wanted = [word.partition("=")[2] for word in arguments if word.startswith("help=")]
-    asked = {"--help", "-h"} & set(arguments) and entry_name() in MAIN_KEYS
-    if not wanted and not asked:  # other entries print their own text
+    # Other entries print their own text.
+    if entry_name() not in MAIN_KEYS or not (wanted or {"--help", "-h"} & set(arguments)):
         return False
     entry = entry_config()
     chosen = _default_options(entry)

@@ -49,7 +49,7 @@ def check_base_models(adapters: Sequence[Adapter], base: "str | NamedModel | Non
     """
     name = name_of(base)
     known = [adapter for adapter in adapters if adapter.base_model]
-    here = [one for one in known if not _is_missing_folder(one.base_model or "")]
+    here = [one for one in known if not is_missing_folder(one.base_model or "")]
     expected = name or next((one.base_model for one in [*here, *known]), None)
     if base is not None and not isinstance(base, str):
         odd = [
@@ -63,7 +63,7 @@ def check_base_models(adapters: Sequence[Adapter], base: "str | NamedModel | Non
         named = adapter.base_model or ""
         if _short_name(named) == _short_name(expected or ""):
             continue
-        if _is_missing_folder(named):
+        if is_missing_folder(named):
             _warn_missing_base(adapter.folder, named, expected)
             continue
         first = next((one.folder for one in known if one.base_model == expected), None)
@@ -212,7 +212,7 @@ def _short_name(base: str) -> str:
     return QUANTIZED_COPY.sub("", parts[-1].lower())
 
 
-def _is_missing_folder(base: str) -> bool:
+def is_missing_folder(base: str) -> bool:
     """Return whether a base model's name can only be a folder, and that does not exist here."""
     is_path = re.match(r"[/\\.~]|[A-Za-z]:[/\\]", base) or len(re.split(r"[/\\]", base)) > 2
     return bool(is_path) and not find_path(base).exists()

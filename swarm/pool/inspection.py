@@ -37,6 +37,7 @@ from swarm.pool.discovery import (
     check_compatible,
     find_equal_experts,
     find_incomplete_part,
+    is_missing_folder,
 )
 
 if TYPE_CHECKING:
@@ -149,7 +150,12 @@ def inspect_folder(folder: str | Path, base: str | None = None) -> PoolInspectio
             readable.append(adapter)
         except UserError as error:
             one.reason = _shorten(error, subfolder)
-    named = Counter(one.base_model for one in readable if one.base_model)
+    # A folder that is not here names no model, as in a search.
+    named = Counter(
+        one.base_model
+        for one in readable
+        if one.base_model and not is_missing_folder(one.base_model)
+    )
     wanted = base or next(iter(max(named.items(), key=lambda item: item[1], default=())), None)
     used = _accept(readable, str(wanted) if wanted else None, experts)
     cosines = _compare(used, experts)

@@ -214,6 +214,11 @@ class RunRecord:
             )
         # A search without iterations has nothing to lose, and may be replaced by another one.
         if self.iterations:
+            if any("prompts_asked" in entry for entry in self.iterations):
+                raise UserError(
+                    f"{self.folder} was written by an earlier version of model-swarms, whose state "
+                    "cannot be resumed; choose another name="
+                )
             self._check_identity(identity)
             self._check_integrity()
         return bool(self.iterations)

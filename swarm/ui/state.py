@@ -63,9 +63,9 @@ class RunNotes:
 
     def __post_init__(self) -> None:
         if any(len(one) > MAX_TAG_LENGTH for one in (self.title, *self.tags)):
-            raise UserError(f"Title and tags may have {MAX_TAG_LENGTH} characters each")
+            raise UserError(f"title and tags: at most {MAX_TAG_LENGTH} characters each")
         if len(self.note) > MAX_NOTE_LENGTH:
-            raise UserError(f"The note may have {MAX_NOTE_LENGTH} characters")
+            raise UserError(f"note: at most {MAX_NOTE_LENGTH} characters")
 
 
 def load_notes(run: Path) -> RunNotes:
@@ -90,10 +90,13 @@ def save_notes(run: Path, notes: RunNotes) -> None:
     """
     if not run.is_dir():
         raise UserError(f"the run {run.name} no longer exists")
-    if notes == RunNotes():
-        (run / NOTES_FILE).unlink(missing_ok=True)
-    else:
+    if notes != RunNotes():
         write_json(run / NOTES_FILE, asdict(notes))
+        return
+    try:
+        (run / NOTES_FILE).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{run.name}: cannot remove the notes: {error.strerror}") from None
 
 
 def delete_run(run: Path) -> None:
@@ -107,7 +110,8 @@ def delete_run(run: Path) -> None:
         raise UserError(f"{run.name} is not a run folder; nothing was deleted")
     if running_info(run) is not None:
         raise UserError(f"{run.name} is running; stop it first")
-    if run.parent.name != RUNS_FOLDER:
+    # A sweep may itself be named as the folder of all runs is.
+    if run.parent.name != RUNS_FOLDER or (run.parent / ".lock").exists():
         raise UserError(
             f"{run.parent.name}/{run.name} belongs to {run.parent.name}, whose results need it; "
             "archive it instead"

@@ -5,6 +5,7 @@ The comparison shows best so far, differing settings and the paired test on shar
 
 import contextlib
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -266,7 +267,10 @@ class RunsTable:
         dialog.close()
         for name in names:
             try:
-                await run.io_bound(delete_run, self._home.run_path(name))
+                path = self._home.run_path(name)
+                if self._home.launcher.is_starting(path):  # not locked yet
+                    raise UserError(f"{name} is starting; stop it first")
+                await run.io_bound(delete_run, path)
             except UserError as error:
                 ui.notify(str(error), type="negative", multi_line=True)
         self.table.selected.clear()
@@ -310,7 +314,7 @@ def _searched_text(row: dict[str, Any]) -> str:
 
 def _group_row(name: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the row of a sweep: state and best of its trials."""
-    best = max((one for one in trials), key=lambda one: one["best"] or 0.0)
+    best = max(trials, key=lambda one: -math.inf if one["best"] is None else one["best"])
     counts = Counter(one["state"] for one in trials)
     state = next((one for one in STATE_COLOURS if counts[one]), "stopped")
     return best | {

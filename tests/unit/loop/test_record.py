@@ -277,3 +277,12 @@ def test_a_position_of_the_search_has_one_number(tmp_path: Path) -> None:
     assert asked[1:] == [("test", 2)]
     ending.score_position_on_test([1.0, 0.0], [1])
     assert asked[2:] == [("test", 1)]
+
+
+def test_a_run_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    record.open_or_resume({}, ["amber", "birch"])
+    facts = {"prompts_asked": 1}
+    record.add_iteration(np.eye(1, 2), np.array([0.5]), {0: [{"id": 7}]}, {}, facts)
+    with pytest.raises(UserError, match="written by an earlier version"):
+        RunRecord(tmp_path).load_state({})

@@ -48,6 +48,8 @@ def test_only_runs_that_are_not_running_are_deleted(tmp_path: Path) -> None:
     output.parent.mkdir()
     output.write_text("said")
     trial = run_folders.folder(tmp_path / "search" / "sweep" / "trial_00")
+    alike = run_folders.folder(tmp_path / "search" / "search" / "trial_00")
+    (alike.parent / ".lock").touch()
     other = tmp_path / "search" / "other"
     other.mkdir()
     (other / "precious.txt").write_text("mine")
@@ -57,6 +59,7 @@ def test_only_runs_that_are_not_running_are_deleted(tmp_path: Path) -> None:
     for path, reason in (
         (run, "is running"),
         (trial, "belongs to sweep"),
+        (alike, "belongs to search"),
         (other, "not a run folder"),
         (link, "not a run folder"),
         (home.run_path("none"), "not a run folder"),

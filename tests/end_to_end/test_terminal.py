@@ -19,7 +19,8 @@ from omegaconf import OmegaConf
 
 from swarm import __version__
 from swarm.__main__ import list_commands
-from swarm._util.cli import COMMAND_EXAMPLES, MAIN_KEYS, normalize_gpu_list
+from swarm._util.cli import COMMAND_EXAMPLES, normalize_gpu_list
+from swarm._util.config_help import MAIN_KEYS
 from swarm._util.files import conf_folder
 from swarm.consortium.cli import COMMANDS, consortium
 

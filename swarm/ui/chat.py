@@ -225,6 +225,8 @@ class AnswerCard:
         worker = self.asking
         if self._over:
             return
+        # Read before the texts: what a worker adds while this draws is drawn by the next refresh.
+        done = worker.state == "done"
         self._text.set_text(escape_control_chars(worker.text))
         self._notes.set_text(
             "\n".join(map(escape_control_chars, [*worker.notes, *worker.turn.warnings]))
@@ -236,7 +238,7 @@ class AnswerCard:
                 _draw_call(self._calls, answer)
         self._stages.set_visibility(self._calls > 0)
         self._stages.set_text(f"Stages: {pluralize(self._calls, 'call')}")
-        if worker.state == "done":
+        if done:
             self._over = True
             self._spinner.set_visibility(False)
             self._wrong.set_text(escape_control_chars(worker.turn.error))

@@ -399,7 +399,11 @@ def read_progress(path: Path) -> tuple[dict[str, Any], str]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         progress_json = about["progress"]
         if about.get("sha256", "") == content_digest(tensors, progress_json):
+            json.loads(progress_json)["evaluations"]  # called otherwise by earlier versions
             return tensors, progress_json
     except (OSError, SafetensorError, KeyError):
         pass
-    raise UserError(f"{path} is damaged; restore it from a copy, or remove it to restart training")
+    raise UserError(
+        f"{path} is damaged, or of an earlier version; restore it from a copy, or remove it to "
+        "restart training"
+    )

@@ -5,8 +5,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from swarm._util.cli import CommandParser
-from swarm.errors import UserError
+from swarm._util.cli import CommandParser, run_command
 
 EPILOG = """No base model is loaded. Exit code 0: a search takes the folder as it is; 1: it would
 refuse it. Norms and cosines are of the updates s B A (Frobenius), over all modules."""
@@ -29,18 +28,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; a `UserError` is printed as one line."""
+    """Run the command and return its exit code."""
     given = build_parser().parse_args(arguments)
     logging.basicConfig(format="warning: %(message)s", level=logging.WARNING)
-    from swarm.pool import inspection
 
-    try:
+    def check_folder() -> int:
+        from swarm.pool import inspection
+
         found = inspection.inspect_folder(given.folder, given.base)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
-    print(found.to_json() if given.json else inspection.format_inspection(found, given.matrix))
-    return 1 if found.fault else 0
+        print(found.to_json() if given.json else inspection.format_inspection(found, given.matrix))
+        return 1 if found.fault else 0
+
+    return run_command(check_folder)
 
 
 if __name__ == "__main__":

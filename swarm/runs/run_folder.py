@@ -118,6 +118,9 @@ SaveFn = Callable[[Sequence[float], Path, dict[str, Any]], None]
 ParticleIndex = tuple[int, int]
 """(iteration, particle)."""
 
+STATE_FORMAT = 2
+"""Version of a state's keys; the first had no number, and cannot be resumed."""
+
 STATE_KEYS = {"identity", "experts", "rounds", "optimizer", "finished", "metrics"}
 
 
@@ -173,6 +176,7 @@ class RunRecord:
             return True
         self.manifest = Manifest(self.folder)
         self.state = {
+            "format": STATE_FORMAT,
             "identity": dict(identity),
             "experts": list(experts),
             "own": len(experts) if own is None else own,
@@ -214,9 +218,9 @@ class RunRecord:
             )
         # A search without iterations has nothing to lose, and may be replaced by another one.
         if self.iterations:
-            if any("prompts_asked" in entry for entry in self.iterations):
+            if self.state.get("format") != STATE_FORMAT:
                 raise UserError(
-                    f"{self.folder} was written by an earlier version of model-swarms, whose state "
+                    f"{self.folder} was written by another version of model-swarms, whose state "
                     "cannot be resumed; choose another name="
                 )
             self._check_identity(identity)

@@ -7,7 +7,12 @@ from typing import Any
 
 from swarm._util.terminal import format_duration, format_number
 from swarm.errors import UserError
-from swarm.report.analyses.expert_importance import ExpertImportance, measure_importance
+from swarm.report.analyses.expert_importance import (
+    RELIABLE_POSITIONS,
+    RELIABLE_R2,
+    ExpertImportance,
+    measure_importance,
+)
 from swarm.report.document import ChangedItems, TableBlock, TextBlock
 from swarm.report.html import render_changed_items
 from swarm.report.paired_comparison import PairedComparison, changed_items_section
@@ -167,7 +172,10 @@ def describe_importance(found: ExpertImportance) -> str:
         f"{max(0.0, found.r2):.0%} (leave-one-out)."
     )
     if not found.reliable:
-        sentence += " That is too little: do not interpret the importances."
+        sentence += (
+            f" At least {RELIABLE_POSITIONS} positions and {RELIABLE_R2:.0%} are needed: do not "
+            "interpret the importances."
+        )
     return sentence
 
 

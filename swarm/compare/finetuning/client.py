@@ -192,13 +192,13 @@ class FinetuningClient:
 def _object_reader(*keys: str) -> Callable[[int, Any, float], Any]:
     """Return a reader that checks that the response is an object with these keys."""
 
-    def check_object(number: int, told: Any, seconds: float) -> Any:
-        if not isinstance(told, dict):
+    def check_object(number: int, response: Any, seconds: float) -> Any:
+        if not isinstance(response, dict):
             raise MalformedResponse("it is not an object")
         for key in keys:
-            if not isinstance(told.get(key), list if key == "data" else str):
+            if not isinstance(response.get(key), list if key == "data" else str):
                 raise MalformedResponse(f"it has no {key!r}")
-        return told
+        return response
 
     return check_object
 

@@ -19,6 +19,7 @@ from swarm.runs.manifest import (
     MANIFEST_FILE,
     Manifest,
     answers_path,
+    encode_state,
     read_state,
     replay,
 )
@@ -279,10 +280,14 @@ def test_a_position_of_the_search_has_one_number(tmp_path: Path) -> None:
     assert asked[2:] == [("test", 1)]
 
 
-def test_a_run_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_run_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
     record = RunRecord(tmp_path)
     record.open_or_resume({}, ["amber", "birch"])
-    facts = {"prompts_asked": 1}
-    record.add_iteration(np.eye(1, 2), np.array([0.5]), {0: [{"id": 7}]}, {}, facts)
-    with pytest.raises(UserError, match="written by an earlier version"):
+    record.add_iteration(np.eye(1, 2), np.array([0.5]), {0: [{"id": 7}]}, {}, {})
+    assert RunRecord(tmp_path).load_state({})
+    state = read_state(tmp_path)
+    assert state
+    (tmp_path / "rounds.jsonl").unlink(missing_ok=True)
+    (tmp_path / "state.json").write_bytes(encode_state({**state, "format": 1}))
+    with pytest.raises(UserError, match="written by another version"):
         RunRecord(tmp_path).load_state({})

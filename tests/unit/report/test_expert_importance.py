@@ -1,5 +1,6 @@
 """Importance of experts: total Sobol' indices of known functions."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,8 @@ def test_a_run_is_measured_and_small_runs_are_not(tmp_path: Path) -> None:
     assert found is not None and found.reliable and found.positions > 12
     assert found.experts[0] == run.experts[2] and found.shares[0] > 0.8
     assert expert_importance.measure_importance(run) == found  # the same draws each time
+    assert not dataclasses.replace(found, positions=29).reliable
+    assert not dataclasses.replace(found, r2=0.19).reliable
     run.utilities[:] = 0.5
     assert expert_importance.measure_importance(run) is None
     small = RunFolder(run_folders.folder(tmp_path / "small", particles=4, iterations=1))

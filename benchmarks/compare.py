@@ -1,12 +1,16 @@
-"""Experiments on a loopback endpoint beside those of llmcomp: the same script, another import line.
+"""Compare swarm.compare with llmcomp and a plain aiohttp client on a loopback endpoint.
 
-    python benchmarks/compare.py --llmcomp PYTHON [--count 3000] [--repeats 3]
+    python benchmarks/compare.py [--llmcomp PYTHON] [--count 1000,3000,10000] [--repeats 5]
 
-PYTHON is that of an environment with llmcomp (pip install llmcomp; it brings 6 GB, and for what is
-measured here this does: pip install --no-deps llmcomp && pip install backoff filelock matplotlib
-openai pandas pyyaml tqdm). Each measurement is a process of its own, those of both packages in
-turn; the endpoint is another process. Seconds are those of `Question.df` alone, imports left out;
-CPU seconds are the experiment's process's.
+The script is the same for both packages except for its import line; aiohttp sends the same requests
+without retries, limits or cache (benchmarks/throughput.py). Each measurement is a process of its
+own, those of all ways in turn; the endpoint is another process. Seconds are those of `Question.df`
+alone, without imports; CPU seconds are those of the experiment's process. Ratios are those of
+measurements that follow each other, median and range.
+
+PYTHON is that of an environment with llmcomp (`pip install llmcomp` needs 6 GB; enough here:
+`pip install --no-deps llmcomp` and `pip install backoff filelock matplotlib openai pandas pyyaml
+tqdm`). Without it, only swarm.compare and aiohttp are measured.
 """
 
 import argparse
@@ -17,7 +21,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from throughput import Chat, endpoint, serve
 from timing import machine
@@ -45,9 +51,27 @@ def ask(samples, paraphrases, name):
     return taken
 
 if given.get("first"):
-    # The endpoint is known, the code is loaded, a frame was made.
+    # Finds the endpoint, loads the code and makes a frame.
     ask(3, 1, "first")
 print(json.dumps([ask(samples, given["paraphrases"], "asked") for samples in given["samples"]]))
+"""
+
+BARE = """
+import asyncio, json, sys, time
+sys.path.insert(0, {folder!r})
+from throughput import bare
+given = json.loads(sys.argv[1])
+[samples] = given["samples"]
+
+def ask(samples):
+    cpu, wall = time.process_time(), time.perf_counter()
+    texts = asyncio.run(bare(given["url"], ["What is 0 + 1?"] * samples, given["workers"]))
+    taken = [time.perf_counter() - wall, time.process_time() - cpu]
+    assert texts == ["so: What is 0 + 1?"] * samples
+    return taken
+
+ask(3)
+print(json.dumps([ask(samples)]))
 """
 
 IMPORT = """
@@ -59,20 +83,20 @@ print(time.perf_counter() - wall)
 
 
 class Counting(Chat):
-    """Says how many requests came, where it is asked for that."""
+    """Returns the number of requests so far where it is asked for that."""
 
-    came = 0
+    count = 0
 
     def said(self, prompt: bytes) -> bytes:
-        """The answer to a prompt."""
+        """Return the answer to a prompt."""
         if prompt != HOW_MANY:
-            Counting.came += 1
+            Counting.count += 1
             return super().said(prompt)
-        return super().said(b"%d" % Counting.came)
+        return super().said(b"%d" % Counting.count)
 
 
-def came(url: str) -> int:
-    """The requests that an endpoint has had."""
+def count_requests(url: str) -> int:
+    """Return the number of requests that an endpoint has received."""
     from swarm.models.base import Request
     from swarm.models.openai import OpenAI
 
@@ -81,14 +105,15 @@ def came(url: str) -> int:
 
 
 class Packages:
-    """Ours and llmcomp, each with its Python."""
+    """The packages that are compared, each with its Python."""
 
-    def __init__(self, llmcomp: str) -> None:
-        self.pythons = {"swarm.compare": sys.executable, "llmcomp": llmcomp}
+    def __init__(self, llmcomp: str | None) -> None:
+        self.pythons = {"swarm.compare": sys.executable} | ({"llmcomp": llmcomp} if llmcomp else {})
 
-    def run(self, package: str, script: str, **given: object) -> object:
-        """What a script prints in a process of its own."""
-        command = [self.pythons[package], "-W", "ignore", "-c", script.format(package=package)]
+    def run(self, package: str, script: str, **given: object) -> Any:
+        """Return what a script prints in a process of its own."""
+        code = script.format(package=package, folder=str(Path(__file__).parent))
+        command = [self.pythons.get(package, sys.executable), "-W", "ignore", "-c", code]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             [*command, json.dumps(given)],
@@ -102,42 +127,52 @@ class Packages:
         return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def show(what: str, found: dict[str, list[list[float]]], count: int) -> None:
-    """A row: the median of each package, its range, and how many times it is ours."""
-    cells, middle = [], {}
-    for package, taken in found.items():
-        walls = sorted(wall for wall, _ in taken)
-        middle[package] = statistics.median(walls)
-        least, most = (f"{count / wall:,.0f}" for wall in (walls[-1], walls[0]))
-        rates = f"{count / middle[package]:,.0f}/s ({least} to {most})"
-        cpu = statistics.median(cpu for _, cpu in taken)
-        cells.append(f"{middle[package]:.3g} s, {cpu:.3g} CPU s, {rates}")
-    ratio = middle["llmcomp"] / middle["swarm.compare"]
-    print(f"| {what} | {' | '.join(cells)} | {ratio:.1f} |", flush=True)
+Times = dict[str, list[list[float]]]
+"""For each way, the wall and CPU seconds of each repetition."""
 
 
-def asked(packages: Packages, url: str, workers: int, count: int, repeats: int) -> dict[str, list]:
-    """Seconds of so many new answers, in turn."""
-    found: dict[str, list] = {package: [] for package in packages.pythons}
+def spread(values: Sequence[float], format: str = ".3g") -> str:
+    """Return the median and the range."""
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):{format}} [{low:{format}}, {high:{format}}]"
+
+
+def ratios(found: Times, column: int, other: str) -> str:
+    """Return the ratios of another way to swarm.compare, repetition by repetition."""
+    if other not in found:
+        return ""
+    mine = found["swarm.compare"]
+    pairs = zip(found[other], mine, strict=True)
+    return spread([theirs[column] / one[column] for theirs, one in pairs])
+
+
+def show(what: str, found: Times, count: int) -> None:
+    """Print a row for each way: seconds, CPU ms per request, and ratios to swarm.compare."""
+    for way, taken in found.items():
+        wall, cpu = zip(*taken, strict=True)
+        cells = [what, way, spread(wall), spread([1000 * one / count for one in cpu])]
+        if way == "swarm.compare":
+            cells += ["", ""]
+        else:
+            cells += [ratios(found, 1, way), ratios(found, 0, way)]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def measure_new(packages: Packages, url: str, workers: int, count: int, repeats: int) -> Times:
+    """Return the seconds of `count` new answers, in turn."""
+    found: Times = {way: [] for way in (*packages.pythons, "aiohttp")}
+    given = {"url": url, "workers": workers, "paraphrases": 1, "samples": [count]}
     for _ in range(repeats):
-        for package, taken in found.items():
+        for way, taken in found.items():
+            script = BARE if way == "aiohttp" else SCRIPT
             with tempfile.TemporaryDirectory() as cache:
-                taken += packages.run(
-                    package,
-                    SCRIPT,
-                    url=url,
-                    cache=cache,
-                    workers=workers,
-                    paraphrases=1,
-                    samples=[count],
-                    first=True,
-                )
+                taken += packages.run(way, script, cache=cache, first=True, **given)
     return found
 
 
-def kept(packages: Packages, count: int, repeats: int) -> dict[str, list]:
-    """Seconds of so many answers that are kept, in turn; each after a first look in its process."""
-    found: dict[str, list] = {package: [] for package in packages.pythons}
+def measure_cached(packages: Packages, count: int, repeats: int) -> Times:
+    """Return the seconds of `count` cached answers, in turn; each after one read in its process."""
+    found: Times = {package: [] for package in packages.pythons}
     with endpoint(0.0, __file__) as url, tempfile.TemporaryDirectory() as cache:
         given = {"url": url, "workers": 100, "paraphrases": 10, "samples": [count // 10] * 2}
         for package in found:
@@ -149,60 +184,63 @@ def kept(packages: Packages, count: int, repeats: int) -> dict[str, list]:
     return found
 
 
-def raised(packages: Packages) -> dict[str, int]:
-    """Requests that 4 samples of 2 paraphrases cost where 3 are kept."""
+def requests_of_more_samples(packages: Packages) -> dict[str, int]:
+    """Return the requests for 4 samples of 2 paraphrases when 3 are cached."""
     found = {}
     for package in packages.pythons:
         with endpoint(0.0, __file__) as url, tempfile.TemporaryDirectory() as cache:
             given = {"url": url, "cache": cache, "workers": 100, "paraphrases": 2}
             packages.run(package, SCRIPT, samples=[3], **given)
-            before = came(url)
+            before = count_requests(url)
             packages.run(package, SCRIPT, samples=[3], **given)
-            # What a process asks before it asks anything is not counted.
-            start, before = came(url) - before, came(url)
+            # Requests that a process sends before its first question are not counted.
+            start, before = count_requests(url) - before, count_requests(url)
             packages.run(package, SCRIPT, samples=[4], **given)
-            found[package] = came(url) - before - start
+            found[package] = count_requests(url) - before - start
     return found
 
 
-def imported(packages: Packages, repeats: int) -> dict[str, list]:
-    """Seconds of the import, in turn, each after one that compiled."""
-    found: dict[str, list] = {package: [] for package in packages.pythons}
+def measure_imports(packages: Packages, repeats: int) -> Times:
+    """Return the seconds of the import, in turn, each after one that compiled."""
+    found: Times = {package: [] for package in packages.pythons}
     for number in range(repeats + 1):
         for package, taken in found.items():
-            wall = float(str(packages.run(package, IMPORT)))
+            wall = float(packages.run(package, IMPORT))
             taken += [[wall, wall]] if number else []
     return found
 
 
 def main() -> None:
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--llmcomp", help="the python of an environment with llmcomp")
-    parser.add_argument("--count", type=int, default=3000, help="new answers per repetition")
-    parser.add_argument("--kept", type=int, default=10_000, help="number of cached answers read")
-    parser.add_argument("--workers", default="100,400", help="concurrency")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--count", default="1000,3000,10000", help="new answers (%(default)s)")
+    parser.add_argument("--cached", type=int, default=10_000, help="cached answers (%(default)s)")
+    parser.add_argument("--workers", default="100", help="concurrency (%(default)s)")
+    parser.add_argument("--latency", default="0,100", help="of the endpoint, ms (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--serve", type=float, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
         return asyncio.run(serve(options.serve, Counting))
-    if not options.llmcomp:
-        parser.error("--llmcomp PYTHON is missing: the python of an environment with llmcomp")
     packages, repeats = Packages(options.llmcomp), options.repeats
-    print(machine())
-    print("| | swarm.compare | llmcomp | times |\n| --- | --- | --- | --- |")
-    show("import", imported(packages, repeats), 1)
-    print(
-        "| 3 to 4 samples of 2 paraphrases | {} requests | {} requests | |".format(
-            *raised(packages).values()
-        )
+    print(f"{machine()}; median [range] of {repeats}")
+    print("| | way | seconds | CPU ms each | CPU: ratio to swarm.compare | wall: ratio |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    show("import", measure_imports(packages, repeats), 1)
+    show(
+        f"{options.cached} cached",
+        measure_cached(packages, options.cached, repeats),
+        options.cached,
     )
-    show(f"{options.kept} kept answers", kept(packages, options.kept, repeats), options.kept)
-    for wait in (0.0, 0.1):
-        with endpoint(wait, __file__) as url:
+    for wait in map(float, options.latency.split(",")):
+        with endpoint(wait / 1000, __file__) as url:
             for workers in map(int, options.workers.split(",")):
-                found = asked(packages, url, workers, options.count, repeats)
-                show(f"{1000 * wait:.0f} ms, {workers} at once", found, options.count)
+                for count in map(int, options.count.split(",")):
+                    found = measure_new(packages, url, workers, count, repeats)
+                    show(f"{wait:.0f} ms, {workers} at once, {count}", found, count)
+    for package, number in requests_of_more_samples(packages).items():
+        print(f"{package}: {number} requests for 4 samples of 2 paraphrases when 3 are cached")
 
 
 if __name__ == "__main__":

@@ -88,15 +88,16 @@ class Simulated:
 
     def judged(self, question: str, shown: list[tuple[str, str]], text: str) -> str:
         own = chance(self.name, "judges", question)
-        tells = own.random() < self.judging
-        merit = {n: (tells and letter == right(question), own.random()) for n, letter in shown}
+        recognizes = own.random() < self.judging
+        answer = right(question)
+        merit = {n: (recognizes and letter == answer, own.random()) for n, letter in shown}
         order = sorted(merit, key=lambda number: merit[number], reverse=True)
         if "<synthesis>" not in text:
             return " > ".join(order) if "2 > 3 > 1" in text else order[0]
-        if "The ranking: " in text and not tells:  # a chair that cannot tell goes by its members
+        if "The ranking: " in text and not recognizes:  # such a chair follows its members
             order = re.findall(r"\d+", text.split("The ranking: ")[1].split("\n")[0])
         letter = dict(shown)[order[0]]
-        sure = 0.95 if tells and merit[order[0]][0] else 0.5
+        sure = 0.95 if recognizes and merit[order[0]][0] else 0.5
         return f"<synthesis>The answer is {letter}</synthesis><confidence>{sure}</confidence>"
 
 
@@ -122,5 +123,5 @@ for scene, (skills, correlation, judging) in SCENES.items():
         hits, calls = scores(Consortium(slots, arbiter, strategy))
         found = paired_test(hits, best)
         gain = f"{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
-        worth = "better" if found.low > 0 else "worse" if found.high < 0 else "not told apart"
-        print(f"  {strategy:12} {sum(hits) / QUESTIONS:.3f}  {gain} {worth:15}{calls:5.1f} calls")
+        worth = "better" if found.low > 0 else "worse" if found.high < 0 else "no difference"
+        print(f"  {strategy:12} {sum(hits) / QUESTIONS:.3f}  {gain} {worth:14}{calls:5.1f} calls")

@@ -10,8 +10,9 @@ model all parts but memory run in seconds.
 correctness  all plans, spaces and groups against explicitly merged weights, greedy texts against
              transformers' `generate`, gradients against autograd on merged weights, two processes
 speed        an iteration (20 particles, 10 experts, 200 items, prompts of 150 tokens; choices, and
-             200 new tokens) against the reference procedure and against plain inference of one
-             model; shares of the device's matmul and copy rates; a step; a change of positions
+             200 new tokens) in the jobs of a search, against the reference procedure and against
+             plain inference of one model; prefill as a share of the device's matmul rate and decode
+             of its copy rate; a step; a change of positions
 memory       peak memory against the estimate of a dry run
 plan         the automatic plan against the three it chooses from
 """
@@ -44,6 +45,7 @@ from swarm.engine.base_model import BaseModel, make_head_contiguous
 from swarm.engine.hf import HFEngine
 from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.loop.cost_model import SearchWorkload, estimate_memory, read_model_shape
+from swarm.loop.evaluator import Batching
 from swarm.models.base import Example, Request
 from swarm.optimizers.pso import ParticleSwarm
 
@@ -87,7 +89,14 @@ LETTERS = (" A", " B", " C", " D")
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of one iteration; tokens are those of a byte-level tokenizer, about a byte each."""
+    """Sizes of one iteration; tokens are those of a byte-level tokenizer, about a byte each.
+
+    Attributes:
+        job_particles, job_items: Positions and items of a job, as in conf/search.yaml.
+        plan_items: Items per particle at which the plans are compared.
+        matrix: Side of the square matrices whose product is the device's matmul rate.
+        copied: Number of float32 values whose copy is the device's copy rate.
+    """
 
     particles: int = 20
     experts: int = 10
@@ -97,9 +106,28 @@ class Workload:
     prompt: int = 150
     new: int = 200
     repeats: int = 3
+    job_particles: int = 5
+    job_items: int = 50
+    plan_items: tuple[int, ...] = (4, 25, 100, 200)
+    matrix: int = 8192
+    copied: int = 1 << 28
 
 
-QUICK = Workload(3, 3, 2, 4, 4, 24, 4, 1)
+QUICK = Workload(
+    particles=3,
+    experts=3,
+    rank=2,
+    items=4,
+    text_items=4,
+    prompt=24,
+    new=4,
+    repeats=1,
+    job_particles=2,
+    job_items=3,
+    plan_items=(2, 3),
+    matrix=256,
+    copied=1 << 20,
+)
 """The sizes of `--quick`."""
 
 
@@ -384,7 +412,7 @@ def check_processes(name: str, device: str, work: Workload) -> dict:
     return {"case": "two processes on one device", "error": error, "passed": error <= 1e-5}
 
 
-def correctness(name: str, device: str, work: Workload, quick: bool) -> dict:
+def correctness(name: str, device: str, work: Workload) -> dict:
     """Run all comparisons of a model that is small enough to be held several times."""
     rows = [{"type": "float32", **row} for row in check_answers(name, device, work, "float32")]
     rows += [{"type": "bfloat16", **row} for row in check_answers(name, device, work, "bfloat16")]
@@ -403,8 +431,17 @@ def synchronize(device: str) -> None:
 
 
 def answer(engine: HFEngine, positions: np.ndarray, asked: Sequence[Request]) -> None:
-    """Answer the same requests at all positions."""
+    """Answer the same requests at all positions, together."""
     engine.generate(positions, [asked] * len(positions))
+
+
+def answer_jobs(
+    engine: HFEngine, positions: np.ndarray, asked: Sequence[Request], work: Workload
+) -> None:
+    """Answer the same requests at all positions, in the jobs of a search."""
+    cut = Batching(work.job_particles, work.job_items)
+    for job in cut.split_jobs(positions.tolist(), "dev", len(asked)):
+        answer(engine, np.array(job.positions), [asked[item] for item in job.items])
 
 
 def time_call(act: Callable[[], object], device: str, repeats: int = 1) -> float:
@@ -419,12 +456,12 @@ def time_call(act: Callable[[], object], device: str, repeats: int = 1) -> float
     return statistics.median(seconds)
 
 
-def device_rates(device: str, dtype: str, quick: bool) -> tuple[float, float]:
+def device_rates(device: str, dtype: str, work: Workload) -> tuple[float, float]:
     """Return FLOP/s of a large matmul, and bytes per second that a copy reads and writes."""
-    side = 256 if quick else 8192
+    side = work.matrix
     kind = getattr(torch, dtype)
     left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
-    source = torch.zeros(1 << (20 if quick else 28), device=device)
+    source = torch.zeros(work.copied, device=device)
     sink = torch.empty_like(source)
     for _ in range(3):
         left @ right
@@ -492,26 +529,25 @@ def merge_on_disk(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
         save_file(total, folder / f"{number}")
 
 
-def speed(name: str, device: str, work: Workload, quick: bool) -> dict:
+def speed(name: str, device: str, work: Workload) -> dict:
     """Time a whole iteration, the reference procedure, plain inference, a step and a change."""
     dtype = "float32" if device == "cpu" else "bfloat16"
-    flops, bandwidth = device_rates(device, dtype, quick)
+    flops, bandwidth = device_rates(device, dtype, work)
     engine, positions, _ = open_engine(name, dtype, device, work, "auto", "delta", "global")
     plain = HFEngine("swap")
     plain.load_base(find_base(name, dtype), device, {}, "random")
-    shape = read_model_shape(engine._model.config.to_dict())
     found: dict[str, Any] = {"matmul FLOP/s": flops, "copy bytes/s": bandwidth, "dtype": dtype}
     scratch = Path(tempfile.mkdtemp(prefix="model-swarms-gpu-"))
     try:
         for kind, items, new in (("choices", work.items, 0), ("text", work.text_items, work.new)):
             asked = [Request(p, new, () if new else LETTERS) for p in prompts_of(work, items)]
             theirs = reference_seconds(name, dtype, device, work, items, new or 10, scratch)
-            found[kind] = time_iteration(engine, plain, positions, asked, device, work.repeats)
+            found[kind] = time_iteration(engine, plain, positions, asked, device, work)
+            found[kind] |= phase_shares(engine, positions, asked, device, work, flops, bandwidth)
             found[kind]["items"], found[kind]["reference"] = items, theirs
             found[kind]["times the reference"] = theirs["iteration"] / found[kind]["seconds"]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    found |= rates(found, work, shape, flops, bandwidth, 4 if dtype == "float32" else 2)
     found |= change_seconds(engine, torch.tensor(positions), device)
     found["optimizer step, s"] = step_seconds(work)
     shares = [found[kind]["share of plain"] for kind in ("choices", "text")]
@@ -529,14 +565,17 @@ def time_iteration(
     positions: np.ndarray,
     asked: Sequence[Request],
     device: str,
-    repeats: int,
+    work: Workload,
 ) -> dict:
-    """Time all positions on all requests, and one model on as many requests, interleaved."""
-    ours = partial(answer, engine, positions, asked)
+    """Time all positions on all requests, and one model on as many requests, interleaved.
+
+    The positions are answered in the jobs of a search, the plain model's requests in one call.
+    """
+    ours = partial(answer_jobs, engine, positions, asked, work)
     alone = partial(answer, plain, np.zeros((1, 0)), [*asked] * len(positions))
     ours()
     alone()
-    times = [(time_call(ours, device), time_call(alone, device)) for _ in range(repeats)]
+    times = [(time_call(ours, device), time_call(alone, device)) for _ in range(work.repeats)]
     mine, single = (statistics.median(column) for column in zip(*times, strict=True))
     return {"seconds": mine, "plain seconds": single, "share of plain": single / mine}
 
@@ -552,24 +591,84 @@ def change_seconds(engine: HFEngine, chosen: torch.Tensor, device: str) -> dict[
     return {name: time_call(act, device, 5) for name, act in ways.items()}
 
 
-def rates(
-    found: Mapping, work: Workload, shape: Any, flops: float, bandwidth: float, size: int
+@dataclass
+class Forward:
+    """One call of the model: its start, rows, tokens read per row, and tokens attended to."""
+
+    began: float
+    rows: int
+    width: int
+    length: int
+    seconds: float = 0.0
+
+
+def record_forwards(model: Any, act: Callable[[], object], device: str) -> list[Forward]:
+    """Return the model's calls during `act`; each lasts until the next one begins.
+
+    So the seconds include what is done between calls, such as choosing tokens.
+    """
+    calls: list[Forward] = []
+
+    def note(_: Any, __: Any, given: Mapping[str, Any]) -> None:
+        rows, width = given["input_ids"].shape
+        mask = given.get("attention_mask")
+        synchronize(device)
+        length = width if mask is None else mask.shape[1]
+        calls.append(Forward(time.perf_counter(), rows, width, length))
+
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        act()
+        synchronize(device)
+        ends = [*(one.began for one in calls[1:]), time.perf_counter()]
+    finally:
+        hook.remove()
+    for one, end in zip(calls, ends, strict=True):
+        one.seconds = end - one.began
+    return calls
+
+
+def phase_shares(
+    engine: HFEngine,
+    positions: np.ndarray,
+    asked: Sequence[Request],
+    device: str,
+    work: Workload,
+    flops: float,
+    bandwidth: float,
 ) -> dict:
-    """Return the shares of the measured rates that prefill and decode reach."""
-    rows = work.particles * work.items
-    prefill = 2 * shape.linear_weights * rows * work.prompt / found["choices"]["seconds"]
-    scale = found["text"]["items"] / work.items
-    decode = found["text"]["seconds"] - scale * found["choices"]["seconds"]
-    tokens = work.particles * found["text"]["items"] * work.new
-    if decode <= 0:  # at sizes at which a few tokens cost nothing
-        return {"prefill share of matmul rate": prefill / flops}
-    return {
-        "prefill share of matmul rate": prefill / flops,
-        "decoded tokens/s": tokens / decode,
-        # Arithmetic of decoding by the same measure; the bytes read depend on the batch's size.
-        "decode share of matmul rate": 2 * shape.linear_weights * tokens / decode / flops,
-        "weights read at the copy rate, s": shape.parameter_count * size / bandwidth,
+    """Return the plan and batches of a job, and the shares of the measured rates it reaches.
+
+    Prefill is compared with the matmul rate by the arithmetic of the model's own weights; decode
+    with the copy rate by the bytes that its steps read: weights, factors and cache.
+    """
+    few, asked = positions[: work.job_particles], asked[: work.job_items]
+    model, shape = engine._model, read_model_shape(engine._model.config.to_dict())
+    calls = record_forwards(model, partial(answer, engine, few, asked), device)
+    layers = engine._stack._layers.values()
+    factors = sum(t.nbytes for one in layers for t in (one.down, one.up) if t is not None)
+    size = model.dtype.itemsize
+    fixed = (shape.linear_weights + shape.head_weights) * size + factors
+    reads, steps = [one for one in calls if one.width > 1], [one for one in calls if one.width == 1]
+    arithmetic = sum(
+        2 * one.rows * (shape.linear_weights * one.width + shape.head_weights) for one in reads
+    )
+    found = {
+        "plan": engine._choose_plan([asked] * len(few)),
+        "tokens per batch": engine._budget,
+        "rows per batch": max(one.rows for one in calls),
+        "prefill share of matmul rate": arithmetic / sum(one.seconds for one in reads) / flops,
     }
+    if asked[0].max_new_tokens and steps:
+        traffic = sum(fixed + one.rows * one.length * shape.kv_cache_width * size for one in steps)
+        seconds = sum(one.seconds for one in steps)
+        found |= {
+            "decode steps": len(steps),
+            "bytes per step": traffic / len(steps),
+            "decoded tokens/s": sum(one.rows for one in steps) / seconds,
+            "decode share of copy rate": traffic / seconds / bandwidth,
+        }
+    return found
 
 
 def step_seconds(work: Workload) -> float:
@@ -589,7 +688,7 @@ def step_seconds(work: Workload) -> float:
 # Memory and plan
 
 
-def memory(name: str, device: str, work: Workload, quick: bool) -> dict:
+def memory(name: str, device: str, work: Workload) -> dict:
     """Compare the peak of one job with the estimate that a dry run prints."""
     if device == "cpu":
         return {"skipped": "a CPU does not count the memory of a process's tensors"}
@@ -599,9 +698,9 @@ def memory(name: str, device: str, work: Workload, quick: bool) -> dict:
     engine, positions, basis = open_engine(
         name, "bfloat16", device, work, "stacked", "factor", "global"
     )
-    asked = [Request(p, work.new) for p in prompts_of(work, min(50, work.items))]
-    few = positions[:5]
-    engine.generate(few, [asked] * len(few))
+    asked = [Request(p, work.new) for p in prompts_of(work, min(work.job_items, work.items))]
+    few = positions[: work.job_particles]
+    answer(engine, few, asked)
     peak = torch.cuda.max_memory_allocated() - before
     adapted = sum(down.shape[-1] * up.shape[-2] for down, up, _ in basis.values())
     adapter = sum(down[0].numel() + up[0].numel() for down, up, _ in basis.values())
@@ -615,6 +714,7 @@ def memory(name: str, device: str, work: Workload, quick: bool) -> dict:
         new=work.new,
         job_particles=len(few),
         job_items=len(asked),
+        max_tokens=engine._budget,
     )
     parts = estimate_memory(read_model_shape(engine._model.config.to_dict()), workload)
     estimate = sum(parts.values())
@@ -627,13 +727,13 @@ def memory(name: str, device: str, work: Workload, quick: bool) -> dict:
     }
 
 
-def plan(name: str, device: str, work: Workload, quick: bool) -> dict:
+def plan(name: str, device: str, work: Workload) -> dict:
     """Compare the automatic plan with the three it chooses from."""
     dtype = "float32" if device == "cpu" else "bfloat16"
     engine, positions, _ = open_engine(name, dtype, device, work, "auto", "delta", "global")
     rows = []
-    few = positions[:5]
-    for count in (2, 3) if quick else (4, 25, 100, 200):
+    few = positions[: work.job_particles]
+    for count in work.plan_items:
         asked = [Request(p, min(16, work.new)) for p in prompts_of(work, count)]
         seconds: dict[str, list[float]] = {one: [] for one in ("swap", "merged", "stacked", "auto")}
         for turn in range(work.repeats + 1):
@@ -644,11 +744,15 @@ def plan(name: str, device: str, work: Workload, quick: bool) -> dict:
                     taken.append(spent)
         medians = {one: statistics.median(taken) for one, taken in seconds.items()}
         best = min(medians[one] for one in ("swap", "merged", "stacked"))
-        rows.append({"items": count, **medians, "auto / best": medians["auto"] / best})
+        engine.plan = "auto"
+        chosen = engine._choose_plan([asked] * len(few))
+        rows.append(
+            {"items": count, **medians, "chosen": chosen, "auto / best": medians["auto"] / best}
+        )
     return {"rows": rows, "passed": all(row["auto / best"] <= 1.10 for row in rows)}
 
 
-PARTS: dict[str, Callable[[str, str, Workload, bool], dict]] = {
+PARTS: dict[str, Callable[[str, str, Workload], dict]] = {
     "correctness": correctness,
     "speed": speed,
     "memory": memory,
@@ -737,16 +841,16 @@ def main() -> None:
             if time.monotonic() > end:
                 print(f"{name}, {part}: not begun, as {options.minutes:g} minutes have passed")
                 continue
-            run_part(name, part, options.device, options.quick, file)
+            run_part(name, part, options.device, workload_of(name, options.quick), file)
     print(write_tables(options.out))
 
 
-def run_part(name: str, part: str, device: str, quick: bool, file: Path) -> None:
+def run_part(name: str, part: str, device: str, work: Workload, file: Path) -> None:
     """Run one part and write its result; an error is printed and leaves no file."""
     print(f"{name}, {part} ...", flush=True)
-    began, work = time.monotonic(), workload_of(name, quick)
+    began = time.monotonic()
     try:
-        result = PARTS[part](name, device, work, quick)
+        result = PARTS[part](name, device, work)
     except Exception as error:  # one part must not end the others
         print(f"{name}, {part}: {type(error).__name__}: {error}", file=sys.stderr)
         return

@@ -111,5 +111,9 @@ def test_gpu_benchmark_runs_on_a_cpu_and_needs_few_packages(tmp_path: Path) -> N
     assert sorted(results) == ["tiny_correctness", "tiny_memory", "tiny_plan", "tiny_speed"]
     correct = results["tiny_correctness"]["result"]
     assert correct["passed"] and len(correct["rows"]) == 29, out
-    assert results["tiny_speed"]["result"]["text"]["share of plain"] > 0
+    text = results["tiny_speed"]["result"]["text"]
+    assert text["share of plain"] > 0 and 0 < text["decode share of copy rate"] < 1
+    # A job of 2 positions and 3 items in one stacked batch, as a search would answer it.
+    assert text["plan"] == "stacked" and text["rows per batch"] == 6 and text["decode steps"] == 3
+    assert [row["items"] for row in results["tiny_plan"]["result"]["rows"]] == [2, 3]
     assert "tiny, correctness ..." in out and "tiny, correctness ..." not in run_again()

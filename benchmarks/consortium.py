@@ -123,5 +123,5 @@ for scene, (skills, correlation, judging) in SCENES.items():
         hits, calls = scores(Consortium(slots, arbiter, strategy))
         found = paired_test(hits, best)
         gain = f"{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
-        worth = "better" if found.low > 0 else "worse" if found.high < 0 else "no difference"
-        print(f"  {strategy:12} {sum(hits) / QUESTIONS:.3f}  {gain} {worth:14}{calls:5.1f} calls")
+        worth = "better" if found.low > 0 else "worse" if found.high < 0 else "not significant"
+        print(f"  {strategy:12} {sum(hits) / QUESTIONS:.3f}  {gain} {worth:16}{calls:5.1f} calls")

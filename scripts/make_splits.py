@@ -26,7 +26,7 @@ from hub_sets import SETS, Item, Row, Source
 
 from swarm._util.files import write_json
 from swarm.engine.base_model import first_line
-from swarm.errors import UserError
+from swarm.errors import UserError, missing_extra_error
 from swarm.tasks.dataset import item_identity
 from swarm.tasks.exact_match import match_item_error
 from swarm.tasks.multiple_choice import choice_item_error
@@ -43,8 +43,8 @@ def load(source: Source, where: Path | None) -> list[Row]:
     """
     try:
         from datasets import disable_progress_bars, load_dataset
-    except ImportError:
-        raise UserError("the package datasets is not installed: pip install datasets") from None
+    except ImportError as error:
+        raise missing_extra_error(error, "data") from None
     disable_progress_bars()
     # What goes wrong comes as an exception; the packages would print it as well.
     for package in ("datasets", "huggingface_hub"):

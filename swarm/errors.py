@@ -1,6 +1,15 @@
 """Exceptions that are shown to users."""
 
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
 from swarm._util.terminal import escape_control_chars
+from swarm._version import __version__
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+"""Folder of the package; a checkout of the repository if it has a pyproject.toml."""
 
 
 class UserError(Exception):
@@ -35,9 +44,41 @@ class InvalidArgument(UserError, ValueError):
     """An argument has an invalid value."""
 
 
-def missing_extra_error(error: ImportError) -> UserError:
-    """Return the error for a missing library of the optional dependencies."""
-    return UserError(f"{error.name} is not installed: pip install 'model-swarms[compare]'")
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra's packages to this installation.
+
+    It installs from where this installation is from: the package index has no such package, or one
+    of somebody else. pip records the source of a local file, folder or repository (PEP 610).
+    """
+    if (CHECKOUT / "pyproject.toml").is_file():
+        folder = "." if Path.cwd() == CHECKOUT else CHECKOUT
+        return f'pip install -e "{folder}[{extra}]"'
+    source = _read_install_source()
+    url = str(source.get("url", ""))
+    if "vcs_info" in source:
+        vcs = source["vcs_info"]
+        return f'pip install "model-swarms[{extra}] @ {vcs["vcs"]}+{url}@{vcs["commit_id"]}"'
+    if url.startswith("file:"):
+        return f'pip install "{unquote(urlsplit(url).path)}[{extra}]"'
+    if url:
+        return f'pip install "model-swarms[{extra}] @ {url}"'
+    return f'pip install "model_swarms-{__version__}-py3-none-any.whl[{extra}]"'
+
+
+def _read_install_source() -> dict[str, Any]:
+    """Return pip's record of the source, without keys if there is none."""
+    from importlib import metadata
+
+    try:
+        found = json.loads(metadata.distribution("model-swarms").read_text("direct_url.json") or "")
+    except (metadata.PackageNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def missing_extra_error(error: ImportError, extra: str) -> UserError:
+    """Return the error for a missing package of an extra."""
+    return UserError(f"{error.name or error} is not installed: {install_command(extra)}")
 
 
 class NoClientForModel(UserError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from swarm.engine.base_model import BaseModel
-from swarm.errors import UserError
+from swarm.errors import UserError, install_command
 from swarm.models.base import Completion, Message, Request
 from swarm.registry.local_models import LocalModels
 from swarm.registry.model_groups import base_of_run
@@ -120,8 +120,7 @@ def import_optional(package: str) -> Any:
         return import_module(package)
     except ImportError:
         raise UserError(
-            f"{package.partition('.')[0]} is required for tables: "
-            'pip install "model-swarms[compare]"'
+            f"{package.partition('.')[0]} is required for tables: {install_command('compare')}"
         ) from None
 
 

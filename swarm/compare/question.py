@@ -163,7 +163,7 @@ def _import_plot() -> Any:
     try:
         from swarm.compare.plots import plot
     except ImportError as error:
-        raise missing_extra_error(error) from None
+        raise missing_extra_error(error, "compare") from None
     return plot
 
 
@@ -429,7 +429,7 @@ def ask_questions(
     try:
         import pandas  # noqa: F401
     except ImportError as error:
-        raise missing_extra_error(error) from None
+        raise missing_extra_error(error, "compare") from None
     for part in parts:
         part.question.layout.list_columns(details)
     title = parts[0].question.name if len(parts) == 1 else f"{len(parts)} questions"

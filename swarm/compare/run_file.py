@@ -77,7 +77,7 @@ def _check_writable(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except ImportError as error:
-        raise UserError(f"{missing_extra_error(error)}; no request was sent") from None
+        raise UserError(f"{missing_extra_error(error, 'compare')}; no request was sent") from None
     except OSError as error:
         raise UserError(
             f"folder={folder}: is not writable ({error.strerror}); no request was sent"

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from swarm.engine.base import ExpertPool, MultiGpuEngine
-from swarm.errors import UserError
+from swarm.errors import UserError, install_command
 from swarm.executors.processes import MAX_DEATHS
 from swarm.executors.worker import (
     Job,
@@ -59,7 +59,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise UserError("executor=ray needs Ray: pip install 'model-swarms[ray]'") from None
+        raise UserError(f"executor=ray needs Ray: {install_command('ray')}") from None
     return ray
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from swarm._util.cli import run_command
 from swarm._util.files import find_path, in_checkout
-from swarm.errors import UserError
+from swarm.errors import UserError, install_command
 from swarm.experts.domains import DOMAINS, Pair, examples
 
 TEMPLATE = "{prompt}\nAnswer:"
@@ -49,7 +49,7 @@ def read_gym(categories: list[str], count: int, seed: int) -> list[Pair]:
         import reasoning_gym
     except ImportError:
         raise UserError(
-            "--gym needs the package reasoning-gym: pip install reasoning-gym"
+            f"--gym needs the package reasoning-gym: {install_command('train')}"
         ) from None
     size = -(-count // len(categories))
     pairs = []

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swarm.errors import UserError
+from swarm.errors import UserError, install_command
 from swarm.models.base import Completion, Delta, Request, Stream
 from swarm.models.function import ThreadedModel
 from swarm.models.http import CallFailures
@@ -95,7 +95,7 @@ class LLM(ThreadedModel):
                 import llm
             except ImportError:
                 raise UserError(
-                    f'{self.label} needs the package llm: pip install "model-swarms[llm]"'
+                    f"{self.label} needs the package llm: {install_command('llm')}"
                 ) from None
             known = llm.get_model_aliases()
             if self.model not in known:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from swarm.errors import UserError
+from swarm.errors import UserError, install_command
 from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
     AT_LEAST_ONE,
@@ -81,8 +81,8 @@ class BayesianSearch(WarmStartOptimizer):
         """
         for package in REQUIRED_PACKAGES[self.sampler]:
             if find_spec(package) is None:
-                raise UserError(f"""optimizer.sampler={self.sampler}: needs the package {package};
-                    install it with pip install "model-swarms[bayes]", or use another optimizer""")
+                raise UserError(f"""optimizer.sampler={self.sampler}: needs the package {package}:
+                    {install_command("bayes")}; or use another optimizer""")
         dimensions = groups * (experts - self.sum_to_one)
         if self.sampler == "gp" and dimensions > self.max_dimensions:
             raise UserError(f"""optimizer.sampler=gp: {groups} groups of {experts} experts make

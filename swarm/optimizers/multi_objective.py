@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from swarm.errors import UserError
+from swarm.errors import UserError, install_command
 from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
     BOUND_RULES,
@@ -136,8 +136,8 @@ class ParetoSearch(BaseOptimizer):
                 model.
         """
         if find_spec("pymoo") is None:
-            raise UserError(f"""optimizer={self.NAME}: needs the package pymoo; pip install
-                'model-swarms[multi]', or use another optimizer""")
+            raise UserError(f"""optimizer={self.NAME}: needs the package pymoo:
+                {install_command("multi")}; or use another optimizer""")
         least = experts + self.needs_base
         if self.particles is not None and experts <= self.particles < least:
             raise UserError(f"""optimizer.particles={self.particles}: the {experts} experts and the

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from swarm._util.terminal import escape_control_chars
-from swarm.errors import UserError
+from swarm.errors import UserError, missing_extra_error
 from swarm.models.base import Model
 from swarm.models.trace import Trace
 from swarm.serve.cli import DEFAULT_KEY_VARIABLE, is_loopback
@@ -179,4 +179,4 @@ def _check_packages() -> None:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise UserError(f"{error.name} is missing: pip install 'model-swarms[serve]'") from None
+        raise missing_extra_error(error, "serve") from None

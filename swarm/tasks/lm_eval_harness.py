@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from swarm._util import validation
 from swarm._util.files import find_path, hash_file_cached, short_digest
-from swarm.errors import UserError
+from swarm.errors import UserError, install_command
 from swarm.models.base import Completion, Example, Request
 from swarm.tasks.base import Item, Score, Task, TaskRun, mean_score
 from swarm.tasks.dataset import balance_domains
@@ -31,8 +31,6 @@ from swarm.tasks.perplexity import (
 )
 
 log = logging.getLogger(__name__)
-
-INSTALL_COMMAND = 'pip install "lm_eval>=0.4.13"'
 
 FEWSHOT_SEED = 1234
 """Seed of lm-eval, so that the same examples are drawn."""
@@ -49,7 +47,8 @@ def require_lm_eval(key: str) -> None:
     """
     if find_spec("lm_eval") is None:
         raise UserError(
-            f"{key} needs the lm-evaluation-harness, which is not installed: {INSTALL_COMMAND}"
+            f"{key} needs the lm-evaluation-harness, which is not installed: "
+            + install_command("lm-eval")
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm._util.secrets import clean
-from swarm.errors import UserError
+from swarm.errors import UserError, install_command
 from swarm.trackers.base import (
     LoggedValue,
     SafeTracker,
@@ -37,7 +37,7 @@ class TensorBoard(SafeTracker):
         """See `swarm.trackers.Tracker`."""
         if find_spec("tensorboard") is None:
             raise UserError(
-                "tracker=tensorboard needs tensorboard: pip install 'model-swarms[tensorboard]'"
+                f"tracker=tensorboard needs tensorboard: {install_command('tensorboard')}"
             )
 
     def _start_run(self, shown: TrackedRun) -> int:

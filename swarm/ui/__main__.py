@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from swarm._util.terminal import escape_control_chars
-from swarm.errors import UserError
+from swarm.errors import UserError, missing_extra_error
 from swarm.serve.cli import is_loopback
 
 DESCRIPTION = """\
@@ -97,7 +97,7 @@ def _check_packages() -> None:
         import nicegui  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise UserError(f"{error.name} is missing: pip install 'model-swarms[ui]'") from None
+        raise missing_extra_error(error, "ui") from None
 
 
 if __name__ == "__main__":

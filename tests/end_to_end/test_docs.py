@@ -308,6 +308,22 @@ def test_the_readme_is_short() -> None:
     assert len((searches.ROOT / "README.md").read_text().split()) <= 700
 
 
+def test_the_address_that_is_not_known_is_left_open_in_one_place() -> None:
+    found = [page.name for page in PAGES if "URL_OF_THIS_REPOSITORY" in page.read_text()]
+    assert found == ["README.md"]
+
+
+def test_what_is_not_on_the_package_index_is_not_installed_from_it() -> None:
+    files = [
+        *PAGES,
+        *(searches.ROOT / "swarm").rglob("*.py"),
+        *searches.ROOT.glob("conf/**/*.yaml"),
+    ]
+    for file in [*files, *(searches.ROOT / "scripts").glob("*.*")]:
+        named = re.findall(r"pip install [\"']?model-swarms(?!\S* @)\S*", file.read_text("utf-8"))
+        assert named == [], file
+
+
 def test_links_and_files_named_are_there() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

@@ -284,11 +284,11 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 
 def test_without_the_package_it_says_so(tmp_path: Path) -> None:
-    (tmp_path / "datasets.py").write_text("raise ImportError('not installed')")
+    (tmp_path / "datasets.py").write_text("raise ImportError(name='datasets')")
     path = f"{tmp_path}:{searches.ROOT}"
     done = script("mmlu", "--to", tmp_path / "mmlu.json", PYTHONPATH=path)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "pip install datasets" in done.stderr
+    assert "datasets is not installed: pip install -e" in done.stderr and "[data]" in done.stderr
 
 
 subsets = importlib.import_module("make_choice_subsets")

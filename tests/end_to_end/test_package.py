@@ -85,7 +85,9 @@ def test_a_search_runs_from_the_wheel(
     assert Path(small.strip()).is_file()
 
 
-def test_an_empty_folder_and_the_wheel_are_enough(python: Path, tmp_path: Path) -> None:
+def test_an_empty_folder_and_the_wheel_are_enough(
+    wheel: Path, python: Path, tmp_path: Path
+) -> None:
     """The experts that ship, the hashes of the data, and the commands around a search."""
     assert "local/rooms" in call(python, "-m", "swarm.moa", "--list", cwd=tmp_path)
     assert "gsm8k  absent" in call(python, "-m", "swarm.fetch_data", "--list", cwd=tmp_path)
@@ -100,6 +102,8 @@ def test_an_empty_folder_and_the_wheel_are_enough(python: Path, tmp_path: Path) 
     ).strip()
     assert (Path(where) / "adapter_model.safetensors").is_file()
     assert list(tmp_path.iterdir()) == [], "nothing is written by looking"
+    hint = "from swarm.errors import install_command; print(install_command('ui'))"
+    assert call(python, "-c", hint, cwd=tmp_path) == f'pip install "{wheel}[ui]"\n'
     version = call(python, "-m", "swarm", "--version", cwd=tmp_path)
     for command in ("search", "evaluate", "finetune"):
         assert call(python, "-m", f"swarm.{command}", "--version", cwd=tmp_path) == version

@@ -290,7 +290,7 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
     out = subprocess.run(
         [sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True, text=True, env=seen
     )
-    assert "pip install 'model-swarms[ray]'" in out.stderr.splitlines()[-1]
+    assert 'needs Ray: pip install -e ".[ray]"' in out.stderr.splitlines()[-1]
 
 
 def test_packed_experts_are_the_same_pool(tiny_pool: Path, tmp_path: Path) -> None:

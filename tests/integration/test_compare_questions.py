@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from compare_endpoint import KEY
 
 from swarm.compare import Config, FreeForm, NextToken, Question, Rating, read_jsonl, write_jsonl
 from swarm.compare.sampling.scheduler import reduce_gc_frequency
-from swarm.errors import InvalidArgument, UserError
+from swarm.errors import InvalidArgument, UserError, install_command
 from swarm.models.base import Completion, Request
 
 settings = pytest.fixture(autouse=True)(compare_endpoint.settings.__wrapped__)
@@ -386,6 +387,6 @@ def test_a_library_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, missing, None)
     Config.models["own"] = Repeats()
     with pytest.raises(
-        UserError, match=rf"{missing}.* is not installed: pip install 'model-swarms"
+        UserError, match=rf"{missing}.* is not installed: {re.escape(install_command('compare'))}"
     ):
         getattr(free_form("hi"), call)({"g": ["own"]})

@@ -313,7 +313,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("swarm.tasks.lm_eval_harness.find_spec", lambda name: None)
     task = LMEvalTask("mine", "letters", folder)
     for ask in (task.check, lambda: task.items("dev")):
-        with pytest.raises(UserError, match="pip install"):
+        with pytest.raises(UserError, match=r"pip install -e .*\[lm-eval\]"):
             ask()
 
 

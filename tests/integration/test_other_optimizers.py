@@ -191,6 +191,6 @@ def test_without_the_package_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     real = importlib.util.find_spec
     hidden = lambda name: None if name == "greenlet" else real(name)  # noqa: E731
     monkeypatch.setattr("swarm.optimizers.bayes.find_spec", hidden)
-    with pytest.raises(UserError, match=r"needs the package greenlet; .*model-swarms\[bayes\]"):
+    with pytest.raises(UserError, match=r"needs the package greenlet: pip install .*\[bayes\]"):
         begun(BayesianSearch())
     assert len(begun(BayesianSearch(sampler="tpe")).ask()) == 4

@@ -12,7 +12,7 @@ import run_folders
 import ui_pages
 from click.testing import CliRunner
 
-from swarm.errors import UserError
+from swarm.errors import UserError, install_command
 from swarm.runs.lock import RunLock
 from swarm.runs.run_reader import RunFolder
 from swarm.ui.__main__ import ui
@@ -163,7 +163,7 @@ def test_the_command_s_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         "error: --pool: the value is empty; give one or leave the option out\n"
     )
     monkeypatch.setitem(sys.modules, "nicegui", None)
-    assert "nicegui is missing: pip install 'model-swarms[ui]'" in told("--port", "0")
+    assert f"nicegui is not installed: {install_command('ui')}" in told("--port", "0")
 
 
 def test_the_check_tells_the_error(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.errors import InvalidArgument, UserError
+from swarm.errors import InvalidArgument, missing_extra_error
 
 if TYPE_CHECKING:
     from swarm.compare.view.app import ViewerHandle
@@ -100,4 +100,4 @@ def _check_packages() -> None:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise UserError(f"{error.name} is missing: pip install 'model-swarms[compare]'") from None
+        raise missing_extra_error(error, "compare") from None

@@ -13,7 +13,7 @@ from typing import Any
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import available_memory_bytes
-from swarm.errors import UserError
+from swarm.errors import UserError, install_command
 from swarm.pool.adapter import VLLM_RANKS
 from swarm.pool.pool import Pool
 
@@ -78,7 +78,7 @@ def check_installed() -> None:
     found = installed_version()
     if found is None:
         raise UserError(
-            "engine=vllm needs vLLM: pip install 'model-swarms[vllm]' (without a GPU: "
+            f"engine=vllm needs vLLM: {install_command('vllm')} (without a GPU: "
             f"docs/vllm.md); {FALLBACK_HINT}"
         )
     number = tuple(int(part) for part in found.split("+")[0].split(".")[:2])

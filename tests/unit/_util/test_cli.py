@@ -1,11 +1,14 @@
-"""What the commands without Hydra share: exit codes, option names, numbers."""
+"""What the commands share: exit codes, option names, numbers, how an extra is installed."""
 
 import argparse
+import json
+from pathlib import Path
 
 import pytest
 
+from swarm import __version__
 from swarm._util.cli import normalize_option, number_type, run_command
-from swarm.errors import UserError
+from swarm.errors import CHECKOUT, UserError, install_command
 
 
 def test_the_exit_code_is_the_commands_or_its_errors(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,3 +47,45 @@ def test_a_number_out_of_range_is_refused(text: str) -> None:
         number_type(float, 0, above=True)(text)
     with pytest.raises(argparse.ArgumentTypeError, match="is not an integer of 1 or more"):
         number_type(int, 1)(text)
+
+
+@pytest.mark.parametrize(
+    ("record", "command"),
+    [
+        (
+            {"url": "file:///a%20b/x-1.whl", "archive_info": {}},
+            "/a b/x-1.whl[ui]",
+        ),
+        ({"url": "file:///code", "dir_info": {}}, "/code[ui]"),
+        (
+            {"url": "ssh://git@host/x", "vcs_info": {"vcs": "git", "commit_id": "1b5c"}},
+            "model-swarms[ui] @ git+ssh://git@host/x@1b5c",
+        ),
+        (
+            {"url": "https://host/x.whl", "archive_info": {}},
+            "model-swarms[ui] @ https://host/x.whl",
+        ),
+        (None, f"model_swarms-{__version__}-py3-none-any.whl[ui]"),
+    ],
+)
+def test_an_extra_comes_from_where_the_package_came_from(
+    record: object, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip's record of an installed package; none is written for one found by --find-links."""
+    folder = tmp_path / "model_swarms-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: model-swarms\nVersion: 0.1.0\n")
+    if record is not None:
+        (folder / "direct_url.json").write_text(json.dumps(record))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("swarm.errors.CHECKOUT", tmp_path)
+    assert install_command("ui") == f'pip install "{command}"'
+
+
+def test_an_extra_of_a_checkout_is_added_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CHECKOUT)
+    assert install_command("ui") == 'pip install -e ".[ui]"'
+    monkeypatch.chdir(tmp_path)
+    assert install_command("ui") == f'pip install -e "{CHECKOUT}[ui]"'

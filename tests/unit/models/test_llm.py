@@ -169,9 +169,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="must be the name"):
         LLM(" ")
     monkeypatch.setitem(sys.modules, "llm", None)
-    with pytest.raises(
-        UserError, match=r'needs the package llm: pip install "model-swarms\[llm\]"'
-    ):
+    with pytest.raises(UserError, match=r'needs the package llm: pip install -e ".*\[llm\]"'):
         LLM("talker").check()
 
 

@@ -1,10 +1,11 @@
-"""Threads and the shared event loop: every thread of the package is started here.
+"""Threads, the shared event loop, and a lock: every thread of the package is started here.
 
 Threads are daemons unless stated otherwise: after Ctrl-C a process ends without waiting for a slow
 answer, which the threads of `concurrent.futures.ThreadPoolExecutor` and `asyncio.to_thread` delay
 until it has arrived.
 """
 
+import ast
 import os
 import threading
 import time
@@ -19,6 +20,21 @@ P = TypeVar("P")
 
 STREAM_END: Any = object()
 """Sentinel after the last item of a stream."""
+
+
+PARSING = threading.Lock()
+"""Held by `ast.parse`, which counts the depth of all threads together in some versions of CPython,
+and then raises SystemError (https://github.com/python/cpython/issues/106905)."""
+
+
+def parse_python(text: str) -> ast.Module:
+    """Return the syntax tree of a module's source; one thread at a time.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: As for `ast.parse`.
+    """
+    with PARSING:
+        return ast.parse(text)
 
 
 class Cancelled(Exception):

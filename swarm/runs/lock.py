@@ -15,6 +15,9 @@ from swarm.errors import UserError
 
 STATUS_FILE = "running.json"
 
+STUDY_LOCK_FILE = ".lock"
+"""Lock file of a folder of several searches: a sweep, a study or a comparison of methods."""
+
 UPDATE_INTERVAL_S = 1.0
 """Seconds between two writes of the status file."""
 

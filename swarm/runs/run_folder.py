@@ -30,6 +30,7 @@ from swarm._util.files import (
 )
 from swarm._util.secrets import clean, clean_words, identity_values
 from swarm.errors import UserError
+from swarm.runs.lock import STUDY_LOCK_FILE
 from swarm.runs.manifest import (
     JOURNAL,
     MANIFEST_FILE,
@@ -199,9 +200,9 @@ class RunRecord:
         """
         path = self.folder / STATE_FILE
         if not path.is_file():
-            for other in (".lock", "tuning.json"):
+            for other in (STUDY_LOCK_FILE, "tuning.json"):
                 if (self.folder / other).exists():
-                    what = "several searches" if other == ".lock" else "a fine-tuning"
+                    what = "several searches" if other == STUDY_LOCK_FILE else "a fine-tuning"
                     raise UserError(f"{self.folder} is the folder of {what}; choose another name=")
             if (self.folder / MANIFEST_FILE).exists() or (self.folder / "answers").exists():
                 raise UserError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm._util import validation
+from swarm._util.threads import PARSING, parse_python
 from swarm.errors import UserError
 from swarm.models.function import function_name
 from swarm.tasks.base import Item, Score
@@ -190,7 +191,8 @@ def source_digest(function: Callable[..., Any]) -> str:
     if inspect.isclass(function) or inspect.isroutine(function):
         target = function
     try:
-        source = inspect.getsource(target)
+        with PARSING:  # the source of a class is found by ast.parse
+            source = inspect.getsource(target)
     except (OSError, TypeError):
         code = getattr(target, "__code__", None)
         source = repr((code.co_code, code.co_consts) if code else target)
@@ -203,7 +205,7 @@ def _used_definitions(file: Path, source: str, seen: set[Path]) -> list[str]:
     """Return the definitions of a file that a source uses, and the local files they import."""
     try:
         text = file.read_text(encoding="utf-8")
-        tree = ast.parse(text)
+        tree = parse_python(text)
     except (OSError, ValueError, SyntaxError):
         return []
     defined: dict[str, list[ast.stmt]] = {}
@@ -244,7 +246,7 @@ def _defined_names(node: ast.stmt) -> list[str]:
 
 def _imported_files(file: Path, statement: str) -> set[Path]:
     """Return the files in a module's folder that a statement imports."""
-    nodes = ast.walk(ast.parse(statement)) if "import" in statement else ()
+    nodes = ast.walk(parse_python(statement)) if "import" in statement else ()
     named: list[str] = []
     for node in nodes:
         if isinstance(node, ast.Import):

@@ -12,12 +12,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from swarm._util.threads import parse_python
 from swarm.errors import UserError
 from swarm.scorers import calls, confined
 
@@ -26,10 +26,6 @@ KINDS = ("bubblewrap", "namespaces")
 
 DISABLE_USERNS = "--disable-userns"
 """The flag of bubblewrap 0.8 and later that forbids namespaces inside."""
-
-PARSING = threading.Lock()
-"""Held by `ast.parse`, which counts the depth of all threads together in some versions of CPython,
-and then raises SystemError (https://github.com/python/cpython/issues/106905)."""
 
 CLOCK = 10
 """Wall-clock seconds per second of CPU time, as the CPU may be shared with other processes."""
@@ -281,8 +277,7 @@ def _compiles(line: str) -> bool:
 def _modules(test: str) -> dict[str, str]:
     """Return the modules that a test uses without an import: `math` of `math.isclose`."""
     try:
-        with PARSING:
-            nodes = list(ast.walk(ast.parse(test)))
+        nodes = list(ast.walk(parse_python(test)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     owners = [one.value for one in nodes if isinstance(one, ast.Attribute)]

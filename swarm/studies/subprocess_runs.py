@@ -21,6 +21,7 @@ from swarm._util.files import acquire_lock, conf_folder, make_folder, write_json
 from swarm._util.secrets import lent, plain_config
 from swarm.errors import UserError
 from swarm.loop.search_inputs import identity_settings
+from swarm.runs.lock import STUDY_LOCK_FILE
 from swarm.runs.manifest import replay
 from swarm.runs.run_reader import RunFolder
 
@@ -201,7 +202,7 @@ def lock_study_folder(folder: Path) -> Iterator[int]:
         raise UserError(f"{folder} contains a single search; choose another name=")
     try:
         make_folder(folder, private=True)
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+        lock = os.open(folder / STUDY_LOCK_FILE, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}; choose another folder") from None
     try:
@@ -215,7 +216,7 @@ def lock_study_folder(folder: Path) -> Iterator[int]:
 def with_tracker_group(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a search's configuration; in a study, with its name as the tracker's group."""
     tracker, folder = config.get("tracker") or {}, Path(config["folder"])
-    if tracker.get("group", "") is None and (folder / ".lock").exists():
+    if tracker.get("group", "") is None and (folder / STUDY_LOCK_FILE).exists():
         return {**config, "tracker": {**tracker, "group": folder.name}}
     return dict(config)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from swarm._util.files import write_json
 from swarm._util.terminal import format_number, format_signed
 from swarm.errors import UserError
-from swarm.runs.lock import STATUS_FILE, running_info
+from swarm.runs.lock import STATUS_FILE, STUDY_LOCK_FILE, running_info
 from swarm.runs.manifest import replay, state_stamp
 from swarm.runs.run_reader import RUNS_FOLDER, find_run_folders
 from swarm.ui.launcher import SearchLauncher, output_path, read_failure
@@ -111,7 +111,7 @@ def delete_run(run: Path) -> None:
     if running_info(run) is not None:
         raise UserError(f"{run.name} is running; stop it first")
     # A sweep may itself be named as the folder of all runs is.
-    if run.parent.name != RUNS_FOLDER or (run.parent / ".lock").exists():
+    if run.parent.name != RUNS_FOLDER or (run.parent / STUDY_LOCK_FILE).exists():
         raise UserError(
             f"{run.parent.name}/{run.name} belongs to {run.parent.name}, whose results need it; "
             "archive it instead"

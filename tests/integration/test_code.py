@@ -17,7 +17,7 @@ import pytest
 import warm_python
 
 from swarm.errors import UserError
-from swarm.scorers import sandbox
+from swarm.scorers import function, sandbox
 from swarm.scorers.code_execution import CodeScorer, candidate_programs, is_block_closed
 
 ADD = {
@@ -112,7 +112,7 @@ def test_what_does_not_pass_and_what_is_no_code() -> None:
     assert scored(ADD, *WRONG) == [(0.0, read) for read in WRONG.values()]
 
 
-def test_tests_are_read_in_several_threads() -> None:
+def test_tests_are_read_in_several_threads(tmp_path: Path) -> None:
     """A collection that runs Python code amid ast.parse lets the next thread parse, too."""
 
     def collect(phase: str, info: Any) -> None:
@@ -123,17 +123,24 @@ def test_tests_are_read_in_several_threads() -> None:
     texts = [
         f"assert math.f({n}) == ({', '.join(f'[x.a + {i}]' for i in range(40))})" for n in many
     ]
+    (tmp_path / "mine.py").write_text("\n".join(texts) + "\nTERM = 3\n")
+
+    def used(number: int) -> list[str]:
+        return function._used_definitions(tmp_path / "mine.py", "TERM", set())
+
     try:
         gc.callbacks.append(collect)
         gc.set_threshold(20)
         sys.setswitchinterval(1e-6)
         with ThreadPoolExecutor(8) as threads:
             found = list(threads.map(sandbox._modules, texts))
+            defined = list(threads.map(used, range(20)))
     finally:
         gc.callbacks.remove(collect)
         gc.set_threshold(*threshold)
         sys.setswitchinterval(interval)
     assert found == [{"math": "math"}] * len(texts)
+    assert defined == [["TERM = 3"]] * 20
 
 
 @pytest.mark.slow

@@ -24,3 +24,19 @@ install() {
     "$venv/bin/python" -m pip install -qq "${options[@]}" --editable ".${extras:+[$extras]}"
     echo "$stamp" >"$venv/.installed"
 }
+# Installs Debian's Chromium for the tests of pages, where there is no browser and this is root with a
+# package manager and a network (a CI container). Anything else leaves those tests skipped.
+install_chromium() {
+    if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then
+        return
+    fi
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "installing chromium for the tests of pages ..."
+        export DEBIAN_FRONTEND=noninteractive
+        # Mirrors may hang: five minutes each.
+        timeout 300 apt-get -qq update >/dev/null 2>&1 || true
+        timeout 300 apt-get -qq -y install --no-install-recommends chromium fonts-liberation \
+            </dev/null >/dev/null 2>&1 || true
+    fi
+    command -v chromium >/dev/null || echo "no chromium: the tests of pages are skipped"
+}

@@ -210,3 +210,44 @@ def test_the_forms_of_issues_are_forms() -> None:
         names = [field["id"] for field in content["body"] if field["type"] != "markdown"]
         assert len(set(names)) == len(names) > 0
         assert all(field["attributes"]["label"] for field in content["body"] if "id" in field)
+
+
+@pytest.mark.parametrize(
+    ("user", "present", "works", "installs"),
+    [
+        (0, False, True, True),
+        (0, False, False, True),
+        (0, True, True, False),
+        (7, False, True, False),
+    ],
+)
+def test_a_browser_is_installed_where_it_may_be(
+    user: int, present: bool, works: bool, installs: bool, tmp_path: Path
+) -> None:
+    """Only by root, and a failure is no failure of the script."""
+    browser = f"printf '#!/bin/sh\\n' >{tmp_path}/chromium; /bin/chmod +x {tmp_path}/chromium"
+    programs = {
+        "id": f"echo {user}",
+        "timeout": 'shift; exec "$@"',
+        "apt-get": f'echo "$*" >>{tmp_path}/log; case "$*" in *install*) '
+        + (browser if works else "exit 100")
+        + " ;; esac",
+    }
+    for name, code in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{code}\n")
+    if present:
+        (tmp_path / "chromium").write_text("")
+    for file in tmp_path.iterdir():
+        file.chmod(0o755)
+    command = "set -euo pipefail; source scripts/install.sh; install_chromium"
+    done = subprocess.run(
+        ["/bin/bash", "-c", command],
+        cwd=ROOT,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "log").exists() == installs
+    assert ("are skipped" in done.stdout) == (not (tmp_path / "chromium").exists())
+    assert "install_chromium" in (ROOT / ".ci" / "run").read_text()

@@ -79,6 +79,9 @@ class BatchedLoraModel:
             exactly. An optional third element contains, for each entry of A's first axis, the index
             of its coefficient in a position; by default they are in order.
         device, dtype: Device of the basis, and type in which the layers compute.
+        summed: With A [K, r, in] and B [K, out, r], sum the products B A of the experts in use,
+            exactly, instead of mixing A and B separately. A position then costs as much as the
+            experts whose coefficient is not 0, unlike with concatenated factors.
 
     Raises:
         KeyError: The model has no linear layer of that name.
@@ -86,10 +89,16 @@ class BatchedLoraModel:
     """
 
     def __init__(
-        self, model: nn.Module, basis: Mapping[str, Factors], device: str, dtype: torch.dtype
+        self,
+        model: nn.Module,
+        basis: Mapping[str, Factors],
+        device: str,
+        dtype: torch.dtype,
+        summed: bool = False,
     ) -> None:
         self._model = model
         self._dtype = dtype
+        self._summed = summed
         self._basis: dict[str, tuple[torch.Tensor, ...]] = {}
         self._layers: dict[str, BatchedLoraLinear] = {}
         modules = dict(model.named_modules())
@@ -127,8 +136,7 @@ class BatchedLoraModel:
         for name, (down, up, row_indices) in self._basis.items():
             weights = coefficients.to(down.device, torch.float32).index_select(1, row_indices)
             if down.dim() == 3:
-                down = torch.einsum("pk,kri->pri", weights, down)
-                up = torch.einsum("pk,kor->por", weights, up)
+                down, up = self._mix_factors(weights, down, up)
             else:
                 down, up = down[None], up * weights[:, None]
             self._layers[name].merge_update(down[0], up[0])
@@ -139,11 +147,27 @@ class BatchedLoraModel:
             layer = self._layers[name]
             weights = coefficients.to(down.device, torch.float32).index_select(1, row_indices)
             if down.dim() == 3:
-                down = torch.einsum("pk,kri->pri", weights, down)
-                up = torch.einsum("pk,kor->por", weights, up)
+                down, up = self._mix_factors(weights, down, up)
             layer.down, layer.up = down.to(self._dtype), up.to(self._dtype)
             layer.shares = None if down.dim() == 3 else weights[:, None]
             layer.merged = None
+
+    def _mix_factors(
+        self, weights: torch.Tensor, down: torch.Tensor, up: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A [P, r', in] and B [P, out, r'] of positions [P, K], from all experts' factors.
+
+        Summed, the factors of the experts in use stand side by side, r' = r times the most experts
+        that a position uses; the product is then the sum of their products.
+        """
+        if not self._summed:
+            mixed = torch.einsum("pk,kri->pri", weights, down)
+            return mixed, torch.einsum("pk,kor->por", weights, up)
+        in_use = weights != 0
+        width = max(1, int(in_use.sum(1).max()))
+        order = in_use.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :width]
+        shares = weights.gather(1, order)[:, :, None, None]
+        return down[order].flatten(1, 2), (up[order] * shares).transpose(1, 2).flatten(2)
 
     def first_nonfinite(self) -> int | None:
         """Return the first of the set positions whose mixed factors are NaN or infinite, if any."""
@@ -171,7 +195,7 @@ class BatchedLoraModel:
 
 
 def install_lora_layers(
-    model: Any, basis: Any, device: str, base: BaseModel, folder: str | Path
+    model: Any, basis: Any, device: str, base: BaseModel, folder: str | Path, summed: bool = False
 ) -> BatchedLoraModel:
     """Install the experts' layers in the model.
 
@@ -179,7 +203,7 @@ def install_lora_layers(
         UserError: The pool does not fit the base.
     """
     try:
-        return BatchedLoraModel(model, basis, device, model.dtype)
+        return BatchedLoraModel(model, basis, device, model.dtype, summed)
     except KeyError as error:
         raise UserError(
             f"pool.folder={folder}: the experts adapt {error.args[0]}, which the base "

@@ -171,7 +171,12 @@ class HFEngine:
         self.load_base(base, device, basis, pool.folder)
 
     def load_base(
-        self, base: BaseModel, device: str, basis: Mapping[str, "Factors"], folder: str | Path
+        self,
+        base: BaseModel,
+        device: str,
+        basis: Mapping[str, "Factors"],
+        folder: str | Path,
+        summed: bool = False,
     ) -> None:
         """Load the base with a basis (see `swarm.engine.batched_lora.BatchedLoraModel`), as `open`.
 
@@ -182,17 +187,22 @@ class HFEngine:
         self._ends = end_token_ids(self._model, self._tokenizer)
         self._context = context_length_of(self._model)
         self._stack: Any = None
-        self.replace_adapters(base, device, basis, folder)
+        self.replace_adapters(base, device, basis, folder, summed)
 
     def replace_adapters(
-        self, base: BaseModel, device: str, basis: Mapping[str, "Factors"], folder: str | Path
+        self,
+        base: BaseModel,
+        device: str,
+        basis: Mapping[str, "Factors"],
+        folder: str | Path,
+        summed: bool = False,
     ) -> None:
         """Replace the basis in the loaded base's layers; see `load_base`."""
         from swarm.engine.batched_lora import install_lora_layers
 
         if self._stack:
             self._stack.remove_layers()
-        self._stack = install_lora_layers(self._model, basis, device, base, folder)
+        self._stack = install_lora_layers(self._model, basis, device, base, folder, summed)
         shapes = [(down.shape[-1], up.shape[-2]) for down, up, *_ in basis.values()]
         self._facts = profile_device(self._model, device, shapes)
 

@@ -117,16 +117,16 @@ def check_candidate(
     scale = getattr(candidate, "scale", None)
     if scale is not None and isinstance(task, HasScoreScale):
         task.restore_scale(scale)
-    _check_scale(metric_task(task))
+    check_scale(metric_task(task))
     return changed
 
 
-def _check_scale(task: Task, alone: bool = True) -> None:
+def check_scale(task: Task, alone: bool = True) -> None:
     """Refuse values without a scale, also in the parts of a mixture."""
     if isinstance(task, RewardModelTask):
         task.check_scale(alone)
     for part in getattr(task, "tasks", {}).values():
-        _check_scale(part, alone=False)
+        check_scale(part, alone=False)
 
 
 def load_candidate(candidate: Candidate, task: Task, device: str) -> None:

@@ -1,5 +1,6 @@
 """The particle swarm of Model Swarms (arXiv 2410.11163) on rows of mixing coefficients."""
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +13,7 @@ from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
     AT_LEAST_ONE,
     COUNT,
+    MAX_VALUE,
     NOT_NEGATIVE,
     POSITIVE,
     PROBABILITY,
@@ -94,6 +96,8 @@ class ParticleSwarmOptions:
         count_skipped: Skipped evaluations count as stale, for the swarm and the particle.
         soups: Number of particles after the experts that start as uniform soups, with coefficients
             that sum to 1.5, 1, 2, .5 and 3; sums are free from then on. 0 is the paper.
+        starts: Further positions to start from, after the soups: K coefficients each, in the order
+            of the pool's experts, the same in all groups. None is none.
         active: Number of particles that move and are evaluated, the best after the first iteration
             (with a gradient term by the loss of some items, else by utility); the others do not
             move. None is all of them. "auto" is all of them without a gradient term, and with it
@@ -129,6 +133,7 @@ class ParticleSwarmOptions:
     drop_particle: float = 0.0
     count_skipped: bool = False
     soups: int = 1
+    starts: list[list[float]] | None = None
     active: int | Literal["auto"] | None = "auto"
     descent: Descent | None = field(default_factory=Descent)
 
@@ -147,6 +152,9 @@ def _check_options(options: ParticleSwarmOptions) -> None:
             most optimizer.step_length={options.step_length}, lower it or raise the other""")
     if options.active not in (None, "auto"):
         check_number("active", options.active, AT_LEAST_ONE, "null lets all particles move")
+    if not _are_positions(options.starts):
+        raise UserError(f"""optimizer.starts={options.starts!r:.60}: must be null or a list of
+            positions, each a list of one finite number per expert, e.g. [[0.5,0.5,0]]""")
     if options.descent is not None and not isinstance(options.descent, Descent):
         raise UserError(f"""optimizer.descent={options.descent}: must be null, or have the keys of
             the gradient term, e.g. optimizer.descent.steps=20""")
@@ -154,6 +162,19 @@ def _check_options(options: ParticleSwarmOptions) -> None:
     if still and options.descent is None:
         raise UserError("""optimizer.inertia=0, cognitive=0, social=0, repel=0: must not all be 0,
             as no particle would move; raise one of them""")
+
+
+def _are_positions(starts: Any) -> bool:
+    """Return whether `starts` is None, or lists of finite numbers."""
+    if starts is None:
+        return True
+    return isinstance(starts, list) and all(
+        isinstance(row, list) and row and all(_is_finite(one) for one in row) for row in starts
+    )
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and abs(value) <= MAX_VALUE
 
 
 ARRAYS = {
@@ -201,8 +222,8 @@ class ParticleSwarm(ParticleSwarmOptions):
     `velocities` [N, G x K], `evaluate` and `restarted` [N], `personal_positions` [N, G x K],
     `personal_utilities` [N] (NaN: none yet), `best_position`, `best_utility`, `worst_position` and
     `worst_utility` (None: none yet). `moving` [N]: the particles that still move. In each group
-    positions sum to 1 and velocities to 0, as every step is a combination of them, unless `soups`
-    or a `descent` leave that plane.
+    positions sum to 1 and velocities to 0, as every step is a combination of them, unless `soups`,
+    `starts` or a `descent` leave that plane.
     """
 
     NAME: ClassVar[str] = "pso"
@@ -217,10 +238,18 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Start: every expert is a particle, crossover children fill up (the paper's populate).
 
         Raises:
-            UserError: Fewer than 2 experts, or fewer particles than experts.
+            UserError: Fewer than 2 experts, or fewer particles than experts and `starts`.
         """
         check_pool_size(experts, self.particles)
-        count = experts + self.soups if self.particles is None else self.particles
+        starts = self.starts or []
+        if wrong := [len(row) for row in starts if len(row) != experts]:
+            raise UserError(f"""optimizer.starts: a position has {wrong[0]} coefficients, and the
+                pool has {experts} experts; give one per expert""")
+        least = experts + self.soups + len(starts)
+        count = least if self.particles is None else self.particles
+        if starts and count < least:
+            raise UserError(f"""optimizer.particles={count}: must be at least {least}, for
+                {experts} experts, {self.soups} soups and {len(starts)} starts; null is that""")
         self.seed, self.groups, self.iteration, self.has_utilities = int(seed), groups, 0, False
         self.current_step_length = float(self.step_length)
         self.swarm_stale = self.swarm_counted = 0
@@ -411,11 +440,13 @@ class ParticleSwarm(ParticleSwarmOptions):
         return 1.0
 
     def _starting_positions(self, experts: int, count: int) -> np.ndarray:
-        """Return [N, G x K]: the experts, then uniform soups, then crossover children."""
+        """Return [N, G x K]: the experts, uniform soups, `starts`, then crossover children."""
         crossover = self.crossover_maximum, self.crossover_parents
         rows = random_streams.initial_population(experts, count, self.seed, *crossover, self.groups)
         for row, scale in zip(rows[experts : experts + self.soups], SOUP_SCALES, strict=False):
             row[:] = scale / experts
+        for row, start in zip(rows[experts + self.soups :], self.starts or [], strict=False):
+            row[:] = np.tile(start, self.groups)
         return rows
 
     def _starting_velocities(self) -> np.ndarray:

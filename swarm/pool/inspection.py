@@ -292,7 +292,7 @@ def format_inspection(found: PoolInspection, matrix: bool = False) -> str:
             for name, row in zip(found.used, found.cosines, strict=True)
         ]
         lines += ["", "cosines of the updates:", *format_table(["", *found.used], table)]
-    remarks = _format_remarks(found)
+    remarks = list_remarks(found)
     lines += [*([""] if lines else []), *remarks, *([""] if remarks else [])]
     words = ["python", "-m", "swarm.search", f"pool.folder={found.folder}"]
     if found.fault:
@@ -308,17 +308,23 @@ def format_inspection(found: PoolInspection, matrix: bool = False) -> str:
 
 def _format_experts(found: PoolInspection) -> list[str]:
     """Return the base model if all share it, and the table; nothing without an adapter."""
-    if not found.experts:
-        return []
+    base, header, rows = table_of_experts(found)
+    return [*([f"base model: {base}", ""] if base else []), *format_table(header, rows)] * bool(
+        rows
+    )
+
+
+def table_of_experts(found: PoolInspection) -> tuple[str, list[str], list[list[str]]]:
+    """Return the base model, empty if it is a column, the header and one row per adapter."""
     header = ["adapter", "rank", "alpha", "scale", "modules", "norm", "nearest (cosine)", "search"]
     rows = [_table_row(one) for one in found.experts]
     bases = [one.base for one in found.experts]
     if len(set(bases)) == 1:
-        return [f"base model: {bases[0] or 'not named'}", "", *format_table(header, rows)]
+        return bases[0] or "not named", header, rows
     header.insert(5, "base")
     for row, base in zip(rows, bases, strict=True):
         row.insert(5, _shorten_base(base))
-    return format_table(header, rows)
+    return "", header, rows
 
 
 def _table_row(one: InspectedExpert) -> list[str]:
@@ -350,7 +356,8 @@ def _shorten_base(base: str | None, width: int = 36) -> str:
     return base if len(base) <= width else f"...{base[3 - width :]}"
 
 
-def _format_remarks(found: PoolInspection) -> list[str]:
+def list_remarks(found: PoolInspection) -> list[str]:
+    """Return one line per adapter that is refused, is a double or changes nothing."""
     remarks = [f"refused: {one.name}: {one.reason}" for one in found.experts if one.reason]
     remarks += [f"no adapter: {name} {why}" for name, why in found.others.items()]
     remarks += [

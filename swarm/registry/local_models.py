@@ -383,7 +383,7 @@ def _next_text(texts: "SimpleQueue[str | None]", seconds: float | None) -> str |
 
 
 class BlendedModel(SharedLocalModel):
-    """A weighted sum of experts, like a position of a search in the factor space.
+    """A weighted sum of the experts' updates, like a position of a search in the delta space.
 
     It shares batches with the other models of the base, and loads only experts not used before.
 

@@ -142,11 +142,12 @@ class AdapterGroup:
 
     def load(self, device: str, engine: HFEngine | None = None) -> HFEngine:
         """See `ModelGroup.load`."""
+        basis, folder = self._build_basis(), self._experts_folder()
         if engine is not None:
-            engine.replace_adapters(self.base, device, self._build_basis(), self._experts_folder())
+            engine.replace_adapters(self.base, device, basis, folder, summed=True)
             return engine
         engine = HFEngine()
-        engine.load_base(self.base, device, self._build_basis(), self._experts_folder())
+        engine.load_base(self.base, device, basis, folder, summed=True)
         return engine
 
     def _experts_folder(self) -> str | Path:

@@ -585,7 +585,7 @@ def configuration_section(models: PairedComparison) -> ReportSection:
         config = clean(run.config)
     except UserError:
         config = run.identity
-    keys = [[key, _format_value(value)] for key, value in flatten_keys(config)]
+    keys = [[key, format_setting(value)] for key, value in flatten_keys(config)]
     table = TableBlock("Configuration", ["key", "value"], keys)
     return ReportSection(
         "setup",
@@ -607,10 +607,12 @@ def flatten_keys(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str,
             yield here, value
 
 
-def _format_value(value: object) -> str:
+def format_setting(value: object) -> str:
     """Format a value in command-line syntax."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(map(format_setting, value))}]"
     return str(value)
 
 

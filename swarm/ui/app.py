@@ -19,6 +19,7 @@ PAGES = (
     "swarm.ui.pages.runs.register_compare_page",
     "swarm.ui.pages.new_search.register_page",
     "swarm.ui.pages.models.register_page",
+    "swarm.ui.pages.models.register_pool_page",
     "swarm.ui.chat.register_page",
     "swarm.ui.pages.compare.register_page",
     "swarm.ui.layout.register_not_found_page",

@@ -1,14 +1,16 @@
 """Charts of runs as Apache ECharts options, drawn in the browser without external resources."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from swarm._util.terminal import format_interval
 from swarm.report.analyses.convergence import best_positions, objective_label
 from swarm.report.analyses.expert_importance import ExpertImportance
 from swarm.report.pareto_front import objective_chart
+from swarm.runs.describe import shorten_text
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.ui.state import LoadSample
@@ -37,14 +39,20 @@ PERCENT = "one => Math.round(100 * (one.value ?? one)) + ' %'"
 
 WHISKER = """(params, api) => {
   const at = api.value(0), style = {stroke: api.visual('color'), lineWidth: 1.5};
-  const shift = api.barLayout({count: 2, barGap: '0%', barCategoryGap: '30%'})[api.value(3)];
+  const shift = api.barLayout({count: BARS, barGap: '0%', barCategoryGap: '30%'})[api.value(3)];
   const [low, high] = [1, 2].map(n => api.coord([api.value(n), at]));
   const y = low[1] + shift.offsetCenter;
   const line = (x1, y1, x2, y2) => ({type: 'line', shape: {x1, y1, x2, y2}, style});
   return {type: 'group', children: [line(low[0], y, high[0], y),
     line(low[0], y - 3, low[0], y + 3), line(high[0], y - 3, high[0], y + 3)]};
 }"""
-"""JavaScript that draws an interval: data [place, low, high, slot], slot 0 or 1 of two bars."""
+"""JavaScript that draws an interval: data [place, low, high, slot], the slot one of BARS bars."""
+
+NAME_WIDTH, NAME_CHARACTERS = 112, 15
+"""Width in pixels of a model's name beside a chart of answers, and of its characters in a line."""
+
+MAX_ANSWER_LENGTH = 80
+"""Maximum number of characters of an answer in a chart."""
 
 MAX_EXPERTS = 12
 """Maximum number of experts in the charts of importance and of parallel coordinates."""
@@ -199,7 +207,6 @@ def importance_chart(found: ExpertImportance) -> dict[str, Any]:
 def module_chart(run: RunFolder, index: PositionIndex) -> dict[str, Any]:
     """Plot a position's coefficient of each expert in each group of modules as a heat map."""
     values = run.positions[index].reshape(len(run.groups), len(run.experts))
-    bound = max(float(np.abs(values).max()), 1e-9)
     data = [
         {
             "value": [g, k, round(float(values[g, k]), 4)],
@@ -208,6 +215,14 @@ def module_chart(run: RunFolder, index: PositionIndex) -> dict[str, Any]:
         for g, group in enumerate(run.groups)
         for k in range(len(run.experts))
     ]
+    return _build_heat_map(run.groups, run.experts, data, float(np.abs(values).max()))
+
+
+def _build_heat_map(
+    columns: list[str], rows: list[str], data: list[dict[str, Any]], bound: float
+) -> dict[str, Any]:
+    """Build a heat map of signed values from -bound to bound, the first row on top."""
+    bound = max(bound, 1e-9)
     text_style = {"color": TEXT_COLOUR}
     category = {"type": "category", "axisTick": {"show": False}, "splitArea": {"show": False}}
     label = {**text_style, "width": 92, "overflow": "truncate"}
@@ -216,8 +231,8 @@ def module_chart(run: RunFolder, index: PositionIndex) -> dict[str, Any]:
         "textStyle": text_style,
         "grid": {"left": 8, "right": 16, "top": 8, "bottom": 56, "containLabel": True},
         "tooltip": {**TOOLTIP, "formatter": "{b}"},
-        "xAxis": {**category, "data": run.groups, "axisLabel": {**label, "rotate": 40}},
-        "yAxis": {**category, "data": run.experts, "inverse": True, "axisLabel": label},
+        "xAxis": {**category, "data": columns, "axisLabel": {**label, "rotate": 40}},
+        "yAxis": {**category, "data": rows, "inverse": True, "axisLabel": label},
         "visualMap": {
             "min": round(-bound, 3),
             "max": round(bound, 3),
@@ -264,24 +279,78 @@ def domain_chart(run: RunFolder) -> dict[str, Any]:
             }
         )
         ends = [one[name].get("interval") or [one[name]["utility"]] * 2 for name in names]
-        series.append(
-            {
-                "name": label,
-                "type": "custom",
-                ":renderItem": WHISKER,
-                "encode": {"x": [1, 2], "y": 0},
-                "data": [[n, low, high, slot] for n, (low, high) in enumerate(ends)],
-                "itemStyle": {"color": colour},
-                "silent": True,
-                "z": 5,
-            }
-        )
+        places = [[n, low, high, slot] for n, (low, high) in enumerate(ends)]
+        series.append(_whisker_series(label, colour, places, 2))
     on = "test" if key == "single_test" else "dev"
     options = _build_bars(names, series, f"utility on {on}, with 95 % intervals")
     options["legend"] = {"bottom": 0, "textStyle": {"color": TEXT_COLOUR}}
     options["grid"]["bottom"] = 56
     options["tooltip"]["formatter"] = "{a}\n{b}: {c}"
     return options
+
+
+def answer_chart(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], int]:
+    """Plot each model's shares of answers as bars with 95 % intervals, one group per model.
+
+    A model's name is written in full, over several lines, in a group that is high enough for it.
+
+    Args:
+        rows: As from `swarm.stats.summary_table.summary`, with the column "model".
+
+    Returns:
+        Options, and the height in pixels.
+    """
+    models = list(dict.fromkeys(str(row["model"]) for row in rows))
+    answers = list(dict.fromkeys(str(row["answer"]) for row in rows if row["answer"] is not None))
+    series: list[dict[str, Any]] = []
+    for slot, answer in enumerate(answers):
+        mine = {str(row["model"]): row for row in rows if str(row["answer"]) == answer}
+        colour = _series_colour(slot)
+        name = shorten_text(answer, MAX_ANSWER_LENGTH)
+        data: list[Any] = [None] * len(models)
+        ends: list[list[float]] = []
+        for n, model in enumerate(models):
+            row = mine.get(model)
+            if row is None or math.isnan(row["value"]):  # no answer at all
+                continue
+            words = f"{name}: {format_interval(row['value'], interval_of(row))}, n = {row['n']}"
+            data[n] = {"value": round(float(row["value"]), 4), "name": f"{model}\n{words}"}
+            # An answer that was never given has an interval only where one hovers.
+            if row["value"] and (interval := interval_of(row)):
+                ends.append([n, *interval, slot])
+        style = {"itemStyle": {"color": colour, "opacity": 0.5}, **BAR_LAYOUT}
+        series.append({"name": name, "type": "bar", "data": data, **style})
+        series.append(_whisker_series(name, colour, ends, len(answers)))
+    numbers = any(row["answer"] == "mean" for row in rows) and len(answers) == 1
+    x_name = "mean of the numbers" if numbers else "share of the answers"
+    options = _build_bars(models, series, x_name)
+    label = {"width": NAME_WIDTH, "overflow": "breakAll", "lineHeight": 14, "interval": 0}
+    options["yAxis"]["axisLabel"] = {"color": TEXT_COLOUR, "fontSize": 12, **label}
+    text_style = {"color": TEXT_COLOUR, "width": 220, "overflow": "truncate"}
+    options["legend"] = {"type": "scroll", "bottom": 0, "textStyle": text_style}
+    names = [one["name"] for one in series[::2]]
+    options["legend"] |= {"pageTextStyle": {"color": TEXT_COLOUR}, "data": names}
+    options["grid"]["bottom"] = 64
+    options["tooltip"]["formatter"] = "{b}"
+    lines = max(math.ceil(len(name) / NAME_CHARACTERS) for name in models)
+    group = max(14 * lines + 10, 13 * len(answers) + 16)
+    return options, group * len(models) + 90
+
+
+def interval_of(row: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the interval of a row; `None` if it has none."""
+    low, high = float(row["low"]), float(row["high"])
+    return None if math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def cosine_chart(names: Sequence[str], cosines: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Plot the cosines of experts' updates, [K, K], as a heat map."""
+    data = [
+        {"value": [i, j, round(cosines[i][j], 3)], "name": f"{a}\n{b}: {cosines[i][j]:.3f}"}
+        for i, a in enumerate(names)
+        for j, b in enumerate(names)
+    ]
+    return _build_heat_map(list(names), list(names), data, 1.0)
 
 
 def load_chart(history: Sequence[LoadSample]) -> dict[str, Any]:
@@ -403,6 +472,20 @@ def _build_bars(names: list[str], series: list[dict[str, Any]], x_name: str) -> 
     options["grid"] |= {"top": 8, "bottom": 34}
     del options["legend"]
     return options
+
+
+def _whisker_series(name: str, colour: str, data: list[list[float]], bars: int) -> dict[str, Any]:
+    """Build the intervals of a series, one of `bars` per category; data as in `WHISKER`."""
+    return {
+        "name": name,
+        "type": "custom",
+        ":renderItem": WHISKER.replace("BARS", str(bars)),
+        "encode": {"x": [1, 2], "y": 0},
+        "data": data,
+        "itemStyle": {"color": colour},
+        "silent": True,
+        "z": 5,
+    }
 
 
 def _add_zoom(options: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Model output is always drawn as text, never as markup.
 """
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +39,12 @@ STATES = ("loading", "answering", "done")
 
 EMPTY_ANSWER = "an empty answer"
 
+MIN_LOADING_S = 0.5
+"""Seconds of loading from which they are shown."""
+
+LOCAL_MAX_TOKENS, MAX_TOKENS = 128, 512
+"""Maximum number of new tokens, unless set: of local models, which may run on a CPU; of others."""
+
 
 class ChatWorker:
     """A question in progress; its attributes can be read from any thread.
@@ -54,6 +61,8 @@ class ChatWorker:
         text: The answer received so far.
         waiting: Members of a collaboration that have not answered yet.
         notes: Summaries of a consortium's iterations.
+        loading_s: Seconds until the model was loaded; 0 before.
+        first_s: Seconds from `start` to the first text; NaN before it.
         turn: The question, and its final answer or error.
     """
 
@@ -72,9 +81,12 @@ class ChatWorker:
         self.state, self.text = STATES[0], ""
         self.waiting: list[str] = []
         self.notes: list[str] = []
+        self.loading_s, self.first_s = 0.0, float("nan")
+        self._began = time.monotonic()
 
     def start(self) -> None:
         """Start the thread."""
+        self._began = time.monotonic()
         start_thread(self._run_worker, name="swarm-page")
 
     def stop(self) -> None:
@@ -99,6 +111,7 @@ class ChatWorker:
                 getattr(model, prepare, lambda *_: None)(*args)
             if self._over.is_set():
                 return
+            self.loading_s = time.monotonic() - self._began
             self.state = "answering"
             self._finish_turn(self._collect_transcript(model))
         except Cancelled:
@@ -143,7 +156,7 @@ class ChatWorker:
                     final = end.value
                     break
                 self._check_running()
-                self.text += delta.text
+                self._add_text(delta.text)
         error = "" if final.text.strip() else EMPTY_ANSWER
         return Transcript(
             [[AgentAnswer(1, "model", self.name, 0, self._prompt, final, error)]], final
@@ -159,11 +172,16 @@ class ChatWorker:
             if event.name in self.waiting:
                 self.waiting.remove(event.name)
         elif isinstance(event, AnswerDelta):
-            self.text += event.delta.text
+            self._add_text(event.delta.text)
         elif isinstance(event, Iteration):
             from swarm.multi_agent.consortium.consortium import format_event
 
             self.notes.append(format_event(model, event))
+
+    def _add_text(self, text: str) -> None:
+        if text and math.isnan(self.first_s):
+            self.first_s = time.monotonic() - self._began
+        self.text += text
 
     def _check_running(self) -> None:
         """Check that the answer is still wanted.
@@ -261,7 +279,13 @@ class AnswerCard:
         cached = f", {account.cached} from the cache" if account.cached else ""
         empty = "" if stages.final.text.strip() else "an empty answer; "
         cost = _format_cost(worker.turn.answers)
-        return f"{empty}{stages.final.seconds:.1f} s, {tokens}{cached}{cost}"
+        first = "" if math.isnan(worker.first_s) else f", first text after {worker.first_s:.1f} s"
+        if worker.loading_s >= MIN_LOADING_S:
+            first += f" ({worker.loading_s:.1f} s of loading)"
+        limit = ""
+        if stages.final.finish == "length":
+            limit = f"; ended at the limit of {stages.final.new_tokens} tokens (Settings)"
+        return f"{empty}{stages.final.seconds:.1f} s{first}, {tokens}{cached}{cost}{limit}"
 
 
 def _draw_call(count: int, answer: AgentAnswer) -> None:
@@ -289,6 +313,17 @@ def _format_cost(answers: Sequence[AgentAnswer]) -> str:
     """Format the cost of answers; empty for local models, which have no price."""
     remote = [one for one in answers if one.completion and not _is_local(one.name)]
     return f", {format_answer_cost(remote)}" if remote else ""
+
+
+def limit_for(name: str, chosen: int | None) -> int:
+    """Return the maximum number of new tokens of a model's answer.
+
+    Args:
+        chosen: The setting; `None` if it is empty.
+    """
+    if chosen is not None:
+        return chosen
+    return LOCAL_MAX_TOKENS if _is_local(name) else MAX_TOKENS
 
 
 def _is_local(name: str) -> bool:
@@ -323,11 +358,11 @@ class ChatPanel:
 
     Args:
         sides: Returns the models to query; empty if the page already showed a message.
-        manner: Returns the sampling options.
+        manner: Returns the sampling options of a model by its name.
     """
 
     def __init__(
-        self, sides: Callable[[], Sequence[ChatColumn]], manner: Callable[[], ChatOptions]
+        self, sides: Callable[[], Sequence[ChatColumn]], manner: Callable[[str], ChatOptions]
     ) -> None:
         self._sides, self._chat_settings = sides, manner
         self._before: dict[str, list[ChatTurn]] = {}
@@ -363,18 +398,19 @@ class ChatPanel:
         if not question or self._timer.active or not (sides := self._sides()):
             return
         self._field.value = ""
-        settings = self._chat_settings()
+        settings = self._chat_settings("")
         self._shown = []
         with self._log:
             ui.label(question).classes("text self-end rounded px-3 py-2 chat-question")
             with ui.element("div").classes("w-full chat-answers"):
                 for side in sides:
                     previous = self._before.get(side.key, []) if settings.multi_turn else []
-                    worker = ChatWorker(side.name, side.find, question, previous, settings)
+                    options = self._chat_settings(side.name)
+                    worker = ChatWorker(side.name, side.find, question, previous, options)
                     self._shown.append((side.key, AnswerCard(worker)))
         fields = {
             "temperature": settings.temperature,
-            "max_tokens": settings.max_tokens,
+            "max_tokens": {side.name: self._chat_settings(side.name).max_tokens for side in sides},
             "seed": settings.seed,
             "system": settings.system,
         }
@@ -429,7 +465,10 @@ class ChatSettings:
     def __init__(self, temperature: float) -> None:
         with ui.element("div").classes("chat-settings w-full"):
             self._temperature = ui.number("Temperature", value=temperature, min=0, step=0.1)
-            self._tokens = ui.number("Maximum new tokens", value=256, min=1, precision=0)
+            self._tokens = ui.number("Maximum new tokens", value=None, min=1, precision=0)
+            hint = f"local {LOCAL_MAX_TOKENS}, else {MAX_TOKENS}"
+            self._tokens.props["placeholder"] = hint
+            self._tokens.props("stack-label")
             self._seed = ui.number("Seed", value=None, min=0, precision=0)
             self._turns = ui.switch("Include previous turns", value=True)
             self._system = ui.textarea("System", placeholder="System prompt of all models")
@@ -438,12 +477,12 @@ class ChatSettings:
             field.props("dense")
         self._first = temperature
 
-    def __call__(self) -> ChatOptions:
-        """Return the current settings; empty fields have their initial values."""
+    def __call__(self, name: str) -> ChatOptions:
+        """Return the current settings for a model; empty fields have their initial values."""
         temperature, tokens, seed = self._temperature.value, self._tokens.value, self._seed.value
         return ChatOptions(
             self._first if temperature is None else max(0.0, float(temperature)),
-            256 if tokens is None else max(1, int(tokens)),
+            limit_for(name, None if tokens is None else max(1, int(tokens))),
             None if seed is None else max(0, int(seed)),
             (self._system.value or "").strip() or None,
             bool(self._turns.value),
@@ -453,6 +492,8 @@ class ChatSettings:
 MODEL_NAME_HELP = """\
 Any model name: local/base, an expert, a run's best, PROVIDER/MODEL, moa/PRESET,
 consortium/NAME. Several models answer independently."""
+
+MISSING_HELP = "Text only: there are no tools and no pictures or other attachments here."
 
 
 def register_page(home: AppState) -> None:
@@ -479,6 +520,7 @@ def _draw_chat(home: AppState, names: list[str], chosen: list[str]) -> None:
         field.props("use-chips outlined dense hint='search, or type a name and press Enter'")
         field.classes("w-full")
         ui.label(MODEL_NAME_HELP).classes("quiet text-sm")
+        ui.label(MISSING_HELP).classes("quiet text-sm")
         with ui.expansion("Settings").classes("w-full").props("dense"):
             manners = ChatSettings(0.7)
 

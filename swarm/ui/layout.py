@@ -41,6 +41,9 @@ body { background: var(--paper) !important; color: var(--ink); }
 .run-name { white-space: normal !important; overflow-wrap: anywhere; }
 @media (max-width: 599px) {
   .q-table th.q-table--col-auto-width, .q-table td.q-table--col-auto-width { padding-right: 0; }
+  .q-table__grid-item-row { display: flex; gap: 1rem; justify-content: space-between; }
+  .q-table__grid-item-title { flex: none; line-height: 1.5; }
+  .q-table__grid-item-value { min-width: 0; overflow-wrap: anywhere; text-align: right; }
   .q-table td.run-name { padding: .6rem .8rem .6rem 0; }
 }
 .quiet { color: var(--quiet); }

@@ -115,7 +115,7 @@ def runs(home: Path, base: Path, pool: Path) -> None:
 
 def run_folder(folder: Path, base: Path, pool: Path) -> None:
     """What a finished search leaves whose best is `BEST`."""
-    Pool(pool).open().save(BEST, folder / "global_best")
+    Pool(pool, space="delta").open().save(BEST, folder / "global_best")
     rounds = [{"positions": [BEST], "utilities": [0.5]}]
     numbers = {
         "ending_best_validation_utility": 0.5,

@@ -70,12 +70,20 @@ def test_a_position_is_the_sum_of_the_updates(pool: Pool) -> None:
     assert distance(made, deltas(pool, MIXTURE)) < 1e-7
 
 
-def test_stacked_particles_are_explicit_sums(pool: Pool, tiny_llama: Path) -> None:
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("separate", [False, True])
+def test_stacked_particles_are_explicit_sums(
+    pool: Pool, tiny_llama: Path, separate: bool, merge: bool
+) -> None:
+    """Of concatenated factors, and of each expert's own, as the models by name have them."""
     positions = np.array([MIXTURE, HALVES, [0.0] * 4, [-1.0, 0.0, 2.0, 0.3]])
     network = tiny.load(tiny_llama)
-    basis = {name: pool.expert_factors(name) for name in pool.modules}
-    stack = BatchedLoraModel(network, basis, "cpu", torch.float32)
-    stack.set_positions(torch.from_numpy(positions))
+    factors = pool.basis if separate else pool.expert_factors
+    basis = {name: factors(name) for name in pool.modules}
+    stack = BatchedLoraModel(network, basis, "cpu", torch.float32, summed=separate)
+    if merge:
+        positions = positions[:1]
+    stack.set_positions(torch.from_numpy(positions), merge=merge)
     with tiny.seeded(0), torch.inference_mode():
         tokens = torch.randint(4, tiny.WORDS, (2, 12))
         rows = network(input_ids=tokens.repeat(len(positions), 1)).logits

@@ -7,14 +7,17 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import run_folders
+import searches
 import ui_pages
 from click.testing import CliRunner
 
 from swarm.errors import UserError, install_command
 from swarm.runs.lock import RunLock
 from swarm.runs.run_reader import RunFolder
+from swarm.ui import expert_mixer
 from swarm.ui.__main__ import ui
 from swarm.ui.expert_mixer import list_bests, list_model_names
 from swarm.ui.launcher import SearchLauncher, check_search, output_path
@@ -115,6 +118,30 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         r"task.file='my data/it\'s.jsonl'",
         "name=try",
     ]
+    cleared = {"seed": "", "budget": "", "task.dev_limit": "", "optimizer.particles": ""}
+    evogm = new_search.usual_options("evogm")
+    assert new_search.build_arguments(home, "try", chosen | {"optimizer": "de"}, cleared, "")[
+        2:
+    ] == [
+        "model=local",
+        "optimizer.particles=null",
+        "name=try",
+    ]
+    lines = "budget=9\nexperiment=evogm"
+    assert evogm["optimizer"] == "evogm" and new_search.find_experiment(lines) == "evogm"
+    told = new_search.field_defaults(evogm, "evogm")
+    assert (told["optimizer.particles"], told["optimizer.max_iterations"]) == ("", "7")
+    assert new_search.build_arguments(home, "try", evogm, told | {"seed": "42"}, lines) == [
+        "task=nlgraph_mini",
+        "budget=9",
+        "experiment=evogm",
+        "name=try",
+    ]
+    assert "pool.space=delta" in new_search.describe_experiment("evogm")
+    assert "no such experiment" in new_search.describe_experiment("evo")
+    for wrong in ("[]", "x", '{"a": "b"}', '{"a": NaN}'):
+        with pytest.raises(UserError, match="mixture: must be a JSON object"):
+            new_search.parse_mixture(wrong)
     defaults = new_search.field_defaults(new_search.default_options())
     shown = {key: defaults[key] for key in ("pool.folder", "model.path", "gpus", "seed", "budget")}
     assert shown == {
@@ -170,6 +197,50 @@ def test_the_check_tells_the_error(tmp_path: Path) -> None:
     right, said = check_search(["task=nothing", "name=bad"], tmp_path)
     assert not right and said.startswith("task=nothing") and "\n" not in said
     assert not list(tmp_path.iterdir())
+
+
+def test_a_mixture_is_scored_as_a_search_would(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    more = {"pool__space": "delta", "noise_floor": "false", "test": "false"}
+    command = searches.arguments(
+        tmp_path, tiny_llama, tiny_pool, "done", optimizer__max_iterations=2, **more
+    )
+    done = searches.run(command)
+    assert done.returncode == 0, done.stderr
+    home = AppState(tmp_path, str(tiny_pool), str(tiny_llama), "cpu")
+    ui_pages.run_folder(tmp_path / "search" / "other", tiny_llama, tiny_pool)
+    assert expert_mixer.list_reference_runs(home) == ["done"]
+    run = RunFolder(tmp_path / "search" / "done")
+    index = (1, 4)
+    mixture = dict(zip(run.experts, run.positions[index].tolist(), strict=True))
+    scoring = expert_mixer.MixtureScoring(home, mixture, "", [], 12, "done")
+    first, *others = scoring.run()
+    assert (scoring.done, scoring.total) == (12, 12)
+    assert first.utility == pytest.approx(run.utilities[index]) and first.gain is None
+    by_name = {one.name: one for one in others}
+    assert {"uniform soup", "nearest expert", "at distance 0.00"} <= set(by_name)
+    same = by_name["at distance 0.00"]
+    assert (same.utility, same.items, same.gain and same.gain.difference) == (first.utility, 12, 0)
+    best = max(one.utility for one in others if one.source == "done")
+    assert best == pytest.approx(float(np.nanmax(run.utilities)))
+    assert [one.utility for one in others] == sorted((o.utility for o in others), reverse=True)
+    found = expert_mixer.find_nearest(run, list(mixture.values()), 3)
+    gaps = np.linalg.norm(run.positions - run.positions[index], axis=2)
+    distinct = sorted({round(float(gap), 9) for gap in gaps.ravel()})
+    assert [gap for _, gap in found] == pytest.approx(distinct[:3], abs=1e-6)
+    fewer = expert_mixer.MixtureScoring(home, mixture, "", [], 5, "done").run()
+    assert {one.items for one in fewer} == {5}
+    keys = [f"task.file={tmp_path / 'tiny.json'}", "task.scoring=logits"]
+    alone = expert_mixer.MixtureScoring(home, mixture, "mmlu", keys, 12).run()
+    assert [alone[0].utility, alone[0].interval] == [first.utility, first.interval]
+    stopped = expert_mixer.MixtureScoring(home, mixture, "mmlu", keys, 12)
+    stopped.stop()
+    with pytest.raises(UserError, match="stopped after 0 of 12 items"):
+        stopped.run()
+    for wrong, words in (((["x=1"], 9), "is not a task.KEY"), (([], 1), "must be 2 or more")):
+        with pytest.raises(UserError, match=words):
+            expert_mixer.MixtureScoring(home, mixture, "mmlu", *wrong)
 
 
 def test_the_bests_of_a_sweep_are_models(

@@ -1,7 +1,5 @@
 """Page Compare: one question to several models, and viewers of answer files."""
 
-import base64
-import io
 import json
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nicegui import app, ui
 
-from swarm._util.terminal import escape_control_chars
+from swarm._util.terminal import escape_control_chars, format_interval
 from swarm._util.threads import run_in_thread, submit
 from swarm.compare import Config, Question
 from swarm.compare.dataframe import build_frame
@@ -25,17 +23,19 @@ from swarm.errors import UserError
 from swarm.models.base import Completion, Model, Request, generate_each
 from swarm.registry.name_resolution import model_identity
 from swarm.serve.api_errors import ApiKeyGuard
-from swarm.stats.summary_table import detectable
-from swarm.ui import chat, expert_mixer
-from swarm.ui.layout import draw_heading, page_frame
+from swarm.stats.summary_table import detectable, summary
+from swarm.ui import charts, chat, expert_mixer
+from swarm.ui.layout import draw_heading, draw_plain_table, page_frame
 from swarm.ui.state import AppState
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 MAX_FILES_SHOWN = 200
 """Maximum number of answer files listed."""
+
+MAX_ANSWERS = 6
+"""Maximum number of answers in the chart; the others are one bar."""
 
 VIEWER_PATH = "/compare/view"
 """Mount path of the viewers."""
@@ -118,8 +118,8 @@ class CompareWorker:
         self._stopped.set()
         self._ended.set()
 
-    def run(self) -> "tuple[pd.DataFrame, bytes, str]":
-        """Run the comparison; return the answers, their plot as PNG, and remarks.
+    def run(self) -> "tuple[pd.DataFrame, list[dict[str, Any]], str]":
+        """Run the comparison; return the answers, each model's shares of them, and remarks.
 
         Raises:
             UserError: It was stopped, a model does not exist, or all answers failed.
@@ -137,7 +137,7 @@ class CompareWorker:
             raise UserError("stopped; answers so far are stored, and the same comparison resumes")
         if df["error"].notna().all():
             raise UserError(str(df["error"].iloc[0]))
-        return df, figure_to_png(self._question.plot(df)), "\n".join(self._iterate_remarks(df))
+        return df, summarize_answers(df), "\n".join(self._iterate_remarks(df))
 
     def _collect_answers(self) -> "pd.DataFrame | None":
         """Return the answers; `None` if stopped."""
@@ -173,11 +173,17 @@ class CompareWorker:
         yield detectable(groups, 1, self._question.samples_per_paraphrase)
 
 
-def figure_to_png(figure: "Figure") -> bytes:
-    """Render a figure as PNG."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=130, bbox_inches="tight")
-    return stream.getvalue()
+def summarize_answers(df: "pd.DataFrame") -> list[dict[str, Any]]:
+    """Return each model's shares of the most frequent answers, the most frequent first.
+
+    The columns are those of `swarm.stats.summary_table.summary`, with "model" and "answer" first.
+    """
+    common = df["answer"].value_counts()
+    chosen = list(common.index[:MAX_ANSWERS]) if len(common) > MAX_ANSWERS else None
+    found = summary(df, category_column="model", selected_answers=chosen)
+    rows = [{str(key): value for key, value in row.items()} for row in found.to_dict("records")]
+    rank = {str(answer): n for n, answer in enumerate(common.index)}
+    return sorted(rows, key=lambda row: rank.get(str(row["answer"]), len(rank)))
 
 
 def list_answer_files(home: AppState) -> list[str]:
@@ -321,7 +327,7 @@ class _CompareForm:
                 tokens,
             )
             self._refresh_state()
-            df, picture, warnings = await run_in_thread(self._comparison.run)
+            df, rows, warnings = await run_in_thread(self._comparison.run)
             url = await run_in_thread(self._viewers.open_viewer, df, "answers")
         except UserError as error:
             self._wrong.set_text(escape_control_chars(str(error)))
@@ -329,14 +335,10 @@ class _CompareForm:
         finally:
             self._comparison = None
         with self._shown:
-            encoded = base64.b64encode(picture).decode()
-            shares = f"alt='Shares of the answers of {len(self._models.value)} models, intervals'"
-            with ui.element("div").classes("w-full overflow-x-auto"):
-                drawn = ui.element("img").props(f"src=data:image/png;base64,{encoded} {shares}")
-                drawn.classes("rounded").style("width: 100%; min-width: 36rem; max-width: 52rem")
+            draw_answers(rows)
             failed = int(df["error"].notna().sum())
-            summary = f"{len(df)} answers" + (f", {failed} of them failed" if failed else "")
-            ui.label(f"{summary}. Bars: shares with 95 % intervals.").classes("quiet")
+            counts = f"{len(df)} answers" + (f", {failed} of them failed" if failed else "")
+            ui.label(f"{counts}. Bars: shares with 95 % intervals.").classes("quiet")
             ui.label(escape_control_chars(warnings)).classes("quiet text-sm text")
             ui.link("Browse the answers", url)
 
@@ -352,6 +354,25 @@ class _CompareForm:
         for element in (self._spinner, self._stop):
             element.set_visibility(comparison is not None)
         self._button.set_enabled(comparison is None)
+
+
+def draw_answers(rows: list[dict[str, Any]]) -> None:
+    """Draw the chart of the answers, and its numbers as a table."""
+    options, height = charts.answer_chart(rows)
+    models = len({row["model"] for row in rows})
+    chart = ui.echart(options).classes("w-full").style(f"height: {height}px")
+    chart.props(f'role=img aria-label="Shares of the answers of {models} models"')
+    with ui.expansion("Numbers").classes("w-full").props("dense"):
+        cells = [
+            [
+                escape_control_chars(str(row["model"])),
+                escape_control_chars(str(row["answer"])),
+                format_interval(row["value"], charts.interval_of(row)),
+                str(row["n"]),
+            ]
+            for row in rows
+        ]
+        draw_plain_table(["model", "answer", "share, 95 %", "n"], cells)
 
 
 def _draw_files(home: AppState, viewers: MountedViewers, found: list[str]) -> None:

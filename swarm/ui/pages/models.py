@@ -1,24 +1,41 @@
-"""Page Models: list of models, and sliders that mix experts for immediate questions."""
+"""Page Models: models, sliders that mix experts, questions to mixtures and their scores, pools."""
 
-from collections.abc import Mapping
+import json
+import shlex
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from nicegui import ui
 
-from swarm._util.terminal import escape_control_chars
+from swarm._util.terminal import escape_control_chars, format_interval, format_signed
 from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
 from swarm.moa.cli import format_endpoint
 from swarm.pool.adapter import Adapter
+from swarm.pool.inspection import (
+    PoolInspection,
+    inspect_folder,
+    list_remarks,
+    table_of_experts,
+)
 from swarm.runs.describe import describe_position
-from swarm.ui import chat, expert_mixer, layout
+from swarm.ui import charts, chat, expert_mixer, layout
 from swarm.ui.chat import ChatColumn, ChatPanel, ChatSettings
-from swarm.ui.layout import CoefficientSliders, draw_heading, page_frame
+from swarm.ui.expert_mixer import SCORED_NOW
+from swarm.ui.layout import CoefficientSliders, draw_heading, draw_plain_table, page_frame
+from swarm.ui.pages.new_search import group_options
 from swarm.ui.state import AppState
 
 MIXTURE_ALONE = "only the mixture"
+
+NO_RUN = "no run"
+
+DEFAULT_TASK = "nlgraph_mini"
+
+REFRESH_S = 0.3
+"""Interval between progress updates in seconds."""
 
 
 def register_page(home: AppState) -> None:
@@ -33,11 +50,18 @@ def register_page(home: AppState) -> None:
             experts = [one for one in found if isinstance(one, Adapter)]
             for wrong in (one for one in found if isinstance(one, str)):
                 ui.label(escape_control_chars(wrong)).classes("chat-wrong text")
+            runs = await run_in_thread(expert_mixer.list_reference_runs, home)
+            names = await run_in_thread(expert_mixer.list_model_names, home)
+
+            @ui.refreshable
+            def draw_others() -> None:
+                _draw_others(home, names)
+
             if experts:
-                _ExpertMixer(home, [one.name for one in experts], bests)
+                _ExpertMixer(home, [one.name for one in experts], bests, runs, draw_others.refresh)
             _draw_experts(home, experts)
             _draw_bests(bests)
-            _draw_others(home, await run_in_thread(expert_mixer.list_model_names, home))
+            draw_others()
 
 
 STYLE = """
@@ -50,12 +74,23 @@ STYLE = """
 
 
 class _ExpertMixer:
-    """Sliders, presets for them, and a conversation with the resulting mixture."""
+    """Sliders, presets for them, and the resulting mixture: its score, and a conversation.
+
+    Args:
+        names: Names of the experts.
+        runs: Runs with which a score can be compared.
+        on_saved: Called after a mixture was saved.
+    """
 
     def __init__(
-        self, home: AppState, names: list[str], bests: list[expert_mixer.BestOfRun]
+        self,
+        home: AppState,
+        names: list[str],
+        bests: list[expert_mixer.BestOfRun],
+        runs: list[str],
+        on_saved: Callable[[], Any],
     ) -> None:
-        self._home = home
+        self._home, self._on_saved = home, on_saved
         draw_heading("Mix by hand")
         with ui.card().classes("w-full gap-3"):
             self._sliders = CoefficientSliders(names)
@@ -66,6 +101,11 @@ class _ExpertMixer:
                     "Save as adapter", on_click=lambda: self._save_mixture(name.value or "")
                 )
                 save.props("unelevated no-caps")
+                ui.button("Start a search from here", on_click=self._start_search).props(
+                    "outline no-caps"
+                )
+        draw_heading("Score the mixture")
+        _ScoreForm(home, lambda: dict(self._sliders.coefficients), runs)
         draw_heading("Ask the mixture")
         with ui.card().classes("w-full gap-3"):
             self._aside = ui.select(
@@ -147,6 +187,193 @@ class _ExpertMixer:
             ui.notify(escape_control_chars(str(error)), type="warning")
             return
         ui.notify(f"saved as model {model}", type="positive", timeout=10_000)
+        self._on_saved()
+
+    def _start_search(self) -> None:
+        mixture = json.dumps(self._sliders.coefficients)
+        ui.navigate.to(f"/start?{urlencode({'mixture': mixture})}")
+
+
+class _ScoreForm:
+    """Form that scores the mixture on dev items, with the result beside its neighbours.
+
+    Args:
+        mixture: Returns the coefficients.
+        runs: Runs with which the mixture can be compared.
+    """
+
+    def __init__(
+        self, home: AppState, mixture: Callable[[], dict[str, float]], runs: list[str]
+    ) -> None:
+        self._home, self._mixture = home, mixture
+        self._scoring: expert_mixer.MixtureScoring | None = None
+        with ui.card().classes("w-full gap-2"):
+            with ui.element("div").classes("chat-settings w-full"):
+                self._task = ui.select(
+                    list(group_options("task")), value=DEFAULT_TASK, label="Task", with_input=True
+                )
+                self._items = ui.number("Dev items", value=50, min=2, precision=0)
+                self._run = ui.select([NO_RUN, *runs], value=NO_RUN, label="Beside positions of")
+                self._keys = ui.input("Further keys", placeholder="task.file=FILE")
+            for field in (self._task, self._items, self._run, self._keys):
+                field.props("dense outlined stack-label")
+            for field in (self._task, self._keys):  # those of the run apply
+                field.bind_enabled_from(self._run, "value", lambda name: name == NO_RUN)
+            ui.label(SCORE_HELP).classes("quiet text-sm text")
+            with ui.row().classes("items-center gap-2"):
+                self._button = ui.button("Score", on_click=self._score_mixture)
+                self._button.props("unelevated no-caps")
+                self._stop = ui.button("Stop", on_click=self._stop_scoring)
+                self._stop.props("outline no-caps aria-label='Stop scoring'")
+                self._spinner = ui.spinner(size="1.5em")
+                self._state = ui.label().classes("quiet text").props("role=status data-scoring")
+            self._wrong = ui.label().classes("chat-wrong text").props("role=alert")
+            self._shown = ui.column().classes("w-full gap-2")
+        self._refresh_state()
+        ui.timer(REFRESH_S, self._refresh_state)
+        ui.context.client.on_delete(self._stop_scoring)
+
+    async def _score_mixture(self) -> None:
+        self._wrong.set_text("")
+        mixture = self._mixture()
+        try:
+            self._scoring = expert_mixer.MixtureScoring(
+                self._home,
+                mixture,
+                str(self._task.value),
+                split_words(self._keys.value or ""),
+                int(self._items.value or 0),
+                "" if self._run.value == NO_RUN else str(self._run.value),
+            )
+            self._refresh_state()
+            found = await run_in_thread(self._scoring.run)
+        except UserError as error:
+            self._wrong.set_text(escape_control_chars(str(error)))
+            return
+        except Exception as error:  # shown on the page instead of a traceback
+            words = f"failed with {type(error).__name__}: {error}"
+            self._wrong.set_text(escape_control_chars(words))
+            return
+        finally:
+            self._scoring = None
+        self._shown.clear()
+        with self._shown:
+            draw_scores(found)
+
+    def _stop_scoring(self) -> None:
+        if self._scoring:
+            self._scoring.stop()
+
+    def _refresh_state(self) -> None:
+        """Update the progress."""
+        scoring = self._scoring
+        words = ""
+        if scoring:
+            words = f"{scoring.done} of {scoring.total} items" if scoring.total else "loading"
+        self._state.set_text(words)
+        for element in (self._spinner, self._stop):
+            element.set_visibility(scoring is not None)
+        self._button.set_enabled(scoring is None)
+
+
+SCORE_HELP = (
+    "Scored in the background, on the same items as the uniform soup and the nearest expert. With "
+    "a run, its task and items are used, and its best found, its best expert and its evaluated "
+    "positions nearest to the mixture are listed by their recorded answers."
+)
+
+
+def split_words(text: str) -> list[str]:
+    """Split keys as a shell does.
+
+    Raises:
+        UserError: A quote is not closed.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"further keys: {error}") from None
+
+
+def draw_scores(found: list[expert_mixer.ScoredPosition]) -> None:
+    """Draw the scores of a mixture and its neighbours, with paired tests."""
+    header = ["position", "utility, 95 %", "n", "mixture minus it, 95 %", "p", "answers"]
+    rows = []
+    for one in found:
+        gain = one.gain
+        cells = ["", ""]
+        if gain:
+            interval = f"[{format_signed(gain.low)}, {format_signed(gain.high)}]"
+            cells = [f"{format_signed(gain.difference)} {interval}", f"{gain.p:.3g}"]
+        name = escape_control_chars(f"{one.name}: {one.words}")
+        utility = format_interval(one.utility, one.interval)
+        rows.append([name, utility, str(one.items), *cells, one.source])
+    draw_plain_table(header, rows, "left")
+    if any(one.source != SCORED_NOW for one in found):
+        ui.label(SELECTED_HINT).classes("quiet text-sm text")
+
+
+SELECTED_HINT = (
+    "The best found and the best expert of a run were chosen by these answers, among others: their "
+    "dev utilities are too high on average, and differences from them too low."
+)
+
+
+def register_pool_page(home: AppState) -> None:
+    """Register the page at /pool?folder=FOLDER."""
+
+    @ui.page("/pool", response_timeout=60)
+    async def pool_page(folder: str = "") -> None:
+        with page_frame("Pool", "Start"):
+            chosen = folder.strip() or home.pool
+            with ui.row().classes("items-center gap-2 w-full no-wrap"):
+                field = ui.input("Pool folder", value=chosen).props("dense outlined")
+                field.classes("grow min-w-0")
+                ui.button("Inspect", on_click=lambda: open_pool(field.value or "")).props(
+                    "outline no-caps"
+                )
+            try:
+                found = await run_in_thread(inspect_folder, chosen)
+            except UserError as error:
+                message = escape_control_chars(str(error))
+                ui.label(message).classes("text text-negative").props("role=alert")
+                return
+            draw_inspection(found)
+
+
+def open_pool(folder: str) -> None:
+    """Open the page of a pool's folder."""
+    ui.navigate.to(f"/pool?{urlencode({'folder': folder})}")
+
+
+def draw_inspection(found: PoolInspection) -> None:
+    """Draw what a folder contains: adapters, what a search refuses and why, and cosines."""
+    verdict = f"A search would not take this folder: {found.fault}."
+    if not found.fault:
+        verdict = f"A search takes this folder as it is: {len(found.used)} experts."
+    ui.label(verdict).classes("text-base text").props("role=status")
+    with ui.column().classes("gap-1"):
+        for remark in list_remarks(found):
+            ui.label(escape_control_chars(remark)).classes("text")
+    base, header, rows = table_of_experts(found)
+    if base:
+        ui.label(f"Base model: {escape_control_chars(base)}").classes("quiet text")
+    if rows:
+        draw_plain_table(header, [[*map(escape_control_chars, row)] for row in rows], "left")
+    ui.label(NORM_HELP).classes("quiet text-sm text")
+    if len(found.used) > 1:
+        with ui.card().classes("w-full max-w-3xl gap-2"):
+            draw_heading("Cosines of the updates")
+            side = f"{max(16, 2 * len(found.used) + 8)}rem"
+            ui.echart(charts.cosine_chart(found.used, found.cosines)).classes("w-full").style(
+                f"height: {side}"
+            ).props('role=img aria-label="Cosines of the updates"')
+
+
+NORM_HELP = (
+    "Norms and cosines are of the updates s B A over all modules (Frobenius). No base model is "
+    "loaded. The same in a terminal: python -m swarm.pool check FOLDER"
+)
 
 
 def _format_position(coefficients: Mapping[str, float]) -> str:
@@ -164,7 +391,9 @@ def _draw_row(name: str, details: str, model: str | None = None) -> None:
 
 
 def _draw_experts(home: AppState, experts: list[Adapter]) -> None:
-    draw_heading("Experts")
+    with ui.row().classes("items-baseline gap-4"):
+        draw_heading("Experts")
+        ui.link("Inspect the pool", f"/pool?{urlencode({'folder': home.pool})}")
     if not experts:
         ui.label(
             f"There are no experts in {home.pool}; set another folder with python -m "

@@ -1,6 +1,8 @@
 """Page Start: a form for a new search, checked by the command line, with the equivalent command."""
 
 import asyncio
+import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -8,13 +10,15 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from nicegui import run, ui
 
 from swarm._util.config_help import first_comment
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
+from swarm.report.sections import flatten_keys, format_setting
+from swarm.runs.describe import describe_position
 from swarm.runs.lock import running_info
 from swarm.ui.launcher import check_search, format_command, output_path, read_failure
 from swarm.ui.layout import draw_heading, page_frame
@@ -42,16 +46,14 @@ TEXT_FIELDS = {
 """Keys with a text field in the form, and their labels."""
 
 EMPTY_MEANINGS = {
-    "pool.folder": "none",
-    "model.path": "none",
-    "gpus": "CPU; or numbers such as 0,1",
-    "task.file": "the task's own",
     "optimizer.particles": "automatic",
     "budget": "no limit",
     "task.dev_limit": "all",
     "task.test_limit": "all",
 }
-"""What an empty field means, shown in it."""
+"""What null means, shown in the empty field of a key that may be null."""
+
+GPUS_HINT = "CPU; or numbers such as 0,1"
 
 RESERVED_KEYS = ("name", "folder", "dry_run", *CONFIG_GROUPS)
 """Keys that the free lines may not set."""
@@ -97,17 +99,43 @@ def initial_form(home: AppState) -> tuple[dict[str, str], dict[str, str]]:
     return chosen, fields
 
 
-def field_defaults(chosen: Mapping[str, str]) -> dict[str, str]:
+def read_experiment(name: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the options that an experiment chooses by group, and its keys; empty if unknown."""
+    if not name or name not in group_options("experiment"):
+        return {}, {}
+    tree = _load_options(conf_folder() / "experiment" / f"{name}.yaml")
+    chosen = {}
+    for one in tree.get("defaults", ()):
+        for key, option in one.items() if isinstance(one, dict) else ():
+            chosen[key.removeprefix("override ").strip("/ ")] = str(option)
+    return chosen, dict(flatten_keys({key: tree[key] for key in tree if key != "defaults"}))
+
+
+def find_experiment(lines: str) -> str:
+    """Return the experiment that the free lines name last; empty for none."""
+    found = re.findall(r"(?m)^\s*\+{0,2}experiment=\s*([\w-]*)\s*$", lines)
+    return found[-1] if found and found[-1] != "null" else ""
+
+
+def usual_options(experiment: str = "") -> dict[str, str]:
+    """Return the option of each group of a search with an experiment, if nothing is chosen."""
+    return {**default_options(), **read_experiment(experiment)[0]}
+
+
+def field_defaults(chosen: Mapping[str, str], experiment: str = "") -> dict[str, str]:
     """Return the default of each field, as the form shows it; empty for null or no such key.
 
     Args:
         chosen: Option of each group.
+        experiment: Option of conf/experiment, whose keys apply; empty for none.
     """
+    keys = read_experiment(experiment)[1]
     found = {}
     for key in (*TEXT_FIELDS, *NUMBER_FIELDS):
         group, _, name = key.rpartition(".")
         file = f"{group}/{chosen[group]}.yaml" if group else "search.yaml"
         value = _load_options(conf_folder() / file).get(name)
+        value = keys.get(key, value)
         # A list is gpus; an interpolation is resolved by the search, from other keys.
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         found[key] = "" if value is None or "${" in text else text
@@ -135,8 +163,10 @@ def build_arguments(
 
     Args:
         name: Name of the run.
-        chosen: Option of each group; default options are left out, except the task.
-        numbers: Number and text fields as typed; those that are empty or defaults are left out.
+        chosen: Option of each group; default options, or those of an experiment named in the lines,
+            are left out, except a default task.
+        numbers: Number and text fields as typed; defaults are left out. An empty field is its
+            default, or null for a key of `EMPTY_MEANINGS`.
         lines: Further `key=value` settings, one per line.
 
     Raises:
@@ -150,15 +180,22 @@ def build_arguments(
         raise UserError(
             f"Name: the run {name} already exists; open it to resume it, or choose another name"
         )
+    experiment = find_experiment(lines)
+    usual = usual_options(experiment)
+    named = "task" in read_experiment(experiment)[0]
     arguments = [
         f"{group}={option}"
         for group, option in chosen.items()
-        if group == "task" or option != default_options().get(group)
+        if option != usual.get(group) or (group == "task" and not named)
     ]
-    defaults = field_defaults({**default_options(), **chosen})
+    defaults = field_defaults({**usual, **chosen}, experiment)
     for key, typed in numbers.items():
         text = typed.strip()
-        if not text or text == defaults[key]:
+        if text == defaults[key]:
+            continue
+        if not text:
+            if key in EMPTY_MEANINGS:
+                arguments.append(f"{key}=null")
             continue
         if key == "gpus":
             if not re.fullmatch(r"\d+(\s*,\s*\d+)*", text):
@@ -202,6 +239,25 @@ def _parse_lines(lines: str) -> Sequence[str]:
     return found
 
 
+def describe_experiment(name: str) -> str:
+    """Describe what an experiment sets beside the fields; empty for none."""
+    if not name:
+        return ""
+    chosen, keys = read_experiment(name)
+    if not (chosen or keys):
+        return f"experiment={name}: there is no such experiment."
+    fields = {**TEXT_FIELDS, **NUMBER_FIELDS}
+    sets = [f"{group}={option}" for group, option in chosen.items() if group not in CONFIG_GROUPS]
+    sets += [f"{key}={format_setting(value)}" for key, value in keys.items() if key not in fields]
+    also = f" It also sets {', '.join(sets)}." if sets else ""
+    return f"experiment={name}: the fields show its values where they show defaults.{also}"
+
+
+STARTS_HINT = (
+    "The search also starts from this mixture (optimizer.starts, of the optimizers pso, pso_async "
+    "and gradient), beside the experts and the soups:"
+)
+
 GROUP_LABELS = {
     "task": "Task",
     "optimizer": "Optimizer",
@@ -221,9 +277,30 @@ def register_page(home: AppState) -> None:
     """Register the page at /start."""
 
     @ui.page("/start")
-    def start_page() -> None:
+    def start_page(mixture: str = "") -> None:
         with page_frame("Start a search", "Start"):
-            SearchForm(home)
+            try:
+                starts = parse_mixture(mixture)
+            except UserError as error:
+                ui.label(str(error)).classes("text text-negative").props("role=alert")
+                starts = {}
+            SearchForm(home, starts)
+
+
+def parse_mixture(text: str) -> dict[str, float]:
+    """Parse a mixture, a JSON object of coefficients by expert; empty for an empty text.
+
+    Raises:
+        UserError: It is something else.
+    """
+    try:
+        found = json.loads(text or "{}")
+        shares = {str(name): float(share) for name, share in found.items()}
+    except (ValueError, AttributeError, TypeError):
+        shares = {"": math.nan}
+    if not all(map(math.isfinite, shares.values())):
+        raise UserError("mixture: must be a JSON object of coefficients by expert")
+    return shares
 
 
 class SearchForm:
@@ -231,16 +308,22 @@ class SearchForm:
 
     Args:
         home: State that the pages share.
+        mixture: Coefficients of all experts of the pool, to start from; empty for none.
     """
 
-    def __init__(self, home: AppState) -> None:
+    def __init__(self, home: AppState, mixture: Mapping[str, float] | None = None) -> None:
         self._home = home
+        mixture = mixture or {}
         self._chosen: dict[str, ui.select] = {}
         self._numbers: dict[str, ui.input] = {}
         chosen, given = initial_form(home)
         self._defaults: dict[str, str] = field_defaults(chosen)
+        self._usual = usual_options()
         self._changed: float | None = None
         self._computing = False
+        if mixture:
+            words = describe_position(list(mixture), list(mixture.values()))
+            ui.label(f"{STARTS_HINT} {words}").classes("text")
         with ui.card().classes("w-full gap-4"):
             with ui.element("div").classes(
                 "w-full grid grid-cols-1 md:grid-cols-2 gap-x-6 gap-y-3"
@@ -249,7 +332,12 @@ class SearchForm:
                     self._draw_group(group, option)
             with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-2 gap-3"):
                 for key, label in TEXT_FIELDS.items():
-                    self._draw_field(key, label, given.get(key, self._defaults[key]))
+                    field = self._draw_field(key, label, given.get(key, self._defaults[key]))
+                    if key == "pool.folder":
+                        with field.add_slot("append"):
+                            ui.button("Inspect", on_click=self._inspect_pool).props(
+                                "flat dense no-caps"
+                            )
             with ui.element("div").classes("w-full grid grid-cols-2 md:grid-cols-6 gap-3"):
                 for key, label in NUMBER_FIELDS.items():
                     self._draw_field(key, label, self._defaults[key]).props("inputmode=numeric")
@@ -259,10 +347,14 @@ class SearchForm:
                 on_change=self._refresh_command,
             ).props("dense outlined")
             self._name.classes("w-full")
+            coefficients = ",".join(map(repr, mixture.values()))
             self._lines = ui.textarea(
-                "Further keys, one key=value per line", on_change=self._refresh_command
+                "Further keys, one key=value per line",
+                value=f"optimizer.starts=[[{coefficients}]]" if mixture else "",
+                on_change=self._on_lines,
             )
             self._lines.props("dense outlined autogrow input-class=font-mono").classes("w-full")
+            self._experiment = ui.label("").classes("quiet text text-sm").props("role=status")
         self._draw_command()
         self._plan.set_visibility(False)
         self._set_busy("")
@@ -290,21 +382,43 @@ class SearchForm:
 
     def _draw_field(self, key: str, label: str, value: str) -> ui.input:
         field = ui.input(label, value=value, on_change=self._refresh_command)
-        meaning = EMPTY_MEANINGS.get(key, "default")
-        field.props(f'dense outlined stack-label placeholder="{meaning}"')
+        field.props("dense outlined stack-label")
+        field.props["placeholder"] = self._empty_meaning(key)
         self._numbers[key] = field
         return field
 
+    def _inspect_pool(self) -> None:
+        folder = (self._numbers["pool.folder"].value or "").strip() or self._defaults["pool.folder"]
+        ui.navigate.to(f"/pool?{urlencode({'folder': folder})}", new_tab=True)
+
+    def _empty_meaning(self, key: str) -> str:
+        """Return what an empty field means: null, or the default."""
+        if key == "gpus" and not self._defaults[key]:
+            return GPUS_HINT
+        default = self._defaults[key]
+        return EMPTY_MEANINGS.get(key) or (f"default: {default}" if default else "none")
+
     def _follow_defaults(self) -> None:
         """Show the defaults of the chosen options in the fields that show a default."""
-        old, self._defaults = self._defaults, field_defaults(self._chosen_options())
+        experiment = find_experiment(self._lines.value or "")
+        chosen = {group: str(field.value) for group, field in self._chosen.items() if field.value}
+        chosen = {**usual_options(experiment), **chosen}
+        old, self._defaults = self._defaults, field_defaults(chosen, experiment)
         for key, field in self._numbers.items():
+            field.props["placeholder"] = self._empty_meaning(key)
+            field.update()
             if (field.value or "").strip() == old[key]:
                 field.set_value(self._defaults[key])
+        self._experiment.set_text(describe_experiment(experiment))
 
-    def _chosen_options(self) -> dict[str, str]:
-        chosen = {group: str(field.value) for group, field in self._chosen.items() if field.value}
-        return {**default_options(), **chosen}
+    def _on_lines(self) -> None:
+        """Show the options and defaults of the experiment that the lines name."""
+        before, self._usual = self._usual, usual_options(find_experiment(self._lines.value or ""))
+        for group, field in self._chosen.items():
+            if field.value == before[group]:
+                field.set_value(self._usual[group])
+        self._follow_defaults()
+        self._refresh_command()
 
     def _draw_group(self, group: str, option: str) -> None:
         helps = group_options(group)

@@ -202,8 +202,9 @@ class RunsTable:
         if rows != self._shown:
             self._shown = rows
             self.table.rows[:] = rows
-            names = {row["name"] for row in rows}
-            self.table.selected[:] = [one for one in self.table.selected if one["name"] in names]
+            by_name = {row["name"]: row for row in rows}
+            chosen = [one["name"] for one in self.table.selected if one["name"] in by_name]
+            self.table.selected[:] = [by_name[name] for name in chosen]
             self.table.update()
             self._on_selection()
         self._none.set_visibility(not self._found)
@@ -213,11 +214,10 @@ class RunsTable:
         self._draw_rows()
 
     def _selected_names(self) -> list[str]:
-        """Return the selected runs; a selected sweep stands for its trials."""
+        """Return the selected runs; a selected sweep stands for its trials that are listed."""
         names: dict[str, None] = {}
         for row in self.table.selected:
-            trials = [one.name for one in self._found or () if one.group == row["name"]]
-            names |= dict.fromkeys(trials if row["trials"] else [row["name"]])
+            names |= dict.fromkeys(row["members"] or [row["name"]])
         return list(names)
 
     def _on_selection(self) -> None:
@@ -227,7 +227,9 @@ class RunsTable:
         self._edit.set_enabled(ticked == 1)
         self._archive.set_enabled(ticked > 0)
         self._archive.set_text("Restore" if self._all_archived() else "Archive")
-        self._delete.set_enabled(ticked > 0)
+        # The searches of a sweep are not deleted, see `delete_run`.
+        deletable = not any(row["trials"] or row["group"] for row in self.table.selected)
+        self._delete.set_enabled(ticked > 0 and deletable)
 
     def _all_archived(self) -> bool:
         rows = self.table.selected
@@ -289,7 +291,7 @@ def group_rows(
         archived: Whether to show archived runs, too.
     """
     wanted = words.lower().split()
-    rows = [one.to_row() for one in runs if archived or not one.notes.archived]
+    rows = [one.to_row() | {"members": []} for one in runs if archived or not one.notes.archived]
     rows = [row for row in rows if all(word in _searched_text(row) for word in wanted)]
     trials: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -313,7 +315,7 @@ def _searched_text(row: dict[str, Any]) -> str:
 
 
 def _group_row(name: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of a sweep: state and best of its trials."""
+    """Return the row of a sweep: names, states and best of those of its trials that are listed."""
     best = max(trials, key=lambda one: -math.inf if one["best"] is None else one["best"])
     counts = Counter(one["state"] for one in trials)
     state = next((one for one in STATE_COLOURS if counts[one]), "stopped")
@@ -322,6 +324,7 @@ def _group_row(name: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
         "title": name,
         "group": "",
         "trials": len(trials),
+        "members": [one["name"] for one in trials],
         "state": state,
         "details": ", ".join(f"{count} {kind}" for kind, count in counts.items()),
         "iterations": sum(one["iterations"] for one in trials),

@@ -451,6 +451,25 @@ def test_what_does_not_fit_together() -> None:
     np.testing.assert_array_equal(every.ask(), np.eye(7))
 
 
+def test_a_search_starts_from_given_positions() -> None:
+    given = [[0.7, -0.2, 0.4], [0.1, 0.1, 0.1]]
+    swarm = ParticleSwarm(starts=given)
+    swarm.start(3, 0, groups=2)
+    rows = swarm.ask()
+    np.testing.assert_array_equal(rows[4:], np.tile(given, 2))
+    np.testing.assert_array_equal(rows[:3], np.tile(np.eye(3), 2))
+    more = ParticleSwarm(starts=given, particles=8)
+    more.start(3, 0, groups=2)
+    np.testing.assert_array_equal(more.ask()[:6], rows)
+    with pytest.raises(UserError, match="a position has 3 coefficients, and the pool has 4"):
+        ParticleSwarm(starts=given).start(4, 0)
+    with pytest.raises(UserError, match=r"particles=5: must be at least 6, .* and 2 starts"):
+        ParticleSwarm(starts=given, particles=5).start(3, 0)
+    for wrong in ([0.5], [[]], [["a"]], [[float("nan")]], "x"):
+        with pytest.raises(UserError, match=r"optimizer\.starts=.* must be null or a list"):
+            ParticleSwarm(starts=wrong)  # type: ignore[arg-type]
+
+
 def test_the_files_name_every_option() -> None:
     names = {field.name for field in fields(ParticleSwarmOptions)}
     plain = OmegaConf.to_container(OmegaConf.load(CONF / "optimizer" / "pso.yaml"))

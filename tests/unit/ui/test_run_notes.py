@@ -93,5 +93,10 @@ def test_rows_are_filtered_grouped_and_archived(tmp_path: Path) -> None:
     assert names("nothing like it") == []
     group = next(row for row in group_rows(runs, "", {"sweep"}, False) if row["name"] == "sweep")
     assert (group["trials"], group["details"], group["open"]) == (2, "2 finished", True)
+    # An action on the row of a sweep covers the trials that the filter shows.
+    assert group["members"] == sorted(trials[1:]) or group["members"] == trials[:0:-1]
+    (shown,) = (row for row in group_rows(runs, "trial_01", set(), False) if row["trials"])
+    assert shown["members"] == ["sweep/trial_01"]
     found = {row["name"]: row for row in group_rows(runs, "", set(), False)}
+    assert found["alone"]["members"] == []
     assert (found["alone"]["title"], found["alone"]["tags"]) == ("Renamed", "keep")

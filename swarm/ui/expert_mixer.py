@@ -1,29 +1,21 @@
 """Experts, bests of runs and saved mixtures: what can be mixed by hand, scored and chosen."""
 
 import json
-import math
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from swarm._util.files import find_path
 from swarm._util.terminal import format_interval
-from swarm._util.threads import run_concurrently
 from swarm.errors import UserError
-from swarm.models.base import Completion, Request
+from swarm.evaluation.positions import MixtureScoring
 from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_note
 from swarm.pool.pool import Pool
 from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.describe import describe_position
-from swarm.runs.run_reader import RUNS_FOLDER, PositionIndex, RunFolder, find_run_folders
-from swarm.stats.significance import PairedTest
-from swarm.tasks.base import HasScoreScale, Item, RequiresSetup, Score, Task, metric_task
-from swarm.tasks.metrics import paired_gain, utility_with_interval
+from swarm.runs.run_reader import RUNS_FOLDER, RunFolder, find_run_folders
+from swarm.tasks.base import Task, metric_task
 from swarm.ui.state import RUN_NAME_PATTERN, UNREADABLE_ERRORS, AppState
 
 MIXTURES_FOLDER = "mixtures"
@@ -185,248 +177,42 @@ def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -
     return f"local/{MIXTURES_FOLDER}/{name}"
 
 
-CHUNK_ITEMS = 8
-"""Items scored between two checks for a stop; a question to the same models waits that long."""
-
-SCORED_NOW = "scored now"
-
-NEAREST_POSITIONS = 3
-"""Number of a run's evaluated positions that are listed, the nearest to the mixture."""
-
-
-class ScoredPosition(NamedTuple):
-    """A position and its utility on the items of a scoring.
-
-    Attributes:
-        name: What it is, "mixture" for the scored one.
-        words: Description of its composition.
-        source: `SCORED_NOW`, or the run whose records the answers are from.
-        utility, interval: Utility on its `items`, with its 95 % interval.
-        items: Number of items.
-        gain: Paired test of the mixture against it on these items; `None` for the mixture.
-    """
-
-    name: str
-    words: str
-    source: str
-    utility: float
-    interval: tuple[float, float]
-    items: int
-    gain: PairedTest | None
-
-
-class _RosterEngine:
-    """Local models as an engine of positions [P, 1], the indices of the models."""
-
-    def __init__(self, models: Sequence[Any]) -> None:
-        self._models = models
-
-    def generate(
-        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
-    ) -> list[list[Completion]]:
-        """Answer the requests of all models together; they share their batches."""
-        chosen = [self._models[int(index)] for index in positions[:, 0]]
-        calls = [partial(one.generate, row) for one, row in zip(chosen, requests, strict=True)]
-        found = dict(run_concurrently(calls, name="swarm-scoring"))
-        return [found[number] for number in range(len(calls))]
-
-
-class MixtureScoring:
-    """Scores a mixture and its neighbours on dev items; `run` does the work.
-
-    The uniform soup and the expert with the largest coefficient are scored on the same items as the
-    mixture. With a run, the task is the run's, and its nearest evaluated positions, its best expert
-    and its best found are listed by the answers it has recorded to these items.
+def score_mixture(
+    home: AppState,
+    coefficients: Mapping[str, float],
+    task: str,
+    settings: Sequence[str],
+    items: int,
+    run: str = "",
+) -> MixtureScoring:
+    """Prepare the score of a mixture on dev items; its `run` does the work.
 
     Args:
-        home: State with the models.
         coefficients: Coefficients by expert.
         task: An option of conf/task; without effect if a run is given.
         settings: Further keys of the task, "task.KEY=VALUE".
-        items: Number of dev items; a task or a run with fewer gives all of its items.
-        run: Name of a run of the same pool, as from `list_reference_runs`; empty for none.
-
-    Attributes:
-        done, total: Number of items scored, and in total; a total of 0 while a model is loaded.
+        items: Number of dev items.
+        run: Name of a run, as from `list_reference_runs`, whose task is used; empty for none.
 
     Raises:
         UserError: A setting is not a key of the task, or a value is not allowed.
     """
+    from swarm.api.overrides import compose_config, instantiate_part
 
-    def __init__(
-        self,
-        home: AppState,
-        coefficients: Mapping[str, float],
-        task: str,
-        settings: Sequence[str],
-        items: int,
-        run: str = "",
-    ) -> None:
-        if items < 2:
-            raise UserError("dev items: must be 2 or more")
-        for word in settings:
-            if not re.fullmatch(r"\+?task\.[\w.]+=.*", word):
-                raise UserError(f"further keys: {word!r:.60} is not a task.KEY=VALUE")
-        self._home, self._coefficients, self._task = home, dict(coefficients), task
-        self._settings, self._count, self._run = settings, items, run
-        self.done = self.total = 0
-        self._stopped = threading.Event()
+    for word in settings:
+        if not re.fullmatch(r"\+?task\.[\w.]+=.*", word):
+            raise UserError(f"further keys: {word!r:.60} is not a task.KEY=VALUE")
+    keys = [f"task={task}", f"task.dev_limit={items}", *settings]
+    path = home.run_path(run) if run else None
 
-    def stop(self) -> None:
-        """Stop after the items in progress."""
-        self._stopped.set()
-
-    def run(self) -> list[ScoredPosition]:
-        """Score; return the mixture first, then the others in descending order of utility.
-
-        Raises:
-            UserError: It was stopped, or the task, the run or the models do not fit.
-        """
-        run = RunFolder(self._home.run_path(self._run)) if self._run else None
-        task, items = self._load_run_items(run) if run else self._load_items()
-        positions = self._positions_to_score()
-        blend = self._home.roster.blend
-        scores = self._score_items(task, items, [blend(one) for one in positions.values()])
-        found = [
-            _summarize(task, name, _describe(one), SCORED_NOW, mine, scores[0])
-            for (name, one), mine in zip(positions.items(), scores, strict=True)
-        ]
-        if run:
-            by_id = {item["id"]: score for item, score in zip(items, scores[0], strict=True)}
-            found += self._recorded_positions(run, task, by_id)
-        return [found[0], *sorted(found[1:], key=lambda one: -one.utility)]
-
-    def _positions_to_score(self) -> dict[str, dict[str, float]]:
-        """Return the positions by name, each different."""
-        shares = self._coefficients
-        nearest = max(shares, key=lambda name: shares[name])
-        found = {"mixture": shares, "uniform soup": dict.fromkeys(shares, 1 / len(shares))}
-        found["nearest expert"] = {name: float(name == nearest) for name in shares}
-        return {
-            name: one for name, one in found.items() if name == "mixture" or not _equal(one, shares)
-        }
-
-    def _load_items(self) -> tuple[Task, Sequence[Item]]:
-        """Return the chosen task, and its first dev items in proportion to its domains."""
-        from swarm.api.overrides import compose_config, instantiate_part
-        from swarm.evaluation.evaluation import check_scale
-
-        keys = [f"task={self._task}", f"task.dev_limit={self._count}", *self._settings]
+    def load_task() -> Task:
+        if path:
+            found: Task = instantiate_part(RunFolder(path).config["task"])
+            return found
         with compose_config("evaluate", keys) as config:
-            task = metric_task(instantiate_part(config["task"]))
-        check_scale(task)
-        return task, task.items("dev")[: self._count]
+            return metric_task(instantiate_part(config["task"]))
 
-    def _load_run_items(self, run: RunFolder) -> tuple[Task, Sequence[Item]]:
-        """Return a run's task, and evenly spaced ones of the items that its best was scored on."""
-        from swarm.api.overrides import instantiate_part
-
-        base = self._home.roster.local.base
-        if run.identity.get("base weights") not in (None, base.fingerprint()):
-            raise UserError(f"{run.name}: its base is not {base.path}; start the page with --base")
-        task: Task = instantiate_part(run.config["task"])
-        if isinstance(task, HasScoreScale) and run.scale:
-            task.restore_scale(run.scale)
-        answered = {row["id"] for row in run.load_answers(run.find_best())}
-        known = [item for item in task.items("dev") if item["id"] in answered]
-        if not known:
-            raise UserError(f"{run.name}: its items are no longer those of the task's file")
-        count = min(self._count, len(known))
-        return task, [known[i] for i in np.linspace(0, len(known) - 1, count).round().astype(int)]
-
-    def _score_items(
-        self, task: Task, items: Sequence[Item], models: Sequence[Any]
-    ) -> list[list[Score]]:
-        """Return one list of scores per model, in the order of the items."""
-        from swarm.executors.worker import JobUsage, run_tasks_lockstep
-        from swarm.loop.evaluator import apply_scale
-
-        if isinstance(task, RequiresSetup):
-            task.check()
-        for model in models:
-            model.check()
-        if isinstance(task, RequiresSetup):
-            task.open(self._home.device or "cpu")
-        for model in models:
-            model.open()
-        self.total = len(items)
-        rows = np.arange(len(models))[:, None]
-        engine: Any = _RosterEngine(models)
-        scores: list[list[Score]] = [[] for _ in models]
-        while self.done < self.total:
-            if self._stopped.is_set():
-                raise UserError(f"stopped after {self.done} of {self.total} items")
-            chunk = items[self.done : self.done + CHUNK_ITEMS]
-            found = run_tasks_lockstep(task, engine, rows, chunk, JobUsage())
-            for mine, more in zip(scores, found, strict=True):
-                mine += [apply_scale(task, score) for score in more]
-            self.done += len(chunk)
-        return scores
-
-    def _recorded_positions(
-        self, run: RunFolder, task: Task, mine: Mapping[Any, Score]
-    ) -> Iterator[ScoredPosition]:
-        """Yield the run's neighbours of the mixture, each different, by its recorded answers."""
-        from swarm.loop.evaluator import records_to_scores
-
-        row = [self._coefficients.get(name, 0.0) for name in run.experts]
-        best, expert = run.find_best(), run.best_expert()
-        chosen: dict[PositionIndex, str] = {best: "best found", expert: "best expert"}
-        if np.array_equal(run.positions[best], run.positions[expert]):
-            chosen = {best: "best found, an expert"}
-        for index, distance in find_nearest(run, row, NEAREST_POSITIONS):
-            chosen.setdefault(index, f"at distance {distance:.2f}")
-        for index, name in chosen.items():
-            rows = [one for one in run.load_answers(index) if one["id"] in mine]
-            if rows:
-                words = describe_position(run.experts, run.positions[index].tolist(), run.groups)
-                scores = records_to_scores(rows)
-                ours = [mine[one["id"]] for one in rows]
-                yield _summarize(task, name, words, run.name, scores, ours)
-
-
-def find_nearest(
-    run: RunFolder, row: Sequence[float], count: int
-) -> list[tuple[PositionIndex, float]]:
-    """Return the evaluated positions nearest to K coefficients, with their distances.
-
-    The distance is the root of the mean over the groups of modules of the squared Euclidean one.
-    Of equal positions the first is returned.
-    """
-    wanted = np.tile(np.asarray(row, dtype=float), len(run.groups))
-    gaps = np.square(run.positions - wanted).sum(axis=2) / len(run.groups)
-    distances = np.where(np.isfinite(run.utilities), np.sqrt(gaps), np.inf)
-    found: list[tuple[PositionIndex, float]] = []
-    for flat in np.argsort(distances, axis=None, kind="stable"):
-        t, i = (int(one) for one in np.unravel_index(flat, distances.shape))
-        if len(found) == count or not math.isfinite(distances[t, i]):
-            break
-        if not any(np.array_equal(run.positions[t, i], run.positions[one]) for one, _ in found):
-            found.append(((t, i), float(distances[t, i])))
-    return found
-
-
-def _summarize(
-    task: Task,
-    name: str,
-    words: str,
-    source: str,
-    scores: Sequence[Score],
-    ours: Sequence[Score],
-) -> ScoredPosition:
-    """Return a position's utility and, unless the scores are the mixture's own, the paired test."""
-    found = utility_with_interval(task, scores)
-    gain = None if scores is ours else paired_gain(task, ours, scores)
-    interval = (found.low, found.high)
-    return ScoredPosition(name, words, source, found.mean, interval, len(scores), gain)
-
-
-def _describe(coefficients: Mapping[str, float]) -> str:
-    return describe_position(list(coefficients), list(coefficients.values()))
-
-
-def _equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    return all(abs(share - other[name]) < 1e-9 for name, share in one.items())
+    return MixtureScoring(home.roster, coefficients, load_task, items, path)
 
 
 def list_reference_runs(home: AppState) -> list[str]:

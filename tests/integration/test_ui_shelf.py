@@ -15,6 +15,7 @@ import ui_pages
 from click.testing import CliRunner
 
 from swarm.errors import UserError, install_command
+from swarm.evaluation.positions import find_nearest
 from swarm.runs.lock import RunLock
 from swarm.runs.run_reader import RunFolder
 from swarm.ui import expert_mixer
@@ -214,7 +215,7 @@ def test_a_mixture_is_scored_as_a_search_would(
     run = RunFolder(tmp_path / "search" / "done")
     index = (1, 4)
     mixture = dict(zip(run.experts, run.positions[index].tolist(), strict=True))
-    scoring = expert_mixer.MixtureScoring(home, mixture, "", [], 12, "done")
+    scoring = expert_mixer.score_mixture(home, mixture, "", [], 12, "done")
     first, *others = scoring.run()
     assert (scoring.done, scoring.total) == (12, 12)
     assert first.utility == pytest.approx(run.utilities[index]) and first.gain is None
@@ -225,22 +226,22 @@ def test_a_mixture_is_scored_as_a_search_would(
     best = max(one.utility for one in others if one.source == "done")
     assert best == pytest.approx(float(np.nanmax(run.utilities)))
     assert [one.utility for one in others] == sorted((o.utility for o in others), reverse=True)
-    found = expert_mixer.find_nearest(run, list(mixture.values()), 3)
+    found = find_nearest(run, list(mixture.values()), 3)
     gaps = np.linalg.norm(run.positions - run.positions[index], axis=2)
     distinct = sorted({round(float(gap), 9) for gap in gaps.ravel()})
     assert [gap for _, gap in found] == pytest.approx(distinct[:3], abs=1e-6)
-    fewer = expert_mixer.MixtureScoring(home, mixture, "", [], 5, "done").run()
+    fewer = expert_mixer.score_mixture(home, mixture, "", [], 5, "done").run()
     assert {one.items for one in fewer} == {5}
     keys = [f"task.file={tmp_path / 'tiny.json'}", "task.scoring=logits"]
-    alone = expert_mixer.MixtureScoring(home, mixture, "mmlu", keys, 12).run()
+    alone = expert_mixer.score_mixture(home, mixture, "mmlu", keys, 12).run()
     assert [alone[0].utility, alone[0].interval] == [first.utility, first.interval]
-    stopped = expert_mixer.MixtureScoring(home, mixture, "mmlu", keys, 12)
+    stopped = expert_mixer.score_mixture(home, mixture, "mmlu", keys, 12)
     stopped.stop()
     with pytest.raises(UserError, match="stopped after 0 of 12 items"):
         stopped.run()
     for wrong, words in (((["x=1"], 9), "is not a task.KEY"), (([], 1), "must be 2 or more")):
         with pytest.raises(UserError, match=words):
-            expert_mixer.MixtureScoring(home, mixture, "mmlu", *wrong)
+            expert_mixer.score_mixture(home, mixture, "mmlu", *wrong)
 
 
 def test_the_bests_of_a_sweep_are_models(

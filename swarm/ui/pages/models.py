@@ -12,6 +12,7 @@ from nicegui import ui
 from swarm._util.terminal import escape_control_chars, format_interval, format_signed
 from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
+from swarm.evaluation.positions import SCORED_NOW, MixtureScoring, ScoredPosition
 from swarm.moa.cli import format_endpoint
 from swarm.pool.adapter import Adapter
 from swarm.pool.inspection import (
@@ -23,7 +24,6 @@ from swarm.pool.inspection import (
 from swarm.runs.describe import describe_position
 from swarm.ui import charts, chat, expert_mixer, layout
 from swarm.ui.chat import ChatColumn, ChatPanel, ChatSettings
-from swarm.ui.expert_mixer import SCORED_NOW
 from swarm.ui.layout import CoefficientSliders, draw_heading, draw_plain_table, page_frame
 from swarm.ui.pages.new_search import group_options
 from swarm.ui.state import AppState
@@ -206,7 +206,7 @@ class _ScoreForm:
         self, home: AppState, mixture: Callable[[], dict[str, float]], runs: list[str]
     ) -> None:
         self._home, self._mixture = home, mixture
-        self._scoring: expert_mixer.MixtureScoring | None = None
+        self._scoring: MixtureScoring | None = None
         with ui.card().classes("w-full gap-2"):
             with ui.element("div").classes("chat-settings w-full"):
                 self._task = ui.select(
@@ -237,7 +237,7 @@ class _ScoreForm:
         self._wrong.set_text("")
         mixture = self._mixture()
         try:
-            self._scoring = expert_mixer.MixtureScoring(
+            self._scoring = expert_mixer.score_mixture(
                 self._home,
                 mixture,
                 str(self._task.value),
@@ -295,7 +295,7 @@ def split_words(text: str) -> list[str]:
         raise UserError(f"further keys: {error}") from None
 
 
-def draw_scores(found: list[expert_mixer.ScoredPosition]) -> None:
+def draw_scores(found: list[ScoredPosition]) -> None:
     """Draw the scores of a mixture and its neighbours, with paired tests."""
     header = ["position", "utility, 95 %", "n", "mixture minus it, 95 %", "p", "answers"]
     rows = []

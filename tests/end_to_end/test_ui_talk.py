@@ -207,7 +207,7 @@ def test_sliders_change_the_answer(
 def test_a_mixture_is_scored_beside_its_neighbours(
     browser: Any, page_url: str, page_folder: Path
 ) -> None:
-    many = str(choice_file(page_folder / "many.json", dev=4000))
+    many = str(choice_file(page_folder / "many.json", dev=4000, test=0))
     with shown(browser, page_url, "desk", "light") as page:
         page.goto(f"{page_url}models")
         page.get_by_text("All 0").click()

@@ -110,6 +110,35 @@ class DifferentiableEngine(Engine, Protocol):
 
 
 @runtime_checkable
+class SupportsPrecision(Engine, Protocol):
+    """An engine that can answer in a lower precision than its weights have.
+
+    Attributes:
+        precision: What a search asks in: "auto" (bfloat16 if the answers agree; see
+            `swarm.loop.evaluator.choose_precision`), "float32", or "bfloat16" for the products with
+            the base's matrices, all else in float32; `None` is that of `model.dtype`.
+    """
+
+    precision: str | None
+
+    def requested_precision(self, base: BaseModel, on_gpu: bool) -> str | None:
+        """Return "auto" or "bfloat16" if a search may ask in it here, else `None`.
+
+        Raises:
+            UserError: `precision` is not "auto", and this model or device does not have it.
+        """
+        ...
+
+    def set_precision(self, precision: str | None) -> None:
+        """Answer in "bfloat16", or in that of `model.dtype` (`None`), from the next call on.
+
+        Raises:
+            UserError: The open model or its device does not have it.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsClose(Protocol):
     """An engine that holds resources besides its own memory."""
 

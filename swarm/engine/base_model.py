@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -41,6 +42,18 @@ def choose_device(device: str | None) -> str:
         there = f"cuda:0 to cuda:{count - 1}" if count else "none on this machine"
         raise UserError(f"device={device}: no such GPU; allowed: {there}, cpu")
     return f"cuda:{number}"
+
+
+def has_bfloat16_instructions() -> bool:
+    """Return whether torch finds bfloat16 products in this CPU (AVX512_BF16, with or without AMX).
+
+    On other processors than x86 oneDNN is asked, whose answer for x86 includes emulation.
+    """
+    import torch
+
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def validate_device(device: str | None) -> str | None:

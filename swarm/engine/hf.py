@@ -7,7 +7,7 @@ for example a local judge.
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from swarm.engine.base import ExpertPool
-from swarm.engine.base_model import BaseModel, validate_device
+from swarm.engine.base_model import BaseModel, has_bfloat16_instructions, validate_device
 from swarm.engine.tokenization import (
     TokenCache,
     build_completion,
@@ -56,7 +56,7 @@ class DeviceProfile:
 
     Attributes:
         gpu: Whether the model is on a GPU.
-        exact_merge: Whether weights are float32, so that a small update is not rounded away.
+        exact_merge: Whether products are in float32, so that a small update is not rounded away.
         copy_bytes: Size of a copy of the adapted weights.
         free_bytes: Free memory on the device.
     """
@@ -78,7 +78,7 @@ def choose_plan(particles: int, rows: int, facts: DeviceProfile) -> tuple[str, s
     if particles > 1 and rows < enough:
         return "stacked", f"{rows} requests per particle leave the device idle, below {enough}"
     if not facts.exact_merge:
-        return "swap", "the weights are not float32 and merging would round the update away"
+        return "swap", "products are not in float32 and merging would round the update away"
     if facts.copy_bytes > facts.free_bytes:
         return "swap", "a copy of the adapted weights does not fit in the memory left"
     if particles == 1:
@@ -110,6 +110,8 @@ log = logging.getLogger(__name__)
 
 PLANS = ("auto", "swap", "merged", "stacked")
 
+PRECISIONS = ("auto", "float32", "bfloat16")
+
 LOGITS_DIVISOR = 16
 """Logits are held for at most one in this many of a batch's tokens when choices are scored."""
 
@@ -126,10 +128,15 @@ class HFEngine:
             memory.
         checkpointing: Recompute activations in the backward pass of a gradient, which costs one
             more forward pass and much less memory; switched on when memory runs out.
+        precision: See `swarm.engine.base.SupportsPrecision`.
     """
 
     def __init__(
-        self, plan: str = "auto", max_tokens: int | None = None, checkpointing: bool = False
+        self,
+        plan: str = "auto",
+        max_tokens: int | None = None,
+        checkpointing: bool = False,
+        precision: str | None = "auto",
     ) -> None:
         if plan not in PLANS:
             raise UserError(f"engine.plan={plan}: must be one of {', '.join(PLANS)}")
@@ -138,12 +145,19 @@ class HFEngine:
         self.plan = plan
         if not isinstance(checkpointing, bool):
             raise UserError(f"engine.checkpointing={checkpointing}: must be true or false")
+        if precision not in (None, *PRECISIONS):
+            allowed = ", ".join(PRECISIONS)
+            raise UserError(f"engine.precision={precision}: must be one of {allowed}")
         self.max_tokens, self.checkpointing = max_tokens, checkpointing
+        self.precision = precision
         self._tokens = TokenCache()
         self._logged: set[str] = set()
 
     context = math.inf
     """See `swarm.engine.base.Engine`."""
+
+    _reduced = False
+    """Whether `set_precision` has been called with bfloat16."""
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`."""
@@ -187,6 +201,7 @@ class HFEngine:
         self._ends = end_token_ids(self._model, self._tokenizer)
         self._context = context_length_of(self._model)
         self._stack: Any = None
+        self._reduced = False
         self.replace_adapters(base, device, basis, folder, summed)
 
     def replace_adapters(
@@ -205,6 +220,37 @@ class HFEngine:
         self._stack = install_lora_layers(self._model, basis, device, base, folder, summed)
         shapes = [(down.shape[-1], up.shape[-2]) for down, up, *_ in basis.values()]
         self._facts = profile_device(self._model, device, shapes)
+
+    def requested_precision(self, base: BaseModel, on_gpu: bool) -> str | None:
+        """See `swarm.engine.base.SupportsPrecision`."""
+        exact = base.dtype == "float32" or (base.dtype == "auto" and not on_gpu)
+        if self.precision is None or (self.precision == "float32" and exact):
+            return None
+        problem = ""
+        if on_gpu:
+            problem = "it is for CPUs; on a GPU answers are in model.dtype"
+        elif not exact:
+            problem = f"it needs model.dtype=float32; answers are in model.dtype={base.dtype}"
+        elif self.plan == "merged":
+            problem = "it needs another engine.plan than merged, which adds to float32 weights"
+        elif not has_bfloat16_instructions():
+            problem = "torch finds no bfloat16 instructions in this CPU; use float32"
+        if problem and self.precision != "auto":
+            raise UserError(f"engine.precision={self.precision}: {problem}")
+        return None if problem else self.precision
+
+    def set_precision(self, precision: str | None) -> None:
+        """See `swarm.engine.base.SupportsPrecision`."""
+        import torch
+
+        from swarm.engine.batched_lora import set_bfloat16
+
+        reduced = precision == "bfloat16"
+        if reduced and (self._model.device.type != "cpu" or self._model.dtype != torch.float32):
+            raise UserError("engine.precision=bfloat16: it needs a CPU and model.dtype=float32")
+        if reduced != self._reduced:
+            set_bfloat16(self._model, reduced)
+            self._reduced = reduced
 
     def generate(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
@@ -335,7 +381,8 @@ class HFEngine:
         plan = self.plan
         if plan == "auto":
             rows = max(len(row) for row in requests)
-            plan, reason = choose_plan(len(requests), rows, self._facts)
+            facts = replace(self._facts, exact_merge=False) if self._reduced else self._facts
+            plan, reason = choose_plan(len(requests), rows, facts)
             if reason not in self._logged:
                 self._logged.add(reason)
                 log.info("plan %s: %s", plan, reason)

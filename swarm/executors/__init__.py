@@ -11,7 +11,13 @@ __all__ = ["Executor", "Job", "JobResult", "Worker"]
 
 
 class Executor(Protocol):
-    """Runs jobs in any order and on any worker."""
+    """Runs jobs in any order and on any worker.
+
+    Attributes:
+        on_gpu: Whether the workers may have GPUs.
+    """
+
+    on_gpu: bool
 
     def open(self, worker: Worker) -> None:
         """Set the recipe of all workers; heavy work may wait until the first job.

@@ -31,6 +31,7 @@ class InlineExecutor:
                 f"gpus={self._gpus}: executor=inline uses one device; list one GPU, or use "
                 "executor=processes for a worker on each"
             )
+        self.on_gpu = bool(self._gpus)
         self._worker: Worker | None = None
 
     def open(self, worker: Worker) -> None:

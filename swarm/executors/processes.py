@@ -100,6 +100,7 @@ class ProcessExecutor:
         self, gpus: list[int] | None = None, workers: int | None = None, threads: int | None = None
     ) -> None:
         self._gpus = check_devices(gpus)
+        self.on_gpu = bool(self._gpus)
         for key, value in (("workers", workers), ("threads", threads)):
             if value is not None and not (type(value) is int and 1 <= value <= MOST):
                 raise UserError(

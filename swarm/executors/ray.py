@@ -359,6 +359,8 @@ class RayExecutor:
             )
         self._gpus, self._address, self._count = check_devices(gpus), address, workers
         self._gpu_share, self._cpu_share = gpus_per_worker, cpus_per_worker
+        # Whether the nodes of a cluster have GPUs is not known before it is joined.
+        self.on_gpu = bool(self._gpus or (address if gpus_per_worker is None else gpus_per_worker))
         self._max_restarts, self._wait_s = max_restarts, wait_s
         self._threads = threads or max(1, int(cpus_per_worker))
         self._experts = experts

@@ -17,7 +17,7 @@ from swarm.loop.final_metrics import FINALIST_COUNT
 from swarm.loop.prompt_stats import PromptStats, count_judged_texts, count_prompt_tokens
 from swarm.loop.reporter import buffer_log
 from swarm.loop.run import Run
-from swarm.loop.search_inputs import search_identity
+from swarm.loop.search_inputs import requested_precision, search_identity
 from swarm.optimizers.base import MultiObjectiveOptimizer
 from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
 from swarm.pool.pool import Pool
@@ -74,7 +74,8 @@ def _describe_resume(run: Run, config: Mapping[str, Any], base: Any) -> str:
     if not (run.record.folder / "state.json").is_file():
         run.record.load_state({})
         return "new"
-    identity = search_identity(config, run.seed, run.task, base, run.pool)
+    precision = requested_precision(run.engine, base, run.executor)
+    identity = search_identity(config, run.seed, run.task, base, run.pool, precision)
     if not run.record.load_state(identity):
         return "new"
     ended = run.record.state["finished"]

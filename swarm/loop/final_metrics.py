@@ -12,7 +12,7 @@ import numpy as np
 from swarm._util.files import read_gzip_json, short_digest
 from swarm.engine.base import ExpertPool
 from swarm.errors import UserError
-from swarm.loop.evaluator import data_split, records_to_scores, scores_to_records
+from swarm.loop.evaluator import answers_agree, data_split, records_to_scores, scores_to_records
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
 from swarm.runs.describe import position_label
@@ -48,6 +48,9 @@ class FinalEvaluation:
         begin: Callback before each scoring, with its kind and number of items.
         searched, held_out: Dev indices that the search saw, and held-out ones.
         by_kept: Whether the held-out items decide among the finalists.
+        precision: The lower precision that the search asked in; its finalists and its best expert
+            are scored again in that of `model.dtype`, on which the verdict rests. `None`: it asked
+            in the latter.
     """
 
     record: RunRecord
@@ -58,6 +61,7 @@ class FinalEvaluation:
     searched: Sequence[int]
     held_out: Sequence[int]
     by_kept: bool = False
+    precision: str | None = None
     _dev: dict[ParticleIndex, list[Score]] = field(default_factory=dict)
 
     @property
@@ -74,10 +78,14 @@ class FinalEvaluation:
         """
         expert_count, front = self.record.state["own"], self.pareto_front
         bound = front is not None and bool(front.constraints)
-        choosing = bound or self.by_kept or self.metric_task is not self.task
+        own_metric = self.metric_task is self.task
+        choosing = bound or self.by_kept or not own_metric or self.precision is not None
         if choosing and "chosen" not in self.record.state:
             experts = [(0, i) for i in range(expert_count)]
             finalists = self.record.personal_bests(FINALIST_COUNT)
+            if self.precision and own_metric:
+                best = self.record.best_index(rows=expert_count)
+                experts = [best, *(index for index in finalists if index in experts)]
             if bound and front is not None:
                 finalists += [
                     front.front_indices[n] for n in front.evenly_spaced_points(FINALIST_COUNT)
@@ -85,7 +93,7 @@ class FinalEvaluation:
             if self.by_kept:
                 before = max(experts, key=self._rank_key)
                 after = self._race_finalists([*finalists, *self._best_static_merge(finalists)])
-            elif front is not None and self.metric_task is self.task:
+            elif front is not None and own_metric:
                 before, after = front.best_index(expert_count), front.best_index()
             else:
                 found = [*experts, *finalists]
@@ -154,7 +162,7 @@ class FinalEvaluation:
 
     def best_finalists(self, limit: int) -> list[ParticleIndex]:
         """Return the best personal bests, best first, at most one per particle."""
-        if self.metric_task is self.task:
+        if self.metric_task is self.task and not self.precision:
             return self.record.personal_bests(limit)
         indices = self.record.personal_bests(FINALIST_COUNT)
         return sorted(indices, key=self._rank_key, reverse=True)[:limit]
@@ -165,10 +173,17 @@ class FinalEvaluation:
             self._dev[index] = self._load_dev_scores(index)
         return self._dev[index]
 
+    def searched_scores(self, index: ParticleIndex) -> list[Score]:
+        """Return the scores of a particle as the search measured them."""
+        return records_to_scores(self.record.load_iteration_answers(*index))
+
     def _load_dev_scores(self, index: ParticleIndex) -> list[Score]:
+        if self.precision:
+            position = self.record.position_at(index)
+            return self._load_or_score("judged", position, "judged", self.searched)
+        scores = self.searched_scores(index)
         if self.metric_task is self.task:
-            return records_to_scores(self.record.load_iteration_answers(*index))
-        scores = records_to_scores(self.record.load_iteration_answers(*index))
+            return scores
         if all("correct" in score.measures for score in scores):
             return [Score(s.measures["correct"], s.answer, s.text, s.part) for s in scores]
         return self._load_or_score(
@@ -301,6 +316,8 @@ def final_metrics(
     if task is not ending.task:
         metrics["signal"] = ending.task.signal  # type: ignore[attr-defined]
         metrics["ending_best_signal"] = record.utility_at(after)
+    if ending.precision:
+        metrics["precision"] = _precision_metrics(ending, before, after)
     dev = [ending.task.items("dev")[index] for index in ending.searched]
     for name, index in (("starting", before), ("ending", after)):
         metrics |= _prefixed_summary(f"{name}_best_validation", task, ending.dev_scores(index), dev)
@@ -327,6 +344,41 @@ def final_metrics(
     if taken := sum_scoring_costs(record):
         metrics["scoring_cost"] = taken
     return metrics
+
+
+def _precision_metrics(
+    ending: FinalEvaluation, before: ParticleIndex, after: ParticleIndex
+) -> dict[str, Any]:
+    """Return both numbers of the bests and of the finalists, where the search asked in another.
+
+    Returns:
+        "search", the precision; for a search on the task's own metric also "starting", "ending" and
+            "finalists" (best first in the search), each with "place", the utility "searched" and
+            the one "again" in the precision of `model.dtype`; and of the "answers" of the finalists
+            the number of "changed_answers".
+    """
+    found: dict[str, Any] = {"search": ending.precision}
+    if ending.metric_task is not ending.task:
+        return found
+
+    def compare(index: ParticleIndex) -> dict[str, Any]:
+        searched, again = ending.record.utility_at(index), ending.search_utility(index)
+        return {"place": list(index), "searched": searched, "again": again}
+
+    finalists = ending.record.personal_bests(FINALIST_COUNT)
+    pairs = [
+        (one, other)
+        for index in finalists
+        for one, other in zip(ending.searched_scores(index), ending.dev_scores(index), strict=True)
+    ]
+    return {
+        **found,
+        "starting": compare(before),
+        "ending": compare(after),
+        "finalists": [compare(index) for index in finalists],
+        "answers": len(pairs),
+        "changed_answers": sum(not answers_agree(*pair) for pair in pairs),
+    }
 
 
 def _holdout_metrics(

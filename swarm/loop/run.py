@@ -19,11 +19,13 @@ from swarm.loop.evaluator import (
     EvaluatedPositions,
     Evaluator,
     calibrate_scale,
+    choose_precision,
     rows_to_evaluate,
     scores_to_records,
     split_dev_holdout,
 )
 from swarm.loop.final_metrics import (
+    FINALIST_COUNT,
     FinalEvaluation,
     ScoreFn,
     applicable_baselines,
@@ -37,6 +39,7 @@ from swarm.loop.search_inputs import (
     digest_items,
     engine_versions,
     fit_items,
+    requested_precision,
     resolve_groups,
     search_identity,
     shared_score_context,
@@ -54,7 +57,12 @@ from swarm.runs.pareto_front import (
     objectives_to_lists,
     write_front_json,
 )
-from swarm.runs.run_folder import RunRecord, reconstruction_error, write_ensemble_yaml
+from swarm.runs.run_folder import (
+    PRECISION_KEY,
+    RunRecord,
+    reconstruction_error,
+    write_ensemble_yaml,
+)
 from swarm.tasks.base import (
     HasScoreScale,
     RequiresSetup,
@@ -193,7 +201,8 @@ class Run:
         self.pool.check()
         if self.fit_items_to_context(self.engine.check(self.model, self.pool)):
             dev = self.check_inputs()
-        identity = search_identity(config, self.seed, self.task, self.model, self.pool)
+        precision = requested_precision(self.engine, self.model, self.executor)
+        identity = search_identity(config, self.seed, self.task, self.model, self.pool, precision)
         self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
         if self._evaluate.cache:
             context = shared_score_context(identity, config, self.task, self.test)
@@ -285,6 +294,8 @@ class Run:
         began, shared = time.monotonic(), self._evaluate.shared
         taken = self._answer_gradient_requests(number)
         positions = self.optimizer.ask()
+        if number == 0:
+            self._choose_precision(positions)
         self._evaluate.names = name_positions(positions, number)
         experts = 0 if number else len(self.pool.names)
         groups = len(self.pool.groups)
@@ -338,6 +349,38 @@ class Run:
         self._known.add_iteration(number, entry["positions"], entry["utilities"])
         self.reporter.on_iteration_end(number, time.monotonic() - began)
 
+    @property
+    def precision(self) -> str | None:
+        """The lower precision that the search asks in; `None` is that of `model.dtype`.
+
+        "auto" until it is chosen, before the first answers.
+        """
+        found: str | None = self.record.state["identity"].get(PRECISION_KEY)
+        return found
+
+    def _choose_precision(self, positions: np.ndarray) -> None:
+        """Resolve "auto"; the choice is part of the identity from the first iteration on."""
+        if self.precision != "auto":
+            return
+        count = self.record.state["own"]
+        experts = [row.tolist() for row in positions[:count]]
+
+        def ask(items: Sequence[int], precision: str | None) -> list[list[Score]]:
+            self.reporter.on_evaluation_start("precision", 0, count, len(items))
+            done = self.reporter.on_job_done
+            return self._evaluate.score_positions(experts, "dev", done, items, precision)
+
+        limit = (self.optimizer.max_iterations + 1) * len(positions)
+        limit = min(limit, self.budget.max_positions) if self.budget.prompts else limit
+        # The finalists and the best expert.
+        found = choose_precision(ask, count, self._searched, limit, FINALIST_COUNT + 1)
+        self.record.state["precision"] = found
+        identity = self.record.state["identity"]
+        del identity[PRECISION_KEY]
+        if found["search"] == "bfloat16":
+            identity[PRECISION_KEY] = "bfloat16"
+        log.info("engine.precision=auto: %s: %s", found["search"], found["reason"])
+
     def _derive(self) -> None:
         """Write scratchpad, new bests and front, whose cost grows with the number of iterations.
 
@@ -374,13 +417,19 @@ class Run:
             items = sum(len(one.items) for one in wanted)
             self.reporter.on_evaluation_start(f"gradients of iteration {number}", number, 1, items)
             answers = self._evaluate.compute_gradients(
-                wanted, self._searched, self.reporter.on_job_done, iteration=number
+                wanted,
+                self._searched,
+                self.reporter.on_job_done,
+                iteration=number,
+                precision=self.precision,
             )
 
     def _score_dev(
         self, positions: Sequence[Sequence[float]], *, items: Sequence[int]
     ) -> list[list[Score]]:
-        return self._score_positions(positions, "dev", [self._searched[index] for index in items])
+        chosen = [self._searched[index] for index in items]
+        done = self.reporter.on_job_done
+        return self._evaluate.score_positions(positions, "dev", done, chosen, self.precision)
 
     def _score_positions(
         self, positions: Sequence[Sequence[float]], split: str, items: Sequence[int]
@@ -410,6 +459,7 @@ class Run:
                 self._searched,
                 self._kept,
                 self.choose == "kept",
+                self.precision,
             )
             ending.choose_bests()
             self.record.write_outputs(self.pool)

@@ -51,10 +51,14 @@ class ScoreCache:
         self._context = hashlib.sha256(text.encode()).hexdigest()
 
     def load_scores(
-        self, position: Sequence[float], split: str, items: Sequence[int]
+        self,
+        position: Sequence[float],
+        split: str,
+        items: Sequence[int],
+        precision: str | None = None,
     ) -> list[Score] | None:
         """Return the scores of a position on some indices of a split; `None` if not cached."""
-        path = self._scores_file(position, split, items)
+        path = self._scores_file(position, split, items, precision)
         if not path.exists() and not path.is_symlink():
             return None
         try:
@@ -64,14 +68,22 @@ class ScoreCache:
             return None
 
     def save_scores(
-        self, position: Sequence[float], split: str, items: Sequence[int], scores: Sequence[Score]
+        self,
+        position: Sequence[float],
+        split: str,
+        items: Sequence[int],
+        scores: Sequence[Score],
+        precision: str | None = None,
     ) -> None:
         """Store a position's scores, before any scale of the task is applied."""
         rows = [astuple(score) for score in scores]
-        write_gzip_json(self._scores_file(position, split, items), rows)
+        write_gzip_json(self._scores_file(position, split, items, precision), rows)
 
-    def _scores_file(self, position: Sequence[float], split: str, items: Sequence[int]) -> Path:
+    def _scores_file(
+        self, position: Sequence[float], split: str, items: Sequence[int], precision: str | None
+    ) -> Path:
         where = [float(c).hex() for c in position]
-        text = json.dumps([self._context, where, split, list(items)])
+        lower = [precision] if precision else []
+        text = json.dumps([self._context, where, split, list(items), *lower])
         name = hashlib.sha256(text.encode()).hexdigest()
         return self.folder / name[:2] / f"{name[2:26]}.json.gz"

@@ -122,6 +122,9 @@ ParticleIndex = tuple[int, int]
 STATE_FORMAT = 2
 """Version of a state's keys; the first had no number, and cannot be resumed."""
 
+PRECISION_KEY = "engine.precision"
+"""Key of the identity: the lower precision that a search asks in, absent if there is none."""
+
 STATE_KEYS = {"identity", "experts", "rounds", "optimizer", "finished", "metrics"}
 
 
@@ -138,7 +141,8 @@ class RunRecord:
         state: Completed work: `identity`, `experts`, the number `own` of the user's experts among
             them, `groups`, `rounds` (positions and utilities of every iteration), `optimizer` and,
             at the end, `finished`, `chosen` (if the bests were not chosen by these utilities) and
-            `metrics`; and `versions`, the packages that computed the answers, by first iteration.
+            `metrics`; `versions`, the packages that computed the answers, by first iteration; and
+            `precision`, if it was chosen (`swarm.loop.evaluator.choose_precision`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -309,6 +313,9 @@ class RunRecord:
         # States of earlier versions may contain secrets; remove them.
         old = self.state["identity"] = identity_values(self.state["identity"])
         new = json.loads(json.dumps(dict(identity)))
+        if new.get(PRECISION_KEY) == "auto":
+            # Continue with what was chosen, or with that of a run from before the option.
+            new[PRECISION_KEY] = old.get(PRECISION_KEY)
         differ = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
         if differ:
             changes = "; ".join(f"{k}: {old.get(k)!r} then, {new.get(k)!r} now" for k in differ[:6])

@@ -1,7 +1,7 @@
 """Answers in float32, in bfloat16 products, with all of the model in bfloat16, and in int8.
 
     python benchmarks/precision.py [--items 200] [--positions 10] [--tasks skills]
-        [--verdict] [--out FILE]
+        [--compared 10] [--verdict] [--out FILE]
 
 At each of ten mixtures of the included experts all precisions answer the same items, one after the
 other, so that the ratios are of interleaved times. Agreement is of the parsed answers with those of
@@ -103,7 +103,8 @@ def measure(options: argparse.Namespace, done: dict[str, Any]) -> None:
             key = f"{name} {options.items} {number}"
             if key in done:
                 continue
-            for precision in PRECISIONS:
+            chosen = PRECISIONS if number < options.compared else PRECISIONS[:2]
+            for precision in chosen:
                 if precision not in engines:
                     engines[precision] = open_engine(precision, base, pool)
                     run_tasks_lockstep(
@@ -111,7 +112,8 @@ def measure(options: argparse.Namespace, done: dict[str, Any]) -> None:
                     )
             row: dict[str, Any] = {}
             exact: list[Score] = []
-            for precision, engine in engines.items():
+            for precision in chosen:
+                engine = engines[precision]
                 cpu, wall = cpu_seconds(), time.perf_counter()
                 (scores,) = run_tasks_lockstep(task, engine, mixture[None], items, JobUsage())
                 exact = exact or scores
@@ -141,16 +143,20 @@ def print_table(options: argparse.Namespace, done: Mapping[str, Any]) -> None:
         "rank correlation |\n| --- | --- | --- | --- | --- | --- |"
     )
     for name in options.tasks.split(","):
-        rows = [done[f"{name} {options.items} {n}"] for n in range(options.positions)]
-        exact = ranks([row["float32"]["utility"] for row in rows])
+        keys = [f"{name} {options.items} {n}" for n in range(options.positions)]
+        rows = [done[key] for key in keys if key in done]
         for precision in PRECISIONS:
-            mine = [row[precision] for row in rows]
+            both = [row for row in rows if precision in row]
+            if not both:
+                continue
+            exact = ranks([row["float32"]["utility"] for row in both])
+            mine = [row[precision] for row in both]
             cpu = float(np.median([one["cpu"] for one in mine]))
             wall = float(np.median([one["wall"] for one in mine]))
             ratio = float(
-                np.median([row["float32"]["cpu"] / row[precision]["cpu"] for row in rows])
+                np.median([row["float32"]["cpu"] / row[precision]["cpu"] for row in both])
             )
-            answers = options.items * len(rows)
+            answers = options.items * len(both)
             agree = sum(one["agree"] for one in mine)
             low, high = wilson_interval(np.array(agree / answers), answers)
             theirs = ranks([one["utility"] for one in mine])
@@ -202,6 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--items", type=int, default=200)
     parser.add_argument("--positions", type=int, default=10)
+    parser.add_argument("--compared", type=int, default=10, help="positions of the last two, too")
     parser.add_argument("--tasks", default="skills")
     parser.add_argument("--verdict", action="store_true")
     parser.add_argument("--budget", type=int, default=4500)

@@ -13,6 +13,7 @@ from swarm.engine.hf import BATCH_CPU, BATCH_GPU, DeviceProfile, choose_plan
 from swarm.errors import UserError
 from swarm.loop import cost_model as cost
 from swarm.loop.cost_model import DeviceSpec, ModelShape, SearchWorkload, read_model_shape
+from swarm.loop.evaluator import AGREEMENT
 from swarm.loop.final_metrics import FINALIST_COUNT
 from swarm.loop.prompt_stats import PromptStats, count_judged_texts, count_prompt_tokens
 from swarm.loop.reporter import buffer_log
@@ -56,17 +57,27 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
         count_prompt_tokens(run.task, tokenizer),
         count_prompt_tokens(metric_task(run.task), tokenizer),
     )
+    precision = requested_precision(run.engine, run.model, run.executor)
     lines = {
         "folder": f"{run.record.folder}: {begun}",
         **_describe_pool(run.pool),
         **_describe_task(run, items, prompts),
         **_describe_judging(run),
         **_describe_gradients(run, items),
+        **({"precision": PRECISION_WORDS[precision]} if precision else {}),
         **({"optimizer": "; ".join(run.notes)} if run.notes else {}),
     }
     lines |= _describe_costs(run, run.pool, config, folder, prompts, metric_prompts, items)
     head = f"dry run: {lines.pop('total')}. Nothing is started or written; computed, not measured."
     return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())])
+
+
+PRECISION_WORDS = {
+    "auto": "bfloat16 if that saves a fifth of the time and at least "
+    f"{AGREEMENT:.0%} of the experts' answers agree with float32, else float32 (engine.precision); "
+    "times are of float32",
+    "bfloat16": "bfloat16; the finalists and the verdict float32; times are of float32",
+}
 
 
 def _describe_resume(run: Run, config: Mapping[str, Any], base: Any) -> str:

@@ -244,6 +244,9 @@ AGREEMENT_ITEMS = 20
 BFLOAT16_TIME = 0.6
 """Time of a position in bfloat16, in units of float32; from benchmarks/precision.py."""
 
+LEAST_SAVING = 0.2
+"""Least share of the time of a search that bfloat16 saves, for `engine.precision=auto`."""
+
 
 def choose_precision(
     ask: Callable[[Sequence[int], str | None], list[list[Score]]],
@@ -254,8 +257,8 @@ def choose_precision(
 ) -> dict[str, Any]:
     """Choose what a search with `engine.precision=auto` asks in, on the first dev items.
 
-    It is bfloat16 if the search is long enough to gain by it and at least `AGREEMENT` of the
-    experts' answers are those of float32 (`answers_agree`). Deterministic, apart from rounding.
+    It is bfloat16 if the search is long enough to save `LEAST_SAVING` of its time, and at least
+    `AGREEMENT` of the experts' answers are those of float32 (`answers_agree`).
 
     Args:
         ask: Returns the experts' scores on some dev indices in a precision.
@@ -271,7 +274,7 @@ def choose_precision(
     step = max(1, len(searched) // AGREEMENT_ITEMS)
     items = list(searched[::step][:AGREEMENT_ITEMS])
     extra = repeated * len(searched) + (1 + BFLOAT16_TIME) * experts * len(items)
-    if (1 - BFLOAT16_TIME) * positions * len(searched) <= extra:
+    if (1 - BFLOAT16_TIME - LEAST_SAVING) * positions * len(searched) < extra:
         return {"search": "float32", "reason": "too short a search to gain by bfloat16"}
     pairs = [
         answers_agree(one, other)

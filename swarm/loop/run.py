@@ -372,9 +372,11 @@ class Run:
 
         limit = (self.optimizer.max_iterations + 1) * len(positions)
         limit = min(limit, self.budget.max_positions) if self.budget.prompts else limit
-        # The finalists and the best expert.
-        found = choose_precision(ask, count, self._searched, limit, FINALIST_COUNT + 1)
-        self.record.state["precision"] = found
+        # The finalists and the best expert; two baselines need the other experts, too.
+        repeated = FINALIST_COUNT + 1 + count * bool({"experts", "recipe"} & {*self.baselines})
+        found = choose_precision(ask, count, self._searched, limit, repeated)
+        if "agreement" in found:
+            self.record.state["precision"] = found
         identity = self.record.state["identity"]
         del identity[PRECISION_KEY]
         if found["search"] == "bfloat16":

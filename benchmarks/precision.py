@@ -94,7 +94,8 @@ def take_items(name: str, count: int) -> tuple[ExactMatch, list[Item]]:
 
 def measure(options: argparse.Namespace, done: dict[str, Any]) -> None:
     """Answer the items at all mixtures in all precisions, and store each position's numbers."""
-    base, pool = default_base(), Pool("initial_experts").open()
+    base = BaseModel(options.model) if options.model else default_base()
+    pool = Pool(options.pool).open()
     mixtures = np.random.default_rng(7).dirichlet(np.full(len(pool.names), 0.7), options.positions)
     engines: dict[str, HFEngine] = {}
     for name in options.tasks.split(","):
@@ -206,6 +207,8 @@ def compare_verdicts(options: argparse.Namespace, done: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=None, help="a folder; default: SmolLM2")
+    parser.add_argument("--pool", default="initial_experts")
     parser.add_argument("--items", type=int, default=200)
     parser.add_argument("--positions", type=int, default=10)
     parser.add_argument("--compared", type=int, default=10, help="positions of the last two, too")

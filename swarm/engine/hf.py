@@ -136,7 +136,7 @@ class HFEngine:
         plan: str = "auto",
         max_tokens: int | None = None,
         checkpointing: bool = False,
-        precision: str | None = "auto",
+        precision: str | None = None,
     ) -> None:
         if plan not in PLANS:
             raise UserError(f"engine.plan={plan}: must be one of {', '.join(PLANS)}")
@@ -147,7 +147,7 @@ class HFEngine:
             raise UserError(f"engine.checkpointing={checkpointing}: must be true or false")
         if precision not in (None, *PRECISIONS):
             allowed = ", ".join(PRECISIONS)
-            raise UserError(f"engine.precision={precision}: must be one of {allowed}")
+            raise UserError(f"engine.precision={precision}: must be null or one of {allowed}")
         self.max_tokens, self.checkpointing = max_tokens, checkpointing
         self.precision = precision
         self._tokens = TokenCache()

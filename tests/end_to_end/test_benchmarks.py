@@ -50,6 +50,17 @@ def test_it_runs(name: str, tiny_llama: Path, tiny_pool: Path) -> None:
     assert "ratio" in out or "|" in out or "first answer" in out
 
 
+def test_precision_runs(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
+    out = tmp_path / "precision.json"
+    small = ["--items", "4", "--positions", "2", "--compared", "1", "--out", str(out)]
+    models = ["--model", str(tiny_llama), "--pool", str(tiny_pool)]
+    table = run("precision.py", *models, *small)
+    assert table.count("| skills |") == 4 and " of 8 |" in table and " of 4 |" in table
+    stored = json.loads(out.read_text())
+    assert list(stored) == ["skills 4 0", "skills 4 1"]
+    assert set(stored["skills 4 1"]) == {"float32", "bfloat16"}
+
+
 def test_throughput_runs() -> None:
     small = ["--count", "30", "--at-once", "4", "--slow", "4", "--kept", "50", "--repeats", "1"]
     out = run("throughput.py", *small)

@@ -119,7 +119,9 @@ def test_a_precision_without_meaning_is_refused(
 
 
 def test_int8_is_not_allowed() -> None:
-    with pytest.raises(UserError, match=r"precision=int8: must be one of auto, float32, bfloat16"):
+    with pytest.raises(
+        UserError, match=r"precision=int8: must be null or one of auto, float32, bfloat16"
+    ):
         HFEngine(precision="int8")
 
 
@@ -186,7 +188,7 @@ def test_a_search_in_bfloat16_ends_in_float32(
 
     # The best found, asked by an engine that knows no other precision.
     task = MultipleChoice("mmlu", str(tmp_path / "tiny.json"), scoring="logits")
-    engine = HFEngine(precision=None)
+    engine = HFEngine()
     pool = Pool(str(tiny_pool), space="factor", groups=1).open()
     engine.open(BaseModel(str(tiny_llama)), pool, "cpu")
     items = list(task.items("dev"))

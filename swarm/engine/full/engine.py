@@ -26,7 +26,7 @@ class FullWeightsEngine(HFEngine):
     """
 
     def __init__(self, max_tokens: int | None = None) -> None:
-        super().__init__("swap", max_tokens, precision=None)
+        super().__init__("swap", max_tokens)
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`."""

@@ -34,7 +34,7 @@ class TokenEnsembleEngine(HFEngine):
 
     def __init__(self, max_tokens: int | None = None) -> None:
         # A mixed model runs all particles at once, as a stacked one does.
-        super().__init__("stacked", max_tokens, precision=None)
+        super().__init__("stacked", max_tokens)
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`."""

@@ -262,7 +262,9 @@ class Evaluation:
         if self.out is None:
             return known or self._score_candidate(device, identity)
         self.tracker.check()
-        with track_run(self.tracker, TrackedRun("evaluation", self.out, config or {})) as summary:
+        folders = tuple(getattr(self.candidate, "folders", ()))
+        shown = TrackedRun("evaluation", self.out, config or {}, folders)
+        with track_run(self.tracker, shown) as summary:
             result = known or self._score_candidate(device, identity)
             summary |= log_evaluation(self.tracker, result, self.out)
         return result

@@ -21,7 +21,7 @@ class MultiTracker:
     """Logs to both trackers; a failure of one does not affect the other.
 
     Args:
-        mode, project, entity, group, model, uses: See `swarm.trackers.WandB`.
+        mode, project, entity, group, model, uses, link: See `swarm.trackers.WandB`.
     """
 
     def __init__(
@@ -32,8 +32,9 @@ class MultiTracker:
         group: str | None = None,
         model: bool = True,
         uses: Sequence[str] = (),
+        link: str | None = None,
     ) -> None:
-        wandb = WandB(mode, project, entity, group, model, uses)
+        wandb = WandB(mode, project, entity, group, model, uses, link)
         self.trackers: tuple[WandB, TensorBoard] = (wandb, TensorBoard())
 
     def check(self) -> None:

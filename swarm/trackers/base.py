@@ -43,6 +43,20 @@ class StackedAreaChart(NamedTuple):
 LoggedValue = float | TrackerTable | StackedAreaChart
 
 
+class SeriesChart(NamedTuple):
+    """A line chart of several series, for trackers whose page is laid out by the run.
+
+    Attributes:
+        section: Title of the group of charts.
+        title: Title of the chart.
+        series: Regular expressions that match the names of its series from their beginning.
+    """
+
+    section: str
+    title: str
+    series: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
     """A run that is tracked.
@@ -51,13 +65,15 @@ class TrackedRun:
         kind: "search", "evaluation", "moa", "consortium" or "compare".
         folder: Run folder, whose name is the run's; trackers store their files in it.
         config: Configuration of the run; secrets are removed before it is logged.
-        sources: Folders of its experts.
+        sources: Folders of the models it starts from: experts, or what is evaluated.
+        charts: Default layout of its series.
     """
 
     kind: str
     folder: Path
     config: Mapping[str, Any] = field(default_factory=dict)
     sources: Sequence[Path] = ()
+    charts: Sequence[SeriesChart] = ()
 
 
 class Tracker(Protocol):

@@ -14,10 +14,18 @@ import numpy as np
 from swarm._util.files import append, encode_json
 from swarm.errors import UserError
 from swarm.report.analyses.trajectories import swarm_diversity
-from swarm.report.paired_comparison import PairedComparison, build_changed_item, load_questions
+from swarm.report.paired_comparison import (
+    PairedComparison,
+    Rows,
+    answer_values,
+    build_changed_item,
+    load_questions,
+)
 from swarm.runs.run_reader import RunFolder
+from swarm.tasks.metrics import item_domain
 from swarm.trackers.base import (
     NullTracker,
+    SeriesChart,
     StackedAreaChart,
     TrackedRun,
     Tracker,
@@ -90,6 +98,18 @@ def _summary_numbers(name: str, table: TrackerTable) -> dict[str, float]:
     return found
 
 
+SEARCH_CHARTS = (
+    SeriesChart("result", "best and worst", ("swarm/best", "swarm/worst")),
+    SeriesChart("result", "coefficients of the best", ("coefficient/",)),
+    SeriesChart("swarm", "particles now", (r"particle/\d+_now",)),
+    SeriesChart("swarm", "particles' bests", (r"particle/\d+_best",)),
+    SeriesChart("swarm", "diversity", ("swarm/diversity",)),
+    SeriesChart("cost", "prompts", ("prompts/",)),
+    SeriesChart("cost", "speed", ("speed/prompts_per_second",)),
+)
+"""Layout of a search; docs/wandb.md describes the same panels for a W&B report."""
+
+
 class SearchSeries:
     """Converts the iterations of a search, one after the other, into time series.
 
@@ -119,12 +139,14 @@ class SearchSeries:
             self._lowest = min(self._lowest, utility)
             self._personal[i] = max(self._personal.get(i, -np.inf), utility)
         self.best.append(held)
-        found = {"g": self._highest, "g_worst": self._lowest} if self._personal else {}
-        found |= {f"particle_{i}_now": utility for i, utility in known.items()}
-        found |= {f"particle_{i}_best": utility for i, utility in self._personal.items()}
-        found["diversity"] = float(swarm_diversity(positions[None])[0])
-        for name in ("prompts_scored", "prompts_saved", "prompts_shared"):
-            found |= {name: entry[name]} if name in entry else {}
+        best = {"swarm/best": self._highest, "swarm/worst": self._lowest}
+        found = best if self._personal else {}
+        found |= {f"particle/{i}_now": utility for i, utility in known.items()}
+        found |= {f"particle/{i}_best": utility for i, utility in self._personal.items()}
+        found["swarm/diversity"] = float(swarm_diversity(positions[None])[0])
+        for name in ("scored", "saved", "shared"):
+            key = f"prompts_{name}"
+            found |= {f"prompts/{name}": entry[key]} if key in entry else {}
         names = zip(self.experts, held.tolist(), strict=True)
         return found | {f"coefficient/{name}": share for name, share in names}
 
@@ -216,7 +238,8 @@ class SearchTracker:
         pool = Path(str(self._config.get("pool", {}).get("folder") or self.folder))
         sources = [pool / name for name in state["experts"] if (pool / name).is_dir()]
         self._sources = {source.name: source for source in sources}
-        with track_run(self.tracker, TrackedRun("search", self.folder, config, sources)) as summary:
+        shown = TrackedRun("search", self.folder, config, sources, SEARCH_CHARTS)
+        with track_run(self.tracker, shown) as summary:
             for number, entry in enumerate(state["rounds"]):
                 self._log_entry(number, entry)
             yield
@@ -233,7 +256,8 @@ class SearchTracker:
         self._log_entry(number, entry)
 
     def _log_entry(self, number: int, entry: Mapping[str, Any]) -> None:
-        self.tracker.log(number, self._course.add_iteration(entry) | self._speeds.get(number, {}))
+        speeds = {f"speed/{name}": value for name, value in self._speeds.get(number, {}).items()}
+        self.tracker.log(number, self._course.add_iteration(entry) | speeds)
 
     def log_final_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Log the tables, the chart and the best of a finished search, in a step after the last."""
@@ -244,9 +268,11 @@ class SearchTracker:
         models = PairedComparison(run)
         best = np.array(self._course.best)
         found: dict[str, Any] = {"coefficients": StackedAreaChart("Best so far", run.experts, best)}
-        for split in ("dev", "test"):
-            if (table := _flip_table(models, split)) is not None:
-                found[f"flips_{split}"] = table
+        answered = {split: pair for split in SPLITS if (pair := _paired_answers(models, split))}
+        for split, pair in answered.items():
+            found[f"flips/{split}"] = _flip_table(models, split, *pair)
+        if answered:
+            found["flips/by_domain"] = _domain_flips(models, answered)
         self.tracker.log(len(run.rounds), found)
         self.tracker.log_model(self.folder / "global_best", self._describe_best(run))
 
@@ -295,21 +321,23 @@ def _file_sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _flip_table(models: PairedComparison, split: str) -> TrackerTable | None:
-    """Tabulate the items whose value differs between best initial expert and best found.
+SPLITS = ("dev", "test")
 
-    `None` unless both answered the split.
-    """
+
+def _paired_answers(models: PairedComparison, split: str) -> tuple[Rows, Rows] | None:
+    """Return the answers of best initial expert and best found; `None` unless both were asked."""
     run, places = models.run, models.places.values()
-    if split == "dev":
-        if any(np.isnan(run.utilities[place]) for place in places):
-            return None
-        before, after = (run.load_answers(place) for place in places)
-    else:
-        tested = [run.load_test_answers(place) for place in places]
-        if tested[0] is None or tested[1] is None:
-            return None
-        before, after = tested[0], tested[1]
+    if split == "test":
+        before, after = (run.load_test_answers(place) for place in places)
+        return (before, after) if before and after else None
+    if any(np.isnan(run.utilities[place]) for place in places):
+        return None
+    before, after = (run.load_answers(place) for place in places)
+    return before, after
+
+
+def _flip_table(models: PairedComparison, split: str, before: Rows, after: Rows) -> TrackerTable:
+    """Tabulate the items whose value differs between best initial expert and best found."""
     questions, _ = load_questions(models, split)
     rows = []
     for pair in zip(before, after, strict=True):
@@ -317,10 +345,13 @@ def _flip_table(models: PairedComparison, split: str) -> TrackerTable | None:
             continue
         one = build_changed_item(*pair, questions)
         (old, old_text), (new, new_text) = one.before, one.after
-        rows.append([one.item, one.question, one.gold, old, new, *one.values, old_text, new_text])
+        domain = _row_domain(pair[0], questions)
+        told = [one.item, domain, one.question, one.gold, old, new]
+        rows.append([*told, *one.values, old_text, new_text])
     expert = models.expert
     columns = [
         "item",
+        "domain",
         "question",
         "gold",
         f"answer of {expert}",
@@ -330,6 +361,34 @@ def _flip_table(models: PairedComparison, split: str) -> TrackerTable | None:
         f"text of {expert}",
         "text of best found",
     ]
+    return TrackerTable(columns, rows)
+
+
+UNKNOWN_DOMAIN = "(not in the data file)"
+
+
+def _row_domain(row: Mapping[str, Any], questions: Mapping[str, Any]) -> str:
+    """Return the domain of an answered item: its part, else what its data file says."""
+    item = questions.get(str(row["id"]))
+    return str(row.get("part") or (item_domain(item) if item else UNKNOWN_DOMAIN))
+
+
+def _domain_flips(
+    models: PairedComparison, answered: Mapping[str, tuple[Rows, Rows]]
+) -> TrackerTable:
+    """Count the items won and lost in each domain, in the order of the items, and in all."""
+    columns = ["split", "domain", "items", "won", "lost", models.expert, "best found"]
+    rows = []
+    for split, pair in answered.items():
+        questions, _ = load_questions(models, split)
+        domains = np.array([_row_domain(row, questions) for row in pair[0]])
+        values = np.array([answer_values(one) for one in pair])
+        chosen = {name: domains == name for name in dict.fromkeys(domains.tolist())}
+        named = list(chosen.items()) if len(chosen) > 1 else []
+        for name, mask in [*named, ("all", np.full(len(domains), True))]:
+            old, new = values[:, mask]
+            counts = [float(len(old)), float((new > old).sum()), float((new < old).sum())]
+            rows.append([split, name, *counts, float(old.mean()), float(new.mean())])
     return TrackerTable(columns, rows)
 
 
@@ -382,8 +441,8 @@ class MoATracker:
     def log_turn(self, turn: dict[str, Any]) -> None:
         """Log one question in the form of `swarm.moa.transcript_format.turn_to_json`."""
         self._told.append(turn)
-        values = {f"calls_{name}": count for name, count in turn["calls"].items()}
-        values |= {f"tokens_{name}": count for name, count in turn["tokens"].items()}
+        values = {f"calls/{name}": count for name, count in turn["calls"].items()}
+        values |= {f"tokens/{name}": count for name, count in turn["tokens"].items()}
         values |= {"cost": turn["cost"], "seconds": turn["seconds"]}
         for stage in turn["stages"]:
             values |= {

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from swarm.errors import UserError, install_command
 from swarm.trackers.base import (
     LoggedValue,
     SafeTracker,
+    SeriesChart,
     StackedAreaChart,
     TrackedRun,
     TrackerTable,
@@ -55,6 +56,8 @@ class TensorBoard(SafeTracker):
             # SessionLog.START makes an open page discard the events of an earlier file.
             self._write_event(0, session_log=SessionLog(status=SessionLog.START))
             self._write_text("config", _json_block(clean(shown.config)), 0)
+            if shown.charts:
+                self._write_layout(shown.charts)
             self._writer.flush()
             # Removed only now, so that a failed start leaves the earlier file intact.
             for file in before:
@@ -108,13 +111,33 @@ class TensorBoard(SafeTracker):
         self._writer.write(event.SerializeToString())
 
     def _write_text(self, name: str, markdown: str, step: int) -> None:
+        self._write_bytes(name, markdown.encode("utf-8", "replace"), step, "text")
+
+    def _write_layout(self, charts: Sequence[SeriesChart]) -> None:
+        """Lay out the page's tab Custom Scalars, where a chart has several series."""
+        from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+
+        sections: dict[str, list[layout_pb2.Chart]] = {}
+        for one in charts:
+            lines = layout_pb2.MultilineChartContent(tag=one.series)
+            chart = layout_pb2.Chart(title=one.title, multiline=lines)
+            sections.setdefault(one.section, []).append(chart)
+        layout = layout_pb2.Layout(
+            category=[
+                layout_pb2.Category(title=title, chart=some) for title, some in sections.items()
+            ]
+        )
+        content = layout.SerializeToString()
+        self._write_bytes(metadata.CONFIG_SUMMARY_TAG, content, 0, metadata.PLUGIN_NAME)
+
+    def _write_bytes(self, name: str, content: bytes, step: int, plugin: str) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.types_pb2 import DT_STRING
 
-        kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        text = TensorProto(dtype=DT_STRING, string_val=[markdown.encode("utf-8", "replace")])
-        value = Summary.Value(tag=name, metadata=kind, tensor=text)
+        kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=plugin))
+        tensor = TensorProto(dtype=DT_STRING, string_val=[content])
+        value = Summary.Value(tag=name, metadata=kind, tensor=tensor)
         self._write_event(step, summary=Summary(value=[value]))
 
     def _write_image(self, name: str, stacked: StackedAreaChart, step: int) -> None:

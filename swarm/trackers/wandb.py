@@ -52,6 +52,8 @@ class WandB(SafeTracker):
         group: Group of related runs.
         model: Whether to log the best adapter as an artifact.
         uses: Input artifacts, besides those derived from the names of the experts' folders.
+        link: Collection to which the artifact is linked, "wandb-registry-NAME/COLLECTION" or
+            "[TEAM/]PROJECT/COLLECTION"; online only.
     """
 
     name = "WandB"
@@ -64,7 +66,16 @@ class WandB(SafeTracker):
         group: str | None = None,
         model: bool = True,
         uses: Sequence[str] = (),
+        link: str | None = None,
     ) -> None:
+        if link is not None and not re.fullmatch(r"[^/:]+(/[^/:]+){1,2}", str(link)):
+            raise UserError(
+                f"""tracker.link={link}: must be null or a collection,
+                wandb-registry-NAME/COLLECTION or PROJECT/COLLECTION""",
+                2,
+            )
+        if link is not None and not model:
+            raise UserError("tracker.link: needs the artifact; set tracker.model=true", 2)
         if mode not in WANDB_MODES:
             raise UserError(f"tracker.mode={mode}: must be one of {', '.join(WANDB_MODES)}", 2)
         if isinstance(uses, str):
@@ -73,7 +84,7 @@ class WandB(SafeTracker):
             mode = "offline"
         self.mode, self.entity, self.group = mode, entity, group
         self.project = project or os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT)
-        self.keeps_model, self.uses = model, tuple(uses)
+        self.keeps_model, self.uses, self.link = model, tuple(uses), link
         self._run: Any = None
 
     def check(self) -> None:
@@ -108,6 +119,8 @@ class WandB(SafeTracker):
             config=clean(shown.config),
             settings=_build_settings(wandb),
         )
+        # The table of all runs has a column per value: a particle's last utility is not a result.
+        self._run.define_metric("particle/*", summary="none")
         if online:
             self._use_artifacts([*self.uses, *artifact_names(shown.sources)])
         return int(self._run.step)
@@ -139,7 +152,20 @@ class WandB(SafeTracker):
                 artifact.add_file(
                     str(file.resolve()), str(file.relative_to(folder)), policy="immutable"
                 )
-        self._run.log_artifact(artifact)
+        logged = self._run.log_artifact(artifact)
+        self._run.summary["best_artifact"] = name
+        if self.link:
+            self._link_artifact(logged)
+
+    def _link_artifact(self, artifact: Any) -> None:
+        """Link the artifact to the collection; failures are logged but do not stop the run."""
+        try:
+            if self.mode == "offline":
+                raise ValueError("the run is offline; link it on its page after `wandb sync`")
+            artifact.wait(FINISH_TIMEOUT_S)
+            self._run.link_artifact(artifact, self.link)
+        except Exception as error:  # the artifact itself is complete
+            log.warning("WandB: the artifact is not linked to %s (%s)", self.link, error)
 
     def _finish_run(self, summary: Mapping[str, Any], code: int) -> None:
         run, self._run = self._run, None

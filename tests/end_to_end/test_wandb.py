@@ -80,13 +80,13 @@ def test_an_offline_run_has_the_originals_series(
     state = json.loads((folder / "state.json").read_text())
     pad = build_scratchpad(state["rounds"])
     assert shown.steps == [*range(5), 5]
-    assert [row["g"] for row in shown.history[:5]] == pad["g_history"]
+    assert [row["swarm/best"] for row in shown.history[:5]] == pad["g_history"]
     for number, entry in enumerate(state["rounds"]):
         row = shown.history[number]
-        assert [row[f"particle_{i}_now"] for i in range(6)] == entry["utilities"]
+        assert [row[f"particle/{i}_now"] for i in range(6)] == entry["utilities"]
     last = shown.history[4]
-    assert last["g_worst"] == pad["g_worst"]
-    assert all(last[f"particle_{i}_best"] == pad[f"particle_{i}_best"] for i in range(6))
+    assert last["swarm/worst"] == pad["g_worst"]
+    assert all(last[f"particle/{i}_best"] == pad[f"particle_{i}_best"] for i in range(6))
     for metric in ("starting_best_validation_utility", "ending_best_single_test_accuracy"):
         assert shown.summary[metric] == state["metrics"][metric]
     assert shown.config["seed"] == 7 and shown.config["task"]["name"] == "made"
@@ -96,10 +96,12 @@ def test_an_offline_run_has_the_originals_series(
 def test_diversity_and_coefficients_are_series(folder: Path, shown: tracker_files.Offline) -> None:
     run = RunFolder(folder)
     rows = shown.history[: len(run.rounds)]
-    assert np.allclose([row["diversity"] for row in rows], measure_trajectory(run)["diversity"])
+    assert np.allclose(
+        [row["swarm/diversity"] for row in rows], measure_trajectory(run)["diversity"]
+    )
     best = run.means[run.find_best()]
     assert np.allclose([rows[-1][f"coefficient/{name}"] for name in run.experts], best)
-    assert all(row["prompts_saved"] == 0 and row["prompts_scored"] == 180 for row in rows)
+    assert all(row["prompts/saved"] == 0 and row["prompts/scored"] == 180 for row in rows)
 
 
 def test_flips_and_the_stacked_picture(folder: Path, shown: tracker_files.Offline) -> None:
@@ -111,7 +113,7 @@ def test_flips_and_the_stacked_picture(folder: Path, shown: tracker_files.Offlin
             np.array([row["value"] for row in run.load_test_answers(p) or []]) for p in places
         ],
     }.items():
-        table = shown.table(f"flips_{split}")
+        table = shown.table(f"flips/{split}")
         assert len(table["data"]) == (before != after).sum() > 0
         row = dict(zip(table["columns"], table["data"][0], strict=True))
         expert = run.experts[places[0][1]]
@@ -122,13 +124,42 @@ def test_flips_and_the_stacked_picture(folder: Path, shown: tracker_files.Offlin
     assert picture.count("<title>") == len(run.experts) and "NaN" not in picture
 
 
+def test_flips_are_counted_by_the_domains_of_the_data_file(
+    folder: Path, shown: tracker_files.Offline
+) -> None:
+    table = shown.table("flips/by_domain")
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    tested = [row for row in rows if row["split"] == "test"]
+    assert [row["domain"] for row in tested] == ["even", "odd", "all"]
+    assert [row["items"] for row in tested] == [20, 20, 40]
+    flips = shown.table("flips/test")
+    domains = [row[flips["columns"].index("domain")] for row in flips["data"]]
+    for row in tested[:2]:
+        assert row["won"] + row["lost"] == domains.count(row["domain"])
+    assert tested[2]["best found"] == RunFolder(folder).metrics["ending_best_single_test_accuracy"]
+
+
+def test_both_tell_the_same(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "run", symlinks=True)
+    tell(copy, MultiTracker("offline"), {})
+    found, offline = tracker_files.events(copy), tracker_files.Offline(copy)
+    scalars = [tag for tag in found.Tags()["scalars"] if not tag.startswith("final/")]
+    series = {name for row in offline.history[:5] for name in row if not name.startswith("_")}
+    assert set(scalars) == series
+    for name in scalars:
+        theirs = [row[name] for row in offline.history if name in row]
+        assert np.allclose([event.value for event in found.Scalars(name)], theirs)
+
+
 def test_the_best_is_an_artifact_that_names_its_experts(
     folder: Path, shown: tracker_files.Offline
 ) -> None:
     (artifact,) = [one for one in shown.artifacts if one.type == "model"]
     weights = folder / "global_best" / "adapter_model.safetensors"
     (entry,) = artifact.manifest.contents
-    assert artifact.name == "run-best" and entry.local_path == str(weights)  # and no copy
+    assert artifact.name == shown.summary[
+        "best_artifact"
+    ] == "run-best" and entry.local_path == str(weights)  # and no copy
     facts, run = json.loads(artifact.metadata), RunFolder(folder)
     assert facts["test"] == run.metrics["ending_best_single_test_accuracy"]
     shares = [facts["experts"][name]["coefficient"] for name in run.experts]
@@ -137,6 +168,25 @@ def test_the_best_is_an_artifact_that_names_its_experts(
     assert expert["folder"] == str(folder.parent / "pool" / "logic")
     assert expert["sha256"] == hashlib.sha256(b"logic").hexdigest()
     assert facts["experts"]["counting"]["folder"] is None
+
+
+def test_a_particle_is_no_column_of_the_table_of_runs(shown: tracker_files.Offline) -> None:
+    (rule,) = shown.metrics
+    assert rule.glob_name == "particle/*" and rule.summary.none
+
+
+def test_what_cannot_be_linked_is_a_warning(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for wrong in ({"link": "nlgraph"}, {"link": "a/b:v3"}, {"link": "a/b", "model": False}):
+        with pytest.raises(UserError, match=r"^tracker\.link"):
+            WandB("offline", **wrong)  # type: ignore[arg-type]
+    copy = shutil.copytree(folder, tmp_path / "run", symlinks=True)
+    with caplog.at_level(logging.WARNING, "swarm"):
+        tell(copy, WandB("offline", link="wandb-registry-model/nlgraph"), {})
+    assert "not linked to wandb-registry-model/nlgraph (the run is offline" in caplog.text
+    again = tracker_files.Offline(copy)
+    assert again.code == 0 and [one.name for one in again.artifacts if one.type == "model"]
 
 
 def test_experts_name_the_artifacts_that_they_were(tmp_path: Path) -> None:
@@ -163,8 +213,16 @@ def test_another_start_writes_the_whole_run_again(folder: Path, tmp_path: Path) 
     tell(copy, WandB("offline"), {})
     again = tracker_files.Offline(copy)
     assert again.run.run_id == first.run.run_id and again.steps == first.steps
-    assert [row.get("g") for row in again.history] == [row.get("g") for row in first.history]
-    assert [row.get("seconds") for row in again.history] == [None, None, 1.5, None, None, None]
+    best = [row.get("swarm/best") for row in first.history]
+    assert [row.get("swarm/best") for row in again.history] == best
+    assert [row.get("speed/seconds") for row in again.history] == [
+        None,
+        None,
+        1.5,
+        None,
+        None,
+        None,
+    ]
 
 
 def test_an_interrupted_and_a_killed_search_go_on_as_one_run(
@@ -197,9 +255,9 @@ def test_an_interrupted_and_a_killed_search_go_on_as_one_run(
     # What ends between a round's record and its telling is told by the next start.
     assert len(state["rounds"]) - len(shown.steps) in (0, 1)
     for row, entry in zip(shown.history, state["rounds"], strict=False):
-        assert [row[f"particle_{i}_now"] for i in range(6)] == entry["utilities"]
+        assert [row[f"particle/{i}_now"] for i in range(6)] == entry["utilities"]
     # Of at most two iterations the process ended before their time was written down.
-    assert sum("seconds" in row for row in shown.history) >= len(shown.history) - 2
+    assert sum("speed/seconds" in row for row in shown.history) >= len(shown.history) - 2
 
 
 def _rounds(folder: Path) -> int:

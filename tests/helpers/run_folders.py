@@ -79,9 +79,7 @@ def folder(
 
 def data_file(path: Path, text: str, items: int) -> None:
     """Write the data file of a folder's test items into its configuration."""
-    content = [
-        {"question": f"{text} number {n}?", "answer": f"right {n}", "id": n} for n in range(items)
-    ]
+    content = _items(text, items)
     file = path / "data.json"
     write_json(
         file,
@@ -95,9 +93,20 @@ def data_file(path: Path, text: str, items: int) -> None:
 
 def digest_of_items(text: str, items: int) -> str:
     """The digest of those test items."""
-    return short_digest(
-        [{"question": f"{text} number {n}?", "answer": f"right {n}", "id": n} for n in range(items)]
-    )
+    return short_digest(_items(text, items))
+
+
+def _items(text: str, items: int) -> list[dict[str, Any]]:
+    """Items of two domains."""
+    return [
+        {
+            "question": f"{text} number {n}?",
+            "answer": f"right {n}",
+            "id": n,
+            "domain": ("even", "odd")[n % 2],
+        }
+        for n in range(items)
+    ]
 
 
 def _names(count: int) -> list[str]:

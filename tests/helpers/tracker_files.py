@@ -35,7 +35,7 @@ class Offline:
         history: A row a step.
         summary, config: Of the run.
         run: Its record: id, group, kind.
-        artifacts: Their records.
+        artifacts, metrics: Their records.
         code: With which it ended.
         files: The folder with what the run keeps beside its log.
     """
@@ -57,6 +57,7 @@ class Offline:
         self.config: dict[str, Any] = {}
         self.run: Any = None
         self.artifacts: list[Any] = []
+        self.metrics: list[Any] = []
         (file,) = folder.glob("wandb/offline-run-*/*.wandb")
         self.files = file.parent / "files"
         for data in records(file.read_bytes()):
@@ -72,6 +73,8 @@ class Offline:
                 self.config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
             elif kind == "artifact":
                 self.artifacts.append(record.artifact)
+            elif kind == "metric":
+                self.metrics.append(record.metric)
             elif kind == "exit":
                 self.code = record.exit.exit_code
 

@@ -69,8 +69,8 @@ def test_a_mixture(capsys: pytest.CaptureFixture[str]) -> None:
     assert moa([*words, "--tracker", "both-offline", "Why?"]) == 0
     shown = tracker_files.Offline(folder())
     row = shown.history[0]
-    assert row["calls_all"] == 3 and row["layer_1/answered"] == 2 and row["seconds"] >= 0
-    assert row["tokens_prompt"] == tracker_files.events(folder()).Scalars("tokens_prompt")[0].value
+    assert row["calls/all"] == 3 and row["layer_1/answered"] == 2 and row["seconds"] >= 0
+    assert row["tokens/prompt"] == tracker_files.events(folder()).Scalars("tokens/prompt")[0].value
     stages = shown.table("stages")
     assert [line[stages["columns"].index("model")] for line in stages["data"]] == [
         "one",

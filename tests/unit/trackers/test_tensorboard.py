@@ -1,7 +1,8 @@
-"""TensorBoard: event files, read back by its own reader, and both trackers at once."""
+"""TensorBoard: event files, read back by its own reader."""
 
 import json
 import logging
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -10,28 +11,33 @@ import numpy as np
 import pytest
 import run_folders
 import tracker_files
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin
 
 from swarm.errors import UserError
 from swarm.report.charts import band_edges
 from swarm.runs.manifest import read_state
 from swarm.runs.run_reader import RunFolder
 from swarm.trackers import (
-    MultiTracker,
     TensorBoard,
     TrackedRun,
     Tracker,
     TrackerTable,
     tracker_by_name,
 )
-from swarm.trackers.records import SearchTracker
+from swarm.trackers.records import SEARCH_CHARTS, SearchTracker
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: Any) -> Path:
-    """A finished run, shown in both."""
-    made = run_folders.folder(tmp_path_factory.mktemp("shown") / "run", text="a|b\nc")
+    """A finished run of a mixture."""
+    place = tmp_path_factory.mktemp("shown") / "run"
+    made = run_folders.folder(place, text="a|b\nc", parts=("roads", "sums"))
     (made / "global_best").mkdir()
-    tell(made, MultiTracker("offline"))
+    tell(made, TensorBoard())
     return made
 
 
@@ -45,14 +51,14 @@ def tell(folder: Path, tracker: Tracker) -> None:
 
 def test_the_series_are_those_of_the_run(folder: Path) -> None:
     found, run = tracker_files.events(folder), RunFolder(folder)
-    best = found.Scalars("g")
+    best = found.Scalars("swarm/best")
     assert [event.step for event in best] == list(range(5))
     assert np.allclose([event.value for event in best], run.best_so_far())
     for i in range(run.particles):
-        now = [event.value for event in found.Scalars(f"particle_{i}_now")]
+        now = [event.value for event in found.Scalars(f"particle/{i}_now")]
         assert np.allclose(now, run.utilities[:, i])
     tags = set(found.Tags()["scalars"])
-    assert {"diversity", "prompts_saved", "coefficient/logic", "final/test_gain"} <= tags
+    assert {"swarm/diversity", "prompts/saved", "coefficient/logic", "final/test_gain"} <= tags
     assert found.Scalars("final/test_gain")[0].value == pytest.approx(run.metrics["test_gain"])
 
 
@@ -60,28 +66,64 @@ def test_tables_pictures_and_settings_are_there(folder: Path) -> None:
     found = tracker_files.events(folder)
     (image,) = found.Images("coefficients")
     assert image.encoded_image_string.startswith(b"\x89PNG") and image.width == 1000
-    assert "a\\|b c" in tracker_files.text(found, "flips_dev")
+    assert "a\\|b c" in tracker_files.text(found, "flips/dev")
     config = tracker_files.text(found, "config")
     assert '"seed": 7' in config and "sk-secret" not in config
     assert '"coefficient"' in tracker_files.text(found, "best")
 
 
-def test_both_tell_the_same(folder: Path) -> None:
-    found, offline = tracker_files.events(folder), tracker_files.Offline(folder)
-    scalars = [tag for tag in found.Tags()["scalars"] if not tag.startswith("final/")]
-    series = {name for row in offline.history[:5] for name in row if not name.startswith("_")}
-    assert set(scalars) == series
-    for name in scalars:
-        theirs = [row[name] for row in offline.history if name in row]
-        assert np.allclose([event.value for event in found.Scalars(name)], theirs)
+def test_series_are_grouped_and_charts_show_several(folder: Path) -> None:
+    """The page groups by what is before the first slash; the plugin reads the charts itself."""
+    tags = tracker_files.events(folder).Tags()["scalars"]
+    groups = {"coefficient", "final", "particle", "prompts", "swarm"}
+    assert {tag.partition("/")[0] for tag in tags} == groups
+    runs = EventMultiplexer()
+    runs.AddRunsFromDirectory(str(folder / "tensorboard"))
+    runs.Reload()
+    provider = MultiplexerDataProvider(runs, str(folder))
+    plugin = CustomScalarsPlugin(TBContext(data_provider=provider, plugin_name_to_instance={}))
+    layout = json.loads(plugin.layout_impl(RequestContext(), ""))
+    shown = [
+        (section["title"], chart["title"], chart["multiline"]["tag"])
+        for section in layout["category"]
+        for chart in section["chart"]
+    ]
+    assert shown == [(one.section, one.title, list(one.series)) for one in SEARCH_CHARTS]
+    for _, title, series in shown:
+        found = {tag for tag in tags for one in series if re.match(one, tag)}
+        assert found or title == "speed", title  # which a record does not have
+    page = (Path(__file__).parents[3] / "docs" / "wandb.md").read_text(encoding="utf-8")
+    for section, title, series in shown:
+        told = ", ".join(f"`{one}`" for one in series)
+        assert f"| {section} | {title} | {told} |" in page
+
+
+def test_flips_are_counted_by_domain(folder: Path) -> None:
+    run = RunFolder(folder)
+    before, after = (run.load_answers(place) for place in (run.best_expert(), run.find_best()))
+    pairs = [(a["part"], b["value"] - a["value"]) for a, b in zip(before, after, strict=True)]
+    words = tracker_files.text(tracker_files.events(folder), "flips/by_domain").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in words]
+    assert rows[0][:5] == ["split", "domain", "items", "won", "lost"]
+    assert [row[:2] for row in rows[2:]] == [
+        [split, name] for split in ("dev", "test") for name in ("roads", "sums", "all")
+    ]
+    for row in rows[2:5]:
+        gains = [gain for part, gain in pairs if row[1] in (part, "all")]
+        won, lost = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+        assert [int(cell) for cell in row[2:5]] == [len(gains), won, lost]
+        assert float(row[6]) - float(row[5]) == pytest.approx(np.mean(gains), abs=1e-5)
+    assert any(int(row[3]) for row in rows[2:5])
 
 
 def test_another_start_leaves_no_step_twice(folder: Path) -> None:
-    before = [(event.step, event.value) for event in tracker_files.events(folder).Scalars("g")]
+    before = [
+        (event.step, event.value) for event in tracker_files.events(folder).Scalars("swarm/best")
+    ]
     tell(folder, TensorBoard())
     assert len(list(folder.glob("tensorboard/*"))) == 1
     assert [
-        (event.step, event.value) for event in tracker_files.events(folder).Scalars("g")
+        (event.step, event.value) for event in tracker_files.events(folder).Scalars("swarm/best")
     ] == before
 
 
@@ -95,7 +137,7 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     ):
         raise KeyboardInterrupt
     found = tracker_files.events(made)
-    assert len(found.Scalars("g")) == 5
+    assert len(found.Scalars("swarm/best")) == 5
     assert "code 130" in tracker_files.text(found, "interrupted")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,24 @@ NUMBERS: dict[str, tuple[Rule, str]] = {
     "holdout": (BELOW_ONE, "fraction of dev excluded from the gradient"),
     "required": (SWITCH, "true refuses tasks without gold answers"),
 }
+
+
+@lru_cache(maxsize=1024)
+def _permutation(seed: int, epoch: int, particle: int, purpose: int, items: int) -> np.ndarray:
+    """Return a random order of the items, read-only; see `random_streams.counter_rng`."""
+    found = random_streams.counter_rng(seed, epoch, particle, purpose).permutation(items)
+    found.setflags(write=False)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _split_fold(seed: int, items: int, folds: int, fold: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return the shuffled items outside a fold, and the sorted ones in it; one fold is none."""
+    order = _permutation(seed, 0, 0, HOLDOUT_STREAM, items)
+    if folds < 2:
+        return order, ()
+    mine = np.arange(items) % folds == fold
+    return order[~mine], tuple(int(i) for i in np.sort(order[mine]))
 
 
 @dataclass(kw_only=True)
@@ -123,7 +142,7 @@ class Descent:
         A descent should start where the loss is low, which utilities hardly show: an expert with
         one of nine skills has a higher utility than the soup, and three times its loss.
         """
-        order = random_streams.counter_rng(self.seed, 0, 0, LOSS_ITEMS_STREAM).permutation(items)
+        order = _permutation(self.seed, 0, 0, LOSS_ITEMS_STREAM, items)
         chosen = tuple(int(i) for i in np.sort(order[: self.batch]))
         answers = yield [
             LossRequest(x, chosen, slope=False, particle=i) for i, x in enumerate(positions)
@@ -204,12 +223,8 @@ class Descent:
 
     def _split_holdout(self, particle: int, items: int) -> tuple[np.ndarray, tuple[int, ...]]:
         """Return the items that a particle learns from, and those that are held out for it."""
-        order = random_streams.counter_rng(self.seed, 0, 0, HOLDOUT_STREAM).permutation(items)
         folds = min(items, max(2, round(1 / self.holdout))) if self.holdout else 1
-        if folds < 2:
-            return order, ()
-        mine = np.arange(items) % folds == particle % folds
-        return order[~mine], tuple(int(i) for i in np.sort(order[mine]))
+        return _split_fold(self.seed, items, folds, particle % folds)
 
     def _next_minibatch(self, particle: int, items: int) -> tuple[int, ...]:
         """Return the items of a particle's next step, from a permutation redrawn every epoch."""
@@ -219,8 +234,6 @@ class Descent:
             self.batch * self.count[particle], self.batch * (self.count[particle] + 1)
         ):
             epoch = int(index // len(learnt))
-            order = random_streams.counter_rng(
-                self.seed, epoch, particle, MINIBATCH_STREAM
-            ).permutation(len(learnt))
+            order = _permutation(self.seed, epoch, particle, MINIBATCH_STREAM, len(learnt))
             found.append(int(learnt[order[index % len(learnt)]]))
         return tuple(found)

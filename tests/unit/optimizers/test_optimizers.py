@@ -175,9 +175,12 @@ def begun(
     return optimizer
 
 
+@cache
 def target(seed: int, groups: int = 1, experts: int = EXPERTS) -> np.ndarray:
     """An optimum in which a few of the experts matter, others in each group, [G, K]; sums to 1."""
-    return np.random.default_rng(1000 + seed).dirichlet(np.full(experts, 0.3), size=groups)
+    found = np.random.default_rng(1000 + seed).dirichlet(np.full(experts, 0.3), size=groups)
+    found.setflags(write=False)
+    return found
 
 
 def bowl(seed: int, groups: int = 1, experts: int = EXPERTS) -> Objective:
@@ -199,8 +202,15 @@ def measured(wanted: LossRequest, objective: Objective) -> Noisy:
     objective = getattr(objective, "exact", objective)
     steps = width * np.eye(len(x))
     slope = (objective(x - steps) - objective(x + steps)) / (2 * width)
-    noise = np.random.default_rng(sum(wanted.items)).normal(size=len(x))
-    return Noisy(-float(objective(x[None])[0]), slope + 0.01 * noise)
+    return Noisy(-float(objective(x[None])[0]), slope + noise(sum(wanted.items), len(x)))
+
+
+@cache
+def noise(seed: int, length: int) -> np.ndarray:
+    """What a minibatch changes of a slope."""
+    found = 0.01 * np.random.default_rng(seed).normal(size=length)
+    found.setflags(write=False)
+    return found
 
 
 def descend(optimizer: Any, objective: Objective, items: int = 80) -> int:

@@ -74,7 +74,12 @@ def resume_arguments(job: Any, name: str) -> list[str] | None:
     # Unresolved, so that environment interpolations are not replaced by their values.
     given: Any = OmegaConf.to_container(job.overrides.task)
     words = [word for word in given if not word.lstrip("+").startswith("name=")]
-    return [*words, f"name={name}"]
+    folders = [
+        f"--config-dir={source.path}"
+        for source in job.runtime.config_sources
+        if source.provider == "command-line"
+    ]
+    return [*folders, *words, f"name={name}"]
 
 
 if __name__ == "__main__":

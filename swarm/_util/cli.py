@@ -227,6 +227,14 @@ def instantiate_config(cfg: "DictConfig", omit: Sequence[str] = ()) -> tuple[Any
     config = plain_config(cfg)
     check_secrets(config)
     tree = {key: value for key, value in config.items() if key not in omit}
+    task = tree.get("task")
+    if isinstance(task, dict) and "_target_" not in task:
+        raise UserError(
+            "task: its yaml has no _target_, the class of the task, such as "
+            "swarm.tasks.exact_match.ExactMatch or swarm.tasks.multiple_choice.MultipleChoice "
+            "(docs/tasks.md)",
+            2,
+        )
     return instantiate(tree, _convert_="all"), config
 
 

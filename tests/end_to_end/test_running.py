@@ -110,7 +110,9 @@ def long(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool: 
     """The arguments of a search that goes on for minutes."""
     folder = tmp_path_factory.mktemp("long")
     keys = {"optimizer__max_iterations": 2000, "optimizer__patience": 2000}
-    return searches.arguments(folder, tiny_llama, tiny_pool, "long", **keys)
+    (folder / "conf").mkdir()
+    words = searches.arguments(folder, tiny_llama, tiny_pool, "long", **keys)
+    return [*words, f"--config-dir={folder / 'conf'}"]
 
 
 def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: list[str]) -> None:

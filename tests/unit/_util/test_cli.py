@@ -5,9 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from swarm import __version__
-from swarm._util.cli import normalize_option, number_type, run_command
+from swarm._util.cli import instantiate_config, normalize_option, number_type, run_command
 from swarm.errors import CHECKOUT, UserError, install_command
 
 
@@ -89,3 +90,8 @@ def test_an_extra_of_a_checkout_is_added_to_it(
     assert install_command("ui") == 'pip install -e ".[ui]"'
     monkeypatch.chdir(tmp_path)
     assert install_command("ui") == f'pip install -e "{CHECKOUT}[ui]"'
+
+
+def test_a_task_without_its_class_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"no _target_, the class of the task"):
+        instantiate_config(OmegaConf.create({"task": {"file": "questions.jsonl"}}))

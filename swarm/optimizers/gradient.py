@@ -21,7 +21,7 @@ from swarm.optimizers.base import (
     check_number,
 )
 
-MINIBATCH_STREAM, HOLDOUT_STREAM, LOSS_ITEMS_STREAM = 100, 101, 102
+MINIBATCH_STREAM, HOLDOUT_STREAM, LOSS_ITEMS_STREAM, DROPOUT_STREAM = 100, 101, 102, 103
 """Purpose ids of random streams, above those of all optimizers."""
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
@@ -44,6 +44,7 @@ NUMBERS: dict[str, tuple[Rule, str]] = {
     "rate": (POSITIVE, "the change of a coefficient in a step"),
     "fine_rate": (NOT_NEGATIVE, "of a group's deviation, as a multiple of rate"),
     "pull": (BELOW_ONE, "by which deviations shrink in a step"),
+    "dropout": (BELOW_ONE, "probability that a coefficient is 0 in a step"),
     "warmup": (COUNT, "steps with a growing rate"),
     "holdout": (BELOW_ONE, "fraction of dev excluded from the gradient"),
     "required": (SWITCH, "true refuses tasks without gold answers"),
@@ -89,6 +90,9 @@ class Descent:
         rate: Adam's rate for the shared coefficients.
         fine_rate: Rate for the deviations of groups, as a multiple of `rate`.
         pull: Share by which deviations shrink per step.
+        dropout: Probability that a coefficient is 0 in a step; the others are divided by one minus
+            it (Srivastava et al., 2014). No coefficient can then rely on all the others being
+            exactly what they are, which narrows the gap between dev and test.
         warmup: Number of first steps of a particle in which the rate grows to its full value.
         holdout: Share of the dev items that are held out; 0 disables holdout and halving.
         required: Whether to refuse a task without gold answers; else the swarm moves without.
@@ -103,6 +107,7 @@ class Descent:
     rate: float = 0.1
     fine_rate: float = 0.5
     pull: float = 0.02
+    dropout: float = 0.0
     warmup: int = 5
     holdout: float = 0.2
     required: bool = False
@@ -162,15 +167,18 @@ class Descent:
         rows = [row for row, i in enumerate(particles) if not self.rests(i)]
         tail: list[np.ndarray] = []
         for _ in range(self.steps if rows else 0):
+            masks = {row: self._draw_mask(particles[row], x[row].size) for row in rows}
             wanted = [
                 LossRequest(
-                    x[row], self._next_minibatch(particles[row], items), particle=particles[row]
+                    x[row] * masks[row],
+                    self._next_minibatch(particles[row], items),
+                    particle=particles[row],
                 )
                 for row in rows
             ]
             for row, answer in zip(rows, (yield wanted), strict=True):
                 if np.isfinite(answer.slope).all():
-                    x[row] = self._adam_step(particles[row], x[row], answer.slope)
+                    x[row] = self._adam_step(particles[row], x[row], answer.slope * masks[row])
             tail = [*tail, x.copy()][-max(1, self.steps // 2) :]
             self.reached = np.mean(tail, axis=0)
         if rows and self._split_holdout(0, items)[1]:
@@ -199,6 +207,13 @@ class Descent:
     def rests(self, particle: int) -> bool:
         """Return whether a particle no longer descends."""
         return bool(self.rate_factor[particle] <= MIN_RATE_FACTOR)
+
+    def _draw_mask(self, particle: int, size: int) -> np.ndarray:
+        """Return the factors [G * K] of a particle's next step: 0, or 1 / (1 - dropout)."""
+        draws = random_streams.counter_rng(
+            self.seed, int(self.count[particle]), particle, DROPOUT_STREAM
+        )
+        return (draws.random(size) >= self.dropout) / (1 - self.dropout)
 
     def _adam_step(self, particle: int, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Take one Adam step of a position [G * K]; the rate grows in the first steps."""

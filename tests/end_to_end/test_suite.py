@@ -147,7 +147,7 @@ def test_only_names_what_there_is(tmp_path: Path) -> None:
         UserError, match="only=three: not a task or method of the suite; allowed: tasks one"
     ):
         select_cells(made(tmp_path), ["three"])
-    with pytest.raises(UserError, match="no such suite; allowed: black_box, dev_items, small"):
+    with pytest.raises(UserError, match="no such suite; allowed: black_box, dev_items, over"):
         read_suite("large")
 
 

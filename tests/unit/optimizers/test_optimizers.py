@@ -1,5 +1,6 @@
 """What every optimizer of conf/optimizer has to keep; what one promises itself is in CLAIMS."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -21,6 +22,7 @@ from swarm.optimizers.base import (
     SupportsEarlyStopping,
     SupportsGradients,
 )
+from swarm.optimizers.gradient import Descent
 from swarm.runs.pareto_front import compute_hypervolume, find_non_dominated
 
 VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.yaml"))
@@ -657,3 +659,23 @@ def test_a_descent_that_does_not_raise_the_utility_ends() -> None:
     assert spent[0] == 0 and spent[1] > 0 and spent[-1] == 0
     rates = swarm.descent.rate_factor
     assert (rates[swarm.personal_utilities > -np.inf] <= 1 / 16).all()
+
+
+def test_dropout_leaves_other_coefficients_out_in_each_step() -> None:
+    def positions(dropout: float) -> np.ndarray:
+        descent = Descent(dropout=dropout, steps=4, rate=1e-9, holdout=0)
+        descent.start(1, 40, 5, seed=0)
+        run, found = descent.descend(np.ones((1, 200)), [0], 20), []
+        wanted = next(run)
+        with contextlib.suppress(StopIteration):
+            while True:
+                found.append(wanted[0].position)
+                wanted = run.send([Noisy(1.0, np.ones(200))])
+        return np.array(found)
+
+    assert positions(0.0) == pytest.approx(np.ones((4, 200)))
+    found = positions(0.2)
+    left_out = found == 0
+    assert (found == positions(0.2)).all() and found[~left_out] == pytest.approx(1.25)
+    assert ((left_out.mean(axis=1) > 0.1) & (left_out.mean(axis=1) < 0.3)).all()
+    assert len(np.unique(left_out, axis=0)) == 4

@@ -327,6 +327,8 @@ def answer_chart(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], int
     label = {"width": NAME_WIDTH, "overflow": "breakAll", "lineHeight": 14, "interval": 0}
     options["yAxis"]["axisLabel"] = {"color": TEXT_COLOUR, "fontSize": 12, **label}
     text_style = {"color": TEXT_COLOUR, "width": 220, "overflow": "truncate"}
+    between = {"color": TEXT_COLOUR, "opacity": 0.35}
+    options["yAxis"]["splitLine"] = {"show": True, "lineStyle": between}
     options["legend"] = {"type": "scroll", "bottom": 0, "textStyle": text_style}
     names = [one["name"] for one in series[::2]]
     options["legend"] |= {"pageTextStyle": {"color": TEXT_COLOUR}, "data": names}

@@ -24,7 +24,12 @@ STYLE = """
 body.body--dark { --paper: #14171b; --card: #1c2126; --ink: #e6e9ec; --quiet: #a3acb6;
                   --line: #343b43; }
 body.body--dark { --q-primary: #7fb2e5 !important; --q-negative: #ff9a90 !important; }
-.body--dark .bg-primary, .body--dark .bg-negative { color: #14171b !important; }
+/* Of important rules the earlier layer's counts, and Quasar's are in the last layer. */
+@layer overrides {
+  .body--dark .bg-primary, .body--dark .bg-negative { color: #14171b !important; }
+}
+.q-select .q-chip { height: auto; max-width: 100%; }
+.q-select .q-chip .ellipsis { white-space: normal; overflow-wrap: anywhere; }
 body { background: var(--paper) !important; color: var(--ink); }
 .q-card, .q-table__container { background: var(--card) !important; }
 .q-card { border: 1px solid var(--line); box-shadow: none !important; }

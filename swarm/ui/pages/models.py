@@ -297,17 +297,16 @@ def split_words(text: str) -> list[str]:
 
 def draw_scores(found: list[ScoredPosition]) -> None:
     """Draw the scores of a mixture and its neighbours, with paired tests."""
-    header = ["position", "utility, 95 %", "n", "mixture minus it, 95 %", "p", "answers"]
+    header = ["position", "utility, 95 %", "mixture minus it, 95 %", "answers"]
     rows = []
     for one in found:
-        gain = one.gain
-        cells = ["", ""]
-        if gain:
+        difference = "–"
+        if gain := one.gain:
             interval = f"[{format_signed(gain.low)}, {format_signed(gain.high)}]"
-            cells = [f"{format_signed(gain.difference)} {interval}", f"{gain.p:.3g}"]
+            difference = f"{format_signed(gain.difference)} {interval}, p = {gain.p:.3g}"
         name = escape_control_chars(f"{one.name}: {one.words}")
-        utility = format_interval(one.utility, one.interval)
-        rows.append([name, utility, str(one.items), *cells, one.source])
+        utility = f"{format_interval(one.utility, one.interval)}, n = {one.items}"
+        rows.append([name, utility, difference, one.source])
     draw_plain_table(header, rows, "left")
     if any(one.source != SCORED_NOW for one in found):
         ui.label(SELECTED_HINT).classes("quiet text-sm text")

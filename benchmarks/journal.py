@@ -35,15 +35,17 @@ from swarm.tasks.base import Item, Score
 from swarm.tasks.multiple_choice import MultipleChoice
 from swarm.trackers.base import NullTracker
 
-ITEMS = 20
-
 
 class Made(MultipleChoice):
     """The benchmark's own questions."""
 
+    def __init__(self, count: int) -> None:
+        super().__init__("benchmark")
+        self._items = items(count, "short")
+
     def items(self, split: str) -> list[Item]:
         """See `swarm.tasks.base.Task`."""
-        return items(ITEMS, "short")
+        return self._items
 
 
 class Notes(Pool):
@@ -96,6 +98,7 @@ def main() -> None:
     parser.add_argument("--optimizer", default="pso")
     parser.add_argument("--iterations", type=int, default=1000)
     parser.add_argument("--particles", type=int, default=20)
+    parser.add_argument("--items", type=int, default=20, help="dev items")
     parser.add_argument("--seconds", type=float, default=0.0, help="of an evaluation")
     options = parser.parse_args()
     keys = ["name=made", f"optimizer={options.optimizer}"]
@@ -111,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(
             "made",
-            Made("benchmark"),
+            Made(options.items),
             base,
             pool,
             optimizer,

@@ -1,5 +1,6 @@
 """Costs against real models and known sizes, and the dry run against the real start."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -310,3 +311,51 @@ def test_the_script_takes_any_configuration(tiny_llama: Path, tmp_path: Path) ->
     assert result.stdout.count(tiny_llama.name) == 3
     wrong = plan(str(tmp_path))
     assert wrong.returncode == 1 and wrong.stderr.startswith("error: ")
+
+
+def load_plan() -> Any:
+    spec = importlib.util.spec_from_file_location("plan", searches.ROOT / "benchmarks" / "plan.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["plan"] = module  # its dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_simulated_workers_take_the_next_job_when_they_are_free() -> None:
+    from swarm.loop.evaluator import Batching
+
+    plan = load_plan()
+    jobs = Batching(5, 50).split_jobs([[0.0]] * 20, "dev", 200)
+    for workers, seconds in ((1, 16), (5, 4), (16, 1)):
+        executor = plan.SimulatedExecutor(workers, lambda job: 1.0)
+        numbers = [result.number for result in executor.map(jobs)]
+        assert sorted(numbers) == list(range(16))
+        assert executor.clock == pytest.approx(seconds, abs=0.02)
+    # One long job first: the other worker takes all short ones.
+    executor = plan.SimulatedExecutor(2, lambda job: 15.0 if job.number == 0 else 1.0)
+    assert [result.number for result in executor.map(jobs)][-1] in (0, 15)
+    assert executor.clock == pytest.approx(15, abs=0.02)
+
+
+def test_simulated_searches_race_and_scale() -> None:
+    plan = load_plan()
+    calls = {rule: plan.record_calls(rule, 10, 6, 4, 50, 8) for rule in ("off", "exact", "z")}
+    assert all(len(iteration) == 1 for iteration in calls["off"])
+    prompts = {
+        rule: sum(rows * items for iteration in found for rows, items in iteration)
+        for rule, found in calls.items()
+    }
+    assert prompts["off"] == 8 * 6 * 50 > prompts["exact"]
+    work = of(QWEN_7B, rounds=11)
+    one = plan.Simulation(QWEN_7B, work, H200)
+    cut = plan.Layout(1, 5, 50)
+    seconds = {workers: one.run("off", cut, workers) for workers in (1, 4, 8, 100)}
+    assert seconds[1] == pytest.approx(one.bound("off", cut, 1), rel=0.1)
+    assert seconds[1] / 4 < seconds[4] < seconds[1] / 3
+    assert seconds[4] > seconds[8] > seconds[100] > seconds[1] / 16, "there are 16 jobs"
+    # Two GPUs save less than half: they exchange hidden states.
+    alone, pair = (one.job_seconds(plan.Layout(group, 5, 50), 5, 50) for group in (1, 2))
+    assert alone / 2 < pair < alone
+    with pytest.raises(UserError, match="needs"):
+        plan.Simulation(QWEN_7B, work, replace(H200, memory=cost_model.GIB))

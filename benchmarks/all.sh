@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Run every benchmark that needs no GPU, endpoint or other project, at small sizes, and write one page
-# with the date, the processor and its features; about ten minutes on two cores.
+# Run every benchmark that needs no GPU, endpoint, finished search or other project, at small sizes, and
+# write one page with the date, the processor and its features; about ten minutes on two idle cores.
 #   bash benchmarks/all.sh [FILE]
+# Without FILE, the table also replaces the one in docs/benchmarks.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 page=${1:-benchmarks/results/all.md}
@@ -12,23 +13,27 @@ trap 'rm -rf "$work"' EXIT
 export TIMEFORMAT='%R s (%U + %S CPU s)'
 wanted='avx2|avx512f|avx512_bf16|avx512_vnni|amx_bf16|amx_int8|asimd|bf16|i8mm|sve'
 status=0
+load=$(cut -d ' ' -f 1 /proc/loadavg)
 
 run() {
-  local name=$1
+  local name=$1 shown
   shift
-  printf '%s\n' "$name $*" >&2
+  shown="$name${*:+ $*}"
+  shown=${shown//$work/FOLDER}
+  printf '%s\n' "$shown" >&2
   if { time "$python" "benchmarks/$name.py" "$@" >"$work/out" 2>"$work/error"; } 2>"$work/time"; then
-    printf '| `%s` | %s |\n' "$name $*" "$(tail -1 "$work/time")" >>"$work/table"
+    printf '| `%s` | %s |\n' "$shown" "$(tail -1 "$work/time")" >>"$work/table"
   else
     status=1
     tail -1 "$work/error" >&2
-    printf '| `%s` | failed |\n' "$name $*" >>"$work/table"
+    printf '| `%s` | failed |\n' "$shown" >>"$work/table"
   fi
-  { printf '\n## %s\n\n`python benchmarks/%s.py %s`\n\n' "$name" "$name" "$*"; cat "$work/out"; } >>"$work/parts"
+  { printf '\n## %s\n\n`python benchmarks/%s`\n\n' "$name" "${shown/#$name/$name.py}"; sed 's/^#/##/' "$work/out"; } >>"$work/parts"
 }
 
 run startup --repeats 3
-run throughput --count 1000 --repeats 1
+run throughput --count 1000 --at-once 100 --slow 100 --repeats 1
+run compare --count 1000 --cached 1000 --latency 0 --repeats 1
 run iteration --particles 4 --items 16 --repeats 1 --cases plain
 run update --repeats 1
 run batching --rows 4,10 --particles 4 --repeats 1
@@ -40,16 +45,34 @@ run rate_limit --count 60
 run token_swarms --items 5 --particles 4 --repeats 1
 run full_models --models 2 --positions 2
 run consortium 60
+run optimizer_bowls --seeds 2 --only pso,random,cmaes
 run plan
+run gpu --device cpu --quick --models tiny --out "$work/gpu"
 run faults --sample 40
 
 {
-  printf '# All benchmarks at small sizes\n\n%s, %s cores, %s\n\nFeatures: %s\n\n' \
+  printf '%s, %s cores of %s, load %s when it began and %s when it ended. Features: %s\n\n' \
     "$(date +%F)" "$(nproc)" \
-    "$(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -1)" \
-    "$(grep -m1 -E '^(flags|Features)' /proc/cpuinfo | tr ' ' '\n' | grep -wE "$wanted" | sort -u | paste -sd ' ')"
+    "$(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -1)" "$load" \
+    "$(cut -d ' ' -f 1 /proc/loadavg)" "$(grep -m1 -E '^(flags|Features)' /proc/cpuinfo | tr ' ' '\n' | grep -wE "$wanted" | sort -u | paste -sd ' ')"
   printf '| benchmark | wall and CPU seconds of the whole command |\n| --- | --- |\n'
-  cat "$work/table" "$work/parts"
+  cat "$work/table"
+} >"$work/summary"
+{
+  printf '# All benchmarks at small sizes\n\n'
+  cat "$work/summary" "$work/parts"
 } >"$page"
+if [ $# = 0 ]; then
+  "$python" - docs/benchmarks.md "$work/summary" <<'END'
+import sys
+from pathlib import Path
+
+page, summary = map(Path, sys.argv[1:])
+before, begin, rest = page.read_text().partition("<!-- all.sh: begin -->\n")
+_, end, after = rest.partition("<!-- all.sh: end -->")
+assert begin and end, f"{page} has no marks of all.sh"
+page.write_text(before + begin + summary.read_text() + end + after)
+END
+fi
 printf 'written: %s\n' "$page"
 exit "$status"

@@ -331,13 +331,22 @@ class Usage:
     def add(self, *completions: Completion) -> None:
         """Count answers as calls, with their tokens and costs."""
         for one in completions:
-            self.calls += 1
-            self.prompt_tokens += one.prompt_tokens
-            self.new_tokens += one.new_tokens
-            self.cost += one.cost
-            self.priced += one.known_cost is not None
-            self.unpriced += one.known_cost is None and one.priced is False
-            self.local += one.known_cost is None and one.priced is None
+            self.add_answer(one.prompt_tokens, one.new_tokens, one.cost, one.priced)
+
+    def add_answer(
+        self, prompt_tokens: int, new_tokens: int, cost: float, priced: bool | None
+    ) -> None:
+        """Count one answer as a call; see `Completion` for the arguments."""
+        self.calls += 1
+        self.prompt_tokens += prompt_tokens
+        self.new_tokens += new_tokens
+        self.cost += cost
+        if priced or cost:
+            self.priced += 1
+        elif priced is None:
+            self.local += 1
+        else:
+            self.unpriced += 1
 
     def merge(self, other: "Usage") -> None:
         """Add another usage."""

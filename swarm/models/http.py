@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -27,7 +27,13 @@ from swarm.models.http_errors import (
     ServerFault,
     to_one_line,
 )
-from swarm.models.rate_limit import AdaptiveThrottle, DeadlineExceeded, Limits, RateLimiter
+from swarm.models.rate_limit import (
+    AdaptiveThrottle,
+    DeadlineExceeded,
+    Limits,
+    Place,
+    RateLimiter,
+)
 from swarm.models.transport import (
     HttpTransport,
     proxy_for,
@@ -57,11 +63,13 @@ class Call(NamedTuple):
         tokens: Estimated number of tokens; for `Limits.tokens_per_minute`.
         timeout: Seconds for the answer including retries, from when the client's limits let it
             start; `None`: only `Limits.timeout` and `Limits.retries` bound it.
+        data: The body in its encoded form, if several calls share it; `None`: not encoded yet.
     """
 
     body: Any
     tokens: float = 0.0
     timeout: float | None = None
+    data: bytes | None = None
 
 
 ParseResponse = Callable[[int, Any, float], T]
@@ -203,7 +211,7 @@ class RetryingClient(Generic[T]):
                         start = sent
                         if clock and call.timeout:
                             clock.reschedule(start + call.timeout)
-                    content = await exchange(call.body)
+                    content = await exchange(call.body if call.data is None else call.data)
                 self.throttle.record_success(sent)
                 return parse_response(
                     self.label, self.read, number, content, time.monotonic() - start
@@ -231,9 +239,7 @@ class RetryingClient(Generic[T]):
             self.repeated += 1
             await asyncio.sleep(wait)
 
-    def _acquire_place(
-        self, call: Call, failed: "CallFailures"
-    ) -> AbstractAsyncContextManager[float]:
+    def _acquire_place(self, call: Call, failed: "CallFailures") -> Place:
         """Return a concurrency slot and the start time; see `RateLimiter.acquire_place`.
 
         Raises:

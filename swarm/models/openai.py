@@ -45,6 +45,7 @@ from swarm.models.openai_protocol import (
     parse_answers,
 )
 from swarm.models.rate_limit import Limits
+from swarm.models.transport import encode_body
 
 log = logging.getLogger(__name__)
 
@@ -317,13 +318,15 @@ class OpenAI:
 
         def handle_response(number: int, content: Any, seconds: float) -> list[CompletionFields]:
             answers = parse_answers(content, len(groups[number]), seconds)
-            spent = sum(answer["prompt_tokens"] + answer["new_tokens"] for answer in answers)
-            if spent:
-                self.client.turns.tokens.adjust_reservation(spent - calls[number].tokens)
+            call, spent, lacks, has_logprobs = calls[number], 0, False, False
             for answer in answers:
+                spent += answer["prompt_tokens"] + answer["new_tokens"]
                 self._record_usage(answer)
-            lacks = any(lacks_logprobs(calls[number].body, answer) for answer in answers)
-            if not lacks and any(answer.get("tokens") for answer in answers):
+                lacks = lacks or lacks_logprobs(call.body, answer)
+                has_logprobs = has_logprobs or "tokens" in answer
+            if spent:
+                self.client.turns.tokens.adjust_reservation(spent - call.tokens)
+            if has_logprobs and not lacks:
                 self._returns_logprobs = True
             if lacks and again and self._returns_logprobs is not False:
                 lacking[number] += 1
@@ -345,10 +348,7 @@ class OpenAI:
 
     def _record_usage(self, answer: CompletionFields) -> None:
         cost, priced = compute_cost(answer, self.prices), bool(self.prices)
-        prompt, new = answer["prompt_tokens"], answer["new_tokens"]
-        self.totals.add(
-            Completion("", prompt_tokens=prompt, new_tokens=new, cost=cost, priced=priced)
-        )
+        self.totals.add_answer(answer["prompt_tokens"], answer["new_tokens"], cost, priced)
         other = answer.get("model", "")
         if other != self.model and not self._warned and not is_same_model(str(self.model), other):
             self._warned = True
@@ -393,18 +393,35 @@ async def open_sampler(model: OpenAI) -> AsyncIterator[GenerateSamples]:
     calls: dict[int, Call] = {}
     numbers = itertools.count()
     read, refused = model.response_handlers(in_flight, calls, keeping)
-    async with model.client.open_caller(read, refused) as call:
+    last: tuple[Request, int, Call] | None = None
+
+    def prepare_call(request: Request, sample: int, count: int) -> Call:
+        nonlocal last
+        if last and last[0] is request and last[1] == count:
+            return last[2]
+        body = build_body(request, model.tokens_field, model.fixed)
+        if "seed" in body:
+            body["seed"] += sample
+        call = build_call(
+            [PendingSample("", "", body, request.timeout)] * count, model.tokens_field
+        )
+        call = call._replace(data=encode_body(call.body))
+        # Without a seed all samples of a request are the same call.
+        last = None if "seed" in body else (request, count, call)
+        return call
+
+    async with model.client.open_caller(read, refused) as send:
 
         async def generate_samples(
             keys: Sequence[str], request: Request, sample: int
         ) -> list[Completion]:
-            number, body = next(numbers), build_body(request, model.tokens_field, model.fixed)
-            if "seed" in body:
-                body["seed"] += sample
-            samples = [PendingSample(key, key, body, request.timeout) for key in keys]
-            in_flight[number], calls[number] = samples, build_call(samples, model.tokens_field)
+            number, call = next(numbers), prepare_call(request, sample, len(keys))
+            calls[number] = call
+            in_flight[number] = [
+                PendingSample(key, key, call.body, request.timeout) for key in keys
+            ]
             try:
-                answers = await call(number, calls[number])
+                answers = await send(number, call)
             finally:
                 del in_flight[number], calls[number]
             # Let the event loop run `CacheWriter`, which writes this iteration's answers.

@@ -53,14 +53,15 @@ def parse_answers(content: Any, limit: int, seconds: float) -> list[CompletionFi
 
 def parse_choice(choice: Mapping[str, Any]) -> CompletionFields:
     """Parse one answer, without fields shared by all; empty fields are left out."""
-    text, thoughts = split_message_text(choice["message"])
+    message = choice["message"]
+    text, thoughts = split_message_text(message)
     split = split_thoughts(text)
     answer: CompletionFields = {"text": split.text}
     if thoughts := (thoughts + split.reasoning).strip():
         answer["reasoning"] = thoughts
-    if calls := choice["message"].get("tool_calls"):
+    if calls := message.get("tool_calls"):
         answer["tool_calls"] = [dict(call) for call in calls]
-    refused = choice["message"].get("refusal") and not answer["text"]
+    refused = message.get("refusal") and not answer["text"]
     if finish := "refusal" if refused else choice.get("finish_reason"):
         answer["finish"] = str(finish)
     if tokens := parse_tokens(choice):

@@ -4,8 +4,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarm.errors import UserError
@@ -179,6 +178,10 @@ class AdaptiveThrottle:
         """Return when the next request may be sent, as of `time.monotonic`."""
         return max(self._quiet_until, self._paused_until, self._free)
 
+    def is_clear(self) -> bool:
+        """Return whether a request may be sent now."""
+        return self.next_send_time() <= time.monotonic()
+
     def record_send(self) -> float:
         """Count a request sent now; return the time."""
         now = time.monotonic()
@@ -252,7 +255,7 @@ class RateLimiter:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.tokens = Pacer(limits.tokens_per_minute)
-        self._requests = Pacer(limits.requests_per_minute)
+        self.requests = Pacer(limits.requests_per_minute)
         self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
         self._throttles: dict[str, AdaptiveThrottle] = {}
 
@@ -270,40 +273,57 @@ class RateLimiter:
             self._gates = {loop: asyncio.Semaphore(self.limits.concurrency)}
         return self._gates[loop]
 
-    async def wait_for_limits(self, tokens: float) -> None:
-        """Wait until the client's limits allow one more request."""
-        begin = max(self.tokens.reserve_slot(tokens), self._requests.reserve_slot())
-        if begin and (delay := begin - time.monotonic()) > 0:
-            await asyncio.sleep(delay)
-
-    @asynccontextmanager
-    async def acquire_place(
+    def acquire_place(
         self, throttle: AdaptiveThrottle, tokens: float, latest: Callable[[], float]
-    ) -> AsyncIterator[float]:
-        """Acquire a concurrency slot; provide the time at which the request is sent.
+    ) -> "Place":
+        """Return a context that acquires a concurrency slot; it provides the time of sending.
 
         The slot is acquired last, after the throttle and the per-minute limits: a model waiting for
         its rate limit leaves the slots to the endpoint's other models. After a wait requested by
         the server, the per-minute limit starts anew.
 
         Raises:
-            DeadlineExceeded: See `AdaptiveThrottle.wait_until_clear`.
+            DeadlineExceeded: On entry; see `AdaptiveThrottle.wait_until_clear`.
         """
-        gate = self.concurrency_gate()
+        return Place(self, throttle, tokens, latest)
+
+
+class Place:
+    """A concurrency slot of a `RateLimiter`, as an asynchronous context.
+
+    A class takes a third of the time of a generator with `asynccontextmanager`.
+    """
+
+    __slots__ = ("_gate", "_latest", "_limiter", "_throttle", "_tokens")
+
+    def __init__(
+        self,
+        limiter: RateLimiter,
+        throttle: AdaptiveThrottle,
+        tokens: float,
+        latest: Callable[[], float],
+    ) -> None:
+        self._limiter, self._throttle, self._tokens = limiter, throttle, tokens
+        self._latest = latest
+
+    async def __aenter__(self) -> float:
+        limiter, throttle = self._limiter, self._throttle
+        self._gate = gate = limiter.concurrency_gate()
         async with throttle.send_lock():
-            await self.wait_for_limits(tokens)
+            begin = max(limiter.tokens.reserve_slot(self._tokens), limiter.requests.reserve_slot())
+            if begin and (delay := begin - time.monotonic()) > 0:
+                await asyncio.sleep(delay)
             while True:
-                while await throttle.wait_until_clear(latest):
-                    if (delay := self._requests.reserve_slot() - time.monotonic()) <= 0:
+                while not throttle.is_clear() and await throttle.wait_until_clear(self._latest):
+                    if (delay := limiter.requests.reserve_slot() - time.monotonic()) <= 0:
                         break
                     await asyncio.sleep(delay)
                 await gate.acquire()
                 # A refusal may have arrived while this request waited for the gate.
-                if throttle.next_send_time() <= time.monotonic():
+                if throttle.is_clear():
                     break
                 gate.release()
-            sent = throttle.record_send()
-        try:
-            yield sent
-        finally:
-            gate.release()
+            return throttle.record_send()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._gate.release()

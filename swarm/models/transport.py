@@ -157,6 +157,12 @@ class EventStreamParser:
 
 _encode_json = json.JSONEncoder(ensure_ascii=False).encode
 
+
+def encode_body(body: Any) -> bytes:
+    """Encode a JSON body; lone surrogates, which many servers refuse, are sent as "?"."""
+    return _encode_json(body).encode("utf-8", "replace")
+
+
 MIN_KEY_LENGTH = 8
 """Minimum length of keys to redact; shorter ones would match ordinary text."""
 
@@ -194,7 +200,7 @@ class HttpTransport:
         return content if cleaned == text else json.loads(cleaned)
 
     async def __call__(self, body: Any) -> Any:
-        """Return the server's JSON response to this body.
+        """Return the server's JSON response to this body, which may be encoded already.
 
         Raises:
             RequestError: The request failed; the class gives the kind of failure.
@@ -261,8 +267,7 @@ class HttpTransport:
 
     def _send(self, body: Any) -> Any:
         """Return the response as a context manager."""
-        # Lone surrogates, which many servers refuse, are sent as "?".
-        data = _encode_json(body).encode("utf-8", "replace")
+        data = body if isinstance(body, bytes) else encode_body(body)
         return self.session.post(self.url, data=data, proxy=self.proxy, allow_redirects=False)
 
     def _connection_error(self, error: Exception) -> RequestError:

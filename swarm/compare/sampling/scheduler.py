@@ -482,7 +482,7 @@ class Scheduler(Generic[T]):
                     model_queue.active + 1,
                     self.active + 1,
                 )
-                self._spawn_task(self._run_batch(model_queue, batch))
+                self._spawn_task(self._run_batches(model_queue, batch))
 
     def _next_batch(self, model_queue: ModelQueue) -> list[tuple[str, Request, int]]:
         """Return the next batch of a model; for an endpoint, samples of one request."""
@@ -496,6 +496,26 @@ class Scheduler(Generic[T]):
             while queue and queue[0][1] is request and len(batch) < source.samples_at_once:
                 batch.append(queue.popleft())
         return batch
+
+    async def _run_batches(
+        self, model_queue: ModelQueue, batch: list[tuple[str, Request, int]]
+    ) -> None:
+        """Run a batch, and then those that may follow it at once."""
+        await self._run_batch(model_queue, batch)
+        while self._may_continue(model_queue):
+            model_queue.active, self.active = model_queue.active + 1, self.active + 1
+            await self._run_batch(model_queue, self._next_batch(model_queue))
+
+    def _may_continue(self, model_queue: ModelQueue) -> bool:
+        """Return whether a model may start another batch before `_dispatch_batches` runs.
+
+        New samples are queued first, and other models have their turn.
+        """
+        if self.new or self.active >= self.workers or not model_queue.can_start():
+            return False
+        return len(self.places) == 1 or not any(
+            other.can_start() for other in self.places.values() if other is not model_queue
+        )
 
     async def _run_batch(
         self, model_queue: ModelQueue, batch: list[tuple[str, Request, int]]

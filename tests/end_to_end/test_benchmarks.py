@@ -18,7 +18,7 @@ SMALLEST = {
         "--repeats",
         "1",
         "--cases",
-        "short,example",
+        "example",
     ],
     "batching.py": ["--rows", "2,3", "--particles", "2", "--repeats", "1"],
     "journal.py": ["--iterations", "12", "--particles", "5"],
@@ -81,12 +81,10 @@ def test_rate_limits() -> None:
     assert out.count("| 40 |") == 6, out
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_no_fault_of_a_sample_is_a_traceback_a_hang_or_silent(seed: int) -> None:
+def test_no_fault_of_a_sample_is_a_traceback_a_hang_or_silent() -> None:
     """A sample of the fault bench; in full it is `python benchmarks/faults.py`."""
-    count = 24 if seed == 0 else 100
-    out = run("faults.py", "--sample", str(count), "--seed", str(seed), "--jobs", "2")
-    assert f"| all | {count} | 0 | 0 | 0 |" in out, out
+    out = run("faults.py", "--sample", "100", "--seed", "1", "--jobs", "2")
+    assert "| all | 100 | 0 | 0 | 0 |" in out, out
 
 
 BLOCKED = """
@@ -107,17 +105,21 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_gpu_benchmark_runs_on_a_cpu_and_needs_few_packages(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", BLOCKED, str(BENCHMARKS / "gpu.py"), "--device", "cpu"]
+    command = [str(BENCHMARKS / "gpu.py"), "--device", "cpu"]
     command += ["--quick", "--models", "tiny", "--out", str(tmp_path)]
 
-    def run_again() -> str:
+    def run_it(*start: str) -> str:
         done = subprocess.run(
-            command, cwd=tmp_path, env=searches.environment(), capture_output=True, text=True
+            [sys.executable, *start, *command],
+            cwd=tmp_path,
+            env=searches.environment(),
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
         return done.stdout
 
-    out = run_again()
+    out = run_it("-c", BLOCKED)
     results = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("*.json")}
     assert sorted(results) == ["tiny_correctness", "tiny_memory", "tiny_plan", "tiny_speed"]
     correct = results["tiny_correctness"]["result"]
@@ -127,4 +129,4 @@ def test_gpu_benchmark_runs_on_a_cpu_and_needs_few_packages(tmp_path: Path) -> N
     # A job of 2 positions and 3 items in one stacked batch, as a search would answer it.
     assert text["plan"] == "stacked" and text["rows per batch"] == 6 and text["decode steps"] == 3
     assert [row["items"] for row in results["tiny_plan"]["result"]["rows"]] == [2, 3]
-    assert "tiny, correctness ..." in out and "tiny, correctness ..." not in run_again()
+    assert "tiny, correctness ..." in out and "tiny, correctness ..." not in run_it()

@@ -204,6 +204,8 @@ def run(command: str, folder: Path, small: list[str]) -> None:
         rows += "|=hierarchical|=pso_merging"
         more = re.search(rows, command)
         words += ["optimizer.particles=8"] if searching and more else []
+        swarm = searching and not re.search(r"sweep|optimizer=|experiment=|optimizer@", command)
+        words += ["optimizer.descent.steps=3"] if swarm else []
         words += ["trials=2"] if "swarm.sweep" in words else []
     elif words[0] == "bash":
         words[1] = str(searches.ROOT / words[1])

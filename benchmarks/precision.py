@@ -173,7 +173,8 @@ def run_search(options: argparse.Namespace, precision: str, budget: int) -> dict
     """Run one search in a process of its own; return its metrics and CPU seconds."""
     home = options.out.parent / "precision_runs"
     name = f"{precision}_{budget}"
-    words = ["task=skills", "optimizer=random", "task.dev_limit=90", "task.test_limit=180"]
+    words = ["task=skills", "optimizer=random"]
+    words += [f"task.dev_limit={options.dev}", f"task.test_limit={options.test}"]
     words += [f"budget={budget}", "baselines=[]", "noise_floor=false", "ensemble=0"]
     words += [f"folder={home}", f"name={name}", f"engine.precision={precision}"]
     began, wall = cpu_seconds(), time.perf_counter()
@@ -214,8 +215,10 @@ def main() -> None:
     parser.add_argument("--compared", type=int, default=10, help="positions of the last two, too")
     parser.add_argument("--tasks", default="skills")
     parser.add_argument("--verdict", action="store_true")
-    parser.add_argument("--budget", type=int, default=4500)
-    parser.add_argument("--quick-budget", type=int, default=5400)
+    parser.add_argument("--budget", type=int, default=1080, help="dev prompts in float32")
+    parser.add_argument("--quick-budget", type=int, default=1566, help="and in bfloat16")
+    parser.add_argument("--dev", type=int, default=27)
+    parser.add_argument("--test", type=int, default=90)
     parser.add_argument("--out", type=Path, default=Path("build/precision.json"))
     options = parser.parse_args()
     done = json.loads(options.out.read_text()) if options.out.exists() else {}

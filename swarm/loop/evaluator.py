@@ -241,7 +241,7 @@ AGREEMENT = 0.98
 AGREEMENT_ITEMS = 20
 """Number of dev items on which the agreement is measured."""
 
-BFLOAT16_TIME = 0.6
+BFLOAT16_TIME = 0.5
 """Time of a position in bfloat16, in units of float32; from benchmarks/precision.py."""
 
 LEAST_SAVING = 0.2

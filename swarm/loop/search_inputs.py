@@ -230,7 +230,7 @@ def requested_precision(engine: Engine, model: BaseModel, executor: Executor) ->
     Raises:
         UserError: It is requested by name, and model or device do not have it.
     """
-    if not isinstance(engine, SupportsPrecision):
+    if not isinstance(engine, SupportsPrecision) or engine.precision is None:
         return None
     return engine.requested_precision(model, executor.on_gpu)
 

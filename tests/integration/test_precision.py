@@ -204,3 +204,25 @@ def test_a_search_in_bfloat16_ends_in_float32(
     del identity[PRECISION_KEY]
     with pytest.raises(UserError, match=r"engine.precision: 'bfloat16' then, None now"):
         record.load_state(identity)
+
+
+@needs_instructions
+def test_auto_is_decided_once_and_recorded(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """A search that may become long compares the experts' answers before its first iteration."""
+    longest = {"optimizer__max_iterations": 30, "optimizer__patience": 1}
+    command = searches.arguments(
+        tmp_path, tiny_llama, tiny_pool, engine__precision="auto", **longest, test="false"
+    )
+    done = searches.run(command)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "search" / "run"
+    state = json.loads((folder / "state.json").read_text())
+    found, experts = state["precision"], state["own"]
+    assert found["answers"] == 12 * experts
+    quick = found["agreement"] >= 0.98
+    assert found["search"] == ("bfloat16" if quick else "float32")
+    assert state["identity"].get(PRECISION_KEY) == ("bfloat16" if quick else None)
+    assert ("precision" in state["metrics"]) == quick
+    assert f"engine.precision=auto: {found['search']}" in (folder / "log.txt").read_text()

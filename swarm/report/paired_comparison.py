@@ -15,6 +15,7 @@ from swarm.report.document import ChangedItem, ChangedItems, ReportSection, Text
 from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.stats.significance import mean_interval
 from swarm.tasks.dataset import DataFile
+from swarm.tasks.metrics import item_domain
 
 Rows = list[dict[str, Any]]
 
@@ -277,6 +278,15 @@ def _shorten_text(words: str, limit: int = MAX_TEXT_LENGTH) -> str:
         if len(words) <= limit
         else f"{words[:limit]} … ({len(words) - limit:,} more characters)"
     )
+
+
+UNKNOWN_DOMAIN = "(not in the data file)"
+
+
+def answer_domain(row: Mapping[str, Any], questions: Mapping[str, Any]) -> str:
+    """Return the domain of an answered item: its part, else what its data file says."""
+    item = questions.get(str(row["id"]))
+    return str(row.get("part") or (item_domain(item) if item else UNKNOWN_DOMAIN))
 
 
 def load_questions(models: PairedComparison, split: str) -> tuple[dict[str, Any], str]:

@@ -17,12 +17,12 @@ from swarm.report.analyses.trajectories import swarm_diversity
 from swarm.report.paired_comparison import (
     PairedComparison,
     Rows,
+    answer_domain,
     answer_values,
     build_changed_item,
     load_questions,
 )
 from swarm.runs.run_reader import RunFolder
-from swarm.tasks.metrics import item_domain
 from swarm.trackers.base import (
     NullTracker,
     SeriesChart,
@@ -345,7 +345,7 @@ def _flip_table(models: PairedComparison, split: str, before: Rows, after: Rows)
             continue
         one = build_changed_item(*pair, questions)
         (old, old_text), (new, new_text) = one.before, one.after
-        domain = _row_domain(pair[0], questions)
+        domain = answer_domain(pair[0], questions)
         told = [one.item, domain, one.question, one.gold, old, new]
         rows.append([*told, *one.values, old_text, new_text])
     expert = models.expert
@@ -364,15 +364,6 @@ def _flip_table(models: PairedComparison, split: str, before: Rows, after: Rows)
     return TrackerTable(columns, rows)
 
 
-UNKNOWN_DOMAIN = "(not in the data file)"
-
-
-def _row_domain(row: Mapping[str, Any], questions: Mapping[str, Any]) -> str:
-    """Return the domain of an answered item: its part, else what its data file says."""
-    item = questions.get(str(row["id"]))
-    return str(row.get("part") or (item_domain(item) if item else UNKNOWN_DOMAIN))
-
-
 def _domain_flips(
     models: PairedComparison, answered: Mapping[str, tuple[Rows, Rows]]
 ) -> TrackerTable:
@@ -381,7 +372,7 @@ def _domain_flips(
     rows = []
     for split, pair in answered.items():
         questions, _ = load_questions(models, split)
-        domains = np.array([_row_domain(row, questions) for row in pair[0]])
+        domains = np.array([answer_domain(row, questions) for row in pair[0]])
         values = np.array([answer_values(one) for one in pair])
         chosen = {name: domains == name for name in dict.fromkeys(domains.tolist())}
         named = list(chosen.items()) if len(chosen) > 1 else []

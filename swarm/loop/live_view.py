@@ -33,22 +33,29 @@ class SearchProgress:
 
     Args:
         max_iterations: Maximum number of iterations.
+        budget: Maximum cost on dev in prompt-equivalents; `None` is no limit.
         clock: Returns the time in seconds.
 
     Attributes:
         activity: Description of the current evaluation.
         iteration: The current iteration, or the last one.
-        done, total: Items of the current evaluation, counted for every position.
+        done, total: Items of the current evaluation, counted for every position or gradient step.
         utilities: [particles][iterations], `None` where none was measured.
         lowest: The lowest utility so far.
         best: The highest utility so far; `gain` is its improvement over the previous one,
             `best_iteration` the iteration that found it.
         prompts_scored: Number of prompts scored; `saved` counts prompts saved, by cause.
+        spent: Cost on dev so far, in prompt-equivalents; a gradient counts as three.
         writing: Description of the current write; empty if none.
     """
 
-    def __init__(self, max_iterations: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.max_iterations, self._clock = max_iterations, clock
+    def __init__(
+        self,
+        max_iterations: int,
+        clock: Callable[[], float] = time.monotonic,
+        budget: int | None = None,
+    ) -> None:
+        self.max_iterations, self.budget, self._clock = max_iterations, budget, clock
         self.activity = "starting"
         self.iteration = 0
         self.done = self.total = 0
@@ -61,20 +68,39 @@ class SearchProgress:
         self.saved = {"racing": 0, "known": 0, "shared": 0}
         self.writing = ""
         self.prompts = self.tokens = 0
-        self._seconds: list[float] = []
+        self.spent = 0
+        self._current_cost = 0
+        # Seconds and prompt-equivalents of each iteration of this process.
+        self._paces: list[tuple[float, int]] = []
+        self._evaluations_to_come = 0
+        self._iteration_began: float | None = None
         self._began = self._clock()
 
-    def start_evaluation(self, activity: str, iteration: int, positions: int, items: int) -> None:
-        """Start an evaluation of this many positions on this many items."""
+    def start_evaluation(
+        self, activity: str, iteration: int, positions: int, items: int, to_come: int = 0
+    ) -> None:
+        """Start an evaluation of this many positions on this many items.
+
+        Args:
+            activity: Description; it begins with "iteration" until the last iteration is over.
+            to_come: Number of similar evaluations that follow the last iteration and this one.
+        """
         self.activity, self.iteration = activity, iteration
         self.done, self.total = 0, positions * items
         self.prompts = self.tokens = 0
+        self._evaluations_to_come = to_come
         self._began = self._clock()
+        if self._iteration_began is None:
+            self._iteration_began = self._began
 
     def add_job_result(self, result: JobResult) -> None:
         """Count a finished job."""
         scored = sum(len(scores) for scores in result.scores)
         self.done += result.prompts if result.gradient else scored
+        self.total = max(self.total, self.done)
+        self._current_cost += result.prompts * (
+            3 if result.gradient is not None and result.gradient.slope.any() else 1
+        )
         self.prompts += result.prompts
         self.tokens += result.tokens
 
@@ -84,8 +110,11 @@ class SearchProgress:
         Args:
             entry: The iteration's entry in the record.
         """
-        self._seconds.append(self._clock() - self._began)
+        now, before = self._clock(), self.spent
         self.add_iteration(entry)
+        began = self._began if self._iteration_began is None else self._iteration_began
+        self._paces.append((now - began, self.spent - before))
+        self._iteration_began, self._current_cost = now, 0
 
     def add_iteration(self, entry: Mapping[str, Any]) -> None:
         """Count an iteration of the record, of this process or an earlier one."""
@@ -102,6 +131,7 @@ class SearchProgress:
         put, shared = entry.get("prompts_scored", 0), entry.get("prompts_shared", 0)
         scored = sum(count or 0 for count in entry.get("items_scored", []))
         self.prompts_scored += put - shared
+        self.spent += put + entry.get("losses_computed", 0) + 3 * entry.get("gradients_computed", 0)
         self.saved["racing"] += entry.get("prompts_saved", 0)
         self.saved["known"] += max(0, scored - put)
         self.saved["shared"] += shared
@@ -122,27 +152,59 @@ class SearchProgress:
         return self.tokens / self._elapsed_seconds()
 
     def seconds_left(self) -> float | None:
-        """Return the maximum of seconds left, from the last iterations' pace; `None` if unknown.
+        """Return the seconds left, from the last iterations' pace; `None` if unknown.
 
-        An evaluation after the last iteration uses its own pace; what follows it is not included.
+        During the search: until the last iteration, or until the budget is spent, whichever is
+        sooner. Afterwards: until the end of this evaluation and of those announced with it.
         """
         here = self._evaluation_seconds_left()
         if not self.activity.startswith("iteration"):
-            return here
-        if not self._seconds:
-            if here is None:
-                return None
-            return here + (self.max_iterations - self.iteration) * (self._elapsed_seconds() + here)
-        recent: Sequence[float] = self._seconds[-RECENT_ITERATIONS:]
-        # The first iteration includes the start of the workers.
-        mean = sum(recent[1:] or recent) / len(recent[1:] or recent)
-        over = len(self.utilities[0]) > self.iteration if self.utilities else False
-        rest = max(0, self.max_iterations - self.iteration) * mean
-        return (
-            rest
-            if over
-            else rest + (max(0.0, mean - self._elapsed_seconds()) if here is None else here)
-        )
+            following = self._evaluations_to_come
+            return None if here is None else here + following * (self._elapsed_seconds() + here)
+        bounds = [self._seconds_of_iterations(here), self._seconds_of_budget()]
+        return min((one for one in bounds if one is not None), default=None)
+
+    def _seconds_of_iterations(self, here: float | None) -> float | None:
+        """Return the seconds until the maximum number of iterations is reached."""
+        to_come = max(0, self.max_iterations - self.iteration)
+        if not self._paces:
+            return None if here is None else here + to_come * (self._elapsed_seconds() + here)
+        recent = [seconds for seconds, _ in self._recent_paces()]
+        mean = sum(recent) / len(recent)
+        if self.utilities and len(self.utilities[0]) > self.iteration:
+            return to_come * mean
+        return to_come * mean + max(0.0 if here is None else here, mean - self._iteration_seconds())
+
+    def _seconds_of_budget(self) -> float | None:
+        """Return the seconds until the budget is spent."""
+        if self.budget is None:
+            return None
+        recent = self._recent_paces()
+        # The current iteration counts, too: the first one with gradients has another pace.
+        cost = sum(one for _, one in recent) + self._current_cost
+        if not cost:
+            return None
+        seconds = sum(one for one, _ in recent) + self._iteration_seconds()
+        return max(0, self.budget - self.spent - self._current_cost) * seconds / cost
+
+    def _recent_paces(self) -> list[tuple[float, int]]:
+        """Return the last iterations' paces; the first includes the start of the workers."""
+        recent = self._paces[-RECENT_ITERATIONS:]
+        return recent[1:] or recent
+
+    def _iteration_seconds(self) -> float:
+        """Return the seconds since the current iteration began."""
+        return 0.0 if self._iteration_began is None else self._clock() - self._iteration_began
+
+    @property
+    def share(self) -> float:
+        """Share of the search that is done: of its iterations or its budget, the larger one."""
+        if not self.activity.startswith("iteration"):
+            return float(self.iteration > 0)
+        shares = [len(self.utilities[0]) / (self.max_iterations + 1) if self.utilities else 0.0]
+        if self.budget is not None:
+            shares.append((self.spent + self._current_cost) / self.budget)
+        return min(1.0, max(shares))
 
     def to_status(self) -> dict[str, Any]:
         """Return the status that `swarm.runs.lock.RunLock.update_status` writes to the folder."""
@@ -153,6 +215,7 @@ class SearchProgress:
             "max_iterations": self.max_iterations,
             "done": self.done,
             "total": self.total,
+            "share": round(self.share, 4),
             "prompts_per_second": round(self.prompts_per_second, 2),
             "seconds_left": None if seconds is None else round(seconds),
             "best": self.best,
@@ -503,6 +566,11 @@ class LiveView:
         # Overlong words such as paths are not broken, so that they can be copied.
         for row in wrap(line, self._line_width(), break_long_words=False, break_on_hyphens=False):
             self.console.print(Text(row), soft_wrap=True)
+
+    def print_phase(self, line: str) -> None:
+        """Print what begins, where no live view shows it."""
+        if self._live is None:
+            self.print_line(line)
 
     def print_iteration(self) -> None:
         """Print one permanent line for the finished iteration."""

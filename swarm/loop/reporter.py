@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import MemoryHandler
@@ -13,8 +14,10 @@ from rich.console import Console
 
 from swarm._util.files import private
 from swarm._util.secrets import clean
+from swarm._util.terminal import pluralize
 from swarm.executors import JobResult
 from swarm.loop.live_view import LiveView, SearchProgress
+from swarm.optimizers.gradient import DescentPlan
 from swarm.runs.lock import RunLock
 from swarm.runs.run_folder import RunRecord
 from swarm.trackers import Tracker
@@ -77,7 +80,20 @@ def describe_versions() -> str:
     return ", ".join(found)
 
 
+def describe_descent(plan: DescentPlan) -> str:
+    """Describe the gradient steps before an iteration: "1 position, 20 steps of 8 items"."""
+    each = "" if plan.particles == 1 else " each"
+    count = pluralize(plan.particles, "position")
+    return f"{count}, {plan.steps} steps{each} of {plan.batch} items"
+
+
 log = logging.getLogger(__name__)
+
+LONG_PHASE_S = 10.0
+"""Seconds from which on a phase is announced each time, where no live view shows it.
+
+The first one of a kind is always announced.
+"""
 
 
 class RunReporter:
@@ -88,15 +104,23 @@ class RunReporter:
         tracker: Experiment tracker.
         max_iterations: Maximum number of iterations.
         show: Whether to show progress on the terminal.
+        budget: Maximum cost on dev in prompt-equivalents; `None` is no limit.
     """
 
     def __init__(
-        self, record: RunRecord, tracker: Tracker, max_iterations: int, show: bool = True
+        self,
+        record: RunRecord,
+        tracker: Tracker,
+        max_iterations: int,
+        show: bool = True,
+        budget: int | None = None,
     ) -> None:
         self.record, self.search_tracker = record, SearchTracker(tracker, record.folder)
-        self.progress = SearchProgress(max_iterations)
+        self.progress = SearchProgress(max_iterations, budget=budget)
         self.view = LiveView(self.progress, None if show else Console(quiet=True))
         self._hold: RunLock | None = None
+        self._phase: tuple[str, float] | None = None
+        self._phase_seconds: dict[str, float] = {}
 
     def acquire_lock(self) -> None:
         """Lock the run's folder for this process, which writes its status there.
@@ -111,12 +135,45 @@ class RunReporter:
         if self._hold:
             self._hold.close()
 
-    def on_evaluation_start(
-        self, activity: str, iteration: int, positions: int, items: int
-    ) -> None:
-        """Report the start of an evaluation of this many positions on this many items."""
+    def on_dev_start(self, iteration: int, positions: int, items: int) -> None:
+        """Report that an iteration evaluates this many new positions on this many dev items."""
+        activity = f"iteration {iteration}: evaluating dev"
         self.progress.start_evaluation(activity, iteration, positions, items)
+        if positions:
+            each = " each" if positions > 1 else ""
+            count = pluralize(positions, "position")
+            self._announce_phase("dev", f"evaluating dev: {count}, {items} items{each}")
         self._update_lock_status()
+
+    def on_gradients_start(self, iteration: int, plan: DescentPlan | None, examples: int) -> None:
+        """Report that an iteration computes gradients.
+
+        Args:
+            plan: Size of the whole descent, if known.
+            examples: Number of examples of all steps, or else of the first one.
+        """
+        activity = f"iteration {iteration}: gradient steps"
+        self.progress.start_evaluation(activity, iteration, 1, examples)
+        size = describe_descent(plan) if plan else f"{examples} items at first"
+        self._announce_phase("gradients", f"gradient steps: {size}")
+        self._update_lock_status()
+
+    def on_final_evaluation_start(self, activity: str, items: int, to_come: int = 0) -> None:
+        """Report the evaluation of a model after the search, and how many follow at most."""
+        rounds = len(self.record.iterations)
+        self.progress.start_evaluation(activity, rounds, 1, items, to_come)
+        self._announce_phase(activity.partition(",")[0], f"{activity}: {items} items")
+        self._update_lock_status()
+
+    def _announce_phase(self, kind: str, line: str) -> None:
+        """Print a line on the phase that begins, unless the last one of its kind was short."""
+        now = time.monotonic()
+        if self._phase is not None:
+            before, began = self._phase
+            self._phase_seconds[before] = now - began
+        self._phase = kind, now
+        if self._phase_seconds.get(kind, LONG_PHASE_S) >= LONG_PHASE_S:
+            self.view.print_phase(line)
 
     def on_job_done(self, result: JobResult) -> None:
         """Report a finished job of the evaluation."""

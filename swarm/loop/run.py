@@ -50,6 +50,7 @@ from swarm.optimizers.base import (
     Optimizer,
     SupportsGradients,
 )
+from swarm.optimizers.gradient import plan_descent
 from swarm.runs.pareto_front import (
     check_objectives,
     compute_objectives,
@@ -68,6 +69,7 @@ from swarm.tasks.base import (
     RequiresSetup,
     Score,
     Task,
+    metric_task,
 )
 from swarm.trackers import Tracker
 
@@ -151,6 +153,7 @@ class Run:
         self._kept: list[int] = []
         self._known = EvaluatedPositions(self.record)
         self._derive_at = 0.0
+        self._tested = 0
         self.differentiating: SupportsGradients | None = None
         self.notes: list[str] = []
         self._changed: list[str] = []
@@ -174,7 +177,9 @@ class Run:
         Raises:
             UserError: An input is invalid; nothing has been written in that case.
         """
-        self.reporter = RunReporter(self.record, self.tracker, self.optimizer.max_iterations, show)
+        self.reporter = RunReporter(
+            self.record, self.tracker, self.optimizer.max_iterations, show, self.budget.prompts
+        )
         try:
             self._setup(config or {})
             if arguments is not None:
@@ -307,9 +312,7 @@ class Run:
             ),
         )
         new = [i for i in wanted if positions[i] not in self._known]
-        self.reporter.on_evaluation_start(
-            f"iteration {number}", number, len(new), len(self._searched)
-        )
+        self.reporter.on_dev_start(number, len(new), len(self._searched))
         raced = self.racing.race_particles(
             self._score_dev,
             {i: positions[i] for i in new},
@@ -401,6 +404,7 @@ class Run:
         taken = {"losses_computed": 0, "gradients_computed": 0}
         if self.differentiating is None or number == 0:
             return {}
+        plan = plan_descent(self.optimizer, len(self._searched))
         descent = self.differentiating.descend(len(self._searched))
         answers: list[Any] | None = None
         while True:
@@ -414,10 +418,11 @@ class Run:
             ):
                 descent.close()
                 return taken
+            if not any(taken.values()):
+                examples = plan.examples if plan else sum(len(one.items) for one in wanted)
+                self.reporter.on_gradients_start(number, plan, examples)
             for one in wanted:
                 taken["gradients_computed" if one.slope else "losses_computed"] += len(one.items)
-            items = sum(len(one.items) for one in wanted)
-            self.reporter.on_evaluation_start(f"gradients of iteration {number}", number, 1, items)
             answers = self._evaluate.compute_gradients(
                 wanted,
                 self._searched,
@@ -489,8 +494,26 @@ class Run:
         """Return those of `baselines` that are applicable to this pool and task."""
         return applicable_baselines(self.baselines, self.task, self.pool)
 
-    def _start_evaluation(self, what: str, items: int) -> None:
-        self.reporter.on_evaluation_start(what, len(self.record.iterations), 1, items)
+    def max_tested_models(self) -> int:
+        """Return the maximum number of models scored on test.
+
+        Those are both bests, the baselines, the voters and points of the front.
+        """
+        front = self.front if isinstance(self.optimizer, MultiObjectiveOptimizer) else 0
+        voters = self.ensemble if getattr(metric_task(self.task), "votes", True) else 0
+        return 2 + len(self.applicable_baselines()) + voters + front
+
+    def _start_evaluation(self, kind: str, items: int) -> None:
+        """Report the evaluation of a model of this kind (`FinalEvaluation`) after the search."""
+        activity, to_come = FINAL_ACTIVITIES[kind], 0
+        if kind == "test" and items == len(self.task.items("test")):
+            self._tested += 1
+            limit = max(self._tested, self.max_tested_models())
+            activity, to_come = (
+                f"{activity}, model {self._tested} of at most {limit}",
+                limit - self._tested,
+            )
+        self.reporter.on_final_evaluation_start(activity, items, to_come)
 
     def _score_rebatched(self) -> ScoreFn:
         """Return a function that scores as the search does, without cache, in other batches."""
@@ -500,6 +523,14 @@ class Run:
             positions, split, self.reporter.on_job_done, items
         )
 
+
+FINAL_ACTIVITIES = {
+    "test": "evaluating test",
+    "judged": "evaluating dev by the task's metric",
+    "confirm": "evaluating held-out dev items",
+    "again": "evaluating dev once more in other batches",
+}
+"""Activities after the search by kind of stored answers (`FinalEvaluation`)."""
 
 MAX_COEFFICIENT = 1e6
 """Largest absolute coefficient; no model gives useful answers beyond it."""

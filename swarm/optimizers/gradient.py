@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from swarm.optimizers.base import (
     LossGradient,
     LossRequest,
     Rule,
+    SupportsGradients,
     check_number,
 )
 
@@ -67,6 +68,53 @@ def _split_fold(seed: int, items: int, folds: int, fold: int) -> tuple[np.ndarra
         return order, ()
     mine = np.arange(items) % folds == fold
     return order[~mine], tuple(int(i) for i in np.sort(order[mine]))
+
+
+class DescentPlan(NamedTuple):
+    """Size of the gradient steps before an iteration, at most.
+
+    Attributes:
+        particles: Number of positions that descend.
+        steps: Steps of each.
+        batch: Dev items per step.
+        held_out: Dev items per position whose loss is computed after its last step.
+    """
+
+    particles: int
+    steps: int
+    batch: int
+    held_out: int = 0
+
+    @property
+    def examples(self) -> int:
+        """Number of examples with a loss or a gradient."""
+        return self.particles * (self.steps * self.batch + self.held_out)
+
+    @property
+    def prompt_cost(self) -> int:
+        """Cost in prompt-equivalents; a forward and backward pass are three."""
+        return self.particles * (3 * self.steps * self.batch + self.held_out)
+
+
+def plan_descent(optimizer: object, items: int) -> DescentPlan | None:
+    """Return the size of an optimizer's gradient steps on `items` dev items; `None` if it has none.
+
+    Args:
+        optimizer: A started optimizer, or one that contains it as `inner_optimizer`.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    descent = getattr(optimizer, "descent", None)
+    if isinstance(descent, Descent):
+        rows = len(optimizer.positions)  # type: ignore[attr-defined]
+        limits = [getattr(optimizer, name, None) for name in ("most_active", "most_descending")]
+        # `batch`: an asynchronous swarm moves this many particles at a time.
+        count = min(rows, getattr(optimizer, "batch", rows), *(one for one in limits if one))
+        held = round(descent.holdout * items)
+        return DescentPlan(count, descent.steps, descent.batch, held)
+    if isinstance(optimizer, SupportsGradients) and optimizer.needs_gradients:
+        steps, batch = getattr(optimizer, "steps", 0), getattr(optimizer, "batch", 0)
+        return DescentPlan(1, steps, batch) if steps and batch else None
+    return None
 
 
 @dataclass(kw_only=True)

@@ -56,7 +56,8 @@ class RunLock:
 
         Args:
             facts: `activity` (description), `iteration`, `max_iterations`, `done` and `total`
-                (items of the current evaluation), `prompts_per_second`, `seconds_left`, `best`.
+                (items of the current evaluation), `share` (of the search, done),
+                `prompts_per_second`, `seconds_left`, `best`.
         """
         self._status, self._changed = dict(facts), True
 

@@ -220,6 +220,9 @@ def format_progress(note: dict[str, Any]) -> tuple[str, float]:
         parts.append(f"at most {format_duration(round(seconds_left))} left")
     if isinstance(best := note.get("best"), int | float):
         parts.append(f"best {format_number(best)}")
+    # Searches of earlier versions have no share.
+    if isinstance(share := note.get("share"), int | float):
+        return ", ".join(parts), float(share)
     done, total = note.get("done") or 0, note.get("total") or 0
     within = done / total if total else 0.0
     return ", ".join(parts), _progress_share(

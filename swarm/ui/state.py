@@ -257,8 +257,9 @@ def _run_state(path: Path, facts: dict[str, Any], changed: float) -> dict[str, A
 def describe_progress(note: dict[str, Any]) -> str:
     """Describe the progress of a running search in a few words."""
     stage, maximum = str(note.get("activity", "begins")), note.get("max_iterations")
-    if maximum and stage == f"iteration {note.get('iteration')}":
-        stage += f" of at most {maximum}"
+    if maximum:
+        number = f"iteration {note.get('iteration')}"
+        stage = re.sub(rf"^{number}\b", f"{number} of at most {maximum}", stage)
     done, total = note.get("done"), note.get("total")
     return f"{stage}, {done} of {total} items" if total else stage
 

@@ -18,6 +18,7 @@ import pytest
 import searches
 from rich.console import Console
 
+from swarm.engine.gradient import Gradient
 from swarm.executors import JobResult
 from swarm.loop.evaluator import scores_to_records
 from swarm.loop.final_metrics import sum_scoring_costs
@@ -102,7 +103,7 @@ def test_a_terminal_shows_the_search_live(columns: int, particles: int, small: S
     assert live, "no live view with particles"
     text = live[-1]
     assert re.search(r"items  \d+\.\d prompts/s  \d+ tokens/s", text)
-    assert re.search(r"^best 0\.\d{3}  (found|bettered by 0\.\d{3}) in iteration \d", text, re.M)
+    assert re.search(r"^best 0\.\d{3}  (found|improved by 0\.\d{3}) in iteration \d", text, re.M)
     cells = re.findall(r"(?:^|\s)(\d+) ([▁▂▃▄▅▆▇█·]+) (0\.\d{3})\*?", text)
     assert [int(number) for number, _, _ in cells] == list(range(particles))
     assert len({len(line) for _, line, _ in cells}) == 1 and "*" in text
@@ -122,6 +123,10 @@ def test_a_pipe_gets_a_line_an_iteration(small: Search) -> None:
     lines = [line for line in done.stdout.splitlines() if line.startswith("iteration")]
     assert [line.split()[1] for line in lines] == ["0", "1", "2"], done.stderr
     assert "\x1b" not in done.stdout + done.stderr and "prompts/s" in lines[0]
+    phases = [line for line in done.stdout.splitlines() if line.startswith("evaluating")]
+    assert [re.sub(r"\d+", "N", line) for line in phases] == [
+        "evaluating dev: N positions, N items each"
+    ], "short phases are announced once"
 
 
 def halfway(particles: int, iterations: int) -> SearchProgress:
@@ -195,10 +200,37 @@ def test_the_time_left_is_that_of_the_last_iterations() -> None:
         clock += seconds / 2
         progress.end_iteration({"utilities": [0.5, 0.5]})
     assert progress.seconds_left() == 2 * 11
-    progress.start_evaluation("test", 3, 1, 100)
+    progress.start_evaluation("test", 3, 1, 100, to_come=2)
     clock += 5
     progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 50], prompts=50, tokens=500))
-    assert progress.seconds_left() == 5
+    assert progress.seconds_left() == 5 + 2 * 10 and progress.share == 1
+
+
+def test_the_time_left_ends_with_the_budget() -> None:
+    """An iteration's gradients count in its seconds, and the budget ends before the iterations."""
+    clock = 0.0
+    progress = SearchProgress(50, lambda: clock, budget=1000)
+
+    def work(activity: str, result: JobResult, items: int, seconds: float) -> None:
+        nonlocal clock
+        progress.start_evaluation(activity, int(activity[10]), 1, items)
+        clock += seconds
+        progress.add_job_result(result)
+
+    scores = [[Score(1.0, "A")] * 100]
+    work("iteration 0: evaluating dev", JobResult(0, scores, prompts=100, tokens=0), 100, 10)
+    assert progress.seconds_left() == 90 and progress.share == 0.1
+    progress.end_iteration({"utilities": [0.5], "prompts_scored": 100})
+    gradient = JobResult(0, [], 100, 0, Gradient(1.0, np.ones(2)))
+    work("iteration 1: gradient steps", gradient, 200, 80)
+    # 400 of 1,000 prompt-equivalents took 90 s.
+    assert progress.seconds_left() == 600 * 90 / 400 and progress.to_status()["done"] == 100
+    work("iteration 1: evaluating dev", JobResult(0, scores, prompts=100, tokens=0), 100, 20)
+    progress.end_iteration(
+        {"utilities": [0.5], "prompts_scored": 100, "gradients_computed": 100, "losses_computed": 0}
+    )
+    assert progress.spent == 500 and progress.seconds_left() == 500 * 100 / 400
+    assert progress.share == 0.5
 
 
 def test_what_an_iteration_says() -> None:

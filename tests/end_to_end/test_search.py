@@ -38,6 +38,7 @@ def test_it_says_what_came_of_it(done: tuple[Path, str]) -> None:
         r"distinguishable from chance \(p =|found nothing better", " ".join(output.split())
     )
     assert f"best adapter: {folder / 'global_best'}" in output
+    assert re.search(r"^evaluating test, model 1 of at most \d+: \d+ items$", output, re.M)
     assert "\x1b[" not in output, "colours where there is no terminal"
 
 

@@ -135,14 +135,16 @@ class RunReporter:
         if self._hold:
             self._hold.close()
 
-    def on_dev_start(self, iteration: int, positions: int, items: int) -> None:
+    def on_dev_start(
+        self, iteration: int, positions: int, items: int, what: str = "evaluating dev"
+    ) -> None:
         """Report that an iteration evaluates this many new positions on this many dev items."""
-        activity = f"iteration {iteration}: evaluating dev"
+        activity = f"iteration {iteration}: {what}"
         self.progress.start_evaluation(activity, iteration, positions, items)
         if positions:
             each = " each" if positions > 1 else ""
             count = pluralize(positions, "position")
-            self._announce_phase("dev", f"evaluating dev: {count}, {items} items{each}")
+            self._announce_phase(what, f"{what}: {count}, {items} items{each}")
         self._update_lock_status()
 
     def on_gradients_start(self, iteration: int, plan: DescentPlan | None, examples: int) -> None:

@@ -369,7 +369,7 @@ class Run:
         experts = [row.tolist() for row in positions[:count]]
 
         def ask(items: Sequence[int], precision: str | None) -> list[list[Score]]:
-            self.reporter.on_evaluation_start("precision", 0, count, len(items))
+            self.reporter.on_dev_start(0, count, len(items), "comparing precisions")
             done = self.reporter.on_job_done
             return self._evaluate.score_positions(experts, "dev", done, items, precision)
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from swarm._util.files import read_gzip_json, short_digest
-from swarm.engine.base import ExpertPool
-from swarm.errors import UserError
 from swarm.loop.evaluator import answers_agree, data_split, records_to_scores, scores_to_records
+from swarm.loop.search_inputs import BASELINE_LABELS
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
 from swarm.runs.describe import position_label
@@ -255,19 +254,6 @@ class FinalEvaluation:
             self.record.save_answers(kind, position, name, rows)
         return records_to_scores(rows)
 
-
-BASELINE_LABELS = {
-    "base": "base model",
-    "soup": "uniform soup",
-    "recipe": "best recipe",
-    "experts": "best expert of each domain",
-}
-"""Baselines for the best position on test: option name -> label in tables.
-
-"recipe" is the best on dev of the static recipes (`swarm.optimizers.static_merges`); "experts"
-scores each domain's items with the expert that is best in it on dev, as a router that knows the
-domain would.
-"""
 
 SPENT_SUFFIXES = ("_tokens", "_cost")
 """Suffixes of measures that are costs of a judgement."""
@@ -634,29 +620,3 @@ def _prefixed_summary(
     """Return the summary of a utility, with `name` as prefix of the keys."""
     found = utility_summary(task, scores, items).items()
     return {f"{name}_{key}": value for key, value in found if key != "utility"}
-
-
-def validate_baselines(names: Sequence[str]) -> list[str]:
-    """Return the names, checked and without duplicates.
-
-    Raises:
-        UserError: `names` is not a list, or contains a name that is not in
-            `BASELINE_LABELS`.
-    """
-    listed = isinstance(names, Sequence) and not isinstance(names, str)
-    if not listed or not all(isinstance(name, str) and name in BASELINE_LABELS for name in names):
-        allowed = ", ".join(BASELINE_LABELS)
-        raise UserError(f"baselines={names}: must be a list of {allowed}; [] for none")
-    return list(dict.fromkeys(names))
-
-
-def applicable_baselines(names: Sequence[str], task: Task, pool: ExpertPool) -> list[str]:
-    """Return those of the baselines `names` that are applicable to this pool and task.
-
-    A pool of full models has no base among its mixtures, and a single-domain task has no expert per
-    domain.
-    """
-    domains = len(group_items_by_domain(task.items("test")))
-    missing = {"base"} if getattr(pool, "saves", "") != "adapter" else set()
-    missing |= {"experts"} if domains < 2 else set()
-    return [name for name in names if name not in missing]

@@ -28,13 +28,12 @@ from swarm.loop.final_metrics import (
     FINALIST_COUNT,
     FinalEvaluation,
     ScoreFn,
-    applicable_baselines,
     final_metrics,
-    validate_baselines,
 )
 from swarm.loop.racing import Racing, tell_optimizer
 from swarm.loop.reporter import RunReporter, buffer_log, flush_log_to
 from swarm.loop.search_inputs import (
+    applicable_baselines,
     check_run_settings,
     digest_items,
     engine_versions,
@@ -44,6 +43,7 @@ from swarm.loop.search_inputs import (
     search_identity,
     shared_score_context,
     start_optimizer,
+    validate_baselines,
 )
 from swarm.optimizers.base import (
     MultiObjectiveOptimizer,
@@ -101,7 +101,7 @@ class Run:
         front: Number of points of the Pareto front to score on test, for multi-objective
             optimizers.
         baselines: Baselines that are compared with the best position on test; see
-            `swarm.loop.final_metrics.BASELINE_LABELS`.
+            `swarm.loop.search_inputs.BASELINE_LABELS`.
     """
 
     def __init__(

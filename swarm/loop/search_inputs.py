@@ -4,7 +4,7 @@ The identity is what must be equal on resume: settings, data and weights.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -27,6 +27,20 @@ from swarm.optimizers.base import (
 from swarm.pool.pool import Pool
 from swarm.runs.run_folder import PRECISION_KEY
 from swarm.tasks.base import HasSources, Task, gold_answers_error, is_black_box
+from swarm.tasks.metrics import group_items_by_domain
+
+BASELINE_LABELS = {
+    "base": "base model",
+    "soup": "uniform soup",
+    "recipe": "best recipe",
+    "experts": "best expert of each domain",
+}
+"""Baselines for the best position on test: option name -> label in tables.
+
+"recipe" is the best on dev of the static recipes (`swarm.optimizers.static_merges`); "experts"
+scores each domain's items with the expert that is best in it on dev, as a router that knows the
+domain would.
+"""
 
 
 def check_run_path(name: object, folder: object) -> None:
@@ -311,3 +325,29 @@ def _flatten_config(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         else:
             found[here] = value
     return found
+
+
+def validate_baselines(names: Sequence[str]) -> list[str]:
+    """Return the names, checked and without duplicates.
+
+    Raises:
+        UserError: `names` is not a list, or contains a name that is not in
+            `BASELINE_LABELS`.
+    """
+    listed = isinstance(names, Sequence) and not isinstance(names, str)
+    if not listed or not all(isinstance(name, str) and name in BASELINE_LABELS for name in names):
+        allowed = ", ".join(BASELINE_LABELS)
+        raise UserError(f"baselines={names}: must be a list of {allowed}; [] for none")
+    return list(dict.fromkeys(names))
+
+
+def applicable_baselines(names: Sequence[str], task: Task, pool: ExpertPool) -> list[str]:
+    """Return those of the baselines `names` that are applicable to this pool and task.
+
+    A pool of full models has no base among its mixtures, and a single-domain task has no expert per
+    domain.
+    """
+    domains = len(group_items_by_domain(task.items("test")))
+    missing = {"base"} if getattr(pool, "saves", "") != "adapter" else set()
+    missing |= {"experts"} if domains < 2 else set()
+    return [name for name in names if name not in missing]

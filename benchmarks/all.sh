@@ -2,6 +2,7 @@
 # Run every benchmark that needs no GPU, endpoint, finished search or other project, at small sizes, and
 # write one page with the date, the processor and its features; about ten minutes on two idle cores.
 #   bash benchmarks/all.sh [FILE]
+#   ONLY="update voices" bash benchmarks/all.sh FILE       these alone
 # Without FILE, the table also replaces the one in docs/benchmarks.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +18,7 @@ load=$(cut -d ' ' -f 1 /proc/loadavg)
 
 run() {
   local name=$1 shown
+  [[ -z ${ONLY:-} || " $ONLY " == *" $name "* ]] || return 0
   shift
   shown="$name${*:+ $*}"
   shown=${shown//$work/FOLDER}
@@ -37,7 +39,7 @@ run compare --count 1000 --cached 1000 --latency 0 --repeats 1
 run iteration --particles 4 --items 16 --repeats 1 --cases plain
 run update --repeats 1
 run batching --rows 4,10 --particles 4 --repeats 1
-run precision --items 8 --positions 2 --compared 1 --out "$work/precision.json"
+run precision --items 16 --positions 3 --compared 3 --out "$work/precision.json"
 run workers --items 8 --repeats 1
 run voices --new 10 --repeats 1
 run journal --iterations 200
@@ -52,9 +54,9 @@ run gpu --device cpu --quick --models tiny --out "$work/gpu"
 run faults --sample 40
 
 {
-  printf '%s, %s cores of %s, load %s when it began and %s when it ended. Features: %s\n\n' \
-    "$(date +%F)" "$(nproc)" \
-    "$(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -1)" "$load" \
+  printf '%s, %s cores of %s, %s threads per process, load %s when it began and %s when it ended. Features: %s\n\n' \
+    "$(date +%F)" "$(nproc --all)" \
+    "$(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -1)" "${OMP_NUM_THREADS:-all}" "$load" \
     "$(cut -d ' ' -f 1 /proc/loadavg)" "$(grep -m1 -E '^(flags|Features)' /proc/cpuinfo | tr ' ' '\n' | grep -wE "$wanted" | sort -u | paste -sd ' ')"
   printf '| benchmark | wall and CPU seconds of the whole command |\n| --- | --- |\n'
   cat "$work/table"

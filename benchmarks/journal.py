@@ -60,6 +60,8 @@ class Notes(Pool):
 class Formula:
     """An executor whose answers follow from the position; notes time and bytes at every call."""
 
+    on_gpu = False
+
     def __init__(self, experts: int, seconds: float) -> None:
         self.goal = np.random.default_rng(0).dirichlet(np.full(experts, 0.3))
         self.seconds = seconds

@@ -97,7 +97,7 @@ def left(
     random, spent, highest, best = np.random.default_rng(seed), 0, -np.inf, corners[0]
     known: dict[bytes, float] = {}
     optimizer.start(EXPERTS, seed, groups)
-    while optimizer.done() is None and spent < budget:
+    while optimizer.stop_reason() is None and spent < budget:
         rows = optimizer.ask()
         utilities = np.full(len(rows), np.nan)
         for i in np.flatnonzero(optimizer.evaluate):

@@ -1,6 +1,7 @@
 """Every benchmark runs at its smallest, on the tiny model; each checks equal results itself."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,15 @@ def test_precision_runs(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> No
     assert set(stored["skills 4 1"]) == {"float32", "bfloat16"}
 
 
+def test_the_documentation_has_the_table_of_all_benchmarks() -> None:
+    page = (BENCHMARKS / "results" / "all.md").read_text()
+    docs = (searches.ROOT / "docs" / "benchmarks.md").read_text()
+    table = docs.split("<!-- all.sh: begin -->")[1].split("<!-- all.sh: end -->")[0].strip()
+    assert table in page and "failed" not in table
+    for name in re.findall(r"^run (\w+)", (BENCHMARKS / "all.sh").read_text(), re.MULTILINE):
+        assert f"| `{name}" in table, f"run benchmarks/all.sh, which has {name} now"
+
+
 def test_throughput_runs() -> None:
     small = ["--count", "30", "--at-once", "4", "--slow", "4", "--kept", "50", "--repeats", "1"]
     out = run("throughput.py", *small)
@@ -70,6 +80,11 @@ def test_throughput_runs() -> None:
 def test_serving_runs() -> None:
     out = run("serving.py", "--count", "20", "--at-once", "4", "--repeats", "1")
     assert "| served |" in out and "first piece of a stream: " in out
+
+
+def test_optimizers_run() -> None:
+    out = run("optimizer_bowls.py", "--seeds", "1", "--only", "random,pso")
+    assert "\nrandom | " in out and "\npso | " in out
 
 
 def test_consortium_runs() -> None:

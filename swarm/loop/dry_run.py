@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from swarm._util.terminal import format_amount, format_duration
+from swarm._util.terminal import format_amount, format_duration, pluralize
 from swarm.engine.hf import BATCH_CPU, BATCH_GPU, DeviceProfile, choose_plan
 from swarm.errors import UserError
 from swarm.loop import cost_model as cost
@@ -16,10 +16,10 @@ from swarm.loop.cost_model import DeviceSpec, ModelShape, SearchWorkload, read_m
 from swarm.loop.evaluator import AGREEMENT
 from swarm.loop.final_metrics import FINALIST_COUNT
 from swarm.loop.prompt_stats import PromptStats, count_judged_texts, count_prompt_tokens
-from swarm.loop.reporter import buffer_log
+from swarm.loop.reporter import buffer_log, describe_descent
 from swarm.loop.run import Run
 from swarm.loop.search_inputs import requested_precision, search_identity
-from swarm.optimizers.base import MultiObjectiveOptimizer
+from swarm.optimizers.gradient import DescentPlan, plan_descent
 from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
 from swarm.pool.pool import Pool
 from swarm.tasks.base import metric_task
@@ -104,11 +104,11 @@ def _describe_pool(pool: Pool) -> dict[str, str]:
 
 
 def _describe_task(run: Run, items: int, prompts: PromptStats) -> dict[str, str]:
-    particles, rounds = positions_and_rounds(run)
-    count = particles * rounds * len(prompts.tokens)
+    plan = plan_search(run, items)
+    count = plan.positions * len(prompts.tokens)
     mean = fmean(prompts.tokens)
     test = f", {len(run.task.items('test'))} test items" if run.test else ""
-    limit = f"; the budget ends it after {run.budget.prompts}" if run.budget.prompts else ""
+    budget = f", within a budget of {run.budget.prompts}" if run.budget.prompts else ""
     after = [f"{items} dev items again, in other batches"] * run.noise_floor
     after += [f"2 x {len(run.task.items('dev')) - items} held-out dev items"] * bool(run.confirm)
     if extra := _count_baseline_prompts(run, items):
@@ -117,11 +117,10 @@ def _describe_task(run: Run, items: int, prompts: PromptStats) -> dict[str, str]
         "task": f"{run.task.name}: {items} dev items{test}",
         "prompts": f"{mean:.0f} tokens on average, {max(prompts.tokens)} the longest, at most "
         f"{prompts.new} new; {prompts.method}",
-        "search": f"{particles} particles, at most {rounds} times: at most {format_amount(count)} "
-        "prompts "
-        f"on dev, {format_amount(count * mean)} tokens read and "
-        f"{format_amount(count * prompts.new)} written"
-        f"{limit}",
+        "search": f"at most {pluralize(plan.positions, 'position')} evaluated on dev "
+        f"({plan.start} at the start, then {plan.batch} an iteration){budget}: at most "
+        f"{format_amount(count)} prompts, {format_amount(count * mean)} tokens read and "
+        f"{format_amount(count * prompts.new)} written",
         **({"then": f"at most {' and '.join(after)}"} if after else {}),
     }
 
@@ -131,16 +130,16 @@ def _count_baseline_prompts(run: Run, items: int) -> int:
     if not run.test:
         return 0
     test = len(run.task.items("test"))
-    recipes = 0
-    if "recipe" in run.baselines:
-        static = len(static_start_positions(run.pool.expert_count)[0])
-        recipes = (
-            static
-            + len(
-                utility_start_positions(np.arange(run.pool.expert_count), run.pool.expert_count)[0]
-            )
-        ) * items
-    return len(run.applicable_baselines()) * test + recipes
+    return len(run.applicable_baselines()) * test + _count_recipes(run) * items
+
+
+def _count_recipes(run: Run) -> int:
+    """Return the number of static merges among which the baseline "recipe" is chosen on dev."""
+    if not run.test or "recipe" not in run.baselines:
+        return 0
+    experts = run.pool.expert_count
+    static = static_start_positions(experts)[0]
+    return len(static) + len(utility_start_positions(np.arange(experts), experts)[0])
 
 
 def _describe_judging(run: Run) -> dict[str, str]:
@@ -151,7 +150,7 @@ def _describe_judging(run: Run) -> dict[str, str]:
     kinds = [
         f"{kind}: at most {format_amount(particles * rounds * count)} texts on dev"
         + (
-            f" and {format_amount(_max_tested_positions(run) * test[kind])} on test"
+            f" and {format_amount(run.max_tested_models() * test[kind])} on test"
             if run.test
             else ""
         )
@@ -161,26 +160,71 @@ def _describe_judging(run: Run) -> dict[str, str]:
 
 
 def _describe_gradients(run: Run, items: int) -> dict[str, str]:
-    """Describe the additional cost of gradient descent; the times of other lines exclude it."""
-    optimizer = getattr(run.optimizer, "inner_optimizer", run.optimizer)
-    descent = getattr(optimizer, "descent", None)
-    if descent is None or run.differentiating is None:
+    """Describe the gradient steps that fit the budget; empty if there are none."""
+    plan = plan_search(run, items)
+    if plan.descent is None:
         return {}
-    particles, rounds = positions_and_rounds(run)
-    particles = min(particles, getattr(optimizer, "most_descending", None) or particles)
-    cost = descent.steps * descent.batch * 3 + round(descent.holdout * items)
-    words = (
-        f"{particles} descending particles, {descent.steps} steps of {descent.batch} items a "
-        f"round: {format_amount(particles * cost)} prompt-equivalents (a backward pass counts as "
-        "two)"
-    )
-    return {"gradients": f"{words}, at most {rounds} rounds"}
+    limit = f" of the budget's {run.budget.prompts}" if run.budget.prompts else ""
+    count = format_amount(plan.gradient_cost)
+    return {
+        "gradients": f"before at most {pluralize(plan.descents, 'iteration')}: "
+        f"{describe_descent(plan.descent)}; in all about {count}{limit} "
+        "prompt-equivalents (a backward pass counts as two)"
+    }
 
 
-def _max_tested_positions(run: Run) -> int:
-    """Return the maximum number of positions scored on test: both bests, voters, front points."""
-    front = run.front if isinstance(run.optimizer, MultiObjectiveOptimizer) else 0
-    return 2 + (run.ensemble if getattr(metric_task(run.task), "votes", True) else 0) + front
+class SearchPlan(NamedTuple):
+    """The work of a search on dev if nothing ends it but its iterations and its budget.
+
+    Attributes:
+        start, batch: Positions of the first iteration, and of each later one.
+        positions: All evaluated positions.
+        descent: Size of the gradient steps before an iteration; `None` if there are none.
+        descents: Number of iterations with gradient steps.
+        gradients, losses: Number of examples with a gradient, and with a loss alone.
+    """
+
+    start: int
+    batch: int
+    positions: int
+    descent: DescentPlan | None = None
+    descents: int = 0
+    gradients: int = 0
+    losses: int = 0
+
+    @property
+    def gradient_cost(self) -> int:
+        """Cost of gradients and losses in prompt-equivalents."""
+        return 3 * self.gradients + self.losses
+
+
+def plan_search(run: Run, items: int) -> SearchPlan:
+    """Count positions and gradients on `items` dev items, as the search's budget admits them."""
+    batch, rounds = positions_and_rounds(run)
+    optimizer = getattr(run.optimizer, "inner_optimizer", run.optimizer)
+    start = len(optimizer.ask())
+    descent = plan_descent(optimizer, items) if run.differentiating is not None else None
+    if run.budget.prompts is None and descent is None:
+        return SearchPlan(start, batch, batch * rounds)
+    left = float("inf") if run.budget.prompts is None else run.budget.prompts
+    positions = min(start, int(min(start, left // items)))
+    left -= positions * items
+    descents = gradients = losses = 0
+    for number in range(optimizer.max_iterations):
+        if left < items:
+            break
+        if descent is not None:
+            steps, alone = descent.count_affordable(left - items, number == 0)
+            examples = descent.particles * steps * descent.batch
+            descents, gradients, losses = (
+                descents + bool(steps),
+                gradients + examples,
+                losses + alone,
+            )
+            left -= 3 * examples + alone
+        new = int(min(batch, left // items))
+        positions, left = positions + new, left - new * items
+    return SearchPlan(start, batch, positions, descent, descents, gradients, losses)
 
 
 def positions_and_rounds(run: Run) -> tuple[int, int]:
@@ -212,7 +256,7 @@ def _describe_costs(
 
     "total" is the sentence that sums them up.
     """
-    work = _count_prompts(run, prompts)
+    work = _count_prompts(run, prompts, items)
     if folder is None:
         reason = f"model {run.model.path} is not on this disk; a start downloads it"
         known = "benchmarks/plan.py computes them from a config.json"
@@ -230,27 +274,30 @@ def _describe_costs(
         _build_workload(run, pool, config, metric_prompts, items, bool(gpus), size),
         plan=search.plan,
     )
+    costs = format_costs(model, search, device, workers)
+    if gradients := _gradient_seconds(run, model, search, device, workers, items):
+        costs["time"] += f", gradients {format_duration(gradients)}"
     nodes = " (this machine's; the cluster's nodes are not queried)" if _is_remote(config) else ""
     return {
-        "total": _summarize_costs(run, model, search, own_way, device, workers, work),
+        "total": _summarize_costs(run, model, search, own_way, device, workers, work, items),
         "model": f"{run.model.path}: {format_amount(model.parameter_count)} weights of {size} "
         "bytes, "
         f"{format_amount(model.linear_weights)} of them in linear layers",
         "device": f"{workers} x {device.name}: {format_amount(device.flops, 'FLOP/s')}, "
         f"{format_amount(device.bandwidth, 'B/s')} a worker{nodes}",
         "plan": f"{search.plan}: {reason}",
-        **format_costs(model, search, device, workers),
+        **costs,
         **_describe_finalist_scoring(run, model, own_way, device, workers),
         "test": _describe_test(run, model, own_way, device, workers),
     }
 
 
-def _count_prompts(run: Run, prompts: PromptStats) -> str:
-    particles, rounds = positions_and_rounds(run)
-    count = particles * rounds * len(prompts.tokens)
-    if run.budget.prompts:
-        count = min(count, run.budget.prompts)
-    return f"at most {format_amount(count)} prompts on dev"
+def _count_prompts(run: Run, prompts: PromptStats, items: int) -> str:
+    plan = plan_search(run, items)
+    words = f"at most {format_amount(plan.positions * len(prompts.tokens))} prompts on dev"
+    if not plan.gradients:
+        return words
+    return f"{words} and gradients at the cost of about {format_amount(plan.gradient_cost)} more"
 
 
 def _summarize_costs(
@@ -261,21 +308,43 @@ def _summarize_costs(
     device: DeviceSpec,
     workers: int,
     work: str,
+    items: int,
 ) -> str:
     """Return the whole cost in one sentence, without its full stop."""
     seconds = search.rounds * cost.estimate_total_seconds(
         model, search, device, workers, search.particles, search.items
     )
+    seconds += _gradient_seconds(run, model, search, device, workers, items)
     seconds += _choice_seconds(run, model, own_way, device, workers)
     seconds += _test_seconds(run, model, own_way, device, workers)
+    if recipes := _count_recipes(run):
+        one = cost.estimate_total_seconds(model, own_way, device, workers, 1, own_way.items)
+        seconds += recipes * one
     memory = sum(cost.estimate_memory(model, search).values())
-    gradients = " without gradients" if _describe_gradients(run, search.items) else ""
-    judging = " and judging" if _describe_judging(run) else ""
-    judging = judging if gradients else judging.replace(" and", " without")
+    judging = " without judging" if _describe_judging(run) else ""
     return (
-        f"at most {format_duration(seconds)}{gradients}{judging} on {workers} x {device.name}, "
+        f"about {format_duration(seconds)}{judging} on {workers} x {device.name}, "
         f"{format_amount(memory, 'B')} of memory each, for {work}"
     )
+
+
+def _gradient_seconds(
+    run: Run,
+    model: ModelShape,
+    search: SearchWorkload,
+    device: DeviceSpec,
+    workers: int,
+    items: int,
+) -> float:
+    """Estimate the seconds of all gradients, at three times the reading of their prompts."""
+    plan = plan_search(run, items)
+    if plan.descent is None:
+        return 0.0
+    batch = max(1, min(plan.descent.batch, run.job.examples))
+    reading, _ = cost.estimate_batch_seconds(model, search, device, 1, batch)
+    mixing = search.experts * search.adapter * 4 / device.bandwidth
+    together = min(workers, plan.descent.particles)
+    return plan.gradient_cost / batch * (reading + mixing) / together
 
 
 def _count_workers(config: Mapping[str, Any]) -> int:
@@ -305,7 +374,8 @@ def _build_workload(
     size: int,
 ) -> SearchWorkload:
     job = config.get("job", {})
-    particles, rounds = positions_and_rounds(run)
+    plan = plan_search(run, items)
+    particles = plan.batch
     # A task may make several requests per item; costs count requests.
     count = len(prompts.tokens)
     wide, long = job.get("particles") or particles, job.get("items") or items
@@ -316,7 +386,7 @@ def _build_workload(
         adapter=pool.size,
         adapted=sum(inputs * outputs for inputs, outputs, _ in pool.modules.values()),
         particles=particles,
-        rounds=rounds,
+        rounds=-(-plan.positions // particles),
         items=count,
         prompt=fmean(prompts.tokens),
         longest=max(prompts.tokens),
@@ -380,7 +450,7 @@ def format_costs(
         "jobs": f"{count} a round of {search.job_particles} positions x {search.job_items} prompts",
         "time": f"a job {format_duration(read + write)} (reading {format_duration(read)}, writing "
         "at most "
-        f"{format_duration(write)}), a round {format_duration(spent)}, the search at most "
+        f"{format_duration(write)}), a round {format_duration(spent)}, all rounds at most "
         f"{format_duration(spent * search.rounds)}",
         "travels": f"{moved['down']} down and {moved['up']} up a round, {moved['once']} once "
         "a worker",
@@ -416,7 +486,7 @@ def _describe_test(
     if not run.test:
         return "no test"
     seconds = _test_seconds(run, model, search, device, workers)
-    positions = _max_tested_positions(run)
+    positions = run.max_tested_models()
     return f"at most {positions} positions, one after the other: {format_duration(seconds)}"
 
 
@@ -430,4 +500,4 @@ def _test_seconds(
     one = cost.estimate_total_seconds(
         model, search, device, workers, 1, -(-test * search.items // dev)
     )
-    return _max_tested_positions(run) * one
+    return run.max_tested_models() * one

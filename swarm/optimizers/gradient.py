@@ -78,22 +78,35 @@ class DescentPlan(NamedTuple):
         steps: Steps of each.
         batch: Dev items per step.
         held_out: Dev items per position whose loss is computed after its last step.
+        ranked: Losses that choose the positions, before the first descent only.
     """
 
     particles: int
     steps: int
     batch: int
     held_out: int = 0
+    ranked: int = 0
 
     @property
     def examples(self) -> int:
         """Number of examples with a loss or a gradient."""
         return self.particles * (self.steps * self.batch + self.held_out)
 
-    @property
-    def prompt_cost(self) -> int:
-        """Cost in prompt-equivalents; a forward and backward pass are three."""
-        return self.particles * (3 * self.steps * self.batch + self.held_out)
+    def count_affordable(self, prompts: float, first: bool) -> tuple[int, int]:
+        """Return the steps per position, and the losses, that a budget allows.
+
+        Args:
+            prompts: Budget in prompt-equivalents: a loss is one, a gradient is three.
+            first: Whether this is the first descent.
+        """
+        ranked = self.ranked if first else 0
+        if prompts < ranked:
+            return 0, 0
+        one = self.particles * 3 * self.batch
+        steps = int(min(self.steps, (prompts - ranked) // one))
+        held = self.particles * self.held_out
+        complete = steps == self.steps and ranked + steps * one + held <= prompts
+        return steps, ranked + held * complete
 
 
 def plan_descent(optimizer: object, items: int) -> DescentPlan | None:
@@ -110,7 +123,8 @@ def plan_descent(optimizer: object, items: int) -> DescentPlan | None:
         # `batch`: an asynchronous swarm moves this many particles at a time.
         count = min(rows, getattr(optimizer, "batch", rows), *(one for one in limits if one))
         held = round(descent.holdout * items)
-        return DescentPlan(count, descent.steps, descent.batch, held)
+        ranked = rows * descent.batch if getattr(optimizer, "most_active", None) else 0
+        return DescentPlan(count, descent.steps, descent.batch, held, ranked)
     if isinstance(optimizer, SupportsGradients) and optimizer.needs_gradients:
         steps, batch = getattr(optimizer, "steps", 0), getattr(optimizer, "batch", 0)
         return DescentPlan(1, steps, batch) if steps and batch else None

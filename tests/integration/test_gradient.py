@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -304,8 +305,11 @@ def test_a_search_descends_within_its_budget(
     """Loss falls on what is learnt from, and what it took is in the record."""
     from swarm.runs.run_reader import RunFolder
 
-    out = searches.run(descending(tmp_path, tiny_llama, tiny_pool, budget=220))
+    words = descending(tmp_path, tiny_llama, tiny_pool, budget=220)
+    plan = " ".join(searches.run([*words, "dry_run=true"]).stdout.split())
+    out = searches.run(words)
     assert out.returncode == 0, out.stderr
+    assert "gradient steps: 1 position, 3 steps of 4 items" in out.stdout
     run = RunFolder(tmp_path / "search" / "run")
     rounds = run.rounds
     spent = sum(
@@ -313,7 +317,16 @@ def test_a_search_descends_within_its_budget(
         for r in rounds
     )
     assert spent <= 220 and run.metrics["prompt_equivalents"] == spent
-    assert any(r.get("gradients_computed") for r in rounds)
+    descents = [r for r in rounds if r.get("gradients_computed")]
+    assert descents
+    positions = sum(r["prompts_scored"] for r in rounds) // 12
+    found = re.search(r"in all about (\d+) of the budget's 220 prompt-equivalents", plan)
+    assert found, plan
+    # Folds and minibatches differ by an item.
+    assert int(found[1]) == pytest.approx(spent - 12 * positions, rel=0.1)
+    assert f"for at most {12 * positions} prompts on dev and gradients at the cost of" in plan
+    assert f"at most {positions} positions evaluated on dev (5 at the start, then 1 an" in plan
+    assert f"before at most {len(descents)} iterations: 1 position, 3 steps of 4 items" in plan
     before, after = (np.array(r["positions"][4]) for r in (rounds[0], rounds[-1]))
     moved = [
         not np.array_equal(a, b)
@@ -411,7 +424,7 @@ def test_the_gradient_mutates_on_a_black_box(
 
     words = searches.mutating(tmp_path, tiny_llama, tiny_pool, budget=150)
     said = " ".join(searches.run([*words, "dry_run=true"]).stdout.split())
-    assert "gradient is of the reference texts' loss" in said and "1 descending particles" in said
+    assert "gradient is of the reference texts' loss" in said and ": 1 position, " in said
     out = searches.run(words)
     assert out.returncode == 0, out.stderr
     run = RunFolder(tmp_path / "search" / "run")

@@ -418,8 +418,8 @@ def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) 
 
     Returns:
         "name", "label", "test" (as `swarm.tasks.metrics.utility_summary`), "gain" of the best
-            position over it, "gain_interval" ([low, high], 95 %), "p_value", and for a recipe and
-            for experts, which are chosen on dev, "dev" (likewise).
+            position over it, "gain_interval" ([low, high], 95 %), "p_value", for a recipe and for
+            experts, which are chosen on dev, "dev" (likewise), and for a recipe its "position".
     """
     task, state = ending.metric_task, ending.record.state
     own_count, rows, groups = state["own"], len(state["experts"]), len(state["groups"])
@@ -431,6 +431,7 @@ def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) 
     elif name == "recipe":
         label, position, dev = _best_merge_or_expert(ending)
         found["label"] += f" ({label})"
+        found["position"] = position
         scores = ending.score_position_on_test(position)
     else:
         # Extra rows that are not the user's experts, such as noise, are not part of a soup.

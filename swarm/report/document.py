@@ -243,6 +243,8 @@ class Report:
         verdict: The outcome in two or three words.
         result: The outcome in one plain sentence.
         figures: Headline figures, as (label, value).
+        comparisons: The best found against each baseline on test; `None` for fewer than two.
+        warnings: Warnings that qualify the outcome.
     """
 
     name: str
@@ -252,6 +254,8 @@ class Report:
     result: str
     figures: Sequence[tuple[str, str]]
     sections: Sequence[ReportSection]
+    comparisons: TableBlock | None = None
+    warnings: Sequence[str] = ()
 
 
 NUMBER_PATTERN = re.compile(r"[+\u2212<]? ?\.?\d[\d,.%]*( \[.*\])?$|\[?[+\u2212\d][^a-z]*\]$|–$")

@@ -180,7 +180,7 @@ def render_page(report: Report) -> str:
             f'<p class="badge"><span aria-hidden="true">{VERDICT_SIGNS[report.kind]}</span> '
             f"{escape_text(report.verdict)}</p>",
             f'<p class="lead">{escape_text(report.result)}</p><dl '
-            f'class="facts">{facts}</dl></section>',
+            f'class="facts">{facts}</dl>{_render_comparisons(report)}</section>',
             *map(_render_section, report.sections),
             "</main></div>",
             "<footer>Written by python -m swarm.report from the folder of the run "
@@ -189,6 +189,12 @@ def render_page(report: Report) -> str:
             f"<script>{script}</script>\n</body>\n</html>\n",
         ]
     )
+
+
+def _render_comparisons(report: Report) -> str:
+    """Render the comparisons with the baselines, and the warnings, below the outcome."""
+    table = render_table(report.comparisons) if report.comparisons else ""
+    return table + render_paragraphs(TextBlock(report.warnings))
 
 
 def _content_policy(style: str, script: str) -> str:

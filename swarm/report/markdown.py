@@ -33,6 +33,10 @@ def render_markdown(report: Report, pictures: Collection[str]) -> str:
     lines = [f"# {escape_markdown(report.name)}", "", escape_markdown(report.about), ""]
     lines += ["## Result", "", f"**{report.verdict}.** {escape_markdown(report.result)}", ""]
     lines += [f"- {what}: {much}" for what, much in report.figures]
+    if report.comparisons:
+        lines += ["", *_render_table(report.comparisons)]
+    for words in report.warnings:
+        lines += ["", escape_markdown(words)]
     for section in report.sections:
         lines += ["", *_render_section(section, pictures)]
     return "\n".join([*lines, ""])

@@ -15,7 +15,7 @@ from swarm.report.document import ChangedItem, ChangedItems, ReportSection, Text
 from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.stats.significance import mean_interval
 from swarm.tasks.dataset import DataFile
-from swarm.tasks.metrics import item_domain
+from swarm.tasks.metrics import group_items_by_domain, item_domain
 
 Rows = list[dict[str, Any]]
 
@@ -143,8 +143,68 @@ class PairedComparison:
             return SplitResult(found[f"{name}_accuracy"], ends, items, unparsed, parts)
         return None
 
-    def paired_answers(self) -> tuple[str, Rows, Rows] | None:
-        """Return the split and both models' answers to its items: test if evaluated, else dev."""
+    def list_baselines(self) -> list[str]:
+        """Return the names of the models whose answers can be compared with the best found's.
+
+        The best initial expert comes first, then the baselines whose answers to the test items
+        are stored, then the other initial experts, whose answers to dev items are.
+        """
+        tested = self.run.load_test_answers(self.places["ending"]) if self.is_tested else None
+        found = [one["label"] for one in self.metrics.get("baselines", ()) if tested]
+        known = np.isfinite(self.run.utilities[0, : self.run.expert_count])
+        experts = [name for name, one in zip(self.run.experts, known, strict=False) if one]
+        return [
+            self.model_labels["starting"],
+            *(label for label in found if self._load_baseline_answers(label) is not None),
+            *(name for name in experts if name != self.expert),
+        ]
+
+    def _load_baseline_answers(self, label: str) -> Rows | None:
+        """Return a baseline's answers to the test items; `None` if they are not stored."""
+        one = next(one for one in self.metrics["baselines"] if one["label"] == label)
+        run = self.run
+        if one["name"] in ("base", "soup"):
+            # As in `swarm.loop.final_metrics`: rows made by the pool are not part of a soup.
+            share = 1 / run.expert_count if one["name"] == "soup" else 0.0
+            position = [share * (k < run.expert_count) for k in range(len(run.experts))]
+            return run.load_answers_at(position * len(run.groups))
+        if one["name"] == "experts":
+            return self._load_routed_answers(one["experts"])
+        return run.load_answers_at(one["position"]) if "position" in one else None
+
+    def _load_routed_answers(self, experts: Mapping[str, str]) -> Rows | None:
+        """Return the test answers of each domain's expert; `None` without the task's data file."""
+        questions, _ = load_questions(self, "test")
+        items, found = list(questions.values()), dict[int, dict[str, Any]]()
+        for domain, indices in group_items_by_domain(items).items():
+            if domain not in experts:
+                return None
+            position = self.run.positions[0, self.run.experts.index(experts[domain])]
+            if whole := self.run.load_answers_at(position):
+                rows = [whole[n] for n in indices]
+            else:
+                digest = short_digest([dict(items[n]) for n in indices])
+                rows = self.run.load_answers_at(position, digest) or []
+            if len(rows) != len(indices):
+                return None
+            found |= zip(indices, rows, strict=True)
+        return [found[n] for n in sorted(found)] or None
+
+    def paired_answers(self, baseline: str = "") -> tuple[str, Rows, Rows] | None:
+        """Return the split and both models' answers to its items: test if evaluated, else dev.
+
+        Args:
+            baseline: A name of `list_baselines`; the best initial expert by default.
+        """
+        if baseline and baseline != self.model_labels["starting"]:
+            if baseline in self.run.experts:
+                index = 0, self.run.experts.index(baseline)
+                return "dev", *(
+                    self.run.load_answers(one) for one in (index, self.places["ending"])
+                )
+            before = self._load_baseline_answers(baseline)
+            after = self.run.load_test_answers(self.places["ending"])
+            return ("test", before, after) if before and after else None
         before, after = (self.run.load_test_answers(index) for index in self.places.values())
         if before and after:
             return "test", before, after
@@ -183,14 +243,20 @@ NON_TEXT_KEYS = ("id", "part", "domain", "split", "answer")
 MISSING_QUESTIONS = "The questions are not shown: "
 
 
-def changed_items_section(models: PairedComparison) -> ReportSection:
-    """Build the section of items that only one of the two models answers correctly."""
+def changed_items_section(models: PairedComparison, baseline: str = "") -> ReportSection:
+    """Build the section of items that only one of the two models answers correctly.
+
+    Args:
+        baseline: The model compared with the best found, a name of
+            `PairedComparison.list_baselines`; the best initial expert by default.
+    """
     how = (
         "Open an item for its question and both texts. Some flips always occur: equally good "
         "models differ, too, in both directions."
     )
-    found = models.paired_answers()
-    if found is None or models.places["starting"] == models.places["ending"]:
+    found = models.paired_answers(baseline)
+    initial = baseline in ("", models.model_labels["starting"])
+    if found is None or (initial and models.places["starting"] == models.places["ending"]):
         words = (
             "The best found is the best initial expert: no item differs."
             if found
@@ -209,7 +275,7 @@ def changed_items_section(models: PairedComparison) -> ReportSection:
     if not binary:
         titles = ("Better now", "Worse now")
     share = min(MAX_ITEMS_SHOWN / max(1, len(won) + len(lost)), 1.0)
-    names = (models.expert, "best found")
+    names = (models.expert if initial else baseline, "best found")
     blocks: list[Any] = [
         TextBlock(_describe_changes(split, len(pairs), len(won), len(lost), share < 1, missing))
     ]

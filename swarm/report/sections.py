@@ -39,13 +39,11 @@ from swarm.report.paired_comparison import (
     name_test,
 )
 from swarm.runs.describe import (
-    compare_with_baselines,
-    conclude_test,
+    conclude_gain,
     describe_constant_answers,
     describe_position,
     domain_table,
     list_caveats,
-    one_answer_warnings,
 )
 from swarm.runs.manifest import verify_run_file
 from swarm.runs.run_reader import RunFolder
@@ -84,9 +82,7 @@ def summarize_verdict(models: PairedComparison) -> tuple[str, str, str]:
         bias = "where the maximum of many is biased upwards"
         return "open", "Not tested", f"On the {end.items} dev items, {bias}, {rise}."
     items = format_count(found["ending_best_single_test_items"])
-    sentence = " ".join(
-        [conclude_test(found), *compare_with_baselines(found), *one_answer_warnings(found)]
-    )
+    sentence = conclude_gain(found)
     if end.utility > start.utility and _is_zero_width(found["test_gain_interval"]):
         sentence = f"No item differs: both have equal scores on each of the {items} test items."
     better = found["test_gain"] > 0
@@ -106,6 +102,42 @@ def _constants_warning(metrics: dict[str, Any]) -> str:
     if "gain" not in constant or (constant["gain"] > 0 and constant["p_value"] < 0.05):
         return ""
     return "Better on test than the best initial expert, not than constant answers"
+
+
+def comparison_table(models: PairedComparison) -> TableBlock | None:
+    """Tabulate the best found minus each model that it was compared with on test, with the tests.
+
+    Returns:
+        One row per model: best initial expert, best constant answers, baselines; `None` without a
+        test, or if the first is the only one, which the headline figures show.
+    """
+    if not models.is_tested:
+        return None
+    found = models.metrics
+    first = {key: found[f"test_{key}"] for key in ("gain", "gain_interval", "gain_p_value")}
+    start = found["starting_best_single_test_accuracy"]
+    compared = [
+        (models.model_labels["starting"], start, first | {"p_value": first["gain_p_value"]})
+    ]
+    constant = found.get("constant_answers") or {}
+    if "gain" in constant:
+        test = constant["by_domain"]["test"]
+        compared.append((_constant_label(constant), test["utility"], constant))
+    for one in found.get("baselines", ()):
+        compared.append((one["label"], one["test"]["utility"], one))
+    rows = [
+        [
+            name,
+            format_number(utility),
+            format_signed(one["gain"]),
+            _format_gain_interval(one["gain_interval"]),
+            format_p_value(one["p_value"]),
+        ]
+        for name, utility, one in compared
+    ]
+    items = format_count(found["ending_best_single_test_items"])
+    header = ["baseline", f"test, n = {items}", "best found minus it", "95 % interval", "p"]
+    return TableBlock("Against each baseline on test", header, rows) if len(rows) > 1 else None
 
 
 def headline_figures(models: PairedComparison) -> list[tuple[str, str]]:
@@ -158,9 +190,8 @@ def start_end_section(models: PairedComparison) -> ReportSection:
 def _result_lines(models: PairedComparison) -> Iterator[tuple[str, dict[str, SplitResult | None]]]:
     """Yield each model's label with its results by split, the best constant answers included."""
     if constant := models.metrics.get("constant_answers"):
-        each = " of each domain" * (len(constant["by_domain"]["answers"]) > 1)
-        name = f"best constant answer{each} ({describe_constant_answers(constant)})"
-        yield name, {split: models.constant_result(split) for split in SPLIT_NAMES}
+        results = {split: models.constant_result(split) for split in SPLIT_NAMES}
+        yield _constant_label(constant), results
     yield from models.baseline_results().items()
     for label, name in models.model_labels.items():
         yield name, {split: models.split_result(label, split) for split in SPLIT_NAMES}
@@ -168,6 +199,11 @@ def _result_lines(models: PairedComparison) -> Iterator[tuple[str, dict[str, Spl
     if any(vote.values()):
         size = len(models.metrics.get("ensemble_members", ())) or models.metrics["ensemble_size"]
         yield f"vote of the top {size}", vote
+
+
+def _constant_label(constant: Mapping[str, Any]) -> str:
+    each = " of each domain" * (len(constant["by_domain"]["answers"]) > 1)
+    return f"best constant answer{each} ({describe_constant_answers(constant)})"
 
 
 def _result_table(models: PairedComparison) -> TableBlock:

@@ -46,7 +46,16 @@ def _describe_coefficients(experts: Sequence[str], row: np.ndarray) -> str:
 
 
 def conclude_test(metrics: dict[str, Any]) -> str:
-    """Describe the test result in one sentence.
+    """Describe the gain on test, and the comparison with constant answers.
+
+    Args:
+        metrics: As for `conclude_gain`.
+    """
+    return " ".join([conclude_gain(metrics), *compare_with_constants(metrics)])
+
+
+def conclude_gain(metrics: dict[str, Any]) -> str:
+    """Describe the gain over the best initial expert on test in one sentence.
 
     Args:
         metrics: Result of `swarm.loop.final_metrics.final_metrics`, with a test.
@@ -54,12 +63,10 @@ def conclude_test(metrics: dict[str, Any]) -> str:
     start = metrics["starting_best_validation_utility"]
     if metrics["ending_best_validation_utility"] <= start:
         nothing = "The search found nothing better on dev than the best initial expert"
-        words = (
+        return (
             f"{nothing}: {_describe_test_gain(metrics)}" if metrics["test_gain"] else f"{nothing}."
         )
-    else:
-        words = _describe_test_gain(metrics)
-    return " ".join([words, *compare_with_constants(metrics)])
+    return _describe_test_gain(metrics)
 
 
 def _describe_test_gain(metrics: dict[str, Any]) -> str:

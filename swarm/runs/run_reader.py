@@ -3,6 +3,7 @@
 import hashlib
 import json
 import zlib
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -174,9 +175,23 @@ class RunFolder:
 
     def load_test_answers(self, index: PositionIndex) -> list[dict[str, Any]] | None:
         """Return a position's answers to the test items; `None` if it was not scored on test."""
-        items = self.metrics.get("settings", {}).get("test_items")
-        position = " ".join(float(c).hex() for c in self.positions[index])
-        name = hashlib.sha256(f"{items} {position}".encode()).hexdigest()[:16]
+        return self.load_answers_at(self.positions[index])
+
+    def load_answers_at(
+        self, position: Iterable[float], items: str | None = None
+    ) -> list[dict[str, Any]] | None:
+        """Return the answers to test items of a position, possibly new to the search.
+
+        Args:
+            position: [G * K] coefficients.
+            items: Digest of the items; all test items by default.
+
+        Returns:
+            The answers; `None` if the position was not scored on these items.
+        """
+        items = items or self.metrics.get("settings", {}).get("test_items")
+        key = " ".join(float(c).hex() for c in position)
+        name = hashlib.sha256(f"{items} {key}".encode()).hexdigest()[:16]
         path = self.path / "answers" / f"test_{name}.json.gz"
         if items:
             verify_run_file(path)

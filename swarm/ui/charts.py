@@ -57,6 +57,9 @@ MAX_ANSWER_LENGTH = 80
 MAX_EXPERTS = 12
 """Maximum number of experts in the charts of importance and of parallel coordinates."""
 
+MAX_COLUMN_LABELS = 15
+"""Maximum number of labels below a heat map."""
+
 MAX_LINES = 600
 """Maximum number of positions in the chart of parallel coordinates, evenly spaced by utility."""
 
@@ -226,12 +229,15 @@ def _build_heat_map(
     text_style = {"color": TEXT_COLOUR}
     category = {"type": "category", "axisTick": {"show": False}, "splitArea": {"show": False}}
     label = {**text_style, "width": 92, "overflow": "truncate"}
+    # Every k-th label only, where all would overlap on a phone.
+    column_label = {"rotate": 40 if len(columns) <= MAX_COLUMN_LABELS else 60}
+    column_label["interval"] = math.ceil(len(columns) / MAX_COLUMN_LABELS) - 1
     return {
         "animation": False,
         "textStyle": text_style,
         "grid": {"left": 8, "right": 16, "top": 8, "bottom": 56, "containLabel": True},
         "tooltip": {**TOOLTIP, "formatter": "{b}"},
-        "xAxis": {**category, "data": columns, "axisLabel": {**label, "rotate": 40}},
+        "xAxis": {**category, "data": columns, "axisLabel": {**label, **column_label}},
         "yAxis": {**category, "data": rows, "inverse": True, "axisLabel": label},
         "visualMap": {
             "min": round(-bound, 3),

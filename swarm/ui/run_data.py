@@ -1,13 +1,18 @@
 """Data of the page of a run, read from its folder; contains no widgets."""
 
+import csv
+import io
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swarm._util.terminal import format_duration, format_number
+import numpy as np
+
+from swarm._util.terminal import csv_cell, format_duration, format_number
 from swarm.errors import UserError
 from swarm.report.analyses.expert_importance import (
+    MIN_POSITIONS,
     RELIABLE_POSITIONS,
     RELIABLE_R2,
     ExpertImportance,
@@ -17,8 +22,13 @@ from swarm.report.document import ChangedItems, TableBlock, TextBlock
 from swarm.report.html import render_changed_items
 from swarm.report.paired_comparison import PairedComparison, changed_items_section
 from swarm.report.pareto_front import front_table
-from swarm.report.sections import headline_figures, start_end_section, summarize_verdict
-from swarm.runs.describe import describe_position, list_caveats
+from swarm.report.sections import (
+    comparison_table,
+    headline_figures,
+    start_end_section,
+    summarize_verdict,
+)
+from swarm.runs.describe import describe_position, list_caveats, shorten_text
 from swarm.runs.lock import running_info
 from swarm.runs.manifest import state_stamp
 from swarm.runs.run_folder import load_command
@@ -37,11 +47,15 @@ class RunSeries:
         kind: "better", "worse", "unclear" or "open".
         sentences: Sentences on the result.
         figures: Short facts, as (label, value).
+        comparisons: The best found against each baseline on test; `None` for fewer than two.
         charts: ECharts options by the name of the chart; a chart that does not apply is missing.
         points: Front of a task with several parts.
-        importance: Method and reliability of the importances.
+        importance: Method and reliability of the importances, or why there are none.
+        baselines: Models that the best found can be compared with item by item, the first by
+            default.
         changes: Sentences on the items whose answers changed.
         changed: Title and HTML of the items won and lost, as in the report.
+        positions: The evaluated positions.
     """
 
     why_not: str = ""
@@ -49,13 +63,159 @@ class RunSeries:
     verdict: str = ""
     sentences: list[str] = field(default_factory=list)
     figures: list[tuple[str, str]] = field(default_factory=list)
+    comparisons: TableBlock | None = None
     models: TableBlock | None = None
     domains: list[TableBlock] = field(default_factory=list)
     charts: dict[str, dict[str, Any]] = field(default_factory=dict)
     points: TableBlock | None = None
     importance: str = ""
+    baselines: list[str] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     changed: list[tuple[str, str]] = field(default_factory=list)
+    positions: "PositionTable | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTable:
+    """The evaluated positions of a run, in the order of the search.
+
+    Attributes:
+        experts: Names of the K experts.
+        rows: [P, 4 + K] iteration, particle, utility on dev, number of items (NaN if unknown), and
+            the experts' coefficients, means over the groups of modules.
+    """
+
+    experts: list[str]
+    rows: np.ndarray
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return [*POSITION_COLUMNS, *self.experts]
+
+    def select(self, conditions: str) -> np.ndarray:
+        """Return the rows that meet all conditions, the highest utilities first.
+
+        Args:
+            conditions: Separated by commas, such as "utility >= 0.6, cot < 0"; empty for all rows.
+
+        Raises:
+            UserError: A condition is invalid, or there is no such column.
+        """
+        rows = self.rows
+        for condition in filter(None, map(str.strip, conditions.split(","))):
+            match = CONDITION.fullmatch(condition)
+            name = match[1].strip() if match else ""
+            if match is None or name not in self.columns:
+                raise UserError(
+                    f"{condition!r:.60} is not a condition; write for example utility >= 0.6, "
+                    f"iteration = 3; columns: {', '.join(self.columns)}"
+                )
+            values = rows[:, self.columns.index(name)]
+            rows = rows[COMPARISONS[match[2]](values, float(match[3]))]
+        return rows[np.argsort(-rows[:, 2], kind="stable")]
+
+
+POSITION_COLUMNS = ("iteration", "particle", "utility", "items")
+
+CONDITION = re.compile(r"(.+?)(<=|>=|<|>|=)\s*([+-]?(?:\d+\.?\d*|\.\d+))")
+
+COMPARISONS = {
+    "<": np.less,
+    ">": np.greater,
+    "<=": np.less_equal,
+    ">=": np.greater_equal,
+    "=": np.isclose,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PositionDetails:
+    """A position in full.
+
+    Attributes:
+        title: Iteration, particle, utility and number of items.
+        description: The position in words.
+        coefficients: Each expert's coefficient, in each group of modules.
+        answers: [item, value, answer] by item, the lowest values first; empty if the run folder
+            does not contain them.
+    """
+
+    title: str
+    description: str
+    coefficients: TableBlock
+    answers: list[list[str]]
+
+
+def load_position(path: Path, index: PositionIndex) -> PositionDetails:
+    """Load a position of a run in full.
+
+    Raises:
+        UserError: The run folder is not readable.
+    """
+    run = RunFolder(path)
+    values = run.positions[index].reshape(len(run.groups), len(run.experts))
+    words = describe_position(run.experts, run.positions[index], run.groups)
+    label = run.position_label(index)
+    rows = [
+        [expert, *(f"{value:.4f}" for value in values[:, k])]
+        for k, expert in enumerate(run.experts)
+    ]
+    header = ["expert", *(run.groups if len(run.groups) > 1 else ["coefficient"])]
+    try:
+        answers = sorted(run.load_answers(index), key=lambda row: row["value"])
+    except (UserError, *UNREADABLE_ERRORS):
+        answers = []
+    return PositionDetails(
+        f"Iteration {index[0]}, particle {index[1]}: "
+        f"utility {format_number(run.utilities[index])} on {len(answers) or 'its'} dev items",
+        f"{label}: {words}" if label else words,
+        TableBlock("Coefficients", header, rows),
+        [[str(row["id"]), f"{row['value']:.3g}", _format_answer(row["answer"])] for row in answers],
+    )
+
+
+def _format_answer(answer: Any) -> str:
+    return "not read" if answer is None else shorten_text(str(answer))
+
+
+def tabulate_positions(run: RunFolder) -> PositionTable:
+    """Tabulate the evaluated positions of a run."""
+    rows = []
+    for iteration, particle in np.argwhere(np.isfinite(run.utilities)).tolist():
+        items = (run.rounds[iteration].get("items_scored") or [None] * run.particles)[particle]
+        utility = float(run.utilities[iteration, particle])
+        found = [iteration, particle, utility, np.nan if items is None else items]
+        rows.append([*found, *run.means[iteration, particle].tolist()])
+    return PositionTable(run.experts, np.reshape(rows, (-1, 4 + len(run.experts))))
+
+
+def positions_csv(run: RunFolder) -> str:
+    """Return the evaluated positions as CSV, with the coefficients in each group of modules."""
+    table, file = tabulate_positions(run), io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    several = len(run.groups) > 1
+    by_group = [f"{group}: {expert}" for group in run.groups for expert in run.experts]
+    writer.writerow(map(csv_cell, [*table.columns, *(by_group if several else ())]))
+    for row in table.rows.tolist():
+        index = int(row[0]), int(row[1])
+        items = "" if np.isnan(row[3]) else int(row[3])
+        position = run.positions[index].tolist() if several else ()
+        writer.writerow([*index, row[2], items, *row[4:], *position])
+    return file.getvalue()
+
+
+def load_changed_items(path: Path, baseline: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """Load the items that the best found and a baseline answer differently.
+
+    Returns:
+        Sentences, and title and HTML of the items won and lost, as in `RunSeries`.
+    """
+    try:
+        found = _changed_fields(PairedComparison(RunFolder(path)), baseline)
+    except (UserError, *UNREADABLE_ERRORS) as error:
+        return [str(error)], []
+    return found["changes"], found["changed"]
 
 
 @dataclass
@@ -100,7 +260,7 @@ def take_snapshot(home: AppState, name: str) -> RunSnapshot:
         beginning=home.launcher.is_starting(path),
         note=running_info(path),
         stamp=stamp,
-        output=round_numbers(output if error or not log else log),
+        output=round_numbers(output if error or not log else METRICS_LINE.sub("", log)),
         error=error,
         command=format_command(command["arguments"]) if command else "",
     )
@@ -124,11 +284,10 @@ def describe_unreadable(error: Exception) -> str:
 
 def _build_run_series(run: RunFolder) -> RunSeries:
     models = PairedComparison(run)
-    kind, headline, sentences = summarize_verdict(models)
+    kind, headline, sentence = summarize_verdict(models)
     # A report cannot know whether the search is still running; the page shows that beside the name.
     headline = headline if run.finished else "Not over yet"
     caveats = list_caveats(run.metrics, run.too_long)
-    also = [caveat for caveat in caveats if caveat not in sentences]
     position = run.positions[models.places["ending"]]
     best = f"Best found: {describe_position(run.experts, position, run.groups)}."
     table, *more = (
@@ -137,11 +296,14 @@ def _build_run_series(run: RunFolder) -> RunSeries:
     return RunSeries(
         kind=kind,
         verdict=headline,
-        sentences=[sentences, best, *also],
+        sentences=[sentence, best, *caveats],
         figures=headline_figures(models),
+        comparisons=comparison_table(models),
         models=table,
         domains=more,
         **_importance_fields(run, models.places["ending"]),
+        baselines=models.list_baselines(),
+        positions=tabulate_positions(run),
         **_changed_fields(models),
         **_front_fields(run),
     )
@@ -161,7 +323,21 @@ def _importance_fields(run: RunFolder, best: PositionIndex) -> dict[str, Any]:
     if run.front is not None and len(run.front.names) > 1:
         drawn["front"] = charts.front_chart(run, run.front)
     fields: dict[str, Any] = {"charts": {name: one for name, one in drawn.items() if one}}
-    return fields | {"importance": describe_importance(found) if found else ""}
+    return fields | {
+        "importance": describe_importance(found) if found else _describe_missing_importance(run)
+    }
+
+
+def _describe_missing_importance(run: RunFolder) -> str:
+    """Describe why the importances of a run were not measured."""
+    known = np.isfinite(run.utilities)
+    count = len(np.unique(run.positions[known], axis=0))
+    if count >= MIN_POSITIONS:
+        return f"Not measured: all {count} evaluated positions have the same utility."
+    return (
+        f"Not measured: {count} different positions have been evaluated, of at least "
+        f"{MIN_POSITIONS} that are needed; it is reliable from {RELIABLE_POSITIONS}."
+    )
 
 
 def describe_importance(found: ExpertImportance) -> str:
@@ -179,9 +355,9 @@ def describe_importance(found: ExpertImportance) -> str:
     return sentence
 
 
-def _changed_fields(models: PairedComparison) -> dict[str, Any]:
+def _changed_fields(models: PairedComparison, baseline: str = "") -> dict[str, Any]:
     """Return the items won and lost, as in the report."""
-    blocks = changed_items_section(models).blocks
+    blocks = changed_items_section(models, baseline).blocks
     texts = [one for one in blocks if isinstance(one, TextBlock)]
     items = [one for one in blocks if isinstance(one, ChangedItems)]
     return {
@@ -197,6 +373,9 @@ def _front_fields(run: RunFolder) -> dict[str, Any]:
         return {}
     return {"points": front_table(run, found)}
 
+
+METRICS_LINE = re.compile(r"(?m)^\S+ \S+ INFO [\w-]+: (?:\{.*\}|\[.*[\[{].*\])\n?")
+"""Line of the log with a metric that is an object; the page shows these as tables."""
 
 LONG_NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{5,}(?:e[+-]?\d+)?(?![\w.])")
 

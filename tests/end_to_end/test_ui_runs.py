@@ -372,6 +372,18 @@ def test_charts_items_and_zoom_of_a_run(
             chart.hover()  # the tooltip's formatters run; an error fails the window
         ui_pages.fits(page, size)
         assert not page.get_by_role("img", name="Coefficients of the best by module").is_visible()
+        page.get_by_label("Filter, such as").fill("iteration = 3, utility > 0.1")
+        page.get_by_label("Details of iteration 3").first.click()
+        dialog = page.locator(".q-dialog")
+        dialog.get_by_text("Items, the lowest values first").click()
+        dialog.get_by_text("answer").first.wait_for()
+        ui_pages.fits(page, size)
+        dialog.get_by_role("button", name="Close").click()
+        text = page.request.get(f"{page_url}runs/made/positions.csv").text()
+        assert len(text.splitlines()) == 1 + 20 * 10
+        page.get_by_label("Best found compared with").click()
+        page.get_by_role("option").last.click()
+        page.get_by_text("dev items, on which the best found was chosen").wait_for()
         zoomed = """() => {
           const host = document.querySelector('[aria-label^="Best so far"]');
           const chart = getElement(Number(host.id.slice(1))).chart;

@@ -15,6 +15,7 @@ import searches
 import small_evaluations
 import tiny
 
+from swarm._util.terminal import format_signed
 from swarm.evaluation.evaluation import format_result
 from swarm.export.model_card import describe_metrics
 from swarm.finetune.run import domain_lines as by_domain_table
@@ -341,7 +342,9 @@ def test_a_gain_has_to_be_one_on_constant_answers_too(
     more = {"test_gain": 0.1, "test_gain_p_value": 0.001, "constant_answers": constants}
     found = build_report(run_folders.folder(tmp_path / "run", more=more))
     assert found.kind == kind and ("constant answers" in found.verdict) == (kind != "better")
-    assert 'best constant answer ("7"; chosen on dev) has 0.500 on test' in found.result
+    assert found.comparisons is not None and "constant" not in found.result
+    label = 'best constant answer ("7")'
+    assert found.comparisons.rows[1][:3] == [label, "0.500", format_signed(gain)]
 
 
 def test_the_page_of_a_run_shows_domains_and_warnings(
@@ -442,7 +445,7 @@ def baselines(
 
 
 def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], str]) -> None:
-    _, state, output = baselines
+    words, state, output = baselines
     found = {one["name"]: one for one in state["metrics"]["baselines"]}
     assert list(found) == ["base", "soup", "recipe", "experts"]
     reached = state["metrics"]["ending_best_single_test_accuracy"]
@@ -451,6 +454,11 @@ def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], s
         assert one["gain"] == pytest.approx(reached - one["test"]["utility"])
     told = compare_with_baselines(state["metrics"])
     assert len(told) == 4 and told[0].startswith("The base model has ")
+    settings = dict(word.split("=", 1) for word in words)
+    report = build_report(Path(settings["folder"]) / settings["name"])
+    assert report.comparisons is not None and len(report.result) < 200
+    compared = [row[0] for row in report.comparisons.rows if "constant" not in str(row[0])]
+    assert compared[1:] == [one["label"] for one in found.values()]
     assert "gain of best found" in output and "p = " in output
     # The best of the recipes is at least the best expert, each domain's best at least the best.
     best = state["metrics"]["starting_best_validation_utility"]

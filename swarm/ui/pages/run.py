@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from html import escape
+from math import isfinite
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -10,16 +12,21 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from nicegui import app, run, ui
 
 from swarm.errors import UserError
-from swarm.runs.run_reader import RUNS_FOLDER
+from swarm.runs.run_reader import RUNS_FOLDER, RunFolder
 from swarm.ui.charts import load_chart
 from swarm.ui.layout import draw_facts, draw_heading, draw_plain_table, page_frame
 from swarm.ui.pages.runs import STATE_COLOURS, edit_notes
 from swarm.ui.run_data import (
+    POSITION_COLUMNS,
+    PositionTable,
     RunSeries,
     RunSnapshot,
     describe_unreadable,
     format_progress,
+    load_changed_items,
+    load_position,
     load_run_series,
+    positions_csv,
     take_snapshot,
 )
 from swarm.ui.state import UNREADABLE_ERRORS, AppState, LoadSample, RunNotes
@@ -66,6 +73,17 @@ def register_page(home: AppState) -> None:
         except UNREADABLE_ERRORS as error:
             return PlainTextResponse(f"{name}: {describe_unreadable(error)}\n", 404)
 
+    @app.get("/runs/{name:path}/positions.csv")
+    def positions_file(name: str) -> Response:
+        try:
+            text = positions_csv(RunFolder(home.run_path(name)))
+        except UserError as error:
+            return PlainTextResponse(f"{error}\n", 404)
+        except UNREADABLE_ERRORS as error:
+            return PlainTextResponse(f"{name}: {describe_unreadable(error)}\n", 404)
+        headers = {"Content-Disposition": 'attachment; filename="positions.csv"'}
+        return PlainTextResponse(text, headers=headers, media_type="text/csv")
+
     @ui.page("/runs/{name:path}")
     def run_page(name: str) -> None:
         with page_frame(name, "Runs"):
@@ -75,6 +93,134 @@ def register_page(home: AppState) -> None:
                 ui.label(str(error)).classes("text-negative")
                 return
             RunPage(home, name)
+
+
+MAX_POSITIONS_SHOWN = 1000
+"""Maximum number of positions in the table; the CSV has all."""
+
+MAX_ANSWERS_SHOWN = 200
+"""Maximum number of answers in the details of a position, wrong ones first."""
+
+OPEN_TEMPLATE = """<q-td :props="props">
+  <q-btn flat dense round size="sm" icon="open_in_full"
+    @click.stop="$parent.$emit('open', props.row)"
+    :aria-label="'Details of iteration ' + props.row.c0 + ', particle ' + props.row.c1" />
+</q-td>"""
+
+
+class PositionsCard:
+    """Card with the evaluated positions of a run: a table, its filter, details and a CSV.
+
+    Args:
+        path: The run folder.
+        file: URL of the CSV.
+    """
+
+    def __init__(self, path: Path, file: str) -> None:
+        self._path = path
+        self._found: PositionTable | None = None
+        with ui.card().classes("w-full gap-2 min-w-0") as self._card:
+            draw_heading("Evaluated positions")
+            with ui.row().classes("w-full items-start gap-2"):
+                self._filter = (
+                    ui.input("Filter, such as utility >= 0.6, iteration = 3")
+                    .props("dense outlined clearable debounce=300")
+                    .classes("grow min-w-40")
+                    .on_value_change(self._draw_rows)
+                )
+                ui.button(
+                    "CSV", icon="download", on_click=lambda: ui.download.from_url(file)
+                ).props("outline no-caps")
+            self._message = ui.label("").classes("quiet text text-sm").props("role=status")
+            self._place = ui.element("div").classes("w-full min-w-0")
+        self._table: ui.table | None = None
+        self._card.set_visibility(False)
+
+    def show(self, found: PositionTable | None) -> None:
+        """Show the positions; `None` hides the card."""
+        self._card.set_visibility(found is not None)
+        self._found = found
+        if found is not None and self._table is None:
+            with self._place:
+                self._table = self._draw_table(found)
+        self._draw_rows()
+
+    def _draw_table(self, found: PositionTable) -> ui.table:
+        columns: list[dict[str, Any]] = [
+            {"name": "open", "label": "", "field": "", "align": "left"}
+        ]
+        for n, name in enumerate(found.columns):
+            column = {"name": f"c{n}", "label": name, "field": f"c{n}", "sortable": True}
+            if n == 2 or n >= len(POSITION_COLUMNS):
+                column[":format"] = "value => value.toFixed(3).replace(/^-(?=0\\.0+$)/, '')"
+            columns.append(column)
+        table = ui.table(
+            columns=columns,
+            rows=[],
+            row_key="key",
+            pagination={"rowsPerPage": 10, "sortBy": "c2", "descending": True},
+        )
+        table.props("flat bordered dense").classes("w-full")
+        table.add_slot("body-cell-open", OPEN_TEMPLATE)
+        table.on("open", lambda event: self._open_details(event.args))
+        table.on(
+            "rowClick", lambda event: self._open_details(event.args[1]), [[], ["c0", "c1"], None]
+        )
+        return table
+
+    def _draw_rows(self) -> None:
+        if self._found is None or self._table is None:
+            return
+        try:
+            rows = self._found.select(self._filter.value or "")
+        except UserError as error:
+            self._message.set_text(str(error))
+            return
+        shown, total = min(len(rows), MAX_POSITIONS_SHOWN), len(self._found.rows)
+        words = f"{len(rows)} of {total} positions" if len(rows) < total else f"{total} positions"
+        words += f", the {shown} with the highest utilities shown" * (shown < len(rows))
+        groups = "Coefficients are means over the groups of modules where there are several."
+        self._message.set_text(f"{words}. {groups} A click shows a position in full.")
+        self._table.rows[:] = [
+            {
+                "key": f"{row[0]:.0f} {row[1]:.0f}",
+                **{
+                    f"c{n}": int(value) if n in (0, 1, 3) and isfinite(value) else round(value, 4)
+                    for n, value in enumerate(row)
+                    if isfinite(value)
+                },
+            }
+            for row in rows[:shown].tolist()
+        ]
+        self._table.update()
+
+    async def _open_details(self, row: dict[str, Any]) -> None:
+        try:
+            found = await run.io_bound(load_position, self._path, (int(row["c0"]), int(row["c1"])))
+        except (UserError, *UNREADABLE_ERRORS) as error:
+            ui.notify(str(error), type="negative", multi_line=True)
+            return
+        if found is None:  # the page is closing
+            return
+        with (
+            ui.dialog(value=True) as dialog,
+            ui.card().classes("w-full gap-2").style("max-width: 60rem"),
+        ):
+            draw_heading(found.title)
+            ui.label(found.description).classes("text")
+            with ui.element("div").classes("w-full shrink-0").style("overflow-x: auto"):
+                draw_plain_table(found.coefficients.header, found.coefficients.rows)
+            if found.answers:
+                with ui.expansion(f"Items, the lowest values first ({len(found.answers)})").classes(
+                    "w-full"
+                ):
+                    draw_plain_table(
+                        ["item", "value", "answer"], found.answers[:MAX_ANSWERS_SHOWN], "left"
+                    )
+                    if (more := len(found.answers) - MAX_ANSWERS_SHOWN) > 0:
+                        ui.label(f"{more} more are not shown.").classes("quiet text")
+            ui.button("Close", on_click=dialog.close).props("flat no-caps")
+        dialog.on("hide", dialog.delete)
 
 
 class RunPage:
@@ -88,6 +234,7 @@ class RunPage:
     def __init__(self, home: AppState, name: str) -> None:
         self._home, self._name = home, name
         self._stamp: tuple[int, int] | None = None
+        self._shown: Any = None
         self._loaded: LoadSample | None = None
         self._draw_head()
         with ui.card().classes("w-full gap-2"):
@@ -97,11 +244,17 @@ class RunPage:
         with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-2 gap-4"):
             for key, title in CHART_TITLES.items():
                 self._draw_chart(key, title)
+        self._positions = PositionsCard(
+            home.run_path(name), f"/runs/{quote(name, safe='')}/positions.csv"
+        )
         with ui.card().classes("w-full gap-2") as self._results:
             draw_heading("Best initial expert and best found")
             self._models = ui.column().classes("w-full gap-2")
         with ui.card().classes("w-full gap-2") as self._changed:
             draw_heading("Item by item")
+            self._baseline = ui.select([], label="Best found compared with").classes("w-full")
+            self._baseline.props("dense outlined options-dense")
+            self._baseline.on_value_change(self._choose_baseline)
             self._items = ui.column().classes("w-full gap-1")
         with ui.card().classes("w-full gap-2") as self._several:
             draw_heading("Points of the front")
@@ -214,23 +367,30 @@ class RunPage:
             else:
                 sign = f"{VERDICT_SIGNS[found.kind]} {found.verdict}"
                 ui.label(sign).classes("text text-lg font-semibold")
-                for sentence in found.sentences:
-                    ui.label(sentence).classes("text")
+                first, *more = found.sentences
+                ui.label(first).classes("text")
                 draw_facts(found.figures)
+                if found.comparisons:
+                    draw_plain_table(found.comparisons.header, found.comparisons.rows)
+                for sentence in more:
+                    ui.label(sentence).classes("text")
         for key, (card, chart) in self._charts.items():
             options = found.charts.get(key, {})
-            card.set_visibility(bool(options))
+            note = found.importance if key == "importance" else ""
+            card.set_visibility(bool(options or note))
+            chart.set_visibility(bool(options))
             if key in GROWING_CHARTS and options:
                 chart.style(f"height: {_chart_height(options)}px")
             _set_options(chart, options)
-        alone = sum(key in found.charts for key in ("domains", "importance")) == 1
+        alone = ("domains" in found.charts) != bool(found.importance)
         for key in ("domains", "importance"):
             wide = {"add": "md:col-span-2"} if alone else {"remove": "md:col-span-2"}
             self._charts[key][0].classes(**wide)
         self._method.set_text(found.importance)
         self._results.set_visibility(not found.why_not)
         self._several.set_visibility(found.points is not None)
-        self._show_changed(found)
+        self._positions.show(found.positions)
+        self._show_baselines(found)
         self._points.clear()
         if found.points is not None:
             with self._points:
@@ -245,13 +405,37 @@ class RunPage:
                 draw_plain_table(table.header, table.rows)
                 ui.label(f"{table.caption}.").classes("quiet text")
 
-    def _show_changed(self, found: RunSeries) -> None:
+    def _show_baselines(self, found: RunSeries) -> None:
+        """Show the items of the chosen baseline, or of the first if none was chosen."""
         self._changed.set_visibility(bool(found.changes))
+        kept = self._baseline.value
+        if found.baselines and kept not in found.baselines:
+            kept = found.baselines[0]
+        self._shown = kept
+        self._baseline.set_options(found.baselines, value=kept)
+        self._baseline.set_visibility(len(found.baselines) > 1)
+        if not found.baselines or kept == found.baselines[0]:
+            self._show_changed(found.changes, found.changed)
+        else:
+            ui.timer(0, self._load_changed, once=True)
+
+    async def _choose_baseline(self) -> None:
+        if self._baseline.value and self._baseline.value != self._shown:
+            self._shown = self._baseline.value
+            await self._load_changed()
+
+    async def _load_changed(self) -> None:
+        path = self._home.run_path(self._name)
+        found = await run.io_bound(load_changed_items, path, str(self._shown))
+        if found is not None:
+            self._show_changed(*found)
+
+    def _show_changed(self, sentences: list[str], changed: list[tuple[str, str]]) -> None:
         self._items.clear()
         with self._items:
-            for sentence in found.changes:
+            for sentence in sentences:
                 ui.label(sentence).classes("text")
-            for title, html in found.changed:
+            for title, html in changed:
                 ui.html(f"<h3>{escape(title)}</h3>{html}", sanitize=False).classes("w-full")
 
     async def _stop_search(self) -> None:
@@ -297,7 +481,7 @@ def _set_options(chart: ui.echart, options: dict[str, Any]) -> None:
 def _chart_height(options: dict[str, Any]) -> int:
     """Return the height in pixels of a chart with a row per expert or domain."""
     if "parallelAxis" in options:
-        return 70 + 30 * len(options["parallelAxis"])
+        return max(260, 70 + 30 * len(options["parallelAxis"]))
     bars = sum(one["type"] == "bar" for one in options["series"])
     return 110 + max(24, 20 * bars) * len(options["yAxis"]["data"])
 

@@ -1,5 +1,6 @@
 """Charts and texts of the page of a run, as the options that the browser draws."""
 
+import csv
 import json
 import math
 import time
@@ -11,11 +12,20 @@ import pytest
 import run_folders
 from ui_pages import HOSTILE
 
+from swarm.errors import UserError
 from swarm.report.analyses.expert_importance import ExpertImportance
 from swarm.runs.run_reader import RunFolder
 from swarm.ui import charts
 from swarm.ui.pages.compare import MAX_ANSWERS, summarize_answers
-from swarm.ui.run_data import describe_importance, load_run_series, round_numbers
+from swarm.ui.run_data import (
+    METRICS_LINE,
+    describe_importance,
+    load_changed_items,
+    load_position,
+    load_run_series,
+    positions_csv,
+    round_numbers,
+)
 from swarm.ui.state import LoadMonitor, LoadSample
 
 
@@ -100,8 +110,26 @@ def test_a_page_has_the_charts_that_apply(folder: Path, tmp_path: Path) -> None:
     assert json.loads(json.dumps(found.charts, allow_nan=False)) == found.charts
     assert found.importance.startswith("Functional ANOVA")
     assert found.changes and [title.split(":")[0] for title, _ in found.changed] == ["Won", "Lost"]
+    run, table = RunFolder(folder), found.positions
+    assert table is not None and table.rows.shape == (run.utilities.size, 4 + 14)
+    best = table.select("")[0]
+    assert best[2] == run.utilities.max() and best[3] == 30
+    assert best[4:].tolist() == run.means[int(best[0]), int(best[1])].tolist()
+    assert len(table.select("iteration = 3, particle <= 1")) == 2
+    for wrong in ("utility", "height > 1"):
+        with pytest.raises(UserError, match="is not a condition"):
+            table.select(wrong)
+    details = load_position(folder, (1, 2))
+    assert len(details.answers) == 30 and details.coefficients.header == ["expert", "low", "high"]
+    header, *rows = csv.reader(positions_csv(run).splitlines())
+    assert header[4 + 14] == f"low: {run.experts[0]}" and len(rows) == run.utilities.size
+    assert [float(cell) for cell in rows[-1][18:]] == run.positions[-1, -1].tolist()
+    other = next(name for name in found.baselines[1:])
+    assert " dev items" in load_changed_items(folder, other)[0][0]
     plain = run_folders.folder(tmp_path / "plain", particles=2, iterations=1)
-    assert set(load_run_series(plain).charts) == {"particles", "coefficients", "parallel"}
+    small = load_run_series(plain)
+    assert set(small.charts) == {"particles", "coefficients", "parallel"}
+    assert "of at least 12 that are needed" in small.importance
 
 
 @pytest.mark.parametrize("count", [2, 5, 12])
@@ -161,6 +189,12 @@ def test_unreliable_importances_are_marked() -> None:
 )
 def test_numbers_of_the_log_are_rounded(text: str, expected: str) -> None:
     assert round_numbers(text) == expected
+
+
+def test_metrics_that_are_objects_are_not_in_the_log() -> None:
+    kept = "2026-11-23 13:13:21,604 INFO test_gain_interval: [-0.25, 0.5]\n"
+    line = "2026-11-23 13:13:21,604 INFO baselines: [{'name': 'base'}]\n"
+    assert METRICS_LINE.sub("", line + kept + line.replace("[", "").replace("]", "")) == kept
 
 
 def test_the_load_of_this_machine() -> None:

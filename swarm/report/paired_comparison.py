@@ -198,10 +198,8 @@ class PairedComparison:
         """
         if baseline and baseline != self.model_labels["starting"]:
             if baseline in self.run.experts:
-                index = 0, self.run.experts.index(baseline)
-                return "dev", *(
-                    self.run.load_answers(one) for one in (index, self.places["ending"])
-                )
+                expert = self.run.load_answers((0, self.run.experts.index(baseline)))
+                return "dev", expert, self.run.load_answers(self.places["ending"])
             before = self._load_baseline_answers(baseline)
             after = self.run.load_test_answers(self.places["ending"])
             return ("test", before, after) if before and after else None

@@ -16,6 +16,7 @@ Web application for searches, models, conversations and comparisons.
 python -m swarm.ui                                 http://127.0.0.1:8080/?token=...
 python -m swarm.ui --port 0 --no-browser           any free port, no browser
 python -m swarm.ui --pool my_experts --base local  other experts of another base
+python -m swarm.ui --config-dir mine               also the tasks in mine/task/
 
 The printed address contains an access token: everyone who has it can start processes here.
 
@@ -53,6 +54,12 @@ sends no data elsewhere. Ctrl-C stops it; searches that it started continue.
     "a folder; default: the base named by the experts.",
 )
 @click.option("--device", metavar="DEVICE", help="Device of local models: cpu, cuda, cuda:1.")
+@click.option(
+    "--config-dir",
+    metavar="FOLDER",
+    help="Folder of further configuration options, such as FOLDER/task/riddles.yaml; passed on "
+    "to the searches.",
+)
 def ui(
     port: int,
     host: str,
@@ -61,10 +68,12 @@ def ui(
     pool: str,
     base: str | None,
     device: str | None,
+    config_dir: str | None,
 ) -> None:
     """Serve the web application; the help text is `DESCRIPTION`."""
     try:
-        for name, value in {"host": host, "pool": pool, "base": base, "device": device}.items():
+        texts = {"host": host, "pool": pool, "base": base, "device": device}
+        for name, value in {**texts, "config-dir": config_dir}.items():
             if value is not None and not value.strip():
                 raise UserError(
                     f"--{name}: the value is empty; give one or leave the option out", 2
@@ -76,13 +85,15 @@ def ui(
                 f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE",
                 2,
             )
+        folder = None if config_dir is None else Path(config_dir).expanduser().resolve()
+        if folder and not folder.is_dir():
+            raise UserError(f"--config-dir {config_dir}: no such folder", 2)
         _check_packages()
         from swarm.ui.app import serve_pages
         from swarm.ui.state import AppState
 
-        serve_pages(
-            AppState(Path.cwd(), pool, base, device), host, port, not no_browser, not no_token
-        )
+        home = AppState(Path.cwd(), pool, base, device, folder)
+        serve_pages(home, host, port, not no_browser, not no_token)
     except UserError as error:
         print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         sys.exit(error.code)

@@ -120,7 +120,7 @@ POSITION_COLUMNS = ("iteration", "particle", "utility", "items")
 
 CONDITION = re.compile(r"(.+?)(<=|>=|<|>|=)\s*([+-]?(?:\d+\.?\d*|\.\d+))")
 
-COMPARISONS = {
+COMPARISONS: dict[str, Any] = {
     "<": np.less,
     ">": np.greater,
     "<=": np.less_equal,

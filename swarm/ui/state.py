@@ -346,6 +346,7 @@ class AppState:
     Args:
         folder: Folder in which the application was started; searches start in it, too.
         pool, base, device: For local model names, as in `swarm.registry.registry.Roster`.
+        config_dir: Folder of further configuration options, such as tasks, of searches.
     """
 
     def __init__(
@@ -354,8 +355,10 @@ class AppState:
         pool: str = "initial_experts",
         base: str | None = None,
         device: str | None = None,
+        config_dir: Path | None = None,
     ) -> None:
         self.folder, self.pool, self.base, self.device = folder, pool, base, device
+        self.config_dir = config_dir
 
     @property
     def runs_folder(self) -> Path:

@@ -119,6 +119,19 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         r"task.file='my data/it\'s.jsonl'",
         "name=try",
     ]
+    own = tmp_path / "own" / "task" / "riddles.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("# Riddles.\ndefaults:\n  - nlgraph_mini\n  - _self_\ndev_limit: 7\n")
+    other = AppState(tmp_path, config_dir=own.parent.parent)
+    assert new_search.group_options("task", other.config_dir)["riddles"] == "Riddles."
+    chosen_own = chosen | {"model": new_search.default_options()["model"], "task": "riddles"}
+    shown_own = new_search.field_defaults(chosen_own, "", other.config_dir)
+    assert shown_own["task.dev_limit"] == "7"
+    assert new_search.build_arguments(other, "try", chosen_own, shown_own, "") == [
+        f"--config-dir={other.config_dir}",
+        "task=riddles",
+        "name=try",
+    ]
     cleared = {"seed": "", "budget": "", "task.dev_limit": "", "optimizer.particles": ""}
     evogm = new_search.usual_options("evogm")
     assert new_search.build_arguments(home, "try", chosen | {"optimizer": "de"}, cleared, "")[

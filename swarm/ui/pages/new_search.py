@@ -61,11 +61,23 @@ RESERVED_KEYS = ("name", "folder", "dry_run", *CONFIG_GROUPS)
 OVERRIDE_LINE = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w./@-]*)(=.*)?", re.DOTALL)
 
 
-def group_options(group: str) -> dict[str, str]:
-    """Return the options of a group with their descriptions, the first comment of each file."""
+def group_options(group: str, config_dir: Path | None = None) -> dict[str, str]:
+    """Return the options of a group with their descriptions, the first comment of each file.
+
+    Args:
+        config_dir: Folder of further options, as of `--config-dir`; its options come last.
+    """
     return {
-        path.stem: first_comment(path) for path in sorted((conf_folder() / group).glob("*.yaml"))
+        path.stem: first_comment(path)
+        for folder in (conf_folder(), *([config_dir] if config_dir else ()))
+        for path in sorted((folder / group).glob("*.yaml"))
     }
+
+
+def _find_option(group: str, option: str, config_dir: Path | None) -> Path:
+    """Return the file of an option; as in a search, that of conf/ comes first."""
+    file = conf_folder() / group / f"{option}.yaml"
+    return config_dir / group / file.name if config_dir and not file.is_file() else file
 
 
 @cache
@@ -99,11 +111,13 @@ def initial_form(home: AppState) -> tuple[dict[str, str], dict[str, str]]:
     return chosen, fields
 
 
-def read_experiment(name: str) -> tuple[dict[str, str], dict[str, Any]]:
+def read_experiment(
+    name: str, config_dir: Path | None = None
+) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the options that an experiment chooses by group, and its keys; empty if unknown."""
-    if not name or name not in group_options("experiment"):
+    if not name or name not in group_options("experiment", config_dir):
         return {}, {}
-    tree = _load_options(conf_folder() / "experiment" / f"{name}.yaml")
+    tree = _load_options("experiment", name, config_dir)
     chosen = {}
     for one in tree.get("defaults", ()):
         for key, option in one.items() if isinstance(one, dict) else ():
@@ -117,24 +131,27 @@ def find_experiment(lines: str) -> str:
     return found[-1] if found and found[-1] != "null" else ""
 
 
-def usual_options(experiment: str = "") -> dict[str, str]:
+def usual_options(experiment: str = "", config_dir: Path | None = None) -> dict[str, str]:
     """Return the option of each group of a search with an experiment, if nothing is chosen."""
-    return {**default_options(), **read_experiment(experiment)[0]}
+    return {**default_options(), **read_experiment(experiment, config_dir)[0]}
 
 
-def field_defaults(chosen: Mapping[str, str], experiment: str = "") -> dict[str, str]:
+def field_defaults(
+    chosen: Mapping[str, str], experiment: str = "", config_dir: Path | None = None
+) -> dict[str, str]:
     """Return the default of each field, as the form shows it; empty for null or no such key.
 
     Args:
         chosen: Option of each group.
         experiment: Option of conf/experiment, whose keys apply; empty for none.
+        config_dir: Folder of further options.
     """
-    keys = read_experiment(experiment)[1]
+    keys = read_experiment(experiment, config_dir)[1]
     found = {}
     for key in (*TEXT_FIELDS, *NUMBER_FIELDS):
         group, _, name = key.rpartition(".")
-        file = f"{group}/{chosen[group]}.yaml" if group else "search.yaml"
-        value = _load_options(conf_folder() / file).get(name)
+        option = chosen[group] if group else "search"
+        value = _load_options(group, option, config_dir).get(name)
         value = keys.get(key, value)
         # A list is gpus; an interpolation is resolved by the search, from other keys.
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -142,18 +159,28 @@ def field_defaults(chosen: Mapping[str, str], experiment: str = "") -> dict[str,
     return found
 
 
-@cache
-def _load_options(path: Path) -> dict[str, Any]:
+def _load_options(group: str, option: str, config_dir: Path | None) -> dict[str, Any]:
     """Return the keys of an option's file, and of the files of its group that it is based on."""
-    import yaml
-
-    tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    path = _find_option(group, option, config_dir)
+    tree = _load_yaml(path, path.stat().st_mtime_ns)
     found: dict[str, Any] = {}
     for one in tree.get("defaults", ()):
-        base = path.parent / f"{one}.yaml"
-        if isinstance(one, str) and one != "_self_" and base.is_file():
-            found |= _load_options(base)
+        known = isinstance(one, str) and one not in ("_self_", option)
+        if known and _find_option(group, one, config_dir).is_file():
+            found |= _load_options(group, one, config_dir)
     return found | tree
+
+
+@cache
+def _load_yaml(path: Path, changed: int) -> dict[str, Any]:
+    """Load a file, again only if the time of its last change has changed."""
+    import yaml
+
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (ValueError, yaml.YAMLError):
+        return {}  # the check of the form shows the error
+    return tree if isinstance(tree, dict) else {}
 
 
 def build_arguments(
@@ -181,14 +208,15 @@ def build_arguments(
             f"Name: the run {name} already exists; open it to resume it, or choose another name"
         )
     experiment = find_experiment(lines)
-    usual = usual_options(experiment)
-    named = "task" in read_experiment(experiment)[0]
-    arguments = [
+    usual = usual_options(experiment, home.config_dir)
+    named = "task" in read_experiment(experiment, home.config_dir)[0]
+    arguments = [f"--config-dir={home.config_dir}"] if home.config_dir else []
+    arguments += [
         f"{group}={option}"
         for group, option in chosen.items()
         if option != usual.get(group) or (group == "task" and not named)
     ]
-    defaults = field_defaults({**usual, **chosen}, experiment)
+    defaults = field_defaults({**usual, **chosen}, experiment, home.config_dir)
     for key, typed in numbers.items():
         text = typed.strip()
         if text == defaults[key]:
@@ -239,11 +267,11 @@ def _parse_lines(lines: str) -> Sequence[str]:
     return found
 
 
-def describe_experiment(name: str) -> str:
+def describe_experiment(name: str, config_dir: Path | None = None) -> str:
     """Describe what an experiment sets beside the fields; empty for none."""
     if not name:
         return ""
-    chosen, keys = read_experiment(name)
+    chosen, keys = read_experiment(name, config_dir)
     if not (chosen or keys):
         return f"experiment={name}: there is no such experiment."
     fields = {**TEXT_FIELDS, **NUMBER_FIELDS}
@@ -317,8 +345,8 @@ class SearchForm:
         self._chosen: dict[str, ui.select] = {}
         self._numbers: dict[str, ui.input] = {}
         chosen, given = initial_form(home)
-        self._defaults: dict[str, str] = field_defaults(chosen)
-        self._usual = usual_options()
+        self._defaults: dict[str, str] = field_defaults(chosen, "", home.config_dir)
+        self._usual = usual_options("", home.config_dir)
         self._changed: float | None = None
         self._computing = False
         if mixture:
@@ -402,18 +430,20 @@ class SearchForm:
         """Show the defaults of the chosen options in the fields that show a default."""
         experiment = find_experiment(self._lines.value or "")
         chosen = {group: str(field.value) for group, field in self._chosen.items() if field.value}
-        chosen = {**usual_options(experiment), **chosen}
-        old, self._defaults = self._defaults, field_defaults(chosen, experiment)
+        folder = self._home.config_dir
+        chosen = {**usual_options(experiment, folder), **chosen}
+        old, self._defaults = self._defaults, field_defaults(chosen, experiment, folder)
         for key, field in self._numbers.items():
             field.props["placeholder"] = self._empty_meaning(key)
             field.update()
             if (field.value or "").strip() == old[key]:
                 field.set_value(self._defaults[key])
-        self._experiment.set_text(describe_experiment(experiment))
+        self._experiment.set_text(describe_experiment(experiment, folder))
 
     def _on_lines(self) -> None:
         """Show the options and defaults of the experiment that the lines name."""
-        before, self._usual = self._usual, usual_options(find_experiment(self._lines.value or ""))
+        experiment = find_experiment(self._lines.value or "")
+        before, self._usual = self._usual, usual_options(experiment, self._home.config_dir)
         for group, field in self._chosen.items():
             if field.value == before[group]:
                 field.set_value(self._usual[group])
@@ -421,7 +451,7 @@ class SearchForm:
         self._refresh_command()
 
     def _draw_group(self, group: str, option: str) -> None:
-        helps = group_options(group)
+        helps = group_options(group, self._home.config_dir)
         with ui.column().classes("gap-0 min-w-0"):
             field = ui.select(
                 list(helps), value=option, label=GROUP_LABELS[group], with_input=len(helps) > 10

@@ -157,11 +157,11 @@ def load_position(path: Path, index: PositionIndex) -> PositionDetails:
     values = run.positions[index].reshape(len(run.groups), len(run.experts))
     words = describe_position(run.experts, run.positions[index], run.groups)
     label = run.position_label(index)
-    rows = [
-        [expert, *(f"{value:.4f}" for value in values[:, k])]
-        for k, expert in enumerate(run.experts)
-    ]
-    header = ["expert", *(run.groups if len(run.groups) > 1 else ["coefficient"])]
+    groups = run.groups if len(run.groups) > 1 else ["coefficient"]
+    names, header = run.experts, ["expert", *groups]
+    if len(groups) > len(names):
+        names, header, values = groups, ["group", *names], values.T
+    rows = [[name, *(f"{c:.4f}" for c in values[:, n])] for n, name in enumerate(names)]
     try:
         answers = sorted(run.load_answers(index), key=lambda row: row["value"])
     except (UserError, *UNREADABLE_ERRORS):

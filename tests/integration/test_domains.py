@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import run_folders
 import searches
@@ -21,6 +22,7 @@ from swarm.export.model_card import describe_metrics
 from swarm.finetune.run import domain_lines as by_domain_table
 from swarm.finetune.run import scores_table
 from swarm.report.build import build_report, write_report
+from swarm.report.paired_comparison import PairedComparison, iterate_data_items
 from swarm.runs.describe import (
     compare_with_baselines,
     conclude_test,
@@ -459,6 +461,14 @@ def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], s
     assert report.comparisons is not None and len(report.result) < 200
     compared = [row[0] for row in report.comparisons.rows if "constant" not in str(row[0])]
     assert compared[1:] == [one["label"] for one in found.values()]
+    models = PairedComparison(RunFolder(Path(settings["folder"]) / settings["name"]))
+    assert set(compared) <= set(models.list_baselines())
+    for one in found.values():
+        split, before, _ = models.paired_answers(one["label"]) or ("", [], [])
+        assert split == "test" and [row["id"] for row in before] == [
+            item["id"] for item in iterate_data_items(models.run.config["task"], "test")
+        ]
+        assert np.mean([row["value"] for row in before]) == pytest.approx(one["test"]["utility"])
     assert "gain of best found" in output and "p = " in output
     # The best of the recipes is at least the best expert, each domain's best at least the best.
     best = state["metrics"]["starting_best_validation_utility"]

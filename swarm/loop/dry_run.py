@@ -22,6 +22,7 @@ from swarm.loop.search_inputs import requested_precision, search_identity
 from swarm.optimizers.gradient import DescentPlan, plan_descent
 from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
 from swarm.pool.pool import Pool
+from swarm.stats.significance import smallest_gain
 from swarm.tasks.base import metric_task
 
 
@@ -71,6 +72,9 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
     head = f"dry run: {lines.pop('total')}. Nothing is started or written; computed, not measured."
     return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())])
 
+
+CHANGED_SHARE = 0.3
+"""Share of test items that only one of two models answers right, assumed before a search."""
 
 PRECISION_WORDS = {
     "auto": "bfloat16 if that saves a fifth of the time and at least "
@@ -122,6 +126,22 @@ def _describe_task(run: Run, items: int, prompts: PromptStats) -> dict[str, str]
         f"{format_amount(count)} prompts, {format_amount(count * mean)} tokens read and "
         f"{format_amount(count * prompts.new)} written",
         **({"then": f"at most {' and '.join(after)}"} if after else {}),
+        **_describe_resolution(run),
+    }
+
+
+def _describe_resolution(run: Run) -> dict[str, str]:
+    """Describe the gains that the test items can show; empty if items are not right or wrong."""
+    if not run.test or getattr(metric_task(run.task), "highest", None) != 1.0:
+        return {}
+    items = len(run.task.items("test"))
+    found = smallest_gain(items, CHANGED_SHARE)
+    if found is None:
+        return {"gains": f"{items} test items cannot show any gain; use six or more"}
+    floor = f"at least six items ({600 / items:.2g} points) in any case"
+    return {
+        "gains": f"under {100 * found:.2g} points cannot be shown with {items} test items, if "
+        f"{CHANGED_SHARE:.0%} of them change (assumed; paired test at p < 0.05); {floor}"
     }
 
 

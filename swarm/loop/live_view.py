@@ -17,6 +17,7 @@ from rich.text import Text
 from swarm._util.terminal import format_duration
 from swarm.executors import JobResult
 from swarm.runs.describe import (
+    compare_with_soup,
     conclude_test,
     describe_constant_answers,
     describe_position,
@@ -431,6 +432,8 @@ def summary_lines(
     """
     words = describe_position(experts, metrics["ending_best_position"], groups)
     name = metrics.get("ending_best_label")
+    tested = "test_gain" in metrics
+    verdict = [conclude_test(metrics), *compare_with_soup(metrics)] if tested else []
     return [
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
         "so biased upwards; test was not used by the search.",
@@ -438,7 +441,7 @@ def summary_lines(
         *front_lines(metrics),
         *([scoring_cost_line(metrics["scoring_cost"])] if "scoring_cost" in metrics else []),
         *list_caveats(metrics, too_long),
-        *([conclude_test(metrics)] if "test_gain" in metrics else []),
+        *([" ".join(verdict)] if verdict else []),
         "best found = " + (f"{name}: {words}" if name else words),
     ]
 
@@ -504,7 +507,8 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
             keys |= {"p_value": "test_gain_p_value"}
             row.append(_format_gain(metrics, {key: metrics[name] for key, name in keys.items()}))
         rows.append(row)
-    if "ending_top-k_ensemble_test_accuracy" in metrics:
+    # A vote of one is the best found.
+    if "ending_top-k_ensemble_test_accuracy" in metrics and metrics["ensemble_size"] > 1:
         number = metrics["ending_top-k_ensemble_test_accuracy"]
         vote = _format_with_interval(number, metrics["ending_top-k_ensemble_test_interval"])
         size = metrics["ensemble_size"]

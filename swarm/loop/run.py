@@ -526,7 +526,7 @@ class Run:
 
 FINAL_ACTIVITIES = {
     "test": "evaluating test",
-    "judged": "evaluating dev by the task's metric",
+    "judged": "evaluating dev",
     "confirm": "evaluating held-out dev items",
     "again": "evaluating dev once more in other batches",
 }

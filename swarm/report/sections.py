@@ -198,7 +198,8 @@ def _result_lines(models: PairedComparison) -> Iterator[tuple[str, dict[str, Spl
     vote = {split: models.vote_result(split) for split in SPLIT_NAMES}
     if any(vote.values()):
         size = len(models.metrics.get("ensemble_members", ())) or models.metrics["ensemble_size"]
-        yield f"vote of the top {size}", vote
+        if size > 1:  # a vote of one is the best found
+            yield f"vote of the top {size}", vote
 
 
 def _constant_label(constant: Mapping[str, Any]) -> str:

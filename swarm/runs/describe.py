@@ -55,7 +55,7 @@ def conclude_test(metrics: dict[str, Any]) -> str:
 
 
 def conclude_gain(metrics: dict[str, Any]) -> str:
-    """Describe the gain over the best initial expert on test in one sentence.
+    """Describe the gain over the best initial expert on test, and what the test could show.
 
     Args:
         metrics: Result of `swarm.loop.final_metrics.final_metrics`, with a test.
@@ -63,10 +63,36 @@ def conclude_gain(metrics: dict[str, Any]) -> str:
     start = metrics["starting_best_validation_utility"]
     if metrics["ending_best_validation_utility"] <= start:
         nothing = "The search found nothing better on dev than the best initial expert"
-        return (
+        words = (
             f"{nothing}: {_describe_test_gain(metrics)}" if metrics["test_gain"] else f"{nothing}."
         )
-    return _describe_test_gain(metrics)
+    else:
+        words = _describe_test_gain(metrics)
+    return " ".join([words, *_describe_resolution(metrics)])
+
+
+def _describe_resolution(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the gain that the test items would have shown, if they show none: a sentence."""
+    low, high = metrics.get("test_gain_interval", (0.0, 0.0))
+    if low == high or metrics["test_gain_p_value"] < 0.05:
+        return []
+    scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
+    return [
+        f"With {metrics['ending_best_single_test_items']} test items, a gain under about "
+        f"{scale * (high - low) / 2:.2g}{unit} cannot be shown where as many items change as here."
+    ]
+
+
+def compare_with_soup(metrics: Mapping[str, Any]) -> list[str]:
+    """Compare the best found with the uniform soup on test: a short sentence, or none."""
+    scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
+    return [
+        f"Against the {one['label']}: {scale * one['gain']:+.3g}{unit} (p = {one['p_value']:.3g}; "
+        f"95 % interval {scale * one['gain_interval'][0]:+.3g} to "
+        f"{scale * one['gain_interval'][1]:+.3g})."
+        for one in metrics.get("baselines", ())
+        if one["name"] == "soup"
+    ]
 
 
 def _describe_test_gain(metrics: dict[str, Any]) -> str:

@@ -314,6 +314,28 @@ def _mcnemar_test(won: int, lost: int, n: int) -> tuple[float, float, float]:
     return (2 * ends.low - 1) * scale, (2 * ends.high - 1) * scale, float(found.pvalue)
 
 
+def smallest_gain(items: int, changed: float) -> float | None:
+    """Return the smallest gain on `items` items that McNemar's exact test finds at 5 %.
+
+    Args:
+        items: Number of items that both models answer, each right or wrong.
+        changed: Assumed share of the items that one of the two alone answers right; with fewer
+            than six such items no gain is significant, so at least six are assumed.
+
+    Returns:
+        The gain as a share of the items; `None` if there are fewer than six items.
+    """
+    differ = max(6, round(changed * items))
+    if differ > items:
+        return None
+    won = next(
+        won
+        for won in range(differ // 2, differ + 1)
+        if _mcnemar_test(won, differ - won, items)[2] < 0.05
+    )
+    return (2 * won - differ) / items
+
+
 def _sign_flip_test(gains: np.ndarray) -> tuple[float, float, float]:
     """Return interval and p of random sign flips."""
     generator = np.random.Generator(np.random.Philox(key=1))

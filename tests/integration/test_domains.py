@@ -25,6 +25,7 @@ from swarm.report.build import build_report, write_report
 from swarm.report.paired_comparison import PairedComparison, iterate_data_items
 from swarm.runs.describe import (
     compare_with_baselines,
+    compare_with_soup,
     conclude_test,
     domain_table,
     format_one_answer_warnings,
@@ -455,6 +456,7 @@ def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], s
         assert one["test"]["items"] == 40 and set(one["test"]["domains"]) == {"doors", "paths"}
         assert one["gain"] == pytest.approx(reached - one["test"]["utility"])
     told = compare_with_baselines(state["metrics"])
+    assert len(compare_with_soup(state["metrics"])) == 1
     assert len(told) == 4 and told[0].startswith("The base model has ")
     settings = dict(word.split("=", 1) for word in words)
     report = build_report(Path(settings["folder"]) / settings["name"])

@@ -22,7 +22,7 @@ from swarm.runs.describe import (
     list_caveats,
     position_label,
 )
-from swarm.stats.significance import interval_over_seeds
+from swarm.stats.significance import interval_over_seeds, smallest_gain
 from swarm.studies.subprocess_runs import lock_study_folder
 from swarm.tasks.base import Score
 
@@ -218,6 +218,25 @@ def test_a_gain_in_plain_words() -> None:
     )
     loss = describe_difference(-0.02, (-0.3, 0.2), 0.4, 50, "test items", points=False)
     assert loss.startswith("The loss of 0.02 on 50 test items is not distinguishable")
+
+
+def test_what_a_test_can_show() -> None:
+    metrics: dict[str, Any] = {
+        "ending_best_validation_utility": 0.5,
+        "starting_best_validation_utility": 0.4,
+        "ending_best_single_test_items": 30,
+        "test_gain": 0.1,
+        "test_gain_interval": [-0.06, 0.28],
+        "test_gain_p_value": 0.3,
+        "in_points": True,
+    }
+    words = "With 30 test items, a gain under about 17 points cannot be shown"
+    assert words in conclude_test(metrics)
+    assert words not in conclude_test({**metrics, "test_gain_p_value": 0.03})
+    # 16 to 5 of 21 changed items is p = 0.027, 15 to 6 is 0.078; 9 of 30: 8 to 1 is 0.039.
+    assert smallest_gain(70, 0.3) == pytest.approx(11 / 70)
+    assert smallest_gain(30, 0.3) == pytest.approx(7 / 30)
+    assert smallest_gain(10, 0.3) == 0.6 and smallest_gain(5, 1.0) is None
 
 
 def test_no_difference_in_plain_words() -> None:

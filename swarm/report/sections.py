@@ -114,27 +114,19 @@ def comparison_table(models: PairedComparison) -> TableBlock | None:
     if not models.is_tested:
         return None
     found = models.metrics
-    first = {key: found[f"test_{key}"] for key in ("gain", "gain_interval", "gain_p_value")}
+    first = {key: found[f"test_{key}"] for key in ("gain", "gain_interval")}
+    first["p_value"] = found["test_gain_p_value"]
     start = found["starting_best_single_test_accuracy"]
-    compared = [
-        (models.model_labels["starting"], start, first | {"p_value": first["gain_p_value"]})
-    ]
-    constant = found.get("constant_answers") or {}
-    if "gain" in constant:
-        test = constant["by_domain"]["test"]
-        compared.append((_constant_label(constant), test["utility"], constant))
+    compared = [(models.model_labels["starting"], start, first)]
+    if "gain" in (constant := found.get("constant_answers") or {}):
+        utility = constant["by_domain"]["test"]["utility"]
+        compared.append((_constant_label(constant), utility, constant))
     for one in found.get("baselines", ()):
         compared.append((one["label"], one["test"]["utility"], one))
-    rows = [
-        [
-            name,
-            format_number(utility),
-            format_signed(one["gain"]),
-            _format_gain_interval(one["gain_interval"]),
-            format_p_value(one["p_value"]),
-        ]
-        for name, utility, one in compared
-    ]
+    rows = []
+    for name, utility, one in compared:
+        cells = _gain_row(name, (one["gain"], one["gain_interval"], one["p_value"], 0))
+        rows.append([name, format_number(utility), *cells[1:4]])
     items = format_count(found["ending_best_single_test_items"])
     header = ["baseline", f"test, n = {items}", "best found minus it", "95 % interval", "p"]
     return TableBlock("Against each baseline on test", header, rows) if len(rows) > 1 else None

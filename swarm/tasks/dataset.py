@@ -86,6 +86,9 @@ def _hash_identity(one: ItemIdentity) -> str:
     return hashlib.sha256(json.dumps(one).encode()).hexdigest()
 
 
+MAX_LISTED_FIELDS = 12
+"""Maximum number of an item's fields listed in an error."""
+
 MAX_LISTED_IDS = 5
 """Maximum number of ids listed per kind of error."""
 
@@ -432,20 +435,35 @@ class DataFile:
             )
         return self._remove_shared_items(path, content, split, items)
 
+    def _describe_fields(self, entry: Mapping[str, Any] | None) -> str:
+        """Name the fields of the first entry that lacks one; "" if there is none."""
+        if entry is None:
+            return ""
+        named = ", ".join(f'"{name}"' for name in list(map(str, entry))[:MAX_LISTED_FIELDS])
+        if hasattr(self, "template"):
+            advice = "task.template names the fields of the prompt in braces"
+        else:
+            advice = "no option maps names, so rename them in the file"
+        return f"; the first of them has {named or 'no field'}: {advice}"
+
     def _validate_items(self, path: Path, split: str, content: DataContent) -> list[Item]:
         """Return the split's items, all of them valid and with different ids."""
         items: list[Item] = []
         errors: list[tuple[object, str]] = []
+        lacking: Mapping[str, Any] | None = None
         for index, value in content.entries[split]:
             item_id = value.get("id", index) if isinstance(value, Mapping) else index
             if (what := self._entry_error(value, item_id)) is not None:
                 errors.append((item_id, what))
+                if lacking is None and what.startswith('it has no "'):
+                    lacking = value
                 continue
             item_id = index if self.ids == "position" else item_id
             items.append({**content.common, **value, "id": item_id})
         if errors:
-            message = format_faults(split, errors, len(content.entries[split]))
-            raise UserError(f"{path}: {message}.")
+            entries = content.entries[split]
+            message = format_faults(split, errors, len(entries))
+            raise UserError(f"{path}: {message}{self._describe_fields(lacking)}.")
         times = Counter(str(item["id"]) for item in items)
         if repeated := [f'"{item_id}"' for item_id, number in times.items() if number > 1]:
             raise UserError(

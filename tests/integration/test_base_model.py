@@ -202,6 +202,11 @@ def test_broken_weights_end_in_one_line(tiny_llama: Path, tmp_path: Path) -> Non
 
 
 def test_offline_without_a_wheel(cache: Path) -> None:
+    base = BaseModel("owner/model")
+    ready = cache / "models" / "owner--model-0123456789ab"
+    ready.mkdir(parents=True)
+    with pytest.raises(UserError, match=f"{ready} has .* leave out model=local"):
+        base.resolve()
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
         BaseModel("nobody/tiny-model").resolve()
 

@@ -177,6 +177,10 @@ def test_a_wrong_choice_item_is_named(tmp_path: Path, change: dict[str, Any], me
         ('{"dev": [3]}', "dev item 0: it is not an object"),
         ('{"dev": [{"answer": "1"}]}', 'dev item 0: it has no "question"'),
         ('{"dev": [{"question": "?"}]}', 'dev item 0: it has no "answer"'),
+        (
+            '{"dev": [{"q": "?", "a": "1"}]}',
+            '"question"; the first of them has "q", "a": no option',
+        ),
         ('{"dev": [{"question": "?", "answer": true}]}', "neither a string nor a number"),
     ],
 )

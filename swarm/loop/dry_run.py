@@ -256,7 +256,9 @@ def positions_and_rounds(run: Run) -> tuple[int, int]:
     optimizer = getattr(run.optimizer, "inner_optimizer", run.optimizer)
     rows = len(optimizer.ask())
     active = getattr(optimizer, "most_active", None) or rows
-    batch = min(rows, getattr(optimizer, "batch", rows), active)
+    gradients = getattr(optimizer, "needs_gradients", None) and not hasattr(optimizer, "descent")
+    # An optimizer of gradients alone moves one position; its `batch` is of items.
+    batch = 1 if gradients else min(rows, getattr(optimizer, "batch", rows), active)
     rounds = -(-rows // batch) + optimizer.max_iterations
     return batch, min(
         rounds, -(-run.budget.max_positions // batch)

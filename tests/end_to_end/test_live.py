@@ -102,7 +102,7 @@ def test_a_terminal_shows_the_search_live(columns: int, particles: int, small: S
     live = [text for text in map("\n".join, shown) if "tokens/s" in text and "*" in text]
     assert live, "no live view with particles"
     text = live[-1]
-    assert re.search(r"items  \d+\.\d prompts/s  \d+ tokens/s", text)
+    assert re.search(r"items\s+\d+\.\d prompts/s\s+\d+ tokens/s", text)
     assert re.search(r"^best 0\.\d{3}  (found|improved by 0\.\d{3}) in iteration \d", text, re.M)
     cells = re.findall(r"(?:^|\s)(\d+) ([▁▂▃▄▅▆▇█·]+) (0\.\d{3})\*?", text)
     assert [int(number) for number, _, _ in cells] == list(range(particles))

@@ -33,10 +33,13 @@ def read_tail(path: Path, size: int = 20_000) -> str:
     """Return the last lines of a text file, control characters escaped; empty without a file."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - size))
+            start = max(0, path.stat().st_size - size)
+            file.seek(start)
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
+    if start and "\n" in text:
+        text = text.partition("\n")[2]  # the end of a line
     # Of a line that was overwritten with \r, such as a progress bar, only the last state counts.
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
     return escape_control_chars("\n".join(lines)).strip("\n")

@@ -254,13 +254,15 @@ def take_snapshot(home: AppState, name: str) -> RunSnapshot:
     error = (
         "" if line and line.state != "failed" else read_failure(output_path(path), stamp[0] / 1e9)
     )
-    log, output = read_tail(path / "log.txt", 6_000), read_tail(output_path(path), 6_000)
+    # Metrics that are objects fill most of the log.
+    log = METRICS_LINE.sub("", read_tail(path / "log.txt", 200_000))
+    log, output = "\n".join(log.splitlines()[-LOG_LINES:]), read_tail(output_path(path), 6_000)
     return RunSnapshot(
         line=line,
         beginning=home.launcher.is_starting(path),
         note=running_info(path),
         stamp=stamp,
-        output=round_numbers(output if error or not log else METRICS_LINE.sub("", log)),
+        output=round_numbers(output if error or not log else log),
         error=error,
         command=format_command(command["arguments"]) if command else "",
     )
@@ -373,6 +375,9 @@ def _front_fields(run: RunFolder) -> dict[str, Any]:
         return {}
     return {"points": front_table(run, found)}
 
+
+LOG_LINES = 60
+"""Number of lines of the log that the page of a run shows."""
 
 METRICS_LINE = re.compile(r"(?m)^\S+ \S+ INFO [\w-]+: (?:\{.*\}|\[.*[\[{].*\])\n?")
 """Line of the log with a metric that is an object; the page shows these as tables."""

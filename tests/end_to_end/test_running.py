@@ -128,7 +128,7 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
     assert "stopped; the same command with name=long resumes" in err
     assert second.returncode == 1 and second.stderr.count("\n") == 1
     assert f"process {note['pid']}" in second.stderr and "name=" in second.stderr
-    assert note["max_iterations"] == 2000 and note["activity"] == f"iteration {note['iteration']}"
+    assert note["max_iterations"] == 2000 and note["activity"].startswith("iteration")
     assert set(note) == {
         "pid",
         "host",

@@ -218,5 +218,5 @@ def test_what_is_judged_follows_the_command(
 def test_the_table_is_whole_in_a_pipe(done: tuple[Path, str]) -> None:
     _, output = done
     rows = [line for line in output.splitlines() if line.startswith("│")]
-    assert len(rows) == 4 and all("…" not in row for row in rows)
+    assert len(rows) >= 3 and all("…" not in row for row in rows)
     assert all(row.count("[") == row.count("]") >= 1 for row in rows)

@@ -178,7 +178,7 @@ def test_a_search_from_the_form_ends(browser: Any, page_url: str, page_folder: P
         page.wait_for_url("**/runs/formed")
         settled(page, "finished")
         page.get_by_text("Best found:").wait_for()
-        assert "best initial expert (" in page.locator("table").inner_text()
+        assert "best initial expert (" in page.locator("table").first.inner_text()
         assert "name=formed" in page.get_by_text("python -m swarm.search").inner_text()
         link = page.get_by_role("button", name="Chat with the best")
         assert link.is_visible() and not page.get_by_role("button", name="Resume").is_visible()
@@ -195,7 +195,9 @@ def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None
         page.get_by_role("button", name="Start", exact=True).click()
         page.wait_for_url("**/runs/long")
         settled(page, "running")
-        page.get_by_text(re.compile("iteration [1-9][0-9]* of at most 5000")).first.wait_for()
+        page.get_by_text(
+            re.compile("iteration ([2-9]|[1-9][0-9]+) of at most 5000")
+        ).first.wait_for()
         page.get_by_role("button", name="Stop").click()
         settled(page, "stopped")
         done = len((read_state(run) or {})["rounds"])
@@ -373,6 +375,10 @@ def test_charts_items_and_zoom_of_a_run(
         ui_pages.fits(page, size)
         assert not page.get_by_role("img", name="Coefficients of the best by module").is_visible()
         page.get_by_label("Filter, such as").fill("iteration = 3, utility > 0.1")
+        page.wait_for_function(
+            "() => { const all = [...document.querySelectorAll('[aria-label^=\"Details of\"]')];"
+            " return all.length && all.every(one => /iteration 3/.test(one.ariaLabel)); }"
+        )
         page.get_by_label("Details of iteration 3").first.click()
         dialog = page.locator(".q-dialog")
         dialog.get_by_text("Items, the lowest values first").click()

@@ -389,7 +389,7 @@ def read_progress(path: Path) -> tuple[dict[str, Any], str]:
     """Read a checkpoint: its tensors by name, and its evaluations as JSON.
 
     Raises:
-        UserError: The file is damaged.
+        UserError: The file is damaged, or of an earlier version.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -398,8 +398,8 @@ def read_progress(path: Path) -> tuple[dict[str, Any], str]:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         progress_json = about["progress"]
-        if about.get("sha256", "") == content_digest(tensors, progress_json):
-            json.loads(progress_json)["evaluations"]  # called otherwise by earlier versions
+        intact = about.get("sha256", "") == content_digest(tensors, progress_json)
+        if intact and "evaluations" in json.loads(progress_json):  # earlier versions lack this key
             return tensors, progress_json
     except (OSError, SafetensorError, KeyError):
         pass

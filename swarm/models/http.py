@@ -29,9 +29,9 @@ from swarm.models.http_errors import (
 )
 from swarm.models.rate_limit import (
     AdaptiveThrottle,
+    ConcurrencySlot,
     DeadlineExceeded,
     Limits,
-    Place,
     RateLimiter,
 )
 from swarm.models.transport import (
@@ -206,7 +206,7 @@ class RetryingClient(Generic[T]):
         start = sent = 0.0
         while True:
             try:
-                async with self._acquire_place(call, failed) as sent:
+                async with self._acquire_slot(call, failed) as sent:
                     if not start:
                         start = sent
                         if clock and call.timeout:
@@ -239,8 +239,8 @@ class RetryingClient(Generic[T]):
             self.repeated += 1
             await asyncio.sleep(wait)
 
-    def _acquire_place(self, call: Call, failed: "CallFailures") -> Place:
-        """Return a concurrency slot and the start time; see `RateLimiter.acquire_place`.
+    def _acquire_slot(self, call: Call, failed: "CallFailures") -> ConcurrencySlot:
+        """Return a concurrency slot and the start time; see `RateLimiter.acquire_slot`.
 
         Raises:
             TimeoutError: The server requested a pause longer than the call's timeout.
@@ -249,7 +249,7 @@ class RetryingClient(Generic[T]):
         if call.timeout and self.throttle.remaining_pause >= call.timeout:
             raise TimeoutError
         end = partial(failed.retry_deadline, self._rate_limit_timeout, self.throttle)
-        return self.turns.acquire_place(self.throttle, call.tokens, end)
+        return self.turns.acquire_slot(self.throttle, call.tokens, end)
 
     @property
     def _rate_limit_timeout(self) -> float:

@@ -273,9 +273,9 @@ class RateLimiter:
             self._gates = {loop: asyncio.Semaphore(self.limits.concurrency)}
         return self._gates[loop]
 
-    def acquire_place(
+    def acquire_slot(
         self, throttle: AdaptiveThrottle, tokens: float, latest: Callable[[], float]
-    ) -> "Place":
+    ) -> "ConcurrencySlot":
         """Return a context that acquires a concurrency slot; it provides the time of sending.
 
         The slot is acquired last, after the throttle and the per-minute limits: a model waiting for
@@ -285,10 +285,10 @@ class RateLimiter:
         Raises:
             DeadlineExceeded: On entry; see `AdaptiveThrottle.wait_until_clear`.
         """
-        return Place(self, throttle, tokens, latest)
+        return ConcurrencySlot(self, throttle, tokens, latest)
 
 
-class Place:
+class ConcurrencySlot:
     """A concurrency slot of a `RateLimiter`, as an asynchronous context.
 
     A class takes a third of the time of a generator with `asynccontextmanager`.

@@ -272,6 +272,8 @@ class Descent:
 
     def _draw_mask(self, particle: int, size: int) -> np.ndarray:
         """Return the factors [G * K] of a particle's next step: 0, or 1 / (1 - dropout)."""
+        if not self.dropout:
+            return np.ones(size)
         draws = random_streams.counter_rng(
             self.seed, int(self.count[particle]), particle, DROPOUT_STREAM
         )

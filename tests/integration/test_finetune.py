@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import searches
 import tiny
+import torch
 from finetune_runs import tune, words
 from hydra import compose, initialize_config_dir
+from safetensors.torch import save_file
 
 from swarm._util.files import conf_folder
 from swarm.engine.base_model import BaseModel
@@ -25,8 +27,10 @@ from swarm.finetune.trainer import (
     TrainingArguments,
     TrainingProgress,
     batch_indices,
+    content_digest,
     evaluate_loss,
     mean_loss,
+    read_progress,
 )
 from swarm.pool.pool import Pool
 from swarm.runs.manifest import Manifest
@@ -445,3 +449,15 @@ def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_fo
         constant["by_domain"]["test"]["utility"]
     )
     assert "| best constant answer" in done.stdout and "the tuned one is" in done.stdout
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    path, tensors = tmp_path / "training.safetensors", {"weight.0": torch.ones(2)}
+    for key in ("evaluations", "rounds"):
+        progress = json.dumps({"best": 0, key: []})
+        about = {"progress": progress, "sha256": content_digest(tensors, progress)}
+        save_file(tensors, str(path), about)
+        if key == "evaluations":
+            assert read_progress(path)[1] == progress
+    with pytest.raises(UserError, match="earlier version"):
+        read_progress(path)

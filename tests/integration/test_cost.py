@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -196,6 +197,14 @@ def test_a_dry_run_tells_all_and_writes_nothing(command: list[str], tmp_path: Pa
     assert "2 a round of 5 positions x 12 prompts" in lines["jobs"]
     for name in ("model", "device", "memory", "time", "travels", "test"):
         assert name in lines
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) == 1, reason="one core needs no second worker")
+def test_a_dry_run_suggests_workers_for_idle_cores(command: list[str]) -> None:
+    suggested = "executor=processes executor.workers="
+    assert suggested in searches.run([*command, "dry_run=true"]).stdout
+    two = [*command, "executor=processes", "executor.workers=2", "dry_run=true"]
+    assert suggested not in searches.run(two).stdout
 
 
 def test_a_dry_run_counts_all_rounds_of_a_play(command: list[str], tmp_path: Path) -> None:

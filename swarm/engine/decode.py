@@ -6,6 +6,7 @@ logits do not. Rounding changes these slightly between batches; a draw changes w
 tokens are nearly equal after the noise, about as rarely as the argmax does.
 """
 
+import copy
 import hashlib
 import math
 from collections.abc import Callable, Sequence
@@ -354,8 +355,8 @@ def score_choices(
 ) -> list[list[ContinuationScore]]:
     """Score each prompt's choices, whose number may differ between prompts.
 
-    The prompts are read once; each complete choice is read after them, and then cropped from the
-    cache. Choices of one token need no more than the prompts.
+    The prompts are read once, and choices of similar lengths together after copies of the prompts'
+    caches. Choices of one token need no more than the prompts.
 
     Args:
         model: A causal language model of transformers.
@@ -366,35 +367,70 @@ def score_choices(
         positions: Approximate number of positions whose logits are in memory at once, over all
             rows.
     """
-    batch = prefill_batch(model, prompts, particles, pad) if can_share_prefix(model) else None
-    found: list[list[ContinuationScore]] = [[] for _ in prompts]
-    for number in range(max(map(len, choices))):
-        tokens = [row[number] if number < len(row) else () for row in choices]
-        if batch:
-            scored = _score_after_prompt(model, batch, tokens, pad, positions)
-        else:
-            scored = _score_full_sequences(model, prompts, tokens, particles, pad, positions)
-        for mine, row, one in zip(found, choices, scored, strict=True):
-            if number < len(row):
-                mine.append(one)
+    if not can_share_prefix(model):
+        return _score_without_cache(model, prompts, choices, particles, pad, positions)
+    batch = prefill_batch(model, prompts, particles, pad)
+    found = [[ContinuationScore(0.0, False)] * len(row) for row in choices]
+    for group in _group_continuations(choices, particles, positions):
+        rows, numbers = zip(*group, strict=True)
+        tokens = [next(iter(choices[row][number:]), ()) for row, number in group]
+        scored = _score_after_prompt(model, batch, rows, tokens, pad, positions)
+        for row, number, one in zip(rows, numbers, scored, strict=True):
+            if number < len(choices[row]):
+                found[row][number] = one
     return found
 
 
+def _group_continuations(
+    choices: Sequence[Sequence[TokenIds]], particles: int, positions: int
+) -> list[list[tuple[int, int]]]:
+    """Divide all choices into batches of P equal blocks, each a list of (row, number of choice).
+
+    Choices of similar lengths share a batch, which is padded to its longest and has about
+    `positions` tokens and at most as many rows as there are prompts.
+    """
+    size = len(choices) // particles
+    starts = range(0, len(choices), size)
+    lengths: dict[tuple[int, int], int] = {}
+    for index, row in enumerate(choices):
+        for number, tokens in enumerate(row):
+            pair = (index % size, number)
+            lengths[pair] = max(len(tokens), lengths.get(pair, 0))
+    groups: list[list[tuple[int, int]]] = []
+    for pair in sorted(lengths, key=lambda pair: (lengths[pair], pair)):
+        count = len(groups[-1]) + 1 if groups else 0
+        if 0 < count <= size and particles * count * (lengths[pair] - 1) <= positions:
+            groups[-1].append(pair)
+        else:
+            groups.append([pair])
+    return [
+        [(start + row, number) for start in starts for row, number in group] for group in groups
+    ]
+
+
 def _score_after_prompt(
-    model: Any, batch: DecodingBatch, tokens: Sequence[TokenIds], pad: int, positions: int
+    model: Any,
+    batch: DecodingBatch,
+    rows: Sequence[int],
+    tokens: Sequence[TokenIds],
+    pad: int,
+    positions: int,
 ) -> list[ContinuationScore]:
-    """Score one continuation per row on the prompts' cache, which is restored afterwards."""
+    """Score continuations of some rows of a batch, one each, on a copy of the rows' cache."""
     tally = ScoreAccumulator()
-    tally.add(batch.logits[:, None], _slice_columns(tokens, 0, 1, -1))
-    cache, mask, position = batch.cache, batch.mask, batch.position
+    chosen = torch.tensor(rows, device=batch.mask.device)
+    tally.add(batch.logits[chosen][:, None], _slice_columns(tokens, 0, 1, -1))
     last = max(len(row) for row in tokens) - 1
+    if last < 1:
+        return tally.to_scores()
+    cache, mask, position = _copy_cache(batch.cache, chosen), batch.mask[chosen], batch.position
     width = max(1, positions // len(tokens))
     for start in range(0, last, width):
         end = min(start + width, last)
         ids = torch.tensor(_slice_columns(tokens, start, end, pad), device=mask.device)
         real = [[int(offset < len(row)) for offset in range(start, end)] for row in tokens]
         mask = torch.cat([mask, torch.tensor(real, device=mask.device)], dim=1)
-        columns = position + torch.arange(start + 1, end + 1, device=mask.device)
+        columns = position[chosen] + torch.arange(start + 1, end + 1, device=mask.device)
         out = model(
             input_ids=ids,
             attention_mask=mask,
@@ -403,10 +439,34 @@ def _score_after_prompt(
             use_cache=True,
         )
         tally.add(out.logits, _slice_columns(tokens, start + 1, end + 1, -1))
-    # The prompts' cache serves the next choice too.
-    if last > 0:
-        cache.crop(-last)
     return tally.to_scores()
+
+
+def _copy_cache(cache: Any, rows: torch.Tensor) -> Any:
+    """Return a cache of some rows; the original is left as it is."""
+    copied = copy.copy(cache)
+    copied.layers = [copy.copy(layer) for layer in cache.layers]
+    copied.batch_select_indices(rows)
+    return copied
+
+
+def _score_without_cache(
+    model: Any,
+    prompts: Sequence[list[int]],
+    choices: Sequence[Sequence[TokenIds]],
+    particles: int,
+    pad: int,
+    positions: int,
+) -> list[list[ContinuationScore]]:
+    """Score all choices where caches cannot be copied; prompts are read again for each."""
+    found: list[list[ContinuationScore]] = [[] for _ in prompts]
+    for number in range(max(map(len, choices))):
+        tokens = [next(iter(row[number:]), ()) for row in choices]
+        scored = _score_full_sequences(model, prompts, tokens, particles, pad, positions)
+        for mine, row, one in zip(found, choices, scored, strict=True):
+            if number < len(row):
+                mine.append(one)
+    return found
 
 
 def _score_full_sequences(

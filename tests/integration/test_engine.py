@@ -247,6 +247,28 @@ def test_a_model_with_a_sliding_window_is_scored_alike(tmp_path: Path) -> None:
                 assert greedy == all(likeliest for _, likeliest in steps)
 
 
+def test_choices_of_similar_lengths_share_a_batch(family: tuple[Path, Path]) -> None:
+    """Each choice is in one batch of equal blocks, with little padding."""
+    lengths = [[3, 40, 4], [5, 2], [41, 3, 3]]
+    choices = [[[7] * count for count in row] for row in lengths * 2]
+    groups = decode._group_continuations(choices, 2, 90)
+    pairs = [pair for group in groups for pair in group]
+    assert sorted(pairs) == [(r, n) for r, row in enumerate(choices) for n in range(len(row))]
+    for group in groups:
+        half = len(group) // 2
+        assert [(row + 3, number) for row, number in group[:half]] == group[half:]
+        sizes = [len(choices[row][number]) for row, number in group]
+        assert len(group) <= len(choices) and max(sizes) - min(sizes) <= 2
+    model, tokenizer = tiny.load(family[0]), AutoTokenizer.from_pretrained(family[0])
+    prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS[:3]] * 2
+    for positions in (1, 90):
+        scored = score_choices(model, prompts, choices, 2, tokenizer.pad_token_id, positions)
+        for prompt, row, found in zip(prompts, choices, scored, strict=True):
+            for rest, (logprob, _) in zip(row, found, strict=True):
+                expected = sum(step for step, _ in forced(model, prompt, rest))
+                assert logprob == pytest.approx(expected, abs=1e-4)
+
+
 def test_chat_turns_go_through_the_template(family: tuple[Path, Path]) -> None:
     base, _ = family
     engine, _ = opened(family)

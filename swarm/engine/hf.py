@@ -159,6 +159,9 @@ class HFEngine:
     _reduced = False
     """Whether `set_precision` has been called with bfloat16."""
 
+    _packs_choices: bool | None = None
+    """See `swarm.engine.gradient.can_pack_choices`; `None` before it was needed."""
+
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`."""
         import torch
@@ -202,6 +205,7 @@ class HFEngine:
         self._context = context_length_of(self._model)
         self._stack: Any = None
         self._reduced = False
+        self._packs_choices = None
         self.replace_adapters(base, device, basis, folder, summed)
 
     def replace_adapters(
@@ -279,18 +283,25 @@ class HFEngine:
         """See `swarm.engine.base.DifferentiableEngine`."""
         import torch
 
-        from swarm.engine.gradient import batch_examples, compute_loss_and_gradient
+        from swarm.engine.gradient import (
+            batch_examples,
+            can_pack_choices,
+            compute_loss_and_gradient,
+        )
 
         rows = [self._tokenize_example(one) for one in examples]
+        if self._packs_choices is None and any(len(one.rows(packed=False)) > 1 for one in rows):
+            self._packs_choices = can_pack_choices(self._model)
+        packed = bool(self._packs_choices)
         while True:
-            batches = batch_examples(rows, self._tokenizer.pad_token_id, self._budget)
+            batches = batch_examples(rows, self._tokenizer.pad_token_id, self._budget, packed)
             try:
                 found = compute_loss_and_gradient(
                     self._model, self._stack, position, batches, slope, self.checkpointing
                 )
             except torch.OutOfMemoryError:
                 if self.checkpointing or not slope:
-                    self._reduce_batch(len(rows), max(one.length for one in rows))
+                    self._reduce_batch(len(rows), max(one.row_length(packed) for one in rows))
                     continue
                 # Costs one more forward pass, and needs memory for one layer instead of all.
                 log.warning("out of memory: activations are recomputed (engine.checkpointing)")

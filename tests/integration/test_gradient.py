@@ -15,6 +15,7 @@ import tiny
 import torch
 
 from swarm.engine.base_model import BaseModel
+from swarm.engine.gradient import can_pack_choices
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.models.base import Example, Request
@@ -139,6 +140,32 @@ def test_batches_and_checkpointing_change_nothing(tiny_llama: Path, tiny_pool: P
     for other in (parts, recomputed):
         assert other.loss == pytest.approx(whole.loss, rel=1e-5)
         np.testing.assert_allclose(other.slope, whole.slope, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_packed_choices_have_the_loss_and_slope_of_single_ones(tmp_path: Path, kind: str) -> None:
+    base = tiny.model(tmp_path / "base", kind)
+    engine, pool = opened(base, tiny.mixed_pool(base, tmp_path / "pool"), space="delta")
+    position, found = drawn(pool), []
+    for packed in (True, False):
+        engine._packs_choices = packed
+        found.append(engine.compute_gradient(position, EXAMPLES * 2))
+    assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
+    np.testing.assert_allclose(found[0].slope, found[1].slope, rtol=1e-3, atol=1e-4)
+
+
+def test_whether_choices_are_packed_is_measured(tiny_llama: Path, tiny_pool: Path) -> None:
+    engine, pool = opened(tiny_llama, tiny_pool)
+    engine.compute_gradient(drawn(pool), EXAMPLES[:1])
+    assert engine._packs_choices is None, "a single choice has nothing to pack"
+    engine.compute_gradient(drawn(pool), EXAMPLES)
+    assert engine._packs_choices
+    model = tiny.load(tiny_llama)
+    assert can_pack_choices(model)
+    # A model that makes its own mask, as those with positions in the mask do.
+    forward = model.forward
+    model.forward = lambda attention_mask, **rest: forward(**rest)
+    assert not can_pack_choices(model)
 
 
 def test_answers_after_a_gradient_are_as_before(tiny_llama: Path, tiny_pool: Path) -> None:

@@ -34,6 +34,8 @@ SECURITY_HEADERS = {
 }
 """Headers that restrict pages to local resources, so that model output cannot load others."""
 
+log = logging.getLogger(__name__)
+
 SHUTDOWN_GRACE_S = 2
 """Seconds that requests in progress have to finish at shutdown."""
 
@@ -70,13 +72,32 @@ class HostGuard:
         if not is_allowed(scope):
             return await _refused(scope, send, b"not from here\n")
         if self._token is None or self._has_cookie(scope) or self._is_bearer(scope):
-            return await self._app(scope, receive, _with_headers(send))
+            return await self._forward(scope, receive, send)
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if not self._is_token(dict(query).get(TOKEN, "")):
             return await _refused(scope, send, NO_TOKEN)
         if scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD"):
-            return await self._app(scope, receive, _with_headers(send))
+            return await self._forward(scope, receive, send)
         await self._welcome(scope, send, [pair for pair in query if pair[0] != TOKEN])
+
+    async def _forward(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Forward the request; a client that leaves before the response is not an error."""
+        left = False
+
+        async def receive_and_watch() -> Any:
+            nonlocal left
+            message = await receive()
+            left = left or message["type"] == "http.disconnect"
+            return message
+
+        try:
+            await self._app(scope, receive_and_watch, _with_headers(send))
+        except Exception as error:
+            # socket.io fails if a poll ends while it is read, and then NiceGUI's middlewares, of
+            # Starlette's class BaseHTTPMiddleware, raise "No response returned."
+            if not left:
+                raise
+            log.info("%s: left before the response", scope["path"], exc_info=error)
 
     def _is_token(self, token: str) -> bool:
         # Constant time, so that response times do not reveal the token.

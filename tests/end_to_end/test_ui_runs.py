@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import socket
+import urllib.request
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -295,9 +297,24 @@ def test_without_a_token_that_is_said(tmp_path: Path) -> None:
         assert asked(one) == asked(two) == 403
 
 
+def test_a_page_that_is_left_while_it_loads_is_no_error(tmp_path: Path) -> None:
+    """`served` checks that nothing but "stopped" is on standard error."""
+    path = "/_nicegui_ws/socket.io/?EIO=4&transport=polling"
+    with ui_pages.served(tmp_path, "--no-token") as url:
+        host = url.removeprefix("http://").rstrip("/")
+        address, _, port = host.partition(":")
+        for _ in range(8):
+            with urllib.request.urlopen(f"{url.rstrip('/')}{path}") as reply:
+                session = json.loads(reply.read().decode().lstrip("0"))["sid"]
+            with socket.create_connection((address, int(port))) as left:
+                lines = f"POST {path}&sid={session} HTTP/1.1\r\nHost: {host}\r\n"
+                left.sendall(f"{lines}Content-Length: 100\r\n\r\n".encode())
+        assert asked(url) == 200
+
+
 def test_others_are_kept_out(page_url: ui_pages.Page) -> None:
     here = page_url.split("/")[2]
-    socket = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
+    websocket = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
     upgrade = {
         "Connection": "Upgrade",
         "Upgrade": "websocket",
@@ -305,7 +322,7 @@ def test_others_are_kept_out(page_url: ui_pages.Page) -> None:
         "Sec_WebSocket_Key": "AAAAAAAAAAAAAAAAAAAAAA==",
     }
     bearer = {"Authorization": f"Bearer {page_url.token}"}
-    for path, more, good in (("/", bearer, 200), (socket, bearer | upgrade, 101)):
+    for path, more, good in (("/", bearer, 200), (websocket, bearer | upgrade, 101)):
         assert asked(page_url, path, **more) == good
         assert asked(page_url, path, **more, Origin=f"http://{here}") == good
         assert asked(page_url, path, **more, Origin="http://example.org") == 403

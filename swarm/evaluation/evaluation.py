@@ -27,13 +27,19 @@ from swarm.models.base import Usage
 from swarm.runs.describe import (
     MAX_DOMAINS,
     describe_constant_answers,
+    format_form_warnings,
     format_most_common_answer,
     format_one_answer_warnings,
     shorten_text,
 )
 from swarm.runs.describe import describe_difference as compared
 from swarm.tasks.base import HasScoreScale, Item, RequiresSetup, Score, Task, metric_task
-from swarm.tasks.metrics import paired_gain, summarize_constant_answers, utility_summary
+from swarm.tasks.metrics import (
+    find_form_mismatches,
+    paired_gain,
+    summarize_constant_answers,
+    utility_summary,
+)
 from swarm.tasks.reward_model import RewardModelTask
 from swarm.trackers import NullTracker, TrackedRun, Tracker
 from swarm.trackers.base import track_run
@@ -155,8 +161,15 @@ def summarize_scores(task: Task, found: SplitScores) -> list[dict[str, Any]]:
     """Return each voter's name, `utility_summary` by the task's metric, and usage if known."""
     task = metric_task(task)
     account = found.account or [{} for _ in found.names]
+    answers = dict(zip(found.names, found.scores, strict=True))
+    forms = {one["model"]: one for one in find_form_mismatches(task, found.items, answers)}
     return [
-        {"name": name, **utility_summary(task, scores, found.items), **took}
+        {
+            "name": name,
+            **utility_summary(task, scores, found.items),
+            **({"form": forms[name]} if name in forms else {}),
+            **took,
+        }
         for name, scores, took in zip(found.names, found.scores, account, strict=True)
     ]
 
@@ -377,6 +390,8 @@ def format_result(result: Mapping[str, Any]) -> str:
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
     lines += _format_constants(result)
     lines += [f"{line}." for line in result.get("too_long", ())]
+    forms = [voice["form"] for voice in result["voices"] if "form" in voice]
+    lines += format_form_warnings(forms, result["split"])
     for voice in result["voices"]:
         lines += format_one_answer_warnings(
             voice.get("one_answer", ()), voice["name"], result["split"]

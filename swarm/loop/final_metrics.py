@@ -19,6 +19,7 @@ from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_folder import ParticleIndex, RunRecord
 from swarm.tasks.base import Item, Score, Task, metric_task
 from swarm.tasks.metrics import (
+    find_form_mismatches,
     group_items_by_domain,
     item_domain,
     majority_vote,
@@ -317,6 +318,8 @@ def final_metrics(
     metrics["constant_answers"] = summarize_constant_answers(task, dev, *tested)
     if test and baselines:
         metrics["baselines"] = [_baseline_metrics(ending, name, after) for name in baselines]
+    if forms := [*record.state.get("answer_forms", ()), *_base_form(ending, test, baselines)]:
+        metrics["answer_forms"] = forms
     if ending.pareto_front is not None:
         volumes = ending.pareto_front.hypervolume_history
         metrics["front_points"] = len(ending.pareto_front.front_indices)
@@ -448,6 +451,19 @@ def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) 
         "gain_interval": [gain.low, gain.high],
         "p_value": gain.p,
     }
+
+
+def _base_form(
+    ending: FinalEvaluation, test: bool, baselines: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the form of the base's test answers, if it differs from that of the gold answers."""
+    if not test or "base" not in baselines:
+        return []
+    task, state = ending.metric_task, ending.record.state
+    scores = ending.score_position_on_test([0.0] * len(state["experts"]) * len(state["groups"]))
+    found = find_form_mismatches(task, task.items("test"), {BASELINE_LABELS["base"]: scores})
+    # Unread answers are in the summary of each baseline.
+    return [{**one, "split": "test"} for one in found if one["contained"]]
 
 
 def _best_merge_or_expert(ending: FinalEvaluation) -> tuple[str, list[float], list[Score]]:

@@ -237,6 +237,12 @@ class RunReporter:
             self.progress.tokens,
         )
 
+    def print_warnings(self, lines: Sequence[str]) -> None:
+        """Print and log warnings about the answers."""
+        for line in lines:
+            log.info(line)
+            self.view.print_line(line)
+
     def on_search_end(self, reason: str) -> None:
         """Report that no iteration follows."""
         log.info("search ends: %s", reason)

@@ -33,12 +33,12 @@ from swarm.loop.final_metrics import (
 from swarm.loop.racing import Racing, tell_optimizer
 from swarm.loop.reporter import RunReporter, buffer_log, flush_log_to
 from swarm.loop.search_inputs import (
-    applicable_baselines,
     check_run_settings,
     digest_items,
     engine_versions,
     fit_items,
     requested_precision,
+    resolve_baselines,
     resolve_groups,
     search_identity,
     shared_score_context,
@@ -51,6 +51,7 @@ from swarm.optimizers.base import (
     SupportsGradients,
 )
 from swarm.optimizers.gradient import plan_descent
+from swarm.runs.describe import format_form_warnings
 from swarm.runs.pareto_front import (
     check_objectives,
     compute_objectives,
@@ -71,6 +72,7 @@ from swarm.tasks.base import (
     Task,
     metric_task,
 )
+from swarm.tasks.metrics import find_form_mismatches
 from swarm.trackers import Tracker
 
 log = logging.getLogger(__name__)
@@ -100,8 +102,8 @@ class Run:
         noise_floor: Whether to score the best position on dev once more, in other batches.
         front: Number of points of the Pareto front to score on test, for multi-objective
             optimizers.
-        baselines: Baselines that are compared with the best position on test; see
-            `swarm.loop.search_inputs.BASELINE_LABELS`.
+        baselines: Baselines that are compared with the best position on test, names of
+            `swarm.loop.search_inputs.BASELINE_LABELS`; "auto" as in `resolve_baselines` there.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class Run:
         noise_floor: bool = True,
         front: int = 10,
         choose: str = "searched",
-        baselines: Sequence[str] = (),
+        baselines: str | Sequence[str] = (),
     ) -> None:
         name = str(name) if type(name) is int else name  # Hydra parses name=2 as a number
         switches = {"test": test, "noise_floor": noise_floor}
@@ -326,6 +328,7 @@ class Run:
             self.record.state["scale"] = calibrate_scale(
                 self.task, raced.scores, self.pool.expert_count
             )
+            self._check_answer_forms(raced.scores)
         utilities = np.full(len(positions), np.nan)
         for i, scores in raced.complete_scores().items():
             utilities[i] = self.task.utility(scores)
@@ -352,6 +355,19 @@ class Run:
         self._known.add_iteration(number, entry["positions"], entry["utilities"])
         self.reporter.on_iteration_end(number, time.monotonic() - began)
 
+    def _check_answer_forms(self, scores: Mapping[int, Mapping[int, Score]]) -> None:
+        """Warn of experts whose answers have another form than the gold answers."""
+        if metric_task(self.task) is not self.task:
+            return
+        items = [self.task.items("dev")[index] for index in self._searched]
+        answers = {
+            name: list(scores[i].values())
+            for i, name in enumerate(self.pool.names[: self.pool.expert_count])
+        }
+        if found := find_form_mismatches(self.task, items, answers):
+            self.record.state["answer_forms"] = [{**one, "split": "dev"} for one in found]
+            self.reporter.print_warnings(format_form_warnings(found, "dev"))
+
     @property
     def precision(self) -> str | None:
         """The lower precision that the search asks in; `None` is that of `model.dtype`.
@@ -376,7 +392,9 @@ class Run:
         limit = (self.optimizer.max_iterations + 1) * len(positions)
         limit = min(limit, self.budget.max_positions) if self.budget.prompts else limit
         # The finalists and the best expert; two baselines need the other experts, too.
-        repeated = FINALIST_COUNT + 1 + count * bool({"experts", "recipe"} & {*self.baselines})
+        repeated = (
+            FINALIST_COUNT + 1 + count * bool({"experts", "recipe"} & {*self._tested_baselines()})
+        )
         found = choose_precision(ask, count, self._searched, limit, repeated)
         if "agreement" in found:
             self.record.state["precision"] = found
@@ -453,7 +471,7 @@ class Run:
         # Only multi-objective searches test a front; the key is absent elsewhere, as in older runs.
         front = self.front if isinstance(self.optimizer, MultiObjectiveOptimizer) else 0
         settings |= {"front": front} if front else {}
-        baselines = self.applicable_baselines() if self.test else []
+        baselines = self._tested_baselines()
         settings |= {"baselines": baselines} if baselines else {}
         metrics: dict[str, Any] | None = self.record.state["metrics"]
         if metrics is None or metrics["settings"] != settings:
@@ -492,7 +510,10 @@ class Run:
 
     def applicable_baselines(self) -> list[str]:
         """Return those of `baselines` that are applicable to this pool and task."""
-        return applicable_baselines(self.baselines, self.task, self.pool)
+        return resolve_baselines(self.baselines, self.task, self.pool)
+
+    def _tested_baselines(self) -> list[str]:
+        return self.applicable_baselines() if self.test else []
 
     def max_tested_models(self) -> int:
         """Return the maximum number of models scored on test.

@@ -27,7 +27,7 @@ from swarm.optimizers.base import (
 from swarm.pool.pool import Pool
 from swarm.runs.run_folder import PRECISION_KEY
 from swarm.tasks.base import HasSources, Task, gold_answers_error, is_black_box
-from swarm.tasks.metrics import group_items_by_domain
+from swarm.tasks.metrics import group_items_by_domain, has_named_domains
 
 BASELINE_LABELS = {
     "base": "base model",
@@ -327,27 +327,40 @@ def _flatten_config(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return found
 
 
-def validate_baselines(names: Sequence[str]) -> list[str]:
-    """Return the names, checked and without duplicates.
+AUTO_BASELINES = "auto"
+"""Value of `baselines` that chooses them: base, soup and, at low cost, experts."""
+
+MAX_DOMAIN_EXPERTS = 10
+"""Maximum number of experts of which `AUTO_BASELINES` compares each domain's best one."""
+
+
+def validate_baselines(names: str | Sequence[str]) -> str | list[str]:
+    """Return "auto", or the names, checked and without duplicates.
 
     Raises:
-        UserError: `names` is not a list, or contains a name that is not in
+        UserError: `names` is neither "auto" nor a list, or contains a name that is not in
             `BASELINE_LABELS`.
     """
+    if names == AUTO_BASELINES:
+        return AUTO_BASELINES
     listed = isinstance(names, Sequence) and not isinstance(names, str)
     if not listed or not all(isinstance(name, str) and name in BASELINE_LABELS for name in names):
         allowed = ", ".join(BASELINE_LABELS)
-        raise UserError(f"baselines={names}: must be a list of {allowed}; [] for none")
+        raise UserError(f"baselines={names}: must be auto or a list of {allowed}; [] for none")
     return list(dict.fromkeys(names))
 
 
-def applicable_baselines(names: Sequence[str], task: Task, pool: ExpertPool) -> list[str]:
+def resolve_baselines(names: str | Sequence[str], task: Task, pool: ExpertPool) -> list[str]:
     """Return those of the baselines `names` that are applicable to this pool and task.
 
     A pool of full models has no base among its mixtures, and a single-domain task has no expert per
-    domain.
+    domain. "auto" is base, soup and, if the items name their domains and the experts are at most
+    `MAX_DOMAIN_EXPERTS`, experts: all of them together answer each test item once.
     """
-    domains = len(group_items_by_domain(task.items("test")))
+    items = task.items("test")
     missing = {"base"} if getattr(pool, "saves", "") != "adapter" else set()
-    missing |= {"experts"} if domains < 2 else set()
+    missing |= {"experts"} if len(group_items_by_domain(items)) < 2 else set()
+    if names == AUTO_BASELINES:
+        few = pool.expert_count <= MAX_DOMAIN_EXPERTS and has_named_domains(items)
+        names = ["base", "soup", *(["experts"] if few else [])]
     return [name for name in names if name not in missing]

@@ -18,7 +18,7 @@ from swarm.report.markdown import render_markdown
 from swarm.report.paired_comparison import PairedComparison, changed_items_section
 from swarm.report.pareto_front import front_section
 from swarm.report.sections import configuration_section, cost_section
-from swarm.runs.describe import one_answer_warnings
+from swarm.runs.describe import format_form_warnings, one_answer_warnings
 from swarm.runs.run_reader import RunFolder
 
 SECTIONS = (
@@ -52,7 +52,10 @@ def build_report(folder: str | Path) -> Report:
         sections.headline_figures(models),
         [made for section in SECTIONS if (made := section(models)) is not None],
         sections.comparison_table(models),
-        one_answer_warnings(run.metrics) if models.is_tested else (),
+        [
+            *format_form_warnings([f for f in run.answer_forms if f["split"] == "dev"], "dev"),
+            *(one_answer_warnings(run.metrics) if models.is_tested else ()),
+        ],
     )
 
 

@@ -5,11 +5,16 @@ from typing import Any
 
 import numpy as np
 
+from swarm.tasks.metrics import KIND_PREFIX
+
 MAX_DOMAINS = 12
 """Maximum number of domains in a table; with more, only the metrics contain the numbers."""
 
 MAX_LISTED = 5
 """Maximum number of domains named in a sentence."""
+
+MIN_UNREAD = 0.1
+"""From this share on, unread answers are mentioned below the tables."""
 
 MODEL_LABELS = ("best initial expert", "best found")
 
@@ -197,6 +202,12 @@ def one_answer_warnings(
     ]
 
 
+def describe_domain(domain: str) -> str:
+    """Describe a domain: "the domain logic", "the domain (gold answer: number)"."""
+    kind = domain.startswith(KIND_PREFIX)
+    return f"the domain ({domain})" if kind else f"the domain {shorten_text(domain)}"
+
+
 def format_one_answer_warnings(
     found: Sequence[Mapping[str, Any]], name: str, split: str
 ) -> list[str]:
@@ -207,9 +218,7 @@ def format_one_answer_warnings(
     """
     warnings = []
     for one in found[:MAX_LISTED]:
-        where = (
-            "all domains" if one["domain"] is None else f"the domain {shorten_text(one['domain'])}"
-        )
+        where = "all domains" if one["domain"] is None else describe_domain(one["domain"])
         warnings.append(
             f"Warning: in {where} of {split}, {name} gives one answer: "
             f"{quote_answer(one['answer'])} is "
@@ -219,6 +228,91 @@ def format_one_answer_warnings(
     if more := len(found) - MAX_LISTED:
         warnings += [f"Warning: the same holds for {more} more domains of {split}."] * (more > 0)
     return warnings
+
+
+PARSER_HINTS = {
+    "whole": "the complete first line",
+    "anchored": "the first number, yes or no or phrase",
+    "original": "the gold answer anywhere in the text",
+}
+"""What each parser of an exact-match task compares."""
+
+
+def format_form_warnings(found: Sequence[Mapping[str, Any]], split: str) -> list[str]:
+    """Return a warning for each domain in which answers have another form than the gold answers.
+
+    Args:
+        found: Result of `swarm.tasks.metrics.find_form_mismatches`.
+        split: The split of the answers.
+    """
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for one in found:
+        key = one["domain"], one["parser"], one["choices"], one["contained"] > 0
+        groups.setdefault(key, []).append(one)
+    warnings = []
+    for (domain, _, _, contained), models in groups.items():
+        first = models[0]
+        where = f" in {describe_domain(domain)}" if domain else ""
+        shares = [
+            f"{one['model']} {100 * one['contained' if contained else 'unread']:.0f} %"
+            for one in models[:MAX_LISTED]
+        ]
+        more = len(models) - MAX_LISTED
+        listed = ", ".join(shares) + (f" and {more} more" if more > 0 else "")
+        what = "are empty or cannot be read"
+        if contained:
+            what = "contain the gold answer but do not match it"
+        given = quote_answer(first["text"]) if first["text"] else "nothing"
+        warnings.append(
+            f"Warning: on the {first['items']} {split} items{where}, answers {what} ({listed}): "
+            f"where {quote_answer(first['gold'])} is right, {first['model']} gives {given}. "
+            f"{_form_remedy(first)}"
+        )
+    return warnings
+
+
+def form_warnings(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the warnings on the form of the experts' dev answers, and of the base's on test."""
+    found = metrics.get("answer_forms", ())
+    return [
+        *format_form_warnings([one for one in found if one["split"] == "dev"], "dev"),
+        *format_form_warnings([one for one in found if one["split"] == "test"], "test"),
+    ]
+
+
+def _form_remedy(one: Mapping[str, Any]) -> str:
+    """Return what to do about answers of another form than the gold answers."""
+    if one["choices"]:
+        return "task.scoring=logits compares the probabilities of the letters instead."
+    others = [f"{name} ({hint})" for name, hint in PARSER_HINTS.items() if name != one["parser"]]
+    return (
+        "Write gold answers in the words of the adapters, or compare otherwise: task.parser is "
+        f"{one['parser']} and may be {' or '.join(others)}."
+    )
+
+
+def unread_answers(metrics: Mapping[str, Any], names: tuple[str, str] = MODEL_LABELS) -> list[str]:
+    """Return a sentence on the models of the final tables with many unread answers, or none.
+
+    Args:
+        metrics: Result of `swarm.loop.final_metrics.final_metrics`.
+        names: Names of the initial model and of the best found.
+    """
+    split, key = ("test", "single_test") if "test_gain" in metrics else ("dev", "validation")
+    shares = {
+        one["label"]: one[split]["unparsed_rate"]
+        for one in metrics.get("baselines", ())
+        if split in one
+    }
+    for side, name in zip(("starting", "ending"), names, strict=True):
+        shares[name] = metrics.get(f"{side}_best_{key}_unparsed_rate", 0.0)
+    parts = [f"{name} {100 * share:.0f} %" for name, share in shares.items() if share >= MIN_UNREAD]
+    if not parts:
+        return []
+    return [
+        f"Unread answers on {split} (empty, or without an answer that the task's parser finds): "
+        f"{', '.join(parts)}."
+    ]
 
 
 def domain_table(
@@ -329,7 +423,12 @@ def list_caveats(metrics: dict[str, Any], too_long: Sequence[str] = ()) -> list[
         metrics: Result of `swarm.loop.final_metrics.final_metrics`; empty while a search runs.
         too_long: Lines on dropped or truncated items (`swarm.loop.prompt_stats.fit_to_context`).
     """
-    lines = [*(f"{line}." for line in too_long), *one_answer_warnings(metrics)]
+    lines = [
+        *(f"{line}." for line in too_long),
+        *form_warnings(metrics),
+        *one_answer_warnings(metrics),
+        *unread_answers(metrics),
+    ]
     points = metrics.get("in_points", False)
     if found := metrics.get("confirm"):
         bias = found["ending_searched"] - found["ending"]

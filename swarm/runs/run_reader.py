@@ -47,6 +47,8 @@ class RunFolder:
         scale: Score scale of a task that calibrates one on the experts; else `None`.
         front: The Pareto front of a task of several parts; else `None`.
         too_long: Lines on dropped or truncated items (`swarm.loop.prompt_stats.fit_to_context`).
+        answer_forms: Experts whose answers have another form than the gold answers
+            (`swarm.tasks.metrics.find_form_mismatches`).
 
     Raises:
         UserError: The folder is not a run's, or no iteration is finished.
@@ -69,6 +71,7 @@ class RunFolder:
         self.optimizer: dict[str, Any] = state.get("optimizer") or {}
         self.front = ParetoFront.from_state(state)
         self.too_long: list[str] = state.get("too_long", [])
+        self.answer_forms: list[dict[str, Any]] = state.get("answer_forms", [])
         if not self.rounds:
             raise UserError(f"{self.path}: no iteration has finished yet; wait for the first")
         try:

@@ -1,10 +1,12 @@
 """Metrics of scores: utility with interval, a tested difference, votes, constant answers.
 
-Also utilities by domain and the warning of one answer throughout. The domain of an item is its part
-of a mixture, else its "domain", else the kind of its gold answer: "letter" (multiple choice), "yes
-or no", "true or false", "number" or "phrase".
+Also utilities by domain, and the warnings of one answer throughout and of answers in another form
+than the gold answers. The domain of an item is its part of a mixture, else its "domain", else the
+kind of its gold answer: "gold answer: " and "letter" (multiple choice), "yes or no", "true or
+false", "number" or "phrase".
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +23,10 @@ from swarm.stats.significance import (
     utility_test,
 )
 from swarm.tasks.base import Item, Score, Task, unparsed_rate
-from swarm.tasks.parsing import answer_kind
+from swarm.tasks.parsing import ANSWER_KINDS, answer_kind
+
+KIND_PREFIX = "gold answer: "
+"""Beginning of the domain of items that have no "domain": the kind of their gold answer follows."""
 
 NO_GOLD_DOMAIN = "no gold answer"
 """Domain of items that have neither a "domain" nor a gold answer."""
@@ -34,6 +39,18 @@ ONE_ANSWER_SHARE = 0.9
 
 MIN_ANSWERS = 10
 """Minimum number of answers for the check of a constant answer."""
+
+MIN_FORM_ANSWERS = 5
+"""Minimum number of answers for the check of their form."""
+
+CONTAINED_SHARE = 0.2
+"""From this share on, answers that contain the gold answer without matching it are reported."""
+
+UNREAD_SHARE = 0.5
+"""From this share on, unread answers are reported."""
+
+MAX_EXAMPLE = 100
+"""Maximum number of characters of an example of an answer."""
 
 
 def utility_with_interval(task: Task, scores: Sequence[Score]) -> MeanInterval:
@@ -81,7 +98,12 @@ def item_domain(item: Item) -> str:
     golds = _gold_answers(item)
     if not golds:
         return NO_GOLD_DOMAIN
-    return "letter" if "choices" in item else answer_kind(golds[0])
+    return KIND_PREFIX + ("letter" if "choices" in item else answer_kind(golds[0]))
+
+
+def has_named_domains(items: Sequence[Item]) -> bool:
+    """Return whether items name their domain, as a part of a mixture or in "domain"."""
+    return any(item.get(key) not in (None, "") for item in items for key in ("part", "domain"))
 
 
 def summarize_domains(
@@ -144,6 +166,127 @@ def find_one_answer_domains(
     return [
         one for domain, positions in domains.items() for one in find_warnings(domain, positions)
     ]
+
+
+def find_form_mismatches(
+    task: Task, items: Sequence[Item], answers: Mapping[str, Sequence[Score]]
+) -> list[dict[str, Any]]:
+    """Find the models whose answers have another form than the gold answers.
+
+    A model is listed if it is no better than the best constant answers to these items and half of
+    its answers are unread, or, on all items or on those of a domain, a fifth of its answers contain
+    the gold answer without matching it; the answers that contain the gold answer of another item
+    are subtracted, as they measure chance. Only for tasks with a `parser`.
+
+    Args:
+        answers: Scores by the task's metric, by model, in the order of the items.
+
+    Returns:
+        For each: "model", "domain" (`None` for all items), "items", "right", "unread" and
+            "contained" (shares of the items), "gold" and "text" (its beginning) of an example,
+            "parser" (the task's) and "choices" (whether the task is one of multiple choice).
+    """
+    constants = best_constant_answers(task, items) if len(items) >= MIN_FORM_ANSWERS else None
+    if constants is None:
+        return []
+    limits = [score.value for score in constants.score_items(task, items)]
+    domains = group_items_by_domain(items)
+    groups: dict[str | None, Sequence[int]] = {None: range(len(items))}
+    if len(domains) > 1:
+        groups.update(domains)
+    found = []
+    for model, scores in answers.items():
+        missed = [_missed_gold(task, *pair) for pair in zip(items, scores, strict=True)]
+        checked = [
+            one
+            for domain, indices in groups.items()
+            if len(indices) >= MIN_FORM_ANSWERS
+            and fmean(scores[i].value for i in indices) <= fmean(limits[i] for i in indices)
+            and (one := _describe_form(task, items, scores, missed, domain, indices))
+        ]
+        if checked:
+            found.append({"model": model} | max(checked, key=lambda one: one["contained"]))
+    return found
+
+
+def _missed_gold(task: Task, item: Item, score: Score) -> str | None:
+    """Return the gold answer that a wrong answer might contain in other words; else `None`."""
+    leaf: Any = _unwrap_subtask(task, [score])[0]
+    golds = _gold_answers(item)
+    if not hasattr(leaf, "parser") or not golds or score.value > 0:
+        return None
+    # A parsed yes or no is the other one, which is wrong in any form.
+    decided = leaf.parser == "anchored" and golds[0].strip().lower() in ANSWER_KINDS
+    return None if decided and score.answer is not None else golds[0]
+
+
+def _describe_form(
+    task: Task,
+    items: Sequence[Item],
+    scores: Sequence[Score],
+    missed: Sequence[str | None],
+    domain: str | None,
+    indices: Sequence[int],
+) -> dict[str, Any] | None:
+    """Return an entry of `find_form_mismatches` for one model and group; `None` if unremarkable."""
+    wrong = [i for i in indices if missed[i] is not None]
+    unread = [i for i in wrong if scores[i].answer is None]
+    choices = [i for i in wrong if "choices" in _inner_item(items[i])]
+    written = [i for i in wrong if i not in set(choices)]
+    contained = [i for i in written if _contains_gold(scores[i].text, str(missed[i]), items[i])]
+    # The gold answers of other items, each the next different one, occur by chance.
+    others = [
+        next((missed[j] for j in (*written[n:], *written) if missed[j] != missed[i]), None)
+        for n, i in enumerate(written)
+    ]
+    chance = sum(
+        other is not None and _contains_gold(scores[i].text, other, items[i])
+        for i, other in zip(written, others, strict=True)
+    )
+    many = len(contained) - chance >= CONTAINED_SHARE * len(indices)
+    if not many and (domain is not None or len(unread) < UNREAD_SHARE * len(indices)):
+        return None
+    example = contained[0] if many else unread[0]
+    leaf: Any = _unwrap_subtask(task, [scores[example]])[0]
+    return {
+        "domain": domain,
+        "items": len(indices),
+        "right": fmean(scores[i].value > 0 for i in indices),
+        "unread": len(unread) / len(indices),
+        "contained": len(contained) / len(indices) if many else 0.0,
+        "gold": missed[example],
+        "text": scores[example].text.strip()[:MAX_EXAMPLE],
+        "parser": leaf.parser,
+        "choices": example in choices,
+    }
+
+
+def _contains_gold(text: str, gold: str, item: Item) -> bool:
+    """Return whether the words of a text contain those of a gold answer.
+
+    A gold answer that the question contains, which the text may repeat, has to begin or end the
+    first line that is not blank.
+    """
+    wanted = _spaced_words(gold)
+    if wanted == "  " or wanted not in _spaced_words(text):
+        return False
+    if wanted not in _spaced_words(str(_inner_item(item).get("question", ""))):
+        return True
+    line = next(filter(str.strip, map(_spaced_words, text.split("\n"))), "")
+    return line.startswith(wanted) or line.endswith(wanted)
+
+
+def _spaced_words(text: str) -> str:
+    """Return the words of a text in lower case, with a space before and after each."""
+    words = re.findall(r"[^\W_]+", text.casefold())
+    return f" {' '.join(words)} "
+
+
+def _inner_item(item: Item) -> Item:
+    """Return the item that an item of a mixture wraps."""
+    while "part" in item and isinstance(item.get("item"), Mapping):
+        item = item["item"]
+    return item
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +392,7 @@ def _constant_candidates(task: Task, items: Sequence[Item]) -> list[str]:
 
 def _gold_answers(item: Item) -> list[str]:
     """Return the gold answers of an item, or of the inner item of a mixture's item."""
-    while "part" in item and isinstance(item.get("item"), Mapping):
-        item = item["item"]
-    gold = item.get("answer")
+    gold = _inner_item(item).get("answer")
     several = gold if isinstance(gold, list) else [gold]
     return [str(one) for one in several if isinstance(one, str | int | float)]
 

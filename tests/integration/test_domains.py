@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from swarm.evaluation.evaluation import format_result
 from swarm.export.model_card import describe_metrics
 from swarm.finetune.run import domain_lines as by_domain_table
 from swarm.finetune.run import scores_table
+from swarm.loop.search_inputs import resolve_baselines
+from swarm.models.base import Completion
 from swarm.report.build import build_report, write_report
 from swarm.report.paired_comparison import PairedComparison, iterate_data_items
 from swarm.runs.describe import (
@@ -28,8 +31,10 @@ from swarm.runs.describe import (
     compare_with_soup,
     conclude_test,
     domain_table,
+    format_form_warnings,
     format_one_answer_warnings,
     list_caveats,
+    unread_answers,
 )
 from swarm.runs.manifest import encode_state
 from swarm.runs.run_reader import RunFolder
@@ -40,12 +45,15 @@ from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.metrics import (
     NO_GOLD_DOMAIN,
     best_constant_answers,
+    find_form_mismatches,
     find_one_answer_domains,
+    has_named_domains,
     item_domain,
     summarize_domains,
     utility_summary,
 )
 from swarm.tasks.mixture import Mixture
+from swarm.tasks.multiple_choice import MultipleChoice
 
 MINI = searches.ROOT / "data" / "nlgraph_mini.json"
 
@@ -156,8 +164,12 @@ def test_without_a_domain_the_gold_answer_gives_one(tmp_path: Path) -> None:
     golds = ["Yes", "no", "true", 12, "1,200", "red door"]
     task = match(tmp_path, "kinds", golds, ["Yes"])
     kinds = ["yes or no", "yes or no", "true or false", "number", "number", "phrase"]
-    assert [item_domain(item) for item in task.items("dev")] == kinds
-    assert item_domain({"id": 0, "choices": {"A": "a", "B": "b"}, "answer": "A"}) == "letter"
+    named = [f"gold answer: {kind}" for kind in kinds]
+    assert [item_domain(item) for item in task.items("dev")] == named
+    choice = {"id": 0, "choices": {"A": "a", "B": "b"}, "answer": "A"}
+    assert item_domain(choice) == "gold answer: letter"
+    assert not has_named_domains(task.items("dev"))
+    assert has_named_domains([choice, {**choice, "domain": "doors"}])
     assert item_domain({"id": 0, "prompt": "write"}) == NO_GOLD_DOMAIN
 
 
@@ -191,10 +203,89 @@ def test_one_answer_is_warned_of(
         assert found == []
         return
     (one,) = found
-    assert one["domain"] == "yes or no" and one["answer"] == "No" and one["share"] == share
+    assert one["domain"] == "gold answer: yes or no"
+    assert one["answer"] == "No" and one["share"] == share
     assert one["right"] == 0.5
     (words,) = format_one_answer_warnings(found, "the best found", "test")
-    assert words.startswith("Warning: in the domain yes or no of test, the best found gives one")
+    assert words.startswith(
+        "Warning: in the domain (gold answer: yes or no) of test, the best found"
+    )
+
+
+def written(task: Any, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
+    """The scores of these texts."""
+    pairs = zip(items, texts, strict=True)
+    return [task.score_completion(item, Completion(text)) for item, text in pairs]
+
+
+def test_answers_in_another_form_are_warned_of(tmp_path: Path) -> None:
+    path = match(tmp_path, "forms", [f"word{n}" for n in range(20)], ["Yes"]).data.file
+    task = ExactMatch("forms", path, parser="whole")
+    items = task.items("dev")
+    golds = [str(item["answer"]) for item in items]
+    answers = {
+        "right": [f"{gold}\n" for gold in golds],
+        "sentences": [f"The answer is {gold}." for gold in golds],
+        "others": [f"The answer is {gold}." for gold in [*golds[1:], golds[0]]],
+        "all": [" ".join(golds)] * 20,  # contains the gold answers of other items as well
+        "silent": [""] * 12 + ["none"] * 8,
+    }
+    scores = {name: written(task, items, texts) for name, texts in answers.items()}
+    found = {one["model"]: one for one in find_form_mismatches(task, items, scores)}
+    assert set(found) == {"sentences", "silent"}
+    assert found["sentences"]["contained"] == 1 and found["sentences"]["right"] == 0
+    assert found["silent"]["unread"] == 0.6 and found["silent"]["contained"] == 0
+    sentence, silent = format_form_warnings([*found.values()], "dev")
+    assert 'where "word0" is right, sentences gives "The answer is word0."' in sentence
+    assert "contain the gold answer but do not match it (sentences 100 %)" in sentence
+    assert "task.parser is whole and may be anchored" in sentence
+    assert "are empty or cannot be read (silent 60 %)" in silent and "gives nothing" in silent
+    # The original's parser accepts the gold answer anywhere.
+    loose = ExactMatch("forms", path, parser="original")
+    same = {"sentences": written(loose, items, answers["sentences"])}
+    assert find_form_mismatches(loose, items, same) == []
+
+
+def test_unread_letters_are_warned_of(tmp_path: Path) -> None:
+    task = MultipleChoice("doors", str(choice_file(tmp_path / "doors.json")))
+    items = task.items("dev")
+    texts = ["I do not know"] * len(items)
+    (one,) = find_form_mismatches(task, items, {"vague": written(task, items, texts)})
+    (words,) = format_form_warnings([one], "dev")
+    assert "(vague 100 %)" in words and "task.scoring=logits" in words
+
+
+def test_a_search_warns_of_the_form_of_answers(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    keys = {"task__scoring": "generate", "optimizer__max_iterations": 1}
+    done = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, **keys))
+    assert done.returncode == 0, done.stderr
+    start, end = done.stdout.split("iteration   0", 1)
+    warning = "answers are empty or cannot be read"
+    assert warning in start and warning in end and "Unread answers on test" in end
+    report = build_report(tmp_path / "search" / "run")
+    assert any(warning in words for words in report.warnings)
+
+
+def test_unread_answers_of_a_baseline_are_mentioned() -> None:
+    base = {"label": "base model", "test": {"unparsed_rate": 1.0}}
+    metrics = {"test_gain": 0.1, "baselines": [base], "starting_best_single_test_unparsed_rate": 0}
+    (line,) = unread_answers(metrics)
+    assert line.startswith("Unread answers on test") and line.endswith(": base model 100 %.")
+    assert line in list_caveats(metrics)
+
+
+def test_default_baselines_have_each_domains_expert_if_items_name_domains(tmp_path: Path) -> None:
+    named = MultipleChoice("doors", str(choice_file(tmp_path / "doors.json")))
+    kinds = match(tmp_path, "kinds", ["Yes", "1", "red"], ["Yes", "2", "blue"])
+    pool = SimpleNamespace(saves="adapter", expert_count=2)
+    large = SimpleNamespace(saves="adapter", expert_count=40)
+    assert resolve_baselines("auto", named, pool) == ["base", "soup", "experts"]
+    assert resolve_baselines("auto", named, large) == ["base", "soup"]
+    assert resolve_baselines("auto", kinds, pool) == ["base", "soup"]
+    assert resolve_baselines(["experts"], kinds, pool) == ["experts"]
+    assert resolve_baselines([], named, pool) == []
 
 
 def test_a_domain_of_one_gold_answer_is_not_warned_of(tmp_path: Path) -> None:
@@ -501,7 +592,9 @@ def test_an_unknown_baseline_is_refused(
 ) -> None:
     words = [word for word in baselines[0] if not word.startswith("baselines=")]
     result = searches.run([*words, "baselines=[soop]", "name=other"])
-    assert result.returncode == 1 and "must be a list of base, soup, recipe" in result.stderr
+    assert (
+        result.returncode == 1 and "must be auto or a list of base, soup, recipe" in result.stderr
+    )
     assert "Traceback" not in result.stderr
 
 

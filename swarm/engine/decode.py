@@ -423,14 +423,15 @@ def _score_after_prompt(
     last = max(len(row) for row in tokens) - 1
     if last < 1:
         return tally.to_scores()
-    cache, mask, position = _copy_cache(batch.cache, chosen), batch.mask[chosen], batch.position
+    cache, mask, position = copy_cache(batch.cache), batch.mask[chosen], batch.position[chosen]
+    cache.batch_select_indices(chosen)
     width = max(1, positions // len(tokens))
     for start in range(0, last, width):
         end = min(start + width, last)
         ids = torch.tensor(_slice_columns(tokens, start, end, pad), device=mask.device)
         real = [[int(offset < len(row)) for offset in range(start, end)] for row in tokens]
         mask = torch.cat([mask, torch.tensor(real, device=mask.device)], dim=1)
-        columns = position[chosen] + torch.arange(start + 1, end + 1, device=mask.device)
+        columns = position + torch.arange(start + 1, end + 1, device=mask.device)
         out = model(
             input_ids=ids,
             attention_mask=mask,
@@ -442,11 +443,11 @@ def _score_after_prompt(
     return tally.to_scores()
 
 
-def _copy_cache(cache: Any, rows: torch.Tensor) -> Any:
-    """Return a cache of some rows; the original is left as it is."""
+def copy_cache(cache: Any) -> Any:
+    """Return a copy that shares the tensors; updates of the copy leave the original as it is."""
     copied = copy.copy(cache)
-    copied.layers = [copy.copy(layer) for layer in cache.layers]
-    copied.batch_select_indices(rows)
+    if layers := getattr(cache, "layers", None):
+        copied.layers = [copy.copy(layer) for layer in layers]
     return copied
 
 
@@ -477,7 +478,7 @@ def _score_full_sequences(
     pad: int,
     positions: int,
 ) -> list[ContinuationScore]:
-    """Score one continuation per row in a full forward, for caches that cannot be cropped."""
+    """Score one continuation per row in a full forward, for caches that cannot be copied."""
     size, longest = len(prompts) // particles, max(1, *map(len, tokens))
     width = max(1, positions // (particles * longest))
     found: dict[int, ContinuationScore] = {}

@@ -213,7 +213,7 @@ def test_a_choice_is_cut_into_tokens_as_after_its_prompt(family: tuple[Path, Pat
 
 
 def test_a_model_with_a_sliding_window_is_scored_alike(tmp_path: Path) -> None:
-    """Its cache cannot be cut, so every choice is read with its prompt."""
+    """Its cache cannot be copied, so every choice is read with its prompt."""
     from transformers import AutoModelForCausalLM, MistralConfig
 
     tokenizer = tiny.tokenizer(tmp_path)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from swarm.engine.decode import can_share_prefix
+from swarm.engine.decode import can_share_prefix, copy_cache
 
 MIN_PROBABILITY = torch.finfo(torch.float32).tiny
 """Lower bound of a token's probability in a mixture; negative ones are raised to it too."""
@@ -47,11 +47,11 @@ class EnsembleCache:
         chosen = indices.tolist()
         self.indices = [[row[i] for i in chosen] for row in self.indices]
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens; their number is negative, as in transformers."""
-        for cache in self.caches:
-            if cache is not None:
-                cache.crop(tokens_to_remove)
+    def __copy__(self) -> "EnsembleCache":
+        copied = EnsembleCache(0, 0)
+        copied.caches = [None if cache is None else copy_cache(cache) for cache in self.caches]
+        copied.indices, copied.sizes = [*self.indices], [*self.sizes]
+        return copied
 
 
 class EnsembleModel:

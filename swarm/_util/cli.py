@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from swarm._util.config_help import entry_config, list_option_files, print_help
+from swarm._util.files import conf_folder
 from swarm._util.terminal import escape_control_chars
 from swarm._version import __version__
 from swarm.errors import UserError
@@ -28,6 +29,25 @@ if TYPE_CHECKING:
 def normalize_gpu_list(argument: str) -> str:
     """Convert `gpus=0,1,2` to Hydra's list syntax; plain commas would be a sweep."""
     return re.sub(r"^gpus=(\d+(?:,\d+)*)$", r"gpus=[\1]", argument)
+
+
+def allow_omitted_task_keys(arguments: Sequence[str]) -> list[str]:
+    """Let `task.KEY=VALUE` set a key that the yaml of a custom task leaves out.
+
+    Hydra requires `++task.KEY=VALUE` for such a key. Only for keys that a task of conf/ has, so
+    that misspelt ones are refused.
+    """
+    chosen = [word.removeprefix("task=") for word in arguments if word.startswith("task=")]
+    folder = conf_folder() / "task"
+    if not chosen or (folder / f"{chosen[-1]}.yaml").is_file():
+        return list(arguments)
+    texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.yaml")]
+    known = {name for text in texts for name in re.findall(r"(?m)^([a-z]\w*):", text)}
+    key = re.compile(r"task\.([a-z]\w*)=")
+    return [
+        f"++{word}" if (found := key.match(word)) and found[1] in known else word
+        for word in arguments
+    ]
 
 
 def exit_with_error(error: Exception) -> NoReturn:
@@ -179,7 +199,7 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
 
 def run_hydra_entry(main: Callable[[], Any]) -> None:
     """Run a Hydra entry with our error messages instead of Hydra's."""
-    sys.argv[1:] = map(normalize_gpu_list, sys.argv[1:])
+    sys.argv[1:] = allow_omitted_task_keys([*map(normalize_gpu_list, sys.argv[1:])])
     if "--version" in sys.argv[1:]:
         print(f"model-swarms {__version__}")  # Hydra's flag of this name prints its own version
         return

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from swarm.tasks.metrics import KIND_PREFIX
+from swarm.tasks.parsing import PARSER_MEANINGS
 
 MAX_DOMAINS = 12
 """Maximum number of domains in a table; with more, only the metrics contain the numbers."""
@@ -230,14 +231,6 @@ def format_one_answer_warnings(
     return warnings
 
 
-PARSER_HINTS = {
-    "whole": "the complete first line",
-    "anchored": "the first number, yes or no or phrase",
-    "original": "the gold answer anywhere in the text",
-}
-"""What each parser of an exact-match task compares."""
-
-
 def format_form_warnings(found: Sequence[Mapping[str, Any]], split: str) -> list[str]:
     """Return a warning for each domain in which answers have another form than the gold answers.
 
@@ -284,7 +277,8 @@ def _form_remedy(one: Mapping[str, Any]) -> str:
     """Return what to do about answers of another form than the gold answers."""
     if one["choices"]:
         return "task.scoring=logits compares the probabilities of the letters instead."
-    others = [f"{name} ({hint})" for name, hint in PARSER_HINTS.items() if name != one["parser"]]
+    known = PARSER_MEANINGS.items()
+    others = [f"{name} ({meaning})" for name, meaning in known if name != one["parser"]]
     return (
         "Write gold answers in the words of the adapters, or compare otherwise: task.parser is "
         f"{one['parser']} and may be {' or '.join(others)}."

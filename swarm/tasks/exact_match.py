@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from swarm._util import validation
+from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Message, Request
 from swarm.tasks import parsing
 from swarm.tasks.base import Item, Score
@@ -88,7 +89,7 @@ class ExactMatch(DataFileTask, SearchSignalTask):
         self.instruction = validation.check_optional_text("instruction", instruction)
         self.chat = validation.check_bool("chat", chat)
         self.max_new_tokens = validation.check_positive_int("max_new_tokens", max_new_tokens)
-        self.parser = validation.check_one_of("parser", parser, tuple(COMPARISONS))
+        self.parser = _check_parser(parser)
         self.take = validation.check_one_of("take", take, ("first", "last"))
         self.last_words = validation.check_optional_int("last_words", last_words)
 
@@ -123,6 +124,14 @@ class ExactMatch(DataFileTask, SearchSignalTask):
             kind = parsing.answer_kind(str(item["answer"]))
             answer = parsing.extract_answer(completion.text, kind, self.take)
         return Score(self.grade(item, answer), answer, completion.text)
+
+
+def _check_parser(parser: object) -> str:
+    """Return the parser's name; the error of another value explains the parsers."""
+    if isinstance(parser, str) and parser in COMPARISONS:
+        return parser
+    known = "; ".join(f"{name}: {meaning}" for name, meaning in parsing.PARSER_MEANINGS.items())
+    raise UserError(f"task.parser: {parser!r} is not one of {', '.join(COMPARISONS)} ({known}).")
 
 
 def match_item_error(item: Item) -> str | None:

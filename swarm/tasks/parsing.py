@@ -28,6 +28,13 @@ ANSWER_KINDS = {
     "false": "true or false",
 }
 
+PARSER_MEANINGS = {
+    "anchored": "the first number, yes or no or phrase that is given as the answer",
+    "original": "the gold answer anywhere in the text, as in the paper's code",
+    "whole": "the complete first line",
+}
+"""What each parser of an exact-match task compares with the gold answer."""
+
 DIGIT_GAP = "[ \u00a0\u2009\u202f]"
 NUMBER = re.compile(
     rf"""(?:(?<![\w)])[-−])?[$€£]?[-−]?     # a sign, unless it is a minus between two terms

@@ -59,6 +59,18 @@ def mine(folder: Path) -> Path:
     return folder
 
 
+def test_a_key_that_the_yaml_leaves_out_can_be_set(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    arguments = ["--config-dir", "my_conf", *command(mine(tmp_path), tiny_llama, tiny_pool)]
+    arguments += ["task=mine", "dry_run=true"]
+    done = run(tmp_path, [*arguments, "task.parser=whole", "task.dev_limit=2"])
+    assert done.returncode == 0 and "mine: 2 dev items" in done.stdout, done.stderr
+    wrong = one_line(run(tmp_path, [*arguments, "task.parser=strict"]))
+    assert "anchored, original, whole (anchored: the first number" in wrong
+    assert "task.parsr" in one_line(run(tmp_path, [*arguments, "task.parsr=whole"]))
+
+
 def one_line(done: "subprocess.CompletedProcess[str]") -> str:
     assert done.returncode in (1, 2), done.stderr
     (line,) = done.stderr.strip().splitlines()

@@ -11,7 +11,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm._util.cli import normalize_gpu_list, to_user_error
+from swarm._util.cli import allow_omitted_task_keys, normalize_gpu_list, to_user_error
 from swarm._util.files import conf_folder, short_digest
 from swarm._util.secrets import plain_config
 from swarm.errors import UserError
@@ -78,8 +78,13 @@ def _format_value(key: str, value: Any) -> str:
 
 
 @contextmanager
-def compose_config(entry: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+def compose_config(
+    entry: str, arguments: Sequence[str], config_dir: Path | None = None
+) -> Iterator[dict[str, Any]]:
     """Compose the configuration of an entry with these arguments, as plain values.
+
+    Args:
+        config_dir: Folder of further options, as of `--config-dir`.
 
     Raises:
         UserError: The one-line message of the command line for any Hydra error, also inside the
@@ -95,7 +100,10 @@ def compose_config(entry: str, arguments: Sequence[str]) -> Iterator[dict[str, A
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            found = compose(entry, overrides=list(arguments))
+            given = allow_omitted_task_keys(arguments)
+            if config_dir:
+                given.append(f"hydra.searchpath=[{_format_value('', config_dir.resolve())}]")
+            found = compose(entry, overrides=given)
             if "out" in found:  # depends on choices that only the command line has
                 found.out = None
             config = plain_config(found)

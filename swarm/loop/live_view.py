@@ -202,14 +202,19 @@ class SearchProgress:
         """Share of the search that is done: of its iterations or its budget, the larger one."""
         if not self.activity.startswith("iteration"):
             return float(self.iteration > 0)
-        shares = [len(self.utilities[0]) / (self.max_iterations + 1) if self.utilities else 0.0]
-        if self.budget is not None:
-            shares.append((self.spent + self._current_cost) / self.budget)
-        return min(1.0, max(shares))
+        iterations = len(self.utilities[0]) / (self.max_iterations + 1) if self.utilities else 0.0
+        return min(1.0, max(iterations, self.budget_share or 0.0))
+
+    @property
+    def budget_share(self) -> float | None:
+        """Share of the budget that is spent; `None` without one."""
+        if self.budget is None:
+            return None
+        return min(1.0, (self.spent + self._current_cost) / self.budget)
 
     def to_status(self) -> dict[str, Any]:
         """Return the status that `swarm.runs.lock.RunLock.update_status` writes to the folder."""
-        seconds = self.seconds_left()
+        seconds, budget = self.seconds_left(), self.budget_share
         return {
             "activity": self.activity,
             "iteration": self.iteration,
@@ -217,6 +222,7 @@ class SearchProgress:
             "done": self.done,
             "total": self.total,
             "share": round(self.share, 4),
+            "budget_share": None if budget is None else round(budget, 4),
             "prompts_per_second": round(self.prompts_per_second, 2),
             "seconds_left": None if seconds is None else round(seconds),
             "best": self.best,

@@ -21,6 +21,12 @@ from swarm.report.document import (
 MAX_CHANGED_ITEMS = 20
 """Maximum number of items shown as won, and as lost; the HTML page shows more."""
 
+MAX_FOLDED_ROWS = 20
+"""Maximum number of rows of a table that the HTML page folds; of a longer one, only its title."""
+
+FULL_REPORT = "report.html"
+"""File that contains what the Markdown leaves out, beside it."""
+
 MARKUP_CHARACTERS = re.compile(r"([\\`*_\[\]<>|#~$])")
 
 
@@ -49,9 +55,15 @@ def escape_markdown(words: str) -> str:
 
 def _render_section(section: ReportSection, pictures: Collection[str]) -> list[str]:
     lines = [f"## {section.title}", "", escape_markdown(section.explanation)]
-    for block in (*section.blocks, *(one for some in section.folded.values() for one in some)):
+    for block in section.blocks:
         if text := _render_block(block, pictures):
             lines += ["", *text]
+    for summary, blocks in section.folded.items():
+        for block in blocks:
+            if isinstance(block, TableBlock) and len(block.rows) > MAX_FOLDED_ROWS:
+                lines += ["", f"{escape_markdown(summary)}: in {FULL_REPORT}."]
+            elif text := _render_block(block, pictures):
+                lines += ["", *text]
     return lines
 
 

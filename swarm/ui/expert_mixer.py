@@ -209,7 +209,7 @@ def score_mixture(
         if path:
             found: Task = instantiate_part(RunFolder(path).config["task"])
             return found
-        with compose_config("evaluate", keys) as config:
+        with compose_config("evaluate", keys, home.config_dir) as config:
             return metric_task(instantiate_part(config["task"]))
 
     return MixtureScoring(home.roster, coefficients, load_task, items, path)

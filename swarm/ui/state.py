@@ -259,7 +259,11 @@ def describe_progress(note: dict[str, Any]) -> str:
     stage, maximum = str(note.get("activity", "begins")), note.get("max_iterations")
     if maximum:
         number = f"iteration {note.get('iteration')}"
-        stage = re.sub(rf"^{number}\b", f"{number} of at most {maximum}", stage)
+        spent = note.get("budget_share")
+        limit = f" of at most {maximum}"
+        if isinstance(spent, int | float):  # the budget ends the search before the iterations
+            limit = f" ({100 * spent:.0f} % of the budget)"
+        stage = re.sub(rf"^{number}\b", f"{number}{limit}", stage)
     done, total = note.get("done"), note.get("total")
     return f"{stage}, {done} of {total} items" if total else stage
 

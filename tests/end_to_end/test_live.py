@@ -33,6 +33,7 @@ from swarm.loop.live_view import (
 from swarm.runs.describe import conclude_test, describe_position
 from swarm.runs.run_folder import RunRecord
 from swarm.tasks.base import Score
+from swarm.ui.state import describe_progress
 
 LINES = 24
 Search = Callable[..., list[str]]
@@ -204,6 +205,18 @@ def test_the_time_left_is_that_of_the_last_iterations() -> None:
     clock += 5
     progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 50], prompts=50, tokens=500))
     assert progress.seconds_left() == 5 + 2 * 10 and progress.share == 1
+
+
+def test_under_a_budget_the_page_shows_its_share() -> None:
+    progress = SearchProgress(50, budget=1000)
+    progress.start_evaluation("iteration 0: evaluating dev", 0, 5, 10)
+    progress.add_iteration({"utilities": [0.5], "prompts_scored": 420})
+    progress.start_evaluation("iteration 1: evaluating dev", 1, 5, 10)
+    words = describe_progress(progress.to_status())
+    assert words == "iteration 1 (42 % of the budget): evaluating dev, 0 of 50 items"
+    unlimited = SearchProgress(50)
+    unlimited.start_evaluation("iteration 1: evaluating dev", 1, 5, 10)
+    assert describe_progress(unlimited.to_status()).startswith("iteration 1 of at most 50: eval")
 
 
 def test_the_time_left_ends_with_the_budget() -> None:

@@ -142,6 +142,7 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
         "prompts_per_second",
         "seconds_left",
         "share",
+        "budget_share",
         "best",
     }
     assert running_info(folder) is None and not (folder / STATUS_FILE).exists()

@@ -248,6 +248,13 @@ def test_a_mixture_is_scored_as_a_search_would(
     keys = [f"task.file={tmp_path / 'tiny.json'}", "task.scoring=logits"]
     alone = expert_mixer.score_mixture(home, mixture, "mmlu", keys, 12).run()
     assert [alone[0].utility, alone[0].interval] == [first.utility, first.interval]
+    home.config_dir = tmp_path / "conf"
+    (home.config_dir / "task").mkdir(parents=True)
+    lines = ["_target_: swarm.tasks.multiple_choice.MultipleChoice", "name: mine"]
+    lines += [f"file: {tmp_path / 'tiny.json'}"]
+    (home.config_dir / "task" / "mine.yaml").write_text("\n".join(lines))
+    mine = expert_mixer.score_mixture(home, mixture, "mine", ["task.scoring=logits"], 12).run()
+    assert mine[0].utility == first.utility
     stopped = expert_mixer.score_mixture(home, mixture, "mmlu", keys, 12)
     stopped.stop()
     with pytest.raises(UserError, match="stopped after 0 of 12 items"):

@@ -1,6 +1,7 @@
 """Report sections on the course of a search: progress, contribution of the experts, diversity."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from swarm.report.document import (
     COLOURS,
     Chart,
     ChartChoice,
+    ReportBlock,
     ReportSection,
     Series,
     Sparkline,
@@ -170,8 +172,10 @@ def coefficient_section(models: PairedComparison) -> ReportSection:
         name: _coefficient_chart(run, f"group_{g}", f"{best}, {name}", groups[:, g], order)
         for g, name in enumerate(() if alike or len(run.groups) > MAX_CHOICES else run.groups)
     }
+    folded: dict[str, Sequence[ReportBlock]] = {}
     if not alike and not panels:
-        blocks.append(_group_table(run, groups[-1], order))
+        summary = f"Coefficients of the best found, by {len(run.groups)} groups of modules"
+        folded[summary] = [_group_table(run, groups[-1], order)]
     elif len(panels) <= MAX_PANELS:
         blocks += panels.values()
     else:
@@ -188,6 +192,7 @@ def coefficient_section(models: PairedComparison) -> ReportSection:
         "Mixing coefficients of the experts: 1 is that expert alone, and below 0 its update is "
         f"subtracted.{shown} Steps: the best stays until a better one is found.",
         blocks,
+        folded,
     )
 
 

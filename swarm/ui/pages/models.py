@@ -209,9 +209,8 @@ class _ScoreForm:
         self._scoring: MixtureScoring | None = None
         with ui.card().classes("w-full gap-2"):
             with ui.element("div").classes("chat-settings w-full"):
-                self._task = ui.select(
-                    list(group_options("task")), value=DEFAULT_TASK, label="Task", with_input=True
-                )
+                tasks = list(group_options("task", home.config_dir))
+                self._task = ui.select(tasks, value=DEFAULT_TASK, label="Task", with_input=True)
                 self._items = ui.number("Dev items", value=50, min=2, precision=0)
                 self._run = ui.select([NO_RUN, *runs], value=NO_RUN, label="Beside positions of")
                 self._keys = ui.input("Further keys", placeholder="task.file=FILE")

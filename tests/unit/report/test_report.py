@@ -357,9 +357,17 @@ def test_coefficients_of_groups(tmp_path: Path) -> None:
 def test_coefficients_of_many_groups_are_a_table(tmp_path: Path) -> None:
     names = [f"layer {n} q_proj" for n in range(60)]
     run = RunFolder(run_folders.folder(tmp_path / "run", groups=names))
-    rows = tables(build_report(run.path), "coefficients")[
-        "Coefficients of the best found, by group of modules"
-    ]
+    title = "Coefficients of the best found, by group of modules"
+    report = build_report(run.path)
+    assert title not in tables(report, "coefficients")
+    (summary,) = run_folders.section(report, "coefficients").folded
+    ((table,),) = run_folders.section(report, "coefficients").folded.values()
+    assert table.caption == title
+    rows = table.rows
+    # Folded in the page, and in Markdown a pointer to it.
+    assert f"<details><summary>{summary}</summary>" in render_page(report)
+    markdown = render_markdown(report, ())
+    assert f"{summary}: in report.html." in markdown and "| layer 9 q" not in markdown
     assert [row[0] for row in rows] == names
     position = run.positions[run.find_best()].reshape(60, 4)
     for row, wanted in zip(rows, position, strict=True):

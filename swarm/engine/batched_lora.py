@@ -2,21 +2,214 @@
 
 A batch of P particles has its rows in P equal blocks, particle by particle. The base matmul is
 shared by all rows; the updates are two batched matmuls (arXiv 2106.09685, with one more axis), or,
-if particles are exact sums of the experts' updates, two that all rows share.
+if particles are exact sums of the experts' updates, two that all rows share. With a `Routing` the
+rows may be in any order. There, and on a GPU, products are as in `PRODUCTS`, on factors at fixed
+addresses (`BatchedLoraModel.use_static_factors`), as CUDA graphs require.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from swarm._util import files
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 
 Factors = Sequence[torch.Tensor]
 """A and B of all experts, and the indices of their coefficients in a position."""
+
+
+@dataclass(slots=True)
+class Routing:
+    """The particle of each row of a batch whose rows are not P equal blocks.
+
+    Attributes:
+        particles: Particle of each row, [R].
+        mask: 1 at each row's particle and 0 elsewhere, [R, 1, P, 1].
+        ends: Number of rows of particles 0 to p, int32 [P], if rows are in the order of particles;
+            `None` if they may be in any order.
+    """
+
+    particles: torch.Tensor
+    mask: torch.Tensor
+    ends: torch.Tensor | None = None
+
+    @classmethod
+    def of_rows(
+        cls, particles: Sequence[int], count: int, device: Any, dtype: torch.dtype
+    ) -> "Routing":
+        """Return the routing of rows with these particles, of `count`; grouped if in order."""
+        index = torch.tensor(particles, device=device)
+        mask = nn.functional.one_hot(index, count).to(dtype)[:, None, :, None]
+        ends = None
+        if list(particles) == sorted(particles):
+            ends = torch.bincount(index, minlength=count).cumsum(0).to(torch.int32)
+        return cls(index, mask, ends)
+
+
+def multiply_batched(
+    rows: torch.Tensor,
+    out: torch.Tensor,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    routing: Routing | None = None,
+) -> torch.Tensor:
+    """Return `out + rows A^T B^T` by batched products over equal blocks; ignores `routing`.
+
+    Args:
+        rows: [N, in], the tokens of all rows.
+        out: [N, out].
+        down, up: A of all particles, [P, r, in], and B^T, [P, r, out].
+    """
+    particles = len(down)
+    low = torch.bmm(rows.view(particles, -1, rows.shape[1]), down.transpose(1, 2))
+    return torch.baddbmm(out.view(particles, -1, out.shape[1]), low, up).view(out.shape)
+
+
+def multiply_grouped(
+    rows: torch.Tensor,
+    out: torch.Tensor,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    routing: Routing | None = None,
+) -> torch.Tensor:
+    """Return the same by grouped products, for rows in the order of particles, of any number."""
+    if routing is None:
+        ends = torch.arange(1, len(down) + 1, dtype=torch.int32, device=rows.device)
+        ends = ends * (len(rows) // len(down))
+    else:
+        assert routing.ends is not None
+        ends = routing.ends * (len(rows) // len(routing.particles))
+    low = torch._grouped_mm(rows, down.transpose(1, 2), offs=ends)
+    return out + torch._grouped_mm(low, up, offs=ends)
+
+
+def multiply_masked(
+    rows: torch.Tensor,
+    out: torch.Tensor,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    routing: Routing | None = None,
+) -> torch.Tensor:
+    """Return the same by products with all particles' factors, masked in between.
+
+    Rows may be in any order. The arithmetic of the updates is P times as much, but the factors are
+    read once and not gathered for every row.
+    """
+    particles, rank, _ = down.shape
+    low = nn.functional.linear(rows, down.flatten(0, 1))
+    if particles > 1:
+        if routing is None:
+            mask = torch.eye(particles, dtype=low.dtype, device=low.device)[:, None, :, None]
+        else:
+            mask = routing.mask
+        low = (low.view(len(mask), -1, particles, rank) * mask).view(low.shape)
+    return torch.addmm(out, low, up.flatten(0, 1))
+
+
+PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
+    "batched": multiply_batched,
+    "grouped": multiply_grouped,
+    "masked": multiply_masked,
+}
+"""Ways to apply particles' updates; equal up to rounding."""
+
+MIN_GAIN = 0.9
+"""Share of the default product's time below which another one replaces it."""
+
+
+@dataclass(slots=True)
+class ProductChooser:
+    """The choice among `PRODUCTS`.
+
+    The default is batched for equal blocks and masked otherwise.
+
+    Attributes:
+        fixed: The only one to use where the rows allow it; `None` leaves the choice open.
+        measured: Whether to time the products at the first use of a shape. The choice is stored in
+            the cache folder, so that all later processes on this kind of device agree.
+        chosen: Choices by shape.
+    """
+
+    fixed: str | None = None
+    measured: bool = False
+    chosen: dict[tuple[Any, ...], str] = field(default_factory=dict)
+
+    def choose(self, *tensors: torch.Tensor, routing: Routing | None) -> str:
+        """Return the product to use for `rows`, `out`, `down` and `up`."""
+        ways = [
+            way
+            for way, possible in (
+                ("batched", routing is None),
+                ("masked", True),
+                ("grouped", routing is None or routing.ends is not None),
+            )
+            if possible
+        ]
+        if self.fixed in ways:
+            return self.fixed
+        rows, out, down, _ = tensors
+        if not self.measured or len(ways) == 1 or len(down) == 1:
+            return ways[0]
+        # Times vary little within a power of two.
+        size = 1 << (len(rows) - 1).bit_length()
+        key = (size, rows.shape[1], out.shape[1], *down.shape[:2], ways[0], str(rows.dtype))
+        if key not in self.chosen:
+            self.chosen[key] = self._load_or_measure(key, ways, tensors, routing)
+        return self.chosen[key]
+
+    def _load_or_measure(
+        self,
+        key: tuple[Any, ...],
+        ways: list[str],
+        tensors: Sequence[torch.Tensor],
+        routing: Routing | None,
+    ) -> str:
+        device = tensors[0].device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        path = (
+            files.cache_folder() / "products" / files.short_digest([name, torch.__version__, *key])
+        )
+        with contextlib.suppress(OSError):
+            if (found := path.read_text()) in ways:
+                return found
+        seconds = {way: time_product(way, tensors, routing) for way in ways}
+        best = min(ways, key=lambda way: seconds[way])
+        found = best if seconds[best] < MIN_GAIN * seconds[ways[0]] else ways[0]
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x") as file:  # the first process to measure decides for all
+                file.write(found)
+        return found
+
+
+def time_product(
+    way: str, tensors: Sequence[torch.Tensor], routing: Routing | None, repeats: int = 3
+) -> float:
+    """Return the median of a product's wall seconds; infinity if the device does not have it."""
+    device = tensors[0].device
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    seconds = []
+    try:
+        for _ in range(repeats + 1):
+            wait()
+            began = time.perf_counter()
+            PRODUCTS[way](*tensors, routing)
+            wait()
+            seconds.append(time.perf_counter() - began)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError):  # for example a rank that is not a multiple of 8
+        return float("inf")
+    return statistics.median(seconds[1:])
 
 
 class BatchedLoraLinear(nn.Module):
@@ -29,6 +222,10 @@ class BatchedLoraLinear(nn.Module):
             concatenated factors of all experts; `None` if each particle has separate factors.
         merged: The base weight plus `up[0] @ down[0]`, [out, in], for a single particle; a copy,
             computed each time from the base weight, which is never modified.
+        static: `down`, `up` (as [P, r, out] if factors are separate) and `shares` at addresses that
+            remain the same while their shapes do; `None` if they are not used.
+        routing: The particles of the rows; `None` for equal blocks. Needs `static`.
+        chooser: The choice of the product with `static`.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -38,6 +235,10 @@ class BatchedLoraLinear(nn.Module):
         self.up: torch.Tensor | None = None
         self.shares: torch.Tensor | None = None
         self.merged: torch.Tensor | None = None
+        self.static: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
+        self._stored: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
+        self.routing: Routing | None = None
+        self.chooser = ProductChooser()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Map [P * b, ..., in] to [P * b, ..., out]."""
@@ -48,6 +249,8 @@ class BatchedLoraLinear(nn.Module):
             return out
         # No copies, except beside a `BFloat16Linear`, whose neighbors may leave bfloat16 here.
         rows, out = rows.to(self.down.dtype), out.to(self.down.dtype)
+        if self.static is not None and not torch.is_grad_enabled():
+            return self._add_static_update(rows, out)
         if self.shares is not None:
             particles, _, rank = self.shares.shape
             low = nn.functional.linear(rows, self.down).reshape(particles, -1, rank)
@@ -63,12 +266,44 @@ class BatchedLoraLinear(nn.Module):
         )
         return mixed.view(out.shape)
 
+    def _add_static_update(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        assert self.static is not None
+        down, up, shares = self.static
+        tokens, sums = rows.reshape(-1, rows.shape[-1]), out.reshape(-1, out.shape[-1])
+        if shares is not None:
+            own = shares if self.routing is None else shares[self.routing.particles]
+            low = nn.functional.linear(tokens, down)
+            low = (low.view(len(own), -1, len(down)) * own).to(rows.dtype)
+            return torch.addmm(sums, low.view(-1, len(down)), up.T).view(out.shape)
+        way = self.chooser.choose(tokens, sums, down, up, routing=self.routing)
+        return PRODUCTS[way](tokens, sums, down, up, self.routing).view(out.shape)
+
+    def store_static(self) -> None:
+        """Copy the factors to fixed addresses."""
+        if self.down is None or self.up is None:
+            return
+        before = self._stored or (None, None, None)
+        if self.shares is not None:
+            # Concatenated factors are the same for all positions and are not copied.
+            self._stored = self.down, self.up, copy_in_place(before[2], self.shares)
+        else:
+            down = copy_in_place(before[0], self.down)
+            self._stored = down, copy_in_place(before[1], self.up.transpose(1, 2)), None
+        self.static = self._stored
+
     def merge_update(self, down: torch.Tensor, up: torch.Tensor) -> None:
         """Merge one particle with A [r, in] and B [out, r], as fast as the base alone."""
         weight = self.linear.weight
         if self.merged is None:
             self.merged = torch.empty_like(weight)
         torch.addmm(weight, up.to(weight.dtype), down.to(weight.dtype), out=self.merged)
+
+
+def copy_in_place(target: torch.Tensor | None, source: torch.Tensor) -> torch.Tensor:
+    """Return `target` with the values of `source`, or a contiguous copy if it does not fit."""
+    if target is None or (target.shape, target.dtype) != (source.shape, source.dtype):
+        return source.clone(memory_format=torch.contiguous_format)
+    return target.copy_(source)
 
 
 class BatchedLoraModel:
@@ -101,6 +336,8 @@ class BatchedLoraModel:
         self._model = model
         self._dtype = dtype
         self._summed = summed
+        self._device = torch.device(device)
+        self._static = False
         self._basis: dict[str, tuple[torch.Tensor, ...]] = {}
         self._layers: dict[str, BatchedLoraLinear] = {}
         modules = dict(model.named_modules())
@@ -134,9 +371,12 @@ class BatchedLoraModel:
         """
         if not merge:
             self.attach_positions(coefficients)
+            for layer in self._layers.values() if self._static else ():
+                layer.store_static()
             return
+        coefficients = self._move_coefficients(coefficients)
         for name, (down, up, row_indices) in self._basis.items():
-            weights = coefficients.to(down.device, torch.float32).index_select(1, row_indices)
+            weights = coefficients.index_select(1, row_indices)
             if down.dim() == 3:
                 down, up = self._mix_factors(weights, down, up)
             else:
@@ -145,14 +385,47 @@ class BatchedLoraModel:
 
     def attach_positions(self, coefficients: torch.Tensor) -> None:
         """Set positions without merging; gradients flow back into `coefficients` if required."""
+        coefficients = self._move_coefficients(coefficients)
         for name, (down, up, row_indices) in self._basis.items():
             layer = self._layers[name]
-            weights = coefficients.to(down.device, torch.float32).index_select(1, row_indices)
+            weights = coefficients.index_select(1, row_indices)
             if down.dim() == 3:
                 down, up = self._mix_factors(weights, down, up)
             layer.down, layer.up = down.to(self._dtype), up.to(self._dtype)
             layer.shares = None if down.dim() == 3 else weights[:, None]
-            layer.merged = None
+            layer.merged = layer.static = None
+
+    def _move_coefficients(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """Return coefficients in float32 on the device, in one transfer for all layers."""
+        coefficients = coefficients.to(torch.float32)
+        if self._device.type == "cuda" and not coefficients.requires_grad:
+            # Pinned memory is copied without waiting for the device.
+            return coefficients.pin_memory().to(self._device, non_blocking=True)
+        return coefficients.to(self._device)
+
+    def use_static_factors(self, chooser: ProductChooser | None) -> None:
+        """Store factors at fixed addresses from the next `set_positions` on; see `PRODUCTS`.
+
+        Args:
+            chooser: The choice of the product; `None` uses no fixed addresses.
+        """
+        self._static = chooser is not None
+        for layer in self._layers.values():
+            layer.chooser = chooser or ProductChooser()
+
+    def route_rows(self, routing: Routing | None) -> None:
+        """Set the particles of the rows of the next forward passes; `None` for equal blocks."""
+        for layer in self._layers.values():
+            layer.routing = routing
+
+    def static_addresses(self) -> tuple[tuple[int, ...], ...]:
+        """Return addresses and shapes of all factors, on which CUDA graphs depend."""
+        return tuple(
+            (tensor.data_ptr(), *tensor.shape)
+            for layer in self._layers.values()
+            for tensor in ((layer.merged,) if layer.merged is not None else layer.static or ())
+            if tensor is not None
+        )
 
     def _mix_factors(
         self, weights: torch.Tensor, down: torch.Tensor, up: torch.Tensor
@@ -187,7 +460,7 @@ class BatchedLoraModel:
     def clear_positions(self) -> None:
         """Apply the base model alone until the next `set_positions`."""
         for layer in self._layers.values():
-            layer.down = layer.up = layer.shares = layer.merged = None
+            layer.down = layer.up = layer.shares = layer.merged = layer.static = None
 
     def remove_layers(self) -> None:
         """Restore the model's original layers, which were never modified."""

@@ -111,12 +111,18 @@ def random_key(key: bytes, position: int) -> tuple[int, int]:
     return tuple(int.from_bytes(half, "big", signed=True) for half in (digest[:4], digest[4:]))  # type: ignore[return-value]
 
 
-def gumbel_noise(keys: Sequence[tuple[int, int]], like: torch.Tensor) -> torch.Tensor:
+def gumbel_noise(
+    keys: Sequence[tuple[int, int]] | torch.Tensor, like: torch.Tensor
+) -> torch.Tensor:
     """Return standard Gumbel noise [R, vocabulary], the same on every device up to rounding.
 
     A token's number is its id and the row's keys passed through two rounds of a hash.
+
+    Args:
+        keys: Two 32-bit numbers for each row; as a tensor [R, 2] on the device, nothing is copied.
+        like: A tensor of the result's shape, on its device.
     """
-    first, second = torch.tensor(keys, dtype=torch.int32, device=like.device).T[:, :, None]
+    first, second = torch.as_tensor(keys, dtype=torch.int32, device=like.device).T[:, :, None]
     numbers = _hash_numbers(
         torch.arange(like.shape[1], dtype=torch.int32, device=like.device) ^ first
     )
@@ -206,15 +212,26 @@ def prefill_batch(
     model: Any, prompts: Sequence[list[int]], particles: int, pad: int
 ) -> DecodingBatch:
     """Prefill R prompts, left-padded; a long shared prefix is read once per particle."""
-    device = model.device
     rows = len(prompts)
     prefix = shared_prefix_length(prompts) if rows > particles and can_share_prefix(model) else 0
-    cache, skip = None, 0
-    if prefix >= MINIMUM_PREFIX:
-        ids = torch.tensor([prompts[0][:prefix]] * particles, device=device)
-        cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
-        cache.batch_repeat_interleave(rows // particles)
-        skip = prefix
+    if prefix < MINIMUM_PREFIX:
+        return read_prompts(model, prompts, pad)
+    cache = read_prefix(model, prompts[0][:prefix], particles)
+    cache.batch_repeat_interleave(rows // particles)
+    return read_prompts(model, prompts, pad, cache, prefix)
+
+
+def read_prefix(model: Any, prefix: list[int], particles: int) -> Any:
+    """Return the key-value cache of the same tokens read by each particle."""
+    ids = torch.tensor([prefix] * particles, device=model.device)
+    return model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+
+
+def read_prompts(
+    model: Any, prompts: Sequence[list[int]], pad: int, cache: Any = None, skip: int = 0
+) -> DecodingBatch:
+    """Prefill R prompts, left-padded, whose first `skip` tokens `cache` contains."""
+    rows, device = len(prompts), model.device
     longest = max(len(prompt) for prompt in prompts) - skip
     padded = [[pad] * (longest - len(p) + skip) + list(p[skip:]) for p in prompts]
     real = [[0] * (longest - len(p) + skip) + [1] * (len(p) - skip) for p in prompts]

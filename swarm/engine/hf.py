@@ -7,14 +7,14 @@ for example a local judge.
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from swarm.engine.base import ExpertPool
+from swarm.engine.base import ExpertPool, choose_plan, profile_device
 from swarm.engine.base_model import BaseModel, has_bfloat16_instructions, validate_device
 from swarm.engine.tokenization import (
     TokenCache,
@@ -33,77 +33,13 @@ from swarm.models.base import Completion, Embedding, Example, Message, Request
 from swarm.pool.pool import Pool
 
 if TYPE_CHECKING:
-    from swarm.engine.batched_lora import Factors
+    from swarm.engine.batched_lora import Factors, ProductChooser
     from swarm.engine.decode import DecodingRow
     from swarm.engine.gradient import Gradient, TokenizedExample
-
-STACK_BELOW_CPU = 20
-"""Requests per particle below which a CPU gains by stacking; from benchmarks/batching.py."""
-
-STACK_BELOW_GPU = 150
-"""Rows per particle that saturate a GPU: about 184 on an H200 in bfloat16.
-
-That is the ratio of 790 TFLOP/s to 4.3 TB/s; with fewer rows it is bound by reading weights.
-"""
+    from swarm.engine.slots import SlotDecoder
 
 BATCH_CPU, BATCH_GPU = 4096, 65536
 """Padded tokens per batch if `engine.max_tokens` is not set."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceProfile:
-    """Properties of the device and the model that determine the plan, besides the work.
-
-    Attributes:
-        gpu: Whether the model is on a GPU.
-        exact_merge: Whether products are in float32, so that a small update is not rounded away.
-        copy_bytes: Size of a copy of the adapted weights.
-        free_bytes: Free memory on the device.
-    """
-
-    gpu: bool
-    exact_merge: bool
-    copy_bytes: int
-    free_bytes: int
-
-
-def choose_plan(particles: int, rows: int, facts: DeviceProfile) -> tuple[str, str]:
-    """Return the plan for `particles` positions with `rows` requests each, and the reason.
-
-    Merging runs one particle at a time at the base's own speed, but in bfloat16 it rounds the
-    update away: of one that is 1 % of the weight's norm, bfloat16's 8 bits leave an error of 17 %,
-    unmerged 0.2 % (test_plan.py). Stacking reads the base weights once for all particles.
-    """
-    enough = STACK_BELOW_GPU if facts.gpu else STACK_BELOW_CPU
-    if particles > 1 and rows < enough:
-        return "stacked", f"{rows} requests per particle leave the device idle, below {enough}"
-    if not facts.exact_merge:
-        return "swap", "products are not in float32 and merging would round the update away"
-    if facts.copy_bytes > facts.free_bytes:
-        return "swap", "a copy of the adapted weights does not fit in the memory left"
-    if particles == 1:
-        return "merged", "a single particle runs as fast as the base alone"
-    return "merged", f"{rows} requests per particle, enough to run as fast as the base alone"
-
-
-def profile_device(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> DeviceProfile:
-    """Return the profile that `choose_plan` needs, from the shapes of the adapted linear layers."""
-    import torch
-
-    gpu = device != "cpu"
-    free = torch.cuda.mem_get_info(device)[0] if gpu else available_memory_bytes()
-    size = sum(rows * columns for rows, columns in shapes) * model.dtype.itemsize
-    return DeviceProfile(gpu, model.dtype == torch.float32, size, free)
-
-
-def available_memory_bytes() -> int:
-    """Return the bytes of main memory that are free or reclaimable; a large number if unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 1 << 60
-    found = {name: int(rest.split()[0]) for name, _, rest in (row.partition(":") for row in lines)}
-    return found.get("MemAvailable", 1 << 50) * 1024
 
 
 log = logging.getLogger(__name__)
@@ -122,14 +58,24 @@ class HFEngine:
     Args:
         plan: "swap" runs one particle after the other, "merged" does so with the particle added to
             a copy of the weights, "stacked" runs all of a job at once; "auto" chooses
-            (`swarm.engine.hf.choose_plan`).
+            (`swarm.engine.base.choose_plan`).
         max_tokens: Maximum number of padded prompt and new tokens in one batch; `None` chooses
             4,096 on a CPU and 65,536 on a GPU. Halved permanently when the device runs out of
             memory.
         checkpointing: Recompute activations in the backward pass of a gradient, which costs one
             more forward pass and much less memory; switched on when memory runs out.
         precision: See `swarm.engine.base.SupportsPrecision`.
+
+    Attributes:
+        continuous: Whether texts are decoded in slots (`swarm.engine.slots`) where the model allows
+            it; `None` does so on a GPU. For tests and benchmarks.
+        products: The choice of products with static factors; `None` measures them on a GPU and uses
+            the default elsewhere. For tests and benchmarks.
     """
+
+    continuous: bool | None = None
+    products: "ProductChooser | None" = None
+    _decoder: "SlotDecoder | None" = None
 
     def __init__(
         self,
@@ -219,6 +165,7 @@ class HFEngine:
         """Replace the basis in the loaded base's layers; see `load_base`."""
         from swarm.engine.batched_lora import install_lora_layers
 
+        self._decoder = None
         if self._stack:
             self._stack.remove_layers()
         self._stack = install_lora_layers(self._model, basis, device, base, folder, summed)
@@ -267,6 +214,7 @@ class HFEngine:
             [range(len(positions))] if plan == "stacked" else [[i] for i in range(len(positions))]
         )
         answers: list[list[Completion]] = []
+        self._choose_products()
         for group in groups:
             chosen = torch.from_numpy(np.ascontiguousarray(positions[list(group)]))
             self._stack.set_positions(chosen, merge=plan == "merged")
@@ -408,6 +356,9 @@ class HFEngine:
         ]
         for scored in (False, True):
             mine = [i for i in range(len(cost)) if bool(requests[0][i].choices) == scored]
+            if mine and not scored and self._uses_slots():
+                self._fill_in_slots(requests, mine, answers)
+                continue
             self._fill_completions(
                 requests, sorted(mine, key=lambda i: (-cost[i], i)), cost, answers
             )
@@ -439,9 +390,72 @@ class HFEngine:
                     row[i] = completion
             waiting = waiting[size:]
 
+    def _uses_slots(self) -> bool:
+        """Return whether texts are decoded in slots."""
+        from swarm.engine.slots import supports_slots
+
+        on_gpu = self._model.device.type == "cuda"
+        wanted = on_gpu if self.continuous is None else self.continuous
+        return wanted and supports_slots(self._model)
+
+    def _choose_products(self) -> None:
+        """Use static factors, at the next change of positions, if texts are decoded in slots."""
+        from swarm.engine.batched_lora import BatchedLoraModel, ProductChooser
+
+        if not isinstance(self._stack, BatchedLoraModel):
+            return
+        if not self._uses_slots():
+            self._stack.use_static_factors(None)
+            return
+        if self.products is None:
+            self.products = ProductChooser(measured=self._model.device.type == "cuda")
+        self._stack.use_static_factors(self.products)
+
+    def _fill_in_slots(
+        self,
+        requests: Sequence[Sequence[Request]],
+        indices: Sequence[int],
+        answers: list[list[Completion | None]],
+    ) -> None:
+        """Answer the requests with these indices, of all particles, in slots that are refilled."""
+        import torch
+
+        from swarm.engine.slots import fit_decoder
+
+        waiting = [(particle, i) for particle in range(len(requests)) for i in indices]
+        while waiting:
+            longest = max(self._count_row_tokens(requests[p][i]) for p, i in waiting)
+            rows = [self._build_row(requests[p][i]) for p, i in waiting]
+            slots = max(1, self._budget // longest)
+            try:
+                self._decoder = fit_decoder(
+                    self._decoder,
+                    (self._model, self._stack, self._tokenizer.pad_token_id, self._ends),
+                    (len(rows), longest, self._context),
+                    self._budget,
+                )
+                slots = self._decoder.slots
+                self._decoder.generate(rows, [p for p, _ in waiting], len(requests))
+            except torch.OutOfMemoryError:
+                self._decoder = None
+                self._reduce_batch(slots, longest)
+            left = []
+            for (particle, i), row in zip(waiting, rows, strict=True):
+                if row.live:
+                    left.append((particle, i))
+                else:
+                    request = requests[particle][i]
+                    answers[particle][i] = build_completion(self._tokenizer, request, row)
+            waiting = left
+
     def _reduce_batch(self, rows: int, tokens: int) -> None:
         import torch
 
+        if self._decoder:
+            # The slots' cache may be all that was too much.
+            self._decoder = None
+            torch.cuda.empty_cache()
+            return
         torch.cuda.empty_cache()
         if self._budget <= tokens:
             raise UserError(

@@ -14,7 +14,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from swarm.engine.hf import available_memory_bytes
+from swarm.engine.base import available_memory_bytes
 from swarm.errors import UserError
 
 # Supported decoders: four attention and three feed-forward matrices per layer.

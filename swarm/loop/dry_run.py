@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swarm._util.terminal import format_amount, format_duration, pluralize
+from swarm.engine.base import DeviceProfile, choose_plan
 from swarm.engine.base_model import has_bfloat16_instructions
-from swarm.engine.hf import BATCH_CPU, BATCH_GPU, DeviceProfile, choose_plan
+from swarm.engine.hf import BATCH_CPU, BATCH_GPU
 from swarm.errors import UserError
 from swarm.loop import cost_model as cost
 from swarm.loop.cost_model import DeviceSpec, ModelShape, SearchWorkload, read_model_shape

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swarm.engine.hf import STACK_BELOW_CPU, STACK_BELOW_GPU, DeviceProfile, choose_plan
+from swarm.engine.base import STACK_BELOW_CPU, STACK_BELOW_GPU, DeviceProfile, choose_plan
 
 CPU = DeviceProfile(gpu=False, exact_merge=True, copy_bytes=1, free_bytes=2)
 

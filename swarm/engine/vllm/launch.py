@@ -11,8 +11,8 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+from swarm.engine.base import available_memory_bytes
 from swarm.engine.base_model import BaseModel
-from swarm.engine.hf import available_memory_bytes
 from swarm.errors import UserError, install_command
 from swarm.pool.adapter import VLLM_RANKS
 from swarm.pool.pool import Pool

@@ -33,26 +33,29 @@ class Routing:
 
     Attributes:
         particles: Particle of each row, [R].
-        mask: 1 at each row's particle and 0 elsewhere, [R, 1, P, 1].
+        others: True but at each row's particle, [R, 1, P, 1].
         ends: Number of rows of particles 0 to p, int32 [P], if rows are in the order of particles;
             `None` if they may be in any order.
     """
 
     particles: torch.Tensor
-    mask: torch.Tensor
+    others: torch.Tensor
     ends: torch.Tensor | None = None
 
     @classmethod
-    def of_rows(
-        cls, particles: Sequence[int], count: int, device: Any, dtype: torch.dtype
-    ) -> "Routing":
+    def of_rows(cls, particles: Sequence[int], count: int, device: Any) -> "Routing":
         """Return the routing of rows with these particles, of `count`; grouped if in order."""
         index = torch.tensor(particles, device=device)
-        mask = nn.functional.one_hot(index, count).to(dtype)[:, None, :, None]
         ends = None
         if list(particles) == sorted(particles):
             ends = torch.bincount(index, minlength=count).cumsum(0).to(torch.int32)
-        return cls(index, mask, ends)
+        return cls(index, find_others(index, count), ends)
+
+
+def find_others(particles: torch.Tensor, count: int) -> torch.Tensor:
+    """Return where a row's particle is another one, [R, 1, P, 1]."""
+    each = torch.arange(count, device=particles.device)
+    return (particles[:, None] != each)[:, None, :, None]
 
 
 def multiply_batched(
@@ -108,10 +111,11 @@ def multiply_masked(
     low = nn.functional.linear(rows, down.flatten(0, 1))
     if particles > 1:
         if routing is None:
-            mask = torch.eye(particles, dtype=low.dtype, device=low.device)[:, None, :, None]
+            others = find_others(torch.arange(particles, device=low.device), particles)
         else:
-            mask = routing.mask
-        low = (low.view(len(mask), -1, particles, rank) * mask).view(low.shape)
+            others = routing.others
+        # Not multiplied by 0: a particle that overflows would spoil the rows of all.
+        low.view(len(others), -1, particles, rank).masked_fill_(others, 0)
     return torch.addmm(out, low, up.flatten(0, 1))
 
 

@@ -430,12 +430,13 @@ class HFEngine:
             try:
                 self._decoder = fit_decoder(
                     self._decoder,
-                    (self._model, self._stack, self._tokenizer.pad_token_id, self._ends),
+                    (self._model, self._stack, self._tokenizer.pad_token_id),
                     (len(rows), longest, self._context),
                     self._budget,
                 )
                 slots = self._decoder.slots
-                self._decoder.generate(rows, [p for p, _ in waiting], len(requests))
+                particles = [p for p, _ in waiting]
+                self._decoder.generate(rows, particles, len(requests), self._ends)
             except torch.OutOfMemoryError:
                 self._decoder = None
                 self._reduce_batch(slots, longest)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from swarm.engine.batched_lora import BatchedLoraModel, Routing
+from swarm.engine.batched_lora import BatchedLoraModel, Routing, find_others
 from swarm.engine.decode import (
     COMPACT_BELOW,
     MIN_TEMPERATURE,
@@ -158,7 +158,6 @@ class SlotDecoder:
         slots: S.
         length: Maximum number of tokens of a row, prompt and new ones.
         pad: The token id to pad with; never attended.
-        end_tokens: Token ids that end a text.
         prefill_tokens: Approximate maximum number of padded tokens of one prefill.
 
     Attributes:
@@ -178,11 +177,11 @@ class SlotDecoder:
         slots: int,
         length: int,
         pad: int,
-        end_tokens: frozenset[int],
         prefill_tokens: int,
     ) -> None:
         self.slots, self.length = slots, length
-        self._model, self._stack, self._pad, self._ends = model, stack, pad, end_tokens
+        self._model, self._stack, self._pad = model, stack, pad
+        self._ends: frozenset[int] = frozenset()
         self._prefill_tokens = prefill_tokens
         on_gpu = model.device.type == "cuda"
         self.steps_per_read = STEPS_PER_READ if on_gpu else 1
@@ -215,17 +214,25 @@ class SlotDecoder:
         return self._positions[: self.shape.width]
 
     @torch.inference_mode()
-    def generate(self, rows: Sequence[DecodingRow], particles: Sequence[int], count: int) -> None:
+    def generate(
+        self,
+        rows: Sequence[DecodingRow],
+        particles: Sequence[int],
+        count: int,
+        end_tokens: frozenset[int],
+    ) -> None:
         """Continue all rows until each has ended, is decided, or has reached its limit.
 
         Args:
             rows: Rows in any order; their `new` is filled in. The longest are begun first.
             particles: Each row's particle.
             count: P, the number of positions that are set.
+            end_tokens: Token ids that end a text.
 
         Raises:
             NotFinite: A particle's logits are not finite.
         """
+        self._ends = end_tokens
         self._begin(rows, count)
         order = sorted(range(len(rows)), key=lambda i: (-len(rows[i].prompt) - rows[i].limit, i))
         waiting = deque((rows[i], particles[i]) for i in order)
@@ -258,8 +265,8 @@ class SlotDecoder:
             self._addresses = addresses
             self._graphs.clear()
             particles = torch.zeros_like(self._tokens)
-            mask = torch.zeros(self.slots, 1, count, 1, device=self._model.device)
-            self._routing = Routing(particles, mask.to(self._model.dtype)) if count > 1 else None
+            others = find_others(particles, count)
+            self._routing = Routing(particles, others) if count > 1 else None
         self._stack.route_rows(None)
         self._prefix, self._skip = None, 0
         prompts = [row.prompt for row in rows]
@@ -300,9 +307,7 @@ class SlotDecoder:
         device = self._model.device
         each, rest = divmod(len(rows), self._count)
         blocks = not rest and particles == [p for p in range(self._count) for _ in range(each)]
-        self._stack.route_rows(
-            None if blocks else Routing.of_rows(particles, self._count, device, self._model.dtype)
-        )
+        self._stack.route_rows(None if blocks else Routing.of_rows(particles, self._count, device))
         cache = None
         if self._prefix is not None:
             cache = copy.copy(self._prefix)
@@ -348,8 +353,7 @@ class SlotDecoder:
         if self._routing is not None:
             index = torch.tensor([self._particles[slot] for slot in slots], device=device)
             self._routing.particles[target] = index
-            hot = torch.nn.functional.one_hot(index, self._count)[:, None, :, None]
-            self._routing.mask[target] = hot.to(self._routing.mask.dtype)
+            self._routing.others[target] = find_others(index, self._count)
 
     def _compact(self) -> None:
         """Move the last rows to the first slots, and use fewer of them."""
@@ -367,7 +371,7 @@ class SlotDecoder:
             layer.move(source, target)
         tensors = [self._tokens, self._positions, self._temperatures]
         if self._routing is not None:
-            tensors += [self._routing.particles, self._routing.mask]
+            tensors += [self._routing.particles, self._routing.others]
         for tensor in tensors:
             tensor[target] = tensor[source]
         for before, after in moves:
@@ -449,7 +453,7 @@ class SlotDecoder:
         positions = self._positions[:width]
         if self._routing is not None:
             self._stack.route_rows(
-                Routing(self._routing.particles[:width], self._routing.mask[:width])
+                Routing(self._routing.particles[:width], self._routing.others[:width])
             )
         logits = (
             self._model(
@@ -504,21 +508,21 @@ def capture_graph(pool: Any, act: Callable[[], None]) -> Callable[[], None]:
 
 def fit_decoder(
     last: SlotDecoder | None,
-    parts: tuple[Any, BatchedLoraModel, int, frozenset[int]],
+    parts: tuple[Any, BatchedLoraModel, int],
     work: tuple[int, int, float],
     budget: int,
 ) -> SlotDecoder:
     """Return a decoder that is large enough: the last one, or a new one.
 
     Args:
-        parts: Model, LoRA layers, pad token and end tokens.
+        parts: Model, LoRA layers and pad token.
         work: Number of rows, tokens of the longest, and the model's context.
         budget: Number of tokens in all slots.
     """
-    (model, stack, pad, ends), (rows, longest, context) = parts, work
+    (model, stack, pad), (rows, longest, context) = parts, work
     # Twice as many slots would be worth more than the captured steps.
     if last and longest <= last.length and min(rows, budget // longest) <= 2 * last.slots:
         return last
     length = int(min(round_length(longest), context))
     slots = max(1, min(rows, budget // length))
-    return SlotDecoder(model, stack, slots, length, pad, ends, budget // PREFILL_DIVISOR)
+    return SlotDecoder(model, stack, slots, length, pad, budget // PREFILL_DIVISOR)

@@ -22,6 +22,8 @@ from swarm.models.base import Message, Request
 from swarm.pool.pool import Pool
 from swarm.tasks.base import TaskRun
 
+pytestmark = pytest.mark.usefixtures("decoding")
+
 PROMPTS = [
     "please answer with one word",
     "a graph of 5 nodes has edges between 1 and 2: is there a path from 1 to 2? answer:",

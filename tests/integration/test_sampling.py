@@ -20,6 +20,8 @@ from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Request
 from swarm.pool.pool import Pool
 
+pytestmark = pytest.mark.usefixtures("decoding")
+
 PROMPT = "the question is which of the answers is right"
 WARM = Request(PROMPT, 10, temperature=0.8, seed=5)
 

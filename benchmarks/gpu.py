@@ -9,6 +9,10 @@ model all parts but memory run in seconds.
 
 correctness  all plans, spaces and groups against explicitly merged weights, greedy texts against
              transformers' `generate`, gradients against autograd on merged weights, two processes
+products     the ways to apply particles' updates, for each shape of layer, in a prefill and a step
+decoding     texts in refilled slots (static cache, CUDA graphs) against texts in batches, of equal
+             and of uneven lengths: seconds, and the share of the copy rate; slots are what a GPU
+             uses, so this decides whether they remain; `--decoding batches` runs all without them
 speed        an iteration (20 particles, 10 experts, 200 items, prompts of 150 tokens; choices, and
              200 new tokens) in the jobs of a search, against the reference procedure and against
              plain inference of one model; prefill as a share of the device's matmul rate and decode
@@ -29,6 +33,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -42,6 +47,7 @@ from safetensors.torch import load_file, save_file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from swarm.engine.base_model import BaseModel, make_head_contiguous
+from swarm.engine.batched_lora import PRODUCTS, ProductChooser, time_product
 from swarm.engine.hf import HFEngine
 from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.loop.cost_model import SearchWorkload, estimate_memory, read_model_shape
@@ -306,15 +312,17 @@ def check_answers(name: str, device: str, work: Workload, dtype: str) -> Iterato
                     del made
             for plan in ("swap", "merged", "stacked"):
                 engine = open_engine(name, dtype, device, few, plan, space, groups)[0]
-                yield compare_answers(
-                    engine,
-                    positions,
-                    prompts,
-                    few.new,
-                    exact,
-                    rounded,
-                    f"{plan}, {space}, {groups}",
-                )
+                for decoded in ("batches", "slots"):
+                    engine.continuous = decoded == "slots"
+                    yield compare_answers(
+                        engine,
+                        positions,
+                        prompts,
+                        few.new,
+                        exact,
+                        rounded,
+                        f"{plan}, {space}, {groups}, {decoded}",
+                    )
                 del engine
 
 
@@ -419,6 +427,162 @@ def correctness(name: str, device: str, work: Workload) -> dict:
     rows += [{"type": "float32", **row} for row in check_gradient(name, device, work)]
     rows.append({"type": "float32", **check_processes(name, device, work)})
     return {"rows": rows, "passed": all(row["passed"] for row in rows)}
+
+
+# Products and decoding
+
+
+def products(name: str, device: str, work: Workload) -> dict:
+    """Time each product for each shape of layer, and compare it with float32.
+
+    Seconds of the base's own product are beside them.
+    """
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    engine, positions, _ = open_engine(name, dtype, device, work, "stacked", "factor", "global")
+    stack = engine._stack
+    stack.use_static_factors(ProductChooser())
+    few = torch.tensor(positions[: work.job_particles])
+    stack.set_positions(few)
+    by_shape = {
+        (layer.linear.in_features, layer.linear.out_features): (module, layer)
+        for module, layer in reversed(stack._layers.items())
+    }
+    step = len(few) * work.job_items
+    prefill = min(step * work.prompt, engine._budget // 4 // len(few) * len(few))
+    rows = []
+    for module, layer in by_shape.values():
+        for kind, tokens in (("step", step), ("prefill", prefill)):
+            found = {"layer": module.rpartition(".")[2], "of": kind, "tokens": tokens}
+            rows.append(found | time_products(layer, tokens, device))
+    return {
+        "rows": rows,
+        "passed": all(value < 0.02 for row in rows for key, value in row.items() if "error" in key),
+    }
+
+
+@torch.inference_mode()
+def time_products(layer: Any, tokens: int, device: str) -> dict:
+    """Return seconds of the products of a layer with static factors, and their errors."""
+    down, up, _ = layer.static
+    generator = torch.Generator("cpu").manual_seed(0)
+    inputs = torch.randn(tokens, layer.linear.in_features, generator=generator)
+    inputs = inputs.to(device, layer.linear.weight.dtype)
+    out = layer.linear(inputs)
+    blocks = inputs.float().view(len(down), -1, inputs.shape[1])
+    update = torch.bmm(torch.bmm(blocks, down.float().transpose(1, 2)), up.float())
+    exact = torch.nn.functional.linear(inputs.float(), layer.linear.weight.float())
+    exact += update.view(exact.shape)
+    found: dict[str, Any] = {"base": time_call(partial(layer.linear, inputs), device, 5)}
+    for way, multiply in PRODUCTS.items():
+        found[way] = time_product(way, (inputs, out, down, up), None, 5)
+        if math.isfinite(found[way]):
+            mine = multiply(inputs, out, down, up).float()
+            found[f"error, {way}"] = ((mine - exact).norm() / exact.norm()).item()
+    return found
+
+
+def decoding(name: str, device: str, work: Workload) -> dict:
+    """Time texts in slots, with captured steps and without, against texts in batches."""
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    bandwidth = device_rates(device, dtype, work)[1]
+    engine, positions, _ = open_engine(name, dtype, device, work, "stacked", "factor", "global")
+    random = np.random.default_rng(3)
+    prompts = prompts_of(work, work.job_items)
+    uneven = random.integers(1, work.new + 1, len(prompts)).tolist()
+    rows: list[dict] = []
+    for lengths, new in (("equal", [work.new] * len(prompts)), ("uneven", uneven)):
+        asked = [Request(prompt, count) for prompt, count in zip(prompts, new, strict=True)]
+        found = time_decoding(
+            engine, positions[: work.job_particles], asked, device, work, bandwidth
+        )
+        rows += [{"lengths": lengths, **row} for row in found]
+    slower = [row["lengths"] for row in rows if row["decoded in"] == "slots" and row["gain"] < 1]
+    return {"rows": rows, "slots are slower for lengths": slower, "passed": not slower}
+
+
+def time_decoding(
+    engine: HFEngine,
+    positions: np.ndarray,
+    asked: Sequence[Request],
+    device: str,
+    work: Workload,
+    bandwidth: float,
+) -> list[dict]:
+    """Time the ways of decoding, interleaved, after two turns that warm up and capture."""
+    ways = ["batches", "slots"] if device == "cpu" else ["batches", "slots", "slots, no graphs"]
+    decoders: dict[str, Any] = dict.fromkeys(ways)
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    texts: dict[str, list[str]] = {}
+
+    def run(way: str) -> None:
+        answers = engine.generate(positions, [asked] * len(positions))
+        texts[way] = [one.text for row in answers for one in row]
+
+    for turn in range(work.repeats + 2):
+        for way in ways:
+            engine.continuous, engine._decoder = way != "batches", decoders[way]
+            spent = time_call(partial(run, way), device)
+            decoders[way] = engine._decoder
+            if turn >= 2:
+                seconds[way].append(spent)
+            if way == "slots, no graphs":
+                engine._decoder.capture = None
+    count = sum(one.max_new_tokens for one in asked) * len(positions)
+    rows = []
+    for way in ways:
+        spent = statistics.median(seconds[way])
+        engine.continuous, engine._decoder = way != "batches", decoders[way]
+        row = {"decoded in": way, "seconds": spent, "tokens/s at most": count / spent}
+        row["gain"] = statistics.median(seconds["batches"]) / spent
+        pairs = list(zip(texts[way], texts["batches"], strict=True))
+        row["equal texts"] = f"{sum(one == other for one, other in pairs)} of {len(pairs)}"
+        if way != "batches":
+            row |= slot_shares(engine, partial(run, way), device, bandwidth)
+        rows.append(row)
+    engine.continuous = engine._decoder = None
+    return rows
+
+
+def slot_shares(
+    engine: HFEngine, act: Callable[[], object], device: str, bandwidth: float
+) -> dict[str, Any]:
+    """Return the steps of one call in slots, and their share of the copy rate."""
+    decoder: Any = engine._decoder
+    steps_before, run_steps = Counter(decoder.forwards), decoder._run_steps
+    prefills = decoder.prefills.total()
+    seconds = 0.0
+
+    def timed() -> None:
+        nonlocal seconds
+        seconds += time_call(run_steps, device)
+
+    decoder._run_steps = timed
+    try:
+        act()
+    finally:
+        del decoder._run_steps
+    steps = decoder.forwards - steps_before
+    fixed, each = step_bytes(engine)
+    traffic = sum(
+        count * (fixed + width * length * each) for (width, length), count in steps.items()
+    )
+    return {
+        "slots": decoder.slots,
+        "prefills": decoder.prefills.total() - prefills,
+        "steps": steps.total(),
+        "captured": sum(one is not None for one in decoder._graphs.values()),
+        "decode share of copy rate": traffic / seconds / bandwidth if seconds else 0.0,
+    }
+
+
+def step_bytes(engine: HFEngine) -> tuple[int, int]:
+    """Return the bytes of weights and factors that a step reads, and of one cached token."""
+    model, shape = engine._model, read_model_shape(engine._model.config.to_dict())
+    layers = engine._stack._layers.values()
+    factors = sum(t.nbytes for one in layers for t in (one.down, one.up) if t is not None)
+    size = model.dtype.itemsize
+    fixed = (shape.linear_weights + shape.head_weights) * size + factors
+    return fixed, shape.kv_cache_width * size
 
 
 # Speed
@@ -644,11 +808,11 @@ def phase_shares(
     """
     few, asked = positions[: work.job_particles], asked[: work.job_items]
     model, shape = engine._model, read_model_shape(engine._model.config.to_dict())
+    # A replayed graph calls no hook; the part decoding has the shares of slots.
+    engine.continuous, decoded = False, engine.continuous
     calls = record_forwards(model, partial(answer, engine, few, asked), device)
-    layers = engine._stack._layers.values()
-    factors = sum(t.nbytes for one in layers for t in (one.down, one.up) if t is not None)
-    size = model.dtype.itemsize
-    fixed = (shape.linear_weights + shape.head_weights) * size + factors
+    engine.continuous = decoded
+    fixed, each = step_bytes(engine)
     reads, steps = [one for one in calls if one.width > 1], [one for one in calls if one.width == 1]
     arithmetic = sum(
         2 * one.rows * (shape.linear_weights * one.width + shape.head_weights) for one in reads
@@ -660,7 +824,7 @@ def phase_shares(
         "prefill share of matmul rate": arithmetic / sum(one.seconds for one in reads) / flops,
     }
     if asked[0].max_new_tokens and steps:
-        traffic = sum(fixed + one.rows * one.length * shape.kv_cache_width * size for one in steps)
+        traffic = sum(fixed + one.rows * one.length * each for one in steps)
         seconds = sum(one.seconds for one in steps)
         found |= {
             "decode steps": len(steps),
@@ -754,6 +918,8 @@ def plan(name: str, device: str, work: Workload) -> dict:
 
 PARTS: dict[str, Callable[[str, str, Workload], dict]] = {
     "correctness": correctness,
+    "products": products,
+    "decoding": decoding,
     "speed": speed,
     "memory": memory,
     "plan": plan,
@@ -827,10 +993,18 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(models))
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--minutes", type=float, default=10, help="no part begins after these")
+    parser.add_argument(
+        "--decoding",
+        choices=("auto", "slots", "batches"),
+        default="auto",
+        help="how parts that do not compare them decode texts; auto: in slots on a GPU",
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test this file")
     options = parser.parse_args()
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.error("there is no GPU; --device cpu --quick --models tiny tests this file")
+    if options.decoding != "auto":
+        HFEngine.continuous = options.decoding == "slots"
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * options.minutes
     for name in options.models.split(","):

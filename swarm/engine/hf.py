@@ -145,7 +145,13 @@ class HFEngine:
 
         With an empty basis the base answers unchanged, at positions [P, 0].
         """
+        import torch
+
         self._model, self._tokenizer = base.load(device)
+        if self._model.device.type == "cuda":
+            # cuBLAS may otherwise add parts of a sum in 16 bits.
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
         self._ends = end_token_ids(self._model, self._tokenizer)
         self._context = context_length_of(self._model)
@@ -248,7 +254,7 @@ class HFEngine:
                     self._model, self._stack, position, batches, slope, self.checkpointing
                 )
             except torch.OutOfMemoryError:
-                if self.checkpointing or not slope:
+                if self._decoder or self.checkpointing or not slope:
                     self._reduce_batch(len(rows), max(one.row_length(packed) for one in rows))
                     continue
                 # Costs one more forward pass, and needs memory for one layer instead of all.

@@ -9,7 +9,6 @@ them every few steps. On a CPU the same steps run one by one. Texts are those of
 `swarm.engine.decode.generate_rows`, up to rounding.
 """
 
-import copy
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -27,7 +26,9 @@ from swarm.engine.decode import (
     DecodingBatch,
     DecodingRow,
     can_share_prefix,
+    copy_cache,
     gumbel_noise,
+    prefill_batch,
     random_key,
     read_prefix,
     read_prompts,
@@ -161,6 +162,8 @@ class SlotDecoder:
         prefill_tokens: Approximate maximum number of padded tokens of one prefill.
 
     Attributes:
+        limit, row_length: Slots and tokens per row that are used. They depend on the rows alone,
+            not on earlier ones, which may have needed a larger cache: so do texts, by rounding.
         shape: Shape of the current step.
         row_indices: 0 to S - 1, on the device.
         steps_per_read: See `STEPS_PER_READ`; 1 on a CPU.
@@ -180,6 +183,7 @@ class SlotDecoder:
         prefill_tokens: int,
     ) -> None:
         self.slots, self.length = slots, length
+        self.limit, self.row_length = slots, length
         self._model, self._stack, self._pad = model, stack, pad
         self._ends: frozenset[int] = frozenset()
         self._prefill_tokens = prefill_tokens
@@ -259,7 +263,7 @@ class SlotDecoder:
         tops = [draw.top for draw in draws if draw.top]
         vocabulary = self._model.config.get_text_config().vocab_size
         self._top = min(vocabulary, max(0, *tops)) if tops else -1
-        self._count, self._width = count, self._narrow(len(rows), self.slots)
+        self._count, self._width = count, self._narrow(len(rows), self.limit)
         # Graphs contain the addresses of factors, which new shapes change.
         if (addresses := (count, self._stack.static_addresses())) != self._addresses:
             self._addresses = addresses
@@ -308,12 +312,15 @@ class SlotDecoder:
         each, rest = divmod(len(rows), self._count)
         blocks = not rest and particles == [p for p in range(self._count) for _ in range(each)]
         self._stack.route_rows(None if blocks else Routing.of_rows(particles, self._count, device))
-        cache = None
         if self._prefix is not None:
-            cache = copy.copy(self._prefix)
-            cache.layers = [copy.copy(layer) for layer in self._prefix.layers]
+            cache = copy_cache(self._prefix)
             cache.batch_select_indices(torch.tensor(particles, device=device))
-        state = read_prompts(self._model, prompts, self._pad, cache, self._skip)
+            state = read_prompts(self._model, prompts, self._pad, cache, self._skip)
+        elif blocks:
+            # These prompts may share a prefix that not all do.
+            state = prefill_batch(self._model, prompts, self._count, self._pad)
+        else:
+            state = read_prompts(self._model, prompts, self._pad)
         self.prefills[len(rows), state.mask.shape[1] - self._skip] += 1
         highest = state.logits.argmax(dim=-1)
         # argmax treats NaN as the highest, so one number per row detects all nonfinite logits.
@@ -341,11 +348,9 @@ class SlotDecoder:
         tokens_read = [len(row.prompt) for row in chosen if row]
         lengths = torch.tensor(tokens_read, device=device)
         target, rows = torch.tensor(slots, device=device), torch.tensor(kept, device=device)
-        # Padding is between the shared prefix and the rest of a prompt; a slot has none.
-        total = state.mask.shape[1]
-        columns = self._columns[: max(tokens_read)].expand(len(slots), -1)
-        columns = torch.where(columns < self._skip, columns, columns + total - lengths[:, None])
-        columns = columns.clamp(max=total - 1)
+        # Real tokens first: padding is before a prompt, or between a shared prefix and its rest.
+        columns = state.mask[rows].argsort(dim=1, descending=True, stable=True)
+        columns = columns[:, : max(tokens_read)]
         for mine, read in zip(self._cache.layers, state.cache.layers, strict=True):
             mine.fill(read, rows, columns, target)
         self._tokens[target], self._positions[target] = tokens[rows], lengths
@@ -383,7 +388,7 @@ class SlotDecoder:
         live = [(slot, row) for slot, row in enumerate(self._rows[: self._width]) if row]
         steps = min(self.steps_per_read, max(row.limit - len(row.new) for _, row in live))
         longest = max(len(row.prompt) + len(row.new) for _, row in live) - 1 + steps
-        length = min(self.length, round_length(longest))
+        length = min(self.row_length, round_length(longest))
         self.shape = StepShape(self._width, length, self._drawn, self._top)
         keys = self._noise_keys(live, steps) if self._drawn else None
         written: list[tuple[str, tuple[int, ...]]] = [("tokens", ())]
@@ -500,7 +505,8 @@ def capture_graph(pool: Any, act: Callable[[], None]) -> Callable[[], None]:
         pool: Memory that the graphs of a decoder share, as they never run at the same time.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Other threads may allocate memory meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         act()
     replay: Callable[[], None] = graph.replay
     return replay
@@ -512,7 +518,7 @@ def fit_decoder(
     work: tuple[int, int, float],
     budget: int,
 ) -> SlotDecoder:
-    """Return a decoder that is large enough: the last one, or a new one.
+    """Return a decoder for some rows: the last one if its cache is large enough, or a new one.
 
     Args:
         parts: Model, LoRA layers and pad token.
@@ -520,9 +526,13 @@ def fit_decoder(
         budget: Number of tokens in all slots.
     """
     (model, stack, pad), (rows, longest, context) = parts, work
-    # Twice as many slots would be worth more than the captured steps.
-    if last and longest <= last.length and min(rows, budget // longest) <= 2 * last.slots:
-        return last
     length = int(min(round_length(longest), context))
     slots = max(1, min(rows, budget // length))
-    return SlotDecoder(model, stack, slots, length, pad, budget // PREFILL_DIVISOR)
+    if last is None or slots > last.slots or length > last.length:
+        size = slots, length
+        if last and max(slots, last.slots) * max(length, last.length) <= budget:
+            # For the rows before, too, whose captured steps would else be lost again.
+            size = max(slots, last.slots), max(length, last.length)
+        last = SlotDecoder(model, stack, *size, pad, budget // PREFILL_DIVISOR)
+    last.limit, last.row_length = slots, length
+    return last

@@ -1,5 +1,6 @@
 """Decoding in slots that are refilled: the texts of batches, in steps that can be captured."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,27 @@ def test_one_slot_and_one_token(family: tuple[Path, Path]) -> None:
     assert [[c.new_tokens for c in row] for row in engine.generate(positions, first)] == [
         [1, 1]
     ] * 2
+
+
+def test_steps_do_not_depend_on_earlier_requests(family: tuple[Path, Path]) -> None:
+    """A worker that has answered other jobs decodes in the same shapes, so it rounds alike."""
+    few = [row[:5] for row in requests(5, 2)]
+    many = [[Request("please answer " * 9, 30), *row] for row in requests(12, 2)]
+    positions = np.eye(4)[:2]
+    shapes = []
+    for earlier in ([], [many]):
+        engine = opened(*family, True, "stacked", max_tokens=1500)
+        for asked in earlier:
+            engine.generate(positions, asked)
+        decoder = engine._decoder
+        before = (
+            [Counter(), Counter()] if decoder is None else [+decoder.forwards, +decoder.prefills]
+        )
+        engine.generate(positions, few)
+        assert engine._decoder is (decoder or engine._decoder)
+        assert engine._decoder is not None
+        shapes.append([engine._decoder.forwards - before[0], engine._decoder.prefills - before[1]])
+    assert shapes[0] == shapes[1] and shapes[0][0]
 
 
 def test_a_shared_prefix_is_read_once_for_all_refills(family: tuple[Path, Path]) -> None:

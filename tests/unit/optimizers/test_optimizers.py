@@ -76,7 +76,7 @@ CLAIMS: dict[str, Claims] = {
         near=0.05,
         budget=60,
         slow=True,
-        seeds=3,
+        seeds=1,
         quick=(("sampler", "tpe"),),
         wide=(("max_dimensions", 30),),
     ),

@@ -21,10 +21,10 @@ from swarm.multi_agent.collaboration import map_events, stream_events
 from swarm.multi_agent.consortium.config import (
     ConsortiumSettings,
     build_consortium,
+    convert_settings,
     parse_member,
 )
 from swarm.multi_agent.consortium.consortium import Consortium, format_event
-from swarm.multi_agent.consortium.legacy_config import convert_settings
 from swarm.multi_agent.consortium.member_spec import member_from_config
 from swarm.multi_agent.consortium.result_json import partial_result_to_json, result_to_json
 from swarm.multi_agent.consortium.results import Iteration

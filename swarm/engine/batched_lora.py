@@ -295,6 +295,20 @@ class BatchedLoraLinear(nn.Module):
             self._stored = down, copy_in_place(before[1], self.up.transpose(1, 2)), None
         self.static = self._stored
 
+    def add_update(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """Add the updates of `rows` [P * b, in] to `out` [P * b, out] in place; see `forward`."""
+        if self.down is None or self.up is None:
+            return
+        if self.shares is not None:
+            particles, _, rank = self.shares.shape
+            low = nn.functional.linear(rows, self.down).view(particles, -1, rank)
+            low = (low * self.shares).to(rows.dtype)
+            out.add_(nn.functional.linear(low, self.up).view(out.shape))
+            return
+        particles = self.down.shape[0]
+        low = torch.bmm(rows.view(particles, -1, rows.shape[-1]), self.down.transpose(1, 2))
+        out.view(particles, -1, out.shape[-1]).baddbmm_(low, self.up.transpose(1, 2))
+
     def merge_update(self, down: torch.Tensor, up: torch.Tensor) -> None:
         """Merge one particle with A [r, in] and B [out, r], as fast as the base alone."""
         weight = self.linear.weight
@@ -485,20 +499,21 @@ class BFloat16Linear(nn.Linear):
 
     Attributes:
         active: Whether to multiply in bfloat16.
+        rounded_weight: The weight in bfloat16.
     """
 
     def __init__(self, linear: nn.Linear, rounded: bool) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         self.rounded, self.active = rounded, False
-        self._copy = linear.weight.bfloat16()
+        self.rounded_weight = linear.weight.bfloat16()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Map [..., in] to [..., out]."""
         if not self.active:
             return nn.functional.linear(rows, self.weight, self.bias)
         # Contiguous: see `swarm.engine.base_model.make_head_contiguous`.
-        out = nn.functional.linear(rows.bfloat16().contiguous(), self._copy)
+        out = nn.functional.linear(rows.bfloat16().contiguous(), self.rounded_weight)
         if self.rounded and self.bias is None:
             return out
         return out.float() if self.bias is None else out.float() + self.bias

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from swarm.engine.base import ExpertPool, choose_plan, profile_device
+from swarm.engine.base import ExpertPool, available_memory_bytes, choose_plan, profile_device
 from swarm.engine.base_model import BaseModel, has_bfloat16_instructions, validate_device
 from swarm.engine.tokenization import (
     TokenCache,
@@ -108,6 +108,9 @@ class HFEngine:
     _packs_choices: bool | None = None
     """See `swarm.engine.gradient.can_pack_choices`; `None` before it was needed."""
 
+    fixed_weights = True
+    """Whether the weights of the base remain as loaded."""
+
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`."""
         import torch
@@ -152,6 +155,11 @@ class HFEngine:
             # cuBLAS may otherwise add parts of a sum in 16 bits.
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        if device == "cpu":
+            from swarm.engine.cpu_forward import install_cpu_forward
+
+            spare = available_memory_bytes() // 2 if self.fixed_weights else 0
+            install_cpu_forward(self._model, spare)
         self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
         self._ends = end_token_ids(self._model, self._tokenizer)
         self._context = context_length_of(self._model)

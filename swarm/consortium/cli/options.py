@@ -22,8 +22,8 @@ from swarm.multi_agent.consortium.config import (
     parse_member,
     read_preset,
 )
+from swarm.multi_agent.consortium.consortium import LEGACY_STRATEGIES as OLDER
 from swarm.multi_agent.consortium.consortium import STRATEGIES
-from swarm.multi_agent.consortium.legacy_config import LEGACY_STRATEGIES as OLDER
 from swarm.multi_agent.consortium.store import load_config
 from swarm.multi_agent.consortium.strategies import UNSURE
 from swarm.registry.registry import Roster

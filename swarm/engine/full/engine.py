@@ -28,6 +28,9 @@ class FullWeightsEngine(HFEngine):
     def __init__(self, max_tokens: int | None = None) -> None:
         super().__init__("swap", max_tokens)
 
+    fixed_weights = False
+    """See `swarm.engine.hf.HFEngine`."""
+
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`."""
         models = as_full_model_pool(pool)

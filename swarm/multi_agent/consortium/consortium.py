@@ -26,7 +26,6 @@ from swarm.multi_agent.consortium.judging_round import (
     ConsortiumMember,
     JudgingRound,
 )
-from swarm.multi_agent.consortium.legacy_config import LEGACY_STRATEGIES as OLDER
 from swarm.multi_agent.consortium.parsing import split_confidence
 from swarm.multi_agent.consortium.prompts import (
     MEMBER_PROMPT,
@@ -51,6 +50,9 @@ from swarm.multi_agent.types import (
     add_system_text,
     prompt_to_messages,
 )
+
+LEGACY_STRATEGIES = {"voting": "vote", "role": "roles", "semantic": "default"}
+"""Present names of the strategies of llm-consortium 0.3 to 0.8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +436,7 @@ class Consortium(BaseConsortium):
 
     def _check_shape(self) -> None:
         if self.strategy not in STRATEGIES:
-            suggestion = OLDER.get(str(self.strategy))
+            suggestion = LEGACY_STRATEGIES.get(str(self.strategy))
             matches = (
                 [suggestion] if suggestion else get_close_matches(str(self.strategy), STRATEGIES, 1)
             )

@@ -1,0 +1,435 @@
+"""A forward pass for CPUs of models of the Llama architecture, where no gradient is required.
+
+It computes what transformers' own forward computes, in the same order and the same types, and
+differs in where results are written. More than half of transformers' time in bfloat16 is spent on
+elementwise operations, and most of that on memory: each operation writes to a new block, which the
+C library takes from cold or unmapped memory (a cast of 400 x 576 numbers takes 210 us to a new
+block and 22 us to one in the processor's cache). Here a forward allocates its buffers once for all
+layers, and normalizes and gates blocks of rows that fit into the cache.
+
+Padding is not computed: the tokens of all rows are concatenated, except in attention. Grouped heads
+share their keys and values without copies. In bfloat16 a few rows (decoding) are multiplied by
+weights that oneDNN has packed in advance, which is twice as fast; the packed copy takes as much
+memory as the weights.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from swarm.engine.batched_lora import BatchedLoraLinear, BFloat16Linear
+from swarm.engine.decode import can_share_prefix
+
+ARCHITECTURES = ("LlamaModel", "MistralModel", "Qwen2Model")
+"""Classes of transformers with the same forward, as long as attention is full in all layers."""
+
+BLOCK_ELEMENTS = 1 << 17
+"""Numbers per block of rows that is normalized; in float32 a quarter of a usual L2 cache."""
+
+PACKED_ROWS = 128
+"""Rows up to which products with packed weights are faster in bfloat16."""
+
+GROUP_RATIO = 0.75
+"""Rows at least this much as long as the first of a group attend together with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Consecutive rows of a batch that attend together, without columns in which all are padded.
+
+    Attributes:
+        rows: Range of rows.
+        width: Number of columns, the last of the batch.
+        tokens: Range of their real tokens among those of the batch.
+        index: Indices of these in the [rows * width] tokens of the group; `None` if all are real.
+    """
+
+    rows: slice
+    width: int
+    tokens: slice
+    index: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLayout:
+    """Layout of the N real tokens of a batch of R rows and T columns, padded on the left.
+
+    Attributes:
+        shape: R and T.
+        index: [N], indices in the flattened batch; `None` if N = R * T.
+        groups: The rows by similar length.
+        mask: Added to attention scores, [R, 1, T, S], -inf where a key is not attended; `None` if
+            all are.
+    """
+
+    shape: tuple[int, int]
+    index: torch.Tensor | None
+    groups: tuple[AttentionGroup, ...]
+    mask: torch.Tensor | None
+
+
+def lay_out_tokens(
+    shape: tuple[int, int], mask: torch.Tensor | None, past: int, particles: int, dtype: torch.dtype
+) -> TokenLayout:
+    """Return the layout of a batch.
+
+    Padding remains where the particles' blocks have different numbers of tokens.
+
+    Args:
+        shape: R and T.
+        mask: [R, past + T], 1 where a token is real; `None` if all are.
+        past: Number of cached columns.
+        particles: Number of equal blocks of rows.
+        dtype: Type of the attention scores.
+    """
+    rows, columns = shape
+    all_real = mask is None or bool(mask.all())
+    attended = None
+    if columns > 1:
+        attended = torch.ones(columns, past + columns, dtype=torch.bool).tril(past)
+    if mask is not None and not all_real:
+        keys = mask.bool()[:, None, None, :]
+        attended = keys if attended is None else keys & attended
+    scores = None
+    if attended is not None:
+        attended = attended.expand(rows, 1, columns, past + columns)
+        scores = torch.zeros(attended.shape, dtype=dtype).masked_fill_(~attended, -torch.inf)
+    whole = AttentionGroup(slice(0, rows), columns, slice(0, rows * columns), None)
+    if mask is None or all_real or columns == 1:
+        return TokenLayout(shape, None, (whole,), scores)
+    real = mask[:, past:].bool()
+    lengths = real.sum(1)
+    left_padded = bool((real.cummax(1).values == real).all())
+    if not left_padded or len(lengths.view(particles, -1).sum(1).unique()) > 1:
+        return TokenLayout(shape, None, (whole,), scores)
+    index = real.flatten().nonzero()[:, 0]
+    if past:  # a group would have to skip columns between cached and new keys
+        group = AttentionGroup(whole.rows, columns, slice(0, len(index)), index)
+        return TokenLayout(shape, index, (group,), scores)
+    return TokenLayout(shape, index, _group_rows(real, lengths.tolist()), scores)
+
+
+def _group_rows(real: torch.Tensor, lengths: list[int]) -> tuple[AttentionGroup, ...]:
+    """Return consecutive rows of similar length; rows come with the longest first."""
+    groups: list[AttentionGroup] = []
+    start = token = 0
+    for row in range(1, len(lengths) + 1):
+        longest = max(lengths[start:row])
+        if row < len(lengths) and GROUP_RATIO * longest <= lengths[row] <= longest:
+            continue
+        count = sum(lengths[start:row])
+        index = None
+        if count < longest * (row - start):
+            index = real[start:row, real.shape[1] - longest :].flatten().nonzero()[:, 0]
+        groups.append(
+            AttentionGroup(slice(start, row), longest, slice(token, token + count), index)
+        )
+        start, token = row, token + count
+    return tuple(groups)
+
+
+class Buffers:
+    """Memory of one forward, reused by all layers.
+
+    Args:
+        config: Configuration of the model.
+        count: Number of tokens, N.
+        layout: Their layout.
+        dtype: Type of the model.
+        together: Whether the feed-forward layers multiply all rows at once.
+    """
+
+    def __init__(
+        self, config: Any, count: int, layout: TokenLayout, dtype: torch.dtype, together: bool
+    ) -> None:
+        new = partial(torch.empty, dtype=dtype)
+        size, inner = config.hidden_size, config.intermediate_size
+        head = getattr(config, "head_dim", None) or size // config.num_attention_heads
+        queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+        self.head = head
+        self.block = max(1, min(count, BLOCK_ELEMENTS // size))
+        self.wide_block = count if together else max(1, min(count, 2 * self.block))
+        self.normed, self.attended = new(count, size), new(count, queries)
+        self.query, self.key, self.value = new(count, queries), new(count, keys), new(count, keys)
+        self.half = new(count * queries // 2)
+        self.gate, self.up = (new(self.wide_block, inner) for _ in range(2))
+        self.down = new(self.wide_block, size)
+        self.exact, self.squares = (torch.empty(self.block, size) for _ in range(2))
+        # Padding stays zero: only real tokens are written.
+        padded = 0 if layout.index is None else layout.shape[0] * layout.shape[1]
+        self.padded = [torch.zeros(padded, width, dtype=dtype) for width in (queries, keys, keys)]
+
+
+class CpuForward:
+    """Forward of a model and of its output head, which calls the original ones for gradients.
+
+    Args:
+        model: A causal language model of `ARCHITECTURES`, frozen, on the CPU.
+        packed: Whether a few rows in bfloat16 are multiplied by packed copies of the weights, which
+            must never change then.
+    """
+
+    def __init__(self, model: Any, packed: bool) -> None:
+        self.decoder, self.head = model.base_model, model.get_output_embeddings()
+        self._decode_original, self._head_original = self.decoder.forward, self.head.forward
+        self._packed: dict[nn.Linear, torch.Tensor] | None = {} if packed else None
+
+    def compute_logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Map hidden states [..., H] to logits [..., vocabulary]."""
+        rows = states.flatten(0, -2)
+        if torch.is_inference_mode_enabled() and len(rows) <= PACKED_ROWS:
+            logits = self._multiply_by(self.head, rows, self.head.weight, self.head.bias, None)
+            return logits.view(*states.shape[:-1], -1)
+        original: torch.Tensor = self._head_original(states)
+        return original
+
+    def decode(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """See the forward of the model's class; returns hidden states [R, T, H] and the cache."""
+        from transformers import DynamicCache
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        particles = self._count_particles()
+        supported = (
+            torch.is_inference_mode_enabled()
+            and input_ids is not None
+            and position_ids is not None
+            and particles is not None
+            and (attention_mask is None or attention_mask.dim() == 2)
+            and (past_key_values is None or type(past_key_values) is DynamicCache)
+            and not any(option is not None for option in options.values())
+        )
+        if not supported:
+            return self._decode_original(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                **options,
+            )
+        assert input_ids is not None and position_ids is not None and particles is not None
+        cache = past_key_values
+        if cache is None and use_cache:
+            cache = DynamicCache(config=self.decoder.config)
+        past = 0 if cache is None else cache.get_seq_length()
+        rows, columns = input_ids.shape
+        kind = self.decoder.dtype
+        layout = lay_out_tokens((rows, columns), attention_mask, past, particles, kind)
+        ids, positions = input_ids.flatten(), position_ids.expand(rows, columns).flatten()
+        if layout.index is not None:
+            ids, positions = ids[layout.index], positions[layout.index]
+        states = self._run_layers(ids, positions, layout, cache, particles)
+        if layout.index is not None:
+            padded = states.new_zeros(rows * columns, states.shape[1])
+            states = padded.index_copy_(0, layout.index, states)
+        return BaseModelOutputWithPast(
+            last_hidden_state=states.view(rows, columns, -1), past_key_values=cache
+        )
+
+    def _count_particles(self) -> int | None:
+        """Return the number of equal blocks of rows; `None` if a layer is of an unknown kind."""
+        counts = {1}
+        for module in self.decoder.layers.modules():
+            if isinstance(module, BatchedLoraLinear):
+                if module.static is not None or module.routing is not None:
+                    return None
+                shares = module.down if module.shares is None else module.shares
+                if module.merged is None and shares is not None:
+                    counts.add(len(shares))
+            elif isinstance(module, nn.Linear) and type(module) not in (nn.Linear, BFloat16Linear):
+                return None
+        return max(counts)
+
+    def _run_layers(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        layout: TokenLayout,
+        cache: Any,
+        particles: int,
+    ) -> torch.Tensor:
+        """Return the normalized states [N, H] of N tokens."""
+        decoder = self.decoder
+        states: torch.Tensor = decoder.embed_tokens(ids)
+        # A block of rows must not cut the block of a particle.
+        together = particles > 1 and any(
+            isinstance(module, BatchedLoraLinear)
+            for layer in decoder.layers
+            for module in layer.mlp.children()
+        )
+        buffers = Buffers(decoder.config, len(ids), layout, states.dtype, together)
+        cosine, sine = decoder.rotary_emb(states[None], position_ids=positions[None])
+        angles = cosine[0][:, None], sine[0][:, None]
+        for number, layer in enumerate(decoder.layers):
+            self._normalize(layer.input_layernorm, states, buffers)
+            self._attend(layer.self_attn, number, angles, layout, cache, buffers)
+            states.add_(self._multiply(layer.self_attn.o_proj, buffers.attended, buffers.normed))
+            self._normalize(layer.post_attention_layernorm, states, buffers)
+            self._feed_forward(layer.mlp, states, buffers)
+        self._normalize(decoder.norm, states, buffers)
+        return buffers.normed
+
+    @staticmethod
+    def _normalize(norm: Any, states: torch.Tensor, buffers: Buffers) -> None:
+        """Write RMSNorm of the states [N, H] to `buffers.normed`; scales are in float32."""
+        exact = states.dtype == torch.float32
+        for start in range(0, len(states), buffers.block):
+            rows = states[start : start + buffers.block]
+            out = buffers.normed[start : start + buffers.block]
+            single = rows if exact else buffers.exact[: len(rows)].copy_(rows)
+            squares = torch.mul(single, single, out=buffers.squares[: len(rows)])
+            scale = squares.mean(-1, keepdim=True).add_(norm.variance_epsilon).rsqrt_()
+            if exact:
+                torch.mul(single, scale, out=out)
+            else:
+                out.copy_(single.mul_(scale))
+            out.mul_(norm.weight)
+
+    def _attend(
+        self,
+        attention: Any,
+        number: int,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        layout: TokenLayout,
+        cache: Any,
+        buffers: Buffers,
+    ) -> None:
+        """Write the attention of `buffers.normed` to `buffers.attended`, before the output."""
+        normed = buffers.normed
+        real = [
+            self._multiply(attention.q_proj, normed, buffers.query),
+            self._multiply(attention.k_proj, normed, buffers.key),
+            self._multiply(attention.v_proj, normed, buffers.value),
+        ]
+        for turned in real[:2]:
+            _rotate(turned.view(len(turned), -1, buffers.head), *angles, buffers.half)
+        if layout.index is not None:
+            real = [
+                padded.index_copy_(0, layout.index, tokens)
+                for padded, tokens in zip(buffers.padded, real, strict=True)
+            ]
+        query, key, value = (
+            tensor.view(*layout.shape, -1, buffers.head).transpose(1, 2) for tensor in real
+        )
+        past = 0
+        if cache is not None:
+            past = cache.get_seq_length(number)
+            key, value = cache.update(key, value, number)
+        for group in layout.groups:
+            first = query.shape[2] - group.width
+            keys = slice(0 if past else first, None)
+            mask = layout.mask
+            out = nn.functional.scaled_dot_product_attention(
+                query[group.rows, :, first:],
+                key[group.rows, :, keys],
+                value[group.rows, :, keys],
+                attn_mask=None if mask is None else mask[group.rows, :, first:, keys],
+                scale=attention.scaling,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+            tokens = out.transpose(1, 2).reshape(-1, buffers.attended.shape[1])
+            target = buffers.attended[group.tokens]
+            if group.index is None:
+                target.copy_(tokens)
+            else:
+                torch.index_select(tokens, 0, group.index, out=target)
+
+    def _feed_forward(self, mlp: Any, states: torch.Tensor, buffers: Buffers) -> None:
+        """Add the feed-forward network of `buffers.normed` to the states."""
+        for start in range(0, len(states), buffers.wide_block):
+            rows = buffers.normed[start : start + buffers.wide_block]
+            gate = self._multiply(mlp.gate_proj, rows, buffers.gate[: len(rows)])
+            torch.ops.aten.silu.out(gate, out=gate)
+            gate.mul_(self._multiply(mlp.up_proj, rows, buffers.up[: len(rows)]))
+            states[start : start + buffers.wide_block].add_(
+                self._multiply(mlp.down_proj, gate, buffers.down[: len(rows)])
+            )
+
+    def _multiply(self, module: Any, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Return a linear layer's output for `rows` [N, in], written to `out` or new memory."""
+        adapted = module if isinstance(module, BatchedLoraLinear) else None
+        linear = module if adapted is None else adapted.linear
+        if adapted is not None and adapted.merged is not None:
+            return _multiply_into(rows, adapted.merged, linear.bias, out)
+        if isinstance(linear, BFloat16Linear) and linear.active:
+            out.copy_(self._multiply_by(linear, rows.bfloat16(), linear.rounded_weight, None, None))
+            if linear.bias is not None:
+                out.add_(linear.bias)
+        else:
+            out = self._multiply_by(linear, rows, linear.weight, linear.bias, out)
+        if adapted is not None:
+            adapted.add_update(rows, out)
+        return out
+
+    def _multiply_by(
+        self,
+        linear: nn.Linear,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Multiply by a layer's weight, packed if there are few rows."""
+        if self._packed is None or rows.dtype != torch.bfloat16 or len(rows) > PACKED_ROWS:
+            return _multiply_into(rows, weight, bias, out)
+        if (packed := self._packed.get(linear)) is None:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+            self._packed[linear] = packed
+        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows.contiguous(), packed, bias, "none", [], ""
+        )
+        return found
+
+
+def _multiply_into(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    if bias is None:
+        return torch.mm(rows, weight.t(), out=out)
+    return torch.addmm(bias, rows, weight.t(), out=out)
+
+
+def _rotate(
+    heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, memory: torch.Tensor
+) -> None:
+    """Rotate heads [N, h, d] in place by angles [N, 1, d] of d / 2 pairs (arXiv 2104.09864)."""
+    count, number, size = heads.shape
+    middle = size // 2
+    first, second = heads[..., :middle], heads[..., middle:]
+    turned = memory[: count * number * middle].view(count, number, middle)
+    torch.mul(first, sine[..., middle:], out=turned)
+    crossed = second * sine[..., :middle]
+    first.mul_(cosine[..., :middle]).sub_(crossed)
+    second.mul_(cosine[..., middle:]).add_(turned)
+
+
+def install_cpu_forward(model: Any, spare: int) -> None:
+    """Replace the forward of a frozen model on the CPU, if it is of a known architecture.
+
+    Args:
+        model: A causal language model of transformers.
+        spare: Bytes that may be taken for packed weights; they must never change then.
+    """
+    decoder, config = model.base_model, model.config.get_text_config()
+    known = (
+        type(decoder).__name__ in ARCHITECTURES
+        and type(decoder).__module__.startswith("transformers.")
+        and config.hidden_act == "silu"
+        and config._attn_implementation == "sdpa"
+        and can_share_prefix(model)
+    )
+    if known:
+        size = sum(weight.numel() * weight.dtype.itemsize for weight in model.parameters())
+        replaced = CpuForward(model, packed=size < spare)
+        decoder.forward, replaced.head.forward = replaced.decode, replaced.compute_logits

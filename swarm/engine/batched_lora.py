@@ -293,6 +293,8 @@ class BatchedLoraLinear(nn.Module):
         else:
             down = copy_in_place(before[0], self.down)
             self._stored = down, copy_in_place(before[1], self.up.transpose(1, 2)), None
+            # One copy is enough.
+            self.down, self.up = down, self._stored[1].transpose(1, 2)
         self.static = self._stored
 
     def add_update(self, rows: torch.Tensor, out: torch.Tensor) -> None:
@@ -388,9 +390,7 @@ class BatchedLoraModel:
             merge: Add the update to a copy of the weights; for a single position.
         """
         if not merge:
-            self.attach_positions(coefficients)
-            for layer in self._layers.values() if self._static else ():
-                layer.store_static()
+            self.attach_positions(coefficients, self._static)
             return
         coefficients = self._move_coefficients(coefficients)
         for name, (down, up, row_indices) in self._basis.items():
@@ -401,8 +401,12 @@ class BatchedLoraModel:
                 down, up = down[None], up * weights[:, None]
             self._layers[name].merge_update(down[0], up[0])
 
-    def attach_positions(self, coefficients: torch.Tensor) -> None:
-        """Set positions without merging; gradients flow back into `coefficients` if required."""
+    def attach_positions(self, coefficients: torch.Tensor, static: bool = False) -> None:
+        """Set positions without merging; gradients flow back into `coefficients` if required.
+
+        Args:
+            static: Store the factors at fixed addresses, through which no gradients flow.
+        """
         coefficients = self._move_coefficients(coefficients)
         for name, (down, up, row_indices) in self._basis.items():
             layer = self._layers[name]
@@ -412,6 +416,8 @@ class BatchedLoraModel:
             layer.down, layer.up = down.to(self._dtype), up.to(self._dtype)
             layer.shares = None if down.dim() == 3 else weights[:, None]
             layer.merged = layer.static = None
+            if static:
+                layer.store_static()
 
     def _move_coefficients(self, coefficients: torch.Tensor) -> torch.Tensor:
         """Return coefficients in float32 on the device, in one transfer for all layers."""

@@ -240,15 +240,18 @@ class CpuForward:
     def _count_particles(self) -> int | None:
         """Return the number of equal blocks of rows; `None` if a layer is of an unknown kind."""
         counts = {1}
-        for module in self.decoder.layers.modules():
-            if isinstance(module, BatchedLoraLinear):
-                if module.static is not None or module.routing is not None:
+        for layer in self.decoder.layers:
+            for name, module in (*layer.self_attn.named_children(), *layer.mlp.named_children()):
+                linear = module
+                if isinstance(module, BatchedLoraLinear):
+                    linear = module.linear
+                    if module.static is not None or module.routing is not None:
+                        return None
+                    shares = module.down if module.shares is None else module.shares
+                    if module.merged is None and shares is not None:
+                        counts.add(len(shares))
+                if name.endswith("_proj") and type(linear) not in (nn.Linear, BFloat16Linear):
                     return None
-                shares = module.down if module.shares is None else module.shares
-                if module.merged is None and shares is not None:
-                    counts.add(len(shares))
-            elif isinstance(module, nn.Linear) and type(module) not in (nn.Linear, BFloat16Linear):
-                return None
         return max(counts)
 
     def _run_layers(

@@ -434,8 +434,10 @@ class HFEngine:
         """Answer the requests with these indices, of all particles, in slots that are refilled."""
         import torch
 
+        from swarm.engine.batched_lora import BatchedLoraModel
         from swarm.engine.slots import fit_decoder
 
+        stack = self._stack if isinstance(self._stack, BatchedLoraModel) else None
         waiting = [(particle, i) for particle in range(len(requests)) for i in indices]
         while waiting:
             longest = max(self._count_row_tokens(requests[p][i]) for p, i in waiting)
@@ -444,7 +446,7 @@ class HFEngine:
             try:
                 self._decoder = fit_decoder(
                     self._decoder,
-                    (self._model, self._stack, self._tokenizer.pad_token_id),
+                    (self._model, stack, self._tokenizer.pad_token_id),
                     (len(rows), longest, self._context),
                     self._budget,
                 )

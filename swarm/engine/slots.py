@@ -155,7 +155,8 @@ class SlotDecoder:
 
     Args:
         model: A causal language model of transformers for which `supports_slots` holds.
-        stack: The model's LoRA layers, with static factors.
+        stack: The model's LoRA layers, with static factors; `None` if its weights are those of one
+            position, at fixed addresses.
         slots: S.
         length: Maximum number of tokens of a row, prompt and new ones.
         pad: The token id to pad with; never attended.
@@ -176,7 +177,7 @@ class SlotDecoder:
     def __init__(
         self,
         model: Any,
-        stack: BatchedLoraModel,
+        stack: BatchedLoraModel | None,
         slots: int,
         length: int,
         pad: int,
@@ -248,7 +249,7 @@ class SlotDecoder:
                     self._run_steps()
             done = True
         finally:
-            self._stack.route_rows(None)
+            self._route_rows(None)
             self._prefix = None
             if not done:
                 # A masked value that is NaN would still spoil a later row of its slot.
@@ -265,17 +266,22 @@ class SlotDecoder:
         self._top = min(vocabulary, max(0, *tops)) if tops else -1
         self._count, self._width = count, self._narrow(len(rows), self.limit)
         # Graphs contain the addresses of factors, which new shapes change.
-        if (addresses := (count, self._stack.static_addresses())) != self._addresses:
+        factors = self._stack.static_addresses() if self._stack else ()
+        if (addresses := (count, factors)) != self._addresses:
             self._addresses = addresses
             self._graphs.clear()
             particles = torch.zeros_like(self._tokens)
             others = find_others(particles, count)
             self._routing = Routing(particles, others) if count > 1 else None
-        self._stack.route_rows(None)
+        self._route_rows(None)
         self._prefix, self._skip = None, 0
         prompts = [row.prompt for row in rows]
         if len(rows) > count and (skip := shared_prefix_length(prompts)) >= MINIMUM_PREFIX:
             self._prefix, self._skip = read_prefix(self._model, prompts[0][:skip], count), skip
+
+    def _route_rows(self, routing: Routing | None) -> None:
+        if self._stack is not None:
+            self._stack.route_rows(routing)
 
     def _narrow(self, live: int, width: int) -> int:
         """Return the number of slots for these rows; few different ones if steps are captured."""
@@ -311,7 +317,7 @@ class SlotDecoder:
         device = self._model.device
         each, rest = divmod(len(rows), self._count)
         blocks = not rest and particles == [p for p in range(self._count) for _ in range(each)]
-        self._stack.route_rows(None if blocks else Routing.of_rows(particles, self._count, device))
+        self._route_rows(None if blocks else Routing.of_rows(particles, self._count, device))
         if self._prefix is not None:
             cache = copy_cache(self._prefix)
             cache.batch_select_indices(torch.tensor(particles, device=device))
@@ -457,9 +463,7 @@ class SlotDecoder:
         width, length, drawn, top = self.shape
         positions = self._positions[:width]
         if self._routing is not None:
-            self._stack.route_rows(
-                Routing(self._routing.particles[:width], self._routing.others[:width])
-            )
+            self._route_rows(Routing(self._routing.particles[:width], self._routing.others[:width]))
         logits = (
             self._model(
                 input_ids=self._tokens[:width, None],
@@ -514,14 +518,14 @@ def capture_graph(pool: Any, act: Callable[[], None]) -> Callable[[], None]:
 
 def fit_decoder(
     last: SlotDecoder | None,
-    parts: tuple[Any, BatchedLoraModel, int],
+    parts: tuple[Any, BatchedLoraModel | None, int],
     work: tuple[int, int, float],
     budget: int,
 ) -> SlotDecoder:
     """Return a decoder for some rows: the last one if its cache is large enough, or a new one.
 
     Args:
-        parts: Model, LoRA layers and pad token.
+        parts: Model, LoRA layers if there are any, and pad token.
         work: Number of rows, tokens of the longest, and the model's context.
         budget: Number of tokens in all slots.
     """

@@ -116,6 +116,7 @@ def test_a_position_is_the_sum_of_all_weights_rounded_once(
             assert torch.equal(weight, exact.to(weight.dtype)), name
 
 
+@pytest.mark.usefixtures("decoding")
 def test_a_position_answers_as_its_own_generate(trio: list[Path], tmp_path: Path) -> None:
     pool = pool_of(trio)
     engine, tokenizer = opened(pool), AutoTokenizer.from_pretrained(trio[0])
@@ -134,6 +135,7 @@ def test_a_position_answers_as_its_own_generate(trio: list[Path], tmp_path: Path
             assert completion.text == tokenizer.decode(new, skip_special_tokens=True)
 
 
+@pytest.mark.usefixtures("decoding")
 def test_the_position_that_is_there_is_not_read_again(
     trio: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ def allow_omitted_task_keys(arguments: Sequence[str]) -> list[str]:
     """
     chosen = [word.removeprefix("task=") for word in arguments if word.startswith("task=")]
     folder = conf_folder() / "task"
-    if not chosen or (folder / f"{chosen[-1]}.yaml").is_file():
+    if not chosen or all((folder / f"{name}.yaml").is_file() for name in chosen[-1].split(",")):
         return list(arguments)
     texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.yaml")]
     known = {name for text in texts for name in re.findall(r"(?m)^([a-z]\w*):", text)}

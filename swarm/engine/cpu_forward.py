@@ -1,11 +1,12 @@
 """A forward pass for CPUs of models of the Llama architecture, where no gradient is required.
 
-It computes what transformers' own forward computes, in the same order and the same types, and
-differs in where results are written. More than half of transformers' time in bfloat16 is spent on
-elementwise operations, and most of that on memory: each operation writes to a new block, which the
-C library takes from cold or unmapped memory (a cast of 400 x 576 numbers takes 210 us to a new
-block and 22 us to one in the processor's cache). Here a forward allocates its buffers once for all
-layers, and normalizes and gates blocks of rows that fit into the cache.
+It computes what transformers' own forward computes, in the same order and, but for the gate with
+`engine.precision=bfloat16`, the same types, and differs in where results are written. More than
+half of transformers' time in bfloat16 is spent on elementwise operations, and most of that on
+memory: each operation writes to a new block, which the C library takes from cold or unmapped memory
+(a cast of 400 x 576 numbers takes 210 us to a new block and 22 us to one in the processor's cache).
+Here a forward allocates its buffers once for all layers, and normalizes and gates blocks of rows
+that fit into the cache.
 
 Padding is not computed: the tokens of all rows are concatenated, except in attention. Grouped heads
 share their keys and values without copies. In bfloat16 a few rows (decoding) are multiplied by
@@ -61,8 +62,8 @@ class TokenLayout:
         shape: R and T.
         index: [N], indices in the flattened batch; `None` if N = R * T.
         groups: The rows by similar length.
-        mask: Added to attention scores, [R, 1, T, S], -inf where a key is not attended; `None` if
-            all are.
+        mask: Added to attention scores, [R or 1, 1, T, S], -inf where a key is not attended; `None`
+            if attention is causal and nothing else.
     """
 
     shape: tuple[int, int]
@@ -88,14 +89,14 @@ def lay_out_tokens(
     rows, columns = shape
     all_real = mask is None or bool(mask.all())
     attended = None
-    if columns > 1:
+    if columns > 1 and (past or not all_real):
         attended = torch.ones(columns, past + columns, dtype=torch.bool).tril(past)
     if mask is not None and not all_real:
         keys = mask.bool()[:, None, None, :]
         attended = keys if attended is None else keys & attended
     scores = None
     if attended is not None:
-        attended = attended.expand(rows, 1, columns, past + columns)
+        attended = attended.expand(1 if all_real else rows, 1, columns, past + columns)
         scores = torch.zeros(attended.shape, dtype=dtype).masked_fill_(~attended, -torch.inf)
     whole = AttentionGroup(slice(0, rows), columns, slice(0, rows * columns), None)
     if mask is None or all_real or columns == 1:
@@ -338,6 +339,7 @@ class CpuForward:
                 key[group.rows, :, keys],
                 value[group.rows, :, keys],
                 attn_mask=None if mask is None else mask[group.rows, :, first:, keys],
+                is_causal=mask is None and group.width > 1,
                 scale=attention.scaling,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
@@ -434,5 +436,8 @@ def install_cpu_forward(model: Any, spare: int) -> None:
     )
     if known:
         size = sum(weight.numel() * weight.dtype.itemsize for weight in model.parameters())
-        replaced = CpuForward(model, packed=size < spare)
+        # oneDNN refuses to pack bfloat16 for processors without its instructions.
+        packed = size < spare and torch.backends.mkldnn.is_available()
+        packed = packed and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        replaced = CpuForward(model, packed=packed)
         decoder.forward, replaced.head.forward = replaced.decode, replaced.compute_logits

@@ -224,7 +224,9 @@ def prefill_batch(
 def read_prefix(model: Any, prefix: list[int], particles: int) -> Any:
     """Return the key-value cache of the same tokens read by each particle."""
     ids = torch.tensor([prefix] * particles, device=model.device)
-    return model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+    positions = torch.arange(len(prefix), device=model.device).expand(particles, -1)
+    out = model(input_ids=ids, position_ids=positions, use_cache=True, logits_to_keep=1)
+    return out.past_key_values
 
 
 def read_prompts(

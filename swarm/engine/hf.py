@@ -158,7 +158,8 @@ class HFEngine:
         if device == "cpu":
             from swarm.engine.cpu_forward import install_cpu_forward
 
-            spare = available_memory_bytes() // 2 if self.fixed_weights else 0
+            # An eighth: other workers may load at the same time.
+            spare = available_memory_bytes() // 8 if self.fixed_weights else 0
             install_cpu_forward(self._model, spare)
         self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
         self._ends = end_token_ids(self._model, self._tokenizer)
@@ -253,8 +254,10 @@ class HFEngine:
 
         rows = [self._tokenize_example(one) for one in examples]
         if self._packs_choices is None and any(len(one.rows(packed=False)) > 1 for one in rows):
+            self._stack.clear_positions()
             self._packs_choices = can_pack_choices(self._model)
-        packed = bool(self._packs_choices)
+        longest = max(one.row_length(packed=True) for one in rows)
+        packed = bool(self._packs_choices) and longest <= self._budget
         while True:
             batches = batch_examples(rows, self._tokenizer.pad_token_id, self._budget, packed)
             try:

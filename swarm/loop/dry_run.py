@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swarm._util.terminal import format_amount, format_duration, pluralize
-from swarm.engine.base import DeviceProfile, choose_plan
+from swarm.engine.base import DeviceProfile, available_memory_bytes, choose_plan
 from swarm.engine.base_model import has_bfloat16_instructions
 from swarm.engine.hf import BATCH_CPU, BATCH_GPU
 from swarm.errors import UserError
@@ -313,7 +313,7 @@ def _describe_costs(
         f"{format_amount(model.linear_weights)} of them in linear layers",
         "device": f"{workers} x {device.name}: {format_amount(device.flops, 'FLOP/s')}, "
         f"{format_amount(device.bandwidth, 'B/s')} a worker{nodes}"
-        f"{_suggest_settings(gpus, workers, size)}",
+        f"{_suggest_settings(gpus, workers, size, cost.estimate_memory(model, search))}",
         "plan": f"{search.plan}: {reason}",
         **costs,
         **_describe_finalist_scoring(run, model, own_way, device, workers),
@@ -381,14 +381,19 @@ def _count_workers(config: Mapping[str, Any]) -> int:
     return len(config.get("gpus") or []) or named or 1
 
 
-def _suggest_settings(gpus: Sequence[int], workers: int, size: int) -> str:
+def _suggest_settings(
+    gpus: Sequence[int], workers: int, size: int, memory: Mapping[str, float]
+) -> str:
     """Suggest what makes a search quicker on a CPU; empty if nothing does, and on GPUs.
 
     Small batches hardly use a second thread, so the cores are better divided among workers.
     """
-    cores, words = os.cpu_count() or 1, []
-    if not gpus and workers == 1 < cores:
-        most = min(cores, MAX_SUGGESTED_WORKERS)
+    words, cores = [], os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    fitting = int(available_memory_bytes() // (2 * sum(memory.values())))
+    most = min(cores, MAX_SUGGESTED_WORKERS, fitting)
+    if not gpus and workers == 1 < most:
         words.append(f"executor=processes executor.workers={most} (each with this memory)")
     if not gpus and size == 4 and has_bfloat16_instructions():
         words.append("model.dtype=bfloat16")

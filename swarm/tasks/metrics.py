@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from statistics import fmean
 from typing import Any
 
@@ -102,8 +103,9 @@ def item_domain(item: Item) -> str:
 
 
 def has_named_domains(items: Sequence[Item]) -> bool:
-    """Return whether items name their domain, as a part of a mixture or in "domain"."""
-    return any(item.get(key) not in (None, "") for item in items for key in ("part", "domain"))
+    """Return whether all items name their domain, as a part of a mixture or in "domain"."""
+    named = [any(item.get(key) not in (None, "") for key in ("part", "domain")) for item in items]
+    return bool(named) and all(named)
 
 
 def summarize_domains(
@@ -234,13 +236,13 @@ def _describe_form(
     choices = [i for i in wrong if "choices" in _inner_item(items[i])]
     written = [i for i in wrong if i not in set(choices)]
     contained = [i for i in written if _contains_gold(scores[i].text, str(missed[i]), items[i])]
-    # The gold answers of other items, each the next different one, occur by chance.
+    # The gold answer of another item, the next different one, occurs by chance.
     others = [
-        next((missed[j] for j in (*written[n:], *written) if missed[j] != missed[i]), None)
+        next((j for j in chain(islice(written, n, None), written) if missed[j] != missed[i]), None)
         for n, i in enumerate(written)
     ]
     chance = sum(
-        other is not None and _contains_gold(scores[i].text, other, items[i])
+        other is not None and _contains_gold(scores[i].text, str(missed[other]), items[i])
         for i, other in zip(written, others, strict=True)
     )
     many = len(contained) - chance >= CONTAINED_SHARE * len(indices)

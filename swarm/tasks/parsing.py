@@ -29,7 +29,7 @@ ANSWER_KINDS = {
 }
 
 PARSER_MEANINGS = {
-    "anchored": "the first number, yes or no or phrase that is given as the answer",
+    "anchored": "the number, yes or no or phrase that is given as the answer",
     "original": "the gold answer anywhere in the text, as in the paper's code",
     "whole": "the complete first line",
 }

@@ -95,7 +95,7 @@ class HostGuard:
         except Exception as error:
             # socket.io fails if a poll ends while it is read, and then NiceGUI's middlewares, of
             # Starlette's class BaseHTTPMiddleware, raise "No response returned."
-            if not left:
+            if not left or not isinstance(error, KeyError | RuntimeError):
                 raise
             log.info("%s: left before the response", scope["path"], exc_info=error)
 

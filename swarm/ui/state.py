@@ -261,7 +261,7 @@ def describe_progress(note: dict[str, Any]) -> str:
         number = f"iteration {note.get('iteration')}"
         spent = note.get("budget_share")
         limit = f" of at most {maximum}"
-        if isinstance(spent, int | float):  # the budget ends the search before the iterations
+        if isinstance(spent, int | float):  # a budget usually ends a search first
             limit = f" ({100 * spent:.0f} % of the budget)"
         stage = re.sub(rf"^{number}\b", f"{number}{limit}", stage)
     done, total = note.get("done"), note.get("total")

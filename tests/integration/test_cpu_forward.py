@@ -1,11 +1,14 @@
 """The forward for CPUs against transformers' own."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import searches
 import tiny
 import torch
 
@@ -153,3 +156,19 @@ def test_other_models_stay_as_they_are(base: Path) -> None:
     model.config._attn_implementation = "eager"
     install_cpu_forward(model, 1 << 40)
     assert "forward" not in vars(model.base_model)
+
+
+def test_bfloat16_runs_where_onednn_has_no_instructions_for_it(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, model__dtype="bfloat16")
+    environment = {**searches.environment(), "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "swarm.search", *command],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=searches.ROOT,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

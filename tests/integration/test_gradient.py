@@ -158,6 +158,8 @@ def test_whether_choices_are_packed_is_measured(tiny_llama: Path, tiny_pool: Pat
     engine, pool = opened(tiny_llama, tiny_pool)
     engine.compute_gradient(drawn(pool), EXAMPLES[:1])
     assert engine._packs_choices is None, "a single choice has nothing to pack"
+    # Positions of an earlier batch do not decide.
+    engine.generate(np.stack([drawn(pool)] * 3), [[Request("the answer", 2)]] * 3)
     engine.compute_gradient(drawn(pool), EXAMPLES)
     assert engine._packs_choices
     model = tiny.load(tiny_llama)

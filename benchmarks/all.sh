@@ -54,7 +54,7 @@ run gpu --device cpu --quick --models tiny --out "$work/gpu"
 run faults --sample 40
 
 {
-  printf '%s, %s cores of %s, %s threads per process, load %s when it began and %s when it ended. Features: %s\n\n' \
+  printf '%s, %s cores of %s, threads per process: %s, load %s when it began and %s when it ended. Features: %s\n\n' \
     "$(date +%F)" "$(nproc --all)" \
     "$(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -1)" "${OMP_NUM_THREADS:-all}" "$load" \
     "$(cut -d ' ' -f 1 /proc/loadavg)" "$(grep -m1 -E '^(flags|Features)' /proc/cpuinfo | tr ' ' '\n' | grep -wE "$wanted" | sort -u | paste -sd ' ')"

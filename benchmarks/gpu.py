@@ -862,25 +862,12 @@ def memory(name: str, device: str, work: Workload) -> dict:
     engine, positions, basis = open_engine(
         name, "bfloat16", device, work, "stacked", "factor", "global"
     )
+    positions = positions[: work.job_particles]
     asked = [Request(p, work.new) for p in prompts_of(work, min(work.job_items, work.items))]
-    few = positions[: work.job_particles]
-    answer(engine, few, asked)
+    for _ in range(2):  # what remains from one job is part of the next one's peak
+        answer(engine, positions, asked)
     peak = torch.cuda.max_memory_allocated() - before
-    adapted = sum(down.shape[-1] * up.shape[-2] for down, up, _ in basis.values())
-    adapter = sum(down[0].numel() + up[0].numel() for down, up, _ in basis.values())
-    workload = SearchWorkload(
-        work.experts,
-        adapter,
-        adapted,
-        items=work.items,
-        prompt=work.prompt,
-        longest=work.prompt,
-        new=work.new,
-        job_particles=len(few),
-        job_items=len(asked),
-        max_tokens=engine._budget,
-    )
-    parts = estimate_memory(read_model_shape(engine._model.config.to_dict()), workload)
+    parts = estimate_job_memory(engine, basis, work, "stacked")
     estimate = sum(parts.values())
     return {
         "peak": peak,
@@ -889,6 +876,29 @@ def memory(name: str, device: str, work: Workload) -> dict:
         "error": estimate / peak - 1,
         "passed": abs(estimate / peak - 1) <= 0.10,
     }
+
+
+def estimate_job_memory(
+    engine: HFEngine, basis: Mapping, work: Workload, plan: str, slots: bool = True
+) -> dict[str, int]:
+    """Return the estimate that a dry run prints for one job."""
+    config = engine._model.config.to_dict()
+    workload = SearchWorkload(
+        work.experts,
+        sum(down[0].numel() + up[0].numel() for down, up, _ in basis.values()),
+        sum(down.shape[-1] * up.shape[-2] for down, up, _ in basis.values()),
+        items=work.items,
+        prompt=work.prompt,
+        longest=work.prompt,
+        new=work.new,
+        job_particles=min(work.job_particles, work.particles),
+        job_items=min(work.job_items, work.items),
+        plan=plan,
+        max_tokens=engine._budget,
+        item_bytes=engine._model.dtype.itemsize,
+        slots=slots,
+    )
+    return estimate_memory(read_model_shape(config), workload)
 
 
 def plan(name: str, device: str, work: Workload) -> dict:

@@ -117,6 +117,7 @@ def search(model: ModelShape, asked: argparse.Namespace, device: DeviceSpec) -> 
         job_particles=min(asked.job_particles, asked.particles),
         job_items=min(asked.job_items, asked.items),
         max_tokens=asked.max_tokens,
+        slots=True,
     )
     return replace(made, plan=choose_auto_plan(made, model, device, True)[0])
 

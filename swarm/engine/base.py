@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from swarm.pool.discovery import NamedModel
 
 
+LENGTH_BUCKET = 64
+"""Multiple to which the tokens of a slot (`swarm.engine.slots`) are rounded up."""
+
+PREFILL_DIVISOR = 4
+"""Share of a batch's tokens that is read at once into slots, which hold a cache of their own."""
+
+
 class ExpertPool(Protocol):
     """The experts that a position mixes: a pool of adapters, or a panel of full models.
 

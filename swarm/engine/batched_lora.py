@@ -255,20 +255,24 @@ class BatchedLoraLinear(nn.Module):
         rows, out = rows.to(self.down.dtype), out.to(self.down.dtype)
         if self.static is not None and not torch.is_grad_enabled():
             return self._add_static_update(rows, out)
+        low = self._project_down(rows, self.down)
         if self.shares is not None:
-            particles, _, rank = self.shares.shape
-            low = nn.functional.linear(rows, self.down).reshape(particles, -1, rank)
-            # In float32: a coefficient rounded to bfloat16 would have the same relative error
-            # everywhere.
-            low = (low * self.shares).to(rows.dtype)
             return out + nn.functional.linear(low, self.up).view(out.shape)
-        particles = self.down.shape[0]
-        blocks = rows.reshape(particles, -1, rows.shape[-1])
-        low = torch.bmm(blocks, self.down.transpose(1, 2))
         mixed = torch.baddbmm(
-            out.reshape(particles, -1, out.shape[-1]), low, self.up.transpose(1, 2)
+            out.reshape(len(low), -1, out.shape[-1]), low, self.up.transpose(1, 2)
         )
         return mixed.view(out.shape)
+
+    def _project_down(self, rows: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        """Return A x of all rows, [P, b, r], times the coefficients if factors are shared."""
+        if self.shares is None:
+            blocks = rows.reshape(down.shape[0], -1, rows.shape[-1])
+            return torch.bmm(blocks, down.transpose(1, 2))
+        particles, _, rank = self.shares.shape
+        low = nn.functional.linear(rows, down).reshape(particles, -1, rank)
+        # In float32: a coefficient rounded to bfloat16 would have the same relative error
+        # everywhere.
+        return (low * self.shares).to(rows.dtype)
 
     def _add_static_update(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         assert self.static is not None
@@ -301,15 +305,11 @@ class BatchedLoraLinear(nn.Module):
         """Add the updates of `rows` [P * b, in] to `out` [P * b, out] in place; see `forward`."""
         if self.down is None or self.up is None:
             return
+        low = self._project_down(rows, self.down)
         if self.shares is not None:
-            particles, _, rank = self.shares.shape
-            low = nn.functional.linear(rows, self.down).view(particles, -1, rank)
-            low = (low * self.shares).to(rows.dtype)
             out.add_(nn.functional.linear(low, self.up).view(out.shape))
-            return
-        particles = self.down.shape[0]
-        low = torch.bmm(rows.view(particles, -1, rows.shape[-1]), self.down.transpose(1, 2))
-        out.view(particles, -1, out.shape[-1]).baddbmm_(low, self.up.transpose(1, 2))
+        else:
+            out.view(len(low), -1, out.shape[-1]).baddbmm_(low, self.up.transpose(1, 2))
 
     def merge_update(self, down: torch.Tensor, up: torch.Tensor) -> None:
         """Merge one particle with A [r, in] and B [out, r], as fast as the base alone."""

@@ -291,6 +291,15 @@ def rows_to_keep(live: Sequence[bool], particles: int) -> list[int] | None:
     return kept
 
 
+def find_nonfinite_row(logits: torch.Tensor, highest: torch.Tensor) -> int | None:
+    """Return the first row [of R] with logits that are not finite, from the rows' argmax [R].
+
+    argmax treats NaN as the highest, so one number per row detects them all.
+    """
+    fine = logits.gather(1, highest[:, None])[:, 0].isfinite()
+    return None if fine.all() else int((~fine).nonzero()[0])
+
+
 @torch.inference_mode()
 def generate_rows(
     model: Any, rows: Sequence[DecodingRow], particles: int, pad: int, end_tokens: frozenset[int]
@@ -309,9 +318,7 @@ def generate_rows(
     greedy = all(row.draw is None for row in rows)
     while True:
         highest = batch.logits.argmax(dim=-1)
-        # argmax treats NaN as the highest, so one number per row detects all nonfinite logits.
-        if not (fine := batch.logits.gather(1, highest[:, None]).isfinite()).all():
-            (spoiled,) = (~fine[:, 0]).nonzero()[0].tolist()
+        if (spoiled := find_nonfinite_row(batch.logits, highest)) is not None:
             at = next(i for i, row in enumerate(rows) if row is current[spoiled])
             raise NotFinite(at // (len(rows) // particles), "activations")
         tokens = highest if greedy else sample_tokens(batch.logits, current)

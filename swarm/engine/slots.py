@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from swarm.engine.base import LENGTH_BUCKET, PREFILL_DIVISOR
 from swarm.engine.batched_lora import BatchedLoraModel, Routing, find_others
 from swarm.engine.decode import (
     COMPACT_BELOW,
@@ -27,6 +28,7 @@ from swarm.engine.decode import (
     DecodingRow,
     can_share_prefix,
     copy_cache,
+    find_nonfinite_row,
     gumbel_noise,
     prefill_batch,
     random_key,
@@ -39,18 +41,12 @@ from swarm.errors import NotFinite
 
 log = logging.getLogger(__name__)
 
-LENGTH_BUCKET = 64
-"""Multiple to which the cached tokens that a step reads are rounded up."""
-
 STEPS_PER_READ = 8
 """Steps on a GPU between two times that the host reads tokens; an ended text decodes on until then.
 """
 
 REFILL_SHARE = 0.125
 """Share of free slots from which prompts are read: a prefill costs more than a few idle slots."""
-
-PREFILL_DIVISOR = 4
-"""Share of a batch's tokens that is read at once into slots, which hold a cache of their own."""
 
 MIN_WIDTH = 8
 """Number of slots below which a step is not made narrower on a GPU."""
@@ -328,10 +324,9 @@ class SlotDecoder:
         else:
             state = read_prompts(self._model, prompts, self._pad)
         self.prefills[len(rows), state.mask.shape[1] - self._skip] += 1
-        highest = state.logits.argmax(dim=-1)
-        # argmax treats NaN as the highest, so one number per row detects all nonfinite logits.
-        if not (fine := state.logits.gather(1, highest[:, None]).isfinite()).all():
-            raise NotFinite(particles[int((~fine[:, 0]).nonzero()[0])], "activations")
+        spoiled = find_nonfinite_row(state.logits, state.logits.argmax(dim=-1))
+        if spoiled is not None:
+            raise NotFinite(particles[spoiled], "activations")
         tokens = sample_tokens(state.logits, rows)
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.add_token(token, self._ends)

@@ -14,7 +14,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from swarm.engine.base import available_memory_bytes
+from swarm.engine.base import LENGTH_BUCKET, PREFILL_DIVISOR, available_memory_bytes
 from swarm.errors import UserError
 
 # Supported decoders: four attention and three feed-forward matrices per layer.
@@ -205,6 +205,7 @@ class SearchWorkload:
         plan: "swap", "merged" or "stacked".
         max_tokens: Maximum number of padded tokens in a batch.
         item_bytes: Bytes per weight in the model: 2 in bfloat16, 4 in float32.
+        slots: Whether texts are decoded in slots (`swarm.engine.slots`), as on a GPU.
     """
 
     experts: int
@@ -221,6 +222,7 @@ class SearchWorkload:
     plan: str = "stacked"
     max_tokens: int = 65536
     item_bytes: int = 2
+    slots: bool = False
 
     def batch_shape(self, positions: int, items: int) -> tuple[int, int]:
         """Return the number of positions in a batch, and of rows of each."""
@@ -237,21 +239,37 @@ def estimate_memory(model: ModelShape, search: SearchWorkload) -> dict[str, int]
     """Estimate the bytes on one worker's device, by part.
 
     "basis" is all experts in float32, "particles" the mixtures of a job or the copy of the adapted
-    weights that one is added to, "cache" and "activations" those of a full batch.
+    weights that one is added to, "cache" and "activations" those of a full batch, while prompts
+    are read or texts are written, whichever needs more.
     """
     size = search.item_bytes
     together, each = search.batch_shape(search.job_particles, search.job_items)
-    tokens = together * each * search.tokens_per_row
     mixed = search.adapted if search.plan == "merged" else together * search.adapter
-    # Peak of activations in a layer: three feed-forward and about four hidden vectors per token.
-    wide = 3 * model.intermediate + 4 * model.hidden
-    logits = together * each * model.vocabulary * (size + 4)
+    token = model.kv_cache_width * size
+
+    def activate(rows: int, tokens: int) -> int:
+        # In a layer: three feed-forward and about four hidden vectors per token. After the layers:
+        # logits, and a copy in float32.
+        wide = 3 * model.intermediate + 4 * model.hidden
+        return max(tokens * wide * size, rows * model.vocabulary * (size + 4))
+
+    rows = together * each
+    prompts, written = rows * search.longest, rows * search.tokens_per_row
+    phases = [(prompts * token, activate(rows, prompts)), (written * token, activate(rows, rows))]
+    if search.slots:
+        # The slots' cache remains, and is filled from that of a prefill.
+        length = ceil(search.tokens_per_row / LENGTH_BUCKET) * LENGTH_BUCKET
+        rows = max(1, min(together * search.job_items, search.max_tokens // length))
+        read = min(rows, max(1, search.max_tokens // PREFILL_DIVISOR // search.longest))
+        prompts = read * search.longest
+        phases = [((rows * length + prompts) * token, activate(read, prompts))]
+    cache, activations = max(phases, key=sum)
     return {
         "weights": model.parameter_count * size,
         "basis": search.experts * search.adapter * 4,
         "particles": mixed * size,
-        "cache": tokens * model.kv_cache_width * size,
-        "activations": tokens * wide * size + logits,
+        "cache": cache,
+        "activations": activations,
     }
 
 

@@ -443,6 +443,7 @@ def _build_workload(
         job_items=min(long * count // items, count),
         max_tokens=getattr(run.engine, "max_tokens", None) or (BATCH_GPU if gpu else BATCH_CPU),
         item_bytes=size,
+        slots=gpu,
     )
 
 

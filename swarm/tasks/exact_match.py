@@ -18,10 +18,14 @@ from swarm.tasks.dataset import (
 )
 from swarm.tasks.search_signal import SearchSignalTask
 
+LINE_PARSERS = ("whole", "cased")
+"""Parsers that compare the complete first line."""
+
 COMPARISONS = {
     "anchored": parsing.is_same_answer,
     "original": parsing.is_same_original,
     "whole": parsing.is_same_line,
+    "cased": parsing.is_same_cased_line,
 }
 """Comparison of an answer with the gold answer, by parser."""
 
@@ -45,9 +49,10 @@ class ExactMatch(DataFileTask, SearchSignalTask):
         max_new_tokens: Maximum number of generated tokens.
         parser: "anchored" parses an answer and compares complete values; "original" is the
             original's rule: the gold answer occurs anywhere in the text, "No" in "Node" and "18" in
-            "118" too; "whole" compares the complete first line that is not blank. With "whole", a
-            model that continues after the right answer without a new line is wrong, so
-            `max_new_tokens` has to allow two tokens more than the longest answer.
+            "118" too; "whole" compares the complete first line that is not blank, in any case, and
+            "cased" with upper and lower case, for answers like "DOG" to "Write dog in capital
+            letters". With both, a model that continues after the right answer without a new line
+            is wrong, so `max_new_tokens` has to allow two tokens more than the longest answer.
         take: The number that counts where none is marked: "first" for prompts that request the bare
             answer, "last" for those that lead to reasoning. The other parsers ignore it.
         last_words: With the original parser, the number of last words searched; `None` is the
@@ -104,15 +109,15 @@ class ExactMatch(DataFileTask, SearchSignalTask):
         prompt = (Message("user", text),) if self.chat else text
         if self.parser == "original":
             return Request(prompt, self.max_new_tokens)
-        if self.parser == "whole":
+        if self.parser in LINE_PARSERS:
             return Request(prompt, self.max_new_tokens, stop_check=parsing.is_line_final)
         kind = parsing.answer_kind(str(item["answer"]))
         decided = partial(parsing.is_answer_final, kind, self.take)
         return Request(prompt, self.max_new_tokens, stop_check=decided)
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.base.HasGoldAnswers`; with `parser` "whole" the answer ends the text."""
-        return [replace(e, final=self.parser == "whole") for e in super().gold_examples(items)]
+        """See `swarm.tasks.base.HasGoldAnswers`; with `LINE_PARSERS` the answer ends the text."""
+        return [replace(e, final=self.parser in LINE_PARSERS) for e in super().gold_examples(items)]
 
     def score_completion(self, item: Item, completion: Completion) -> Score:
         """Score one completion."""
@@ -120,6 +125,8 @@ class ExactMatch(DataFileTask, SearchSignalTask):
             answer = parsing.extract_original(completion.text, self.last_words)
         elif self.parser == "whole":
             answer = parsing.extract_line(completion.text)
+        elif self.parser == "cased":
+            answer = parsing.extract_cased_line(completion.text)
         else:
             kind = parsing.answer_kind(str(item["answer"]))
             answer = parsing.extract_answer(completion.text, kind, self.take)

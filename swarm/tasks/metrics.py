@@ -24,7 +24,7 @@ from swarm.stats.significance import (
     utility_test,
 )
 from swarm.tasks.base import Item, Score, Task, unparsed_rate
-from swarm.tasks.parsing import ANSWER_KINDS, answer_kind
+from swarm.tasks.parsing import ANSWER_KINDS, answer_kind, is_same_line
 
 KIND_PREFIX = "gold answer: "
 """Beginning of the domain of items that have no "domain": the kind of their gold answer follows."""
@@ -217,6 +217,8 @@ def _missed_gold(task: Task, item: Item, score: Score) -> str | None:
     golds = _gold_answers(item)
     if not hasattr(leaf, "parser") or not golds or score.value > 0:
         return None
+    if leaf.parser == "cased" and is_same_line(score.answer or "", golds[0]):
+        return None  # wrong in case only, which is what this parser is chosen for
     # A parsed yes or no is the other one, which is wrong in any form.
     decided = leaf.parser == "anchored" and golds[0].strip().lower() in ANSWER_KINDS
     return None if decided and score.answer is not None else golds[0]

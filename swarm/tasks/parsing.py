@@ -31,7 +31,8 @@ ANSWER_KINDS = {
 PARSER_MEANINGS = {
     "anchored": "the number, yes or no or phrase that is given as the answer",
     "original": "the gold answer anywhere in the text, as in the paper's code",
-    "whole": "the complete first line",
+    "whole": "the complete first line, in any case",
+    "cased": "the complete first line, in which upper and lower case count",
 }
 """What each parser of an exact-match task compares with the gold answer."""
 
@@ -259,14 +260,24 @@ def extract_line(text: str) -> str | None:
     return next(filter(None, map(_normalize_line, text.split("\n"))), None)
 
 
+def extract_cased_line(text: str) -> str | None:
+    """Return the first nonblank line as `extract_line` does, in its own case."""
+    return next(filter(None, map(_trim_line, text.split("\n"))), None)
+
+
 def is_line_final(text: str) -> bool:
-    """True if `extract_line` is the same for `text` and for every text that begins with it."""
+    """True if the first nonblank line of `text` is that of every text that begins with it."""
     return any(map(_normalize_line, text.split("\n")[:-1]))
 
 
 def is_same_line(answer: str, gold: str) -> bool:
     """Return whether two lines differ in case, white space and final punctuation at most."""
     return _normalize_line(answer) == _normalize_line(gold)
+
+
+def is_same_cased_line(answer: str, gold: str) -> bool:
+    """Return whether two lines differ in white space and final punctuation at most."""
+    return _trim_line(answer) == _trim_line(gold)
 
 
 def extract_original(text: str, last_words: int | None) -> str | None:
@@ -304,7 +315,11 @@ def _normalize_phrase(line: str) -> str:
 
 
 def _normalize_line(line: str) -> str:
-    return " ".join(line.casefold().split()).rstrip(".,;:!? ")
+    return _trim_line(line.casefold())
+
+
+def _trim_line(line: str) -> str:
+    return " ".join(line.split()).rstrip(".,;:!? ")
 
 
 def _word_pattern(kind: str) -> re.Pattern[str]:

@@ -322,11 +322,11 @@ def test_the_script_takes_any_configuration(tiny_llama: Path, tmp_path: Path) ->
     assert wrong.returncode == 1 and wrong.stderr.startswith("error: ")
 
 
-def load_plan() -> Any:
-    spec = importlib.util.spec_from_file_location("plan", searches.ROOT / "benchmarks" / "plan.py")
+def load_benchmark(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, searches.ROOT / "benchmarks" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["plan"] = module  # its dataclasses look it up
+    sys.modules[name] = module  # its dataclasses look it up
     spec.loader.exec_module(module)
     return module
 
@@ -334,7 +334,7 @@ def load_plan() -> Any:
 def test_simulated_workers_take_the_next_job_when_they_are_free() -> None:
     from swarm.loop.evaluator import Batching
 
-    plan = load_plan()
+    plan = load_benchmark("plan")
     jobs = Batching(5, 50).split_jobs([[0.0]] * 20, "dev", 200)
     for workers, seconds in ((1, 16), (5, 4), (16, 1)):
         executor = plan.SimulatedExecutor(workers, lambda job: 1.0)
@@ -348,7 +348,7 @@ def test_simulated_workers_take_the_next_job_when_they_are_free() -> None:
 
 
 def test_simulated_searches_race_and_scale() -> None:
-    plan = load_plan()
+    plan = load_benchmark("plan")
     calls = {rule: plan.record_calls(rule, 10, 6, 4, 50, 8) for rule in ("off", "exact", "z")}
     assert all(len(iteration) == 1 for iteration in calls["off"])
     prompts = {
@@ -368,3 +368,49 @@ def test_simulated_searches_race_and_scale() -> None:
     assert alone / 2 < pair < alone
     with pytest.raises(UserError, match="needs"):
         plan.Simulation(QWEN_7B, work, replace(H200, memory=cost_model.GIB))
+
+
+@pytest.mark.parametrize(
+    ("plan", "slots", "budget"),
+    [
+        ("stacked", True, 65536),
+        ("stacked", True, 4096),
+        ("stacked", False, 65536),
+        ("stacked", False, 2048),
+        ("swap", True, 2048),
+        ("merged", True, 65536),
+    ],
+)
+def test_the_memory_of_a_job_is_that_of_its_tensors(
+    plan: str, slots: bool, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    gpu = load_benchmark("gpu")
+    # GPUs use the forward pass of transformers.
+    monkeypatch.setattr("swarm.engine.cpu_forward.install_cpu_forward", lambda *_: None)
+    shape = {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 3,
+        "vocab_size": 320,
+    }
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    monkeypatch.setitem(gpu.SHAPES, "small", shape)
+    work = gpu.Workload(particles=3, experts=4, rank=8, items=24, prompt=100, new=12)
+    engine, positions, basis = gpu.open_engine(
+        "small", "bfloat16", "cpu", work, plan, "factor", "global"
+    )
+    engine.continuous, engine._budget = slots, budget
+    asked = [gpu.Request(prompt, work.new) for prompt in gpu.prompts_of(work, work.items)]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        for _ in range(2):
+            gpu.answer(engine, positions, asked)
+    changes = [event for event in found.profiler.kineto_results.events() if event.nbytes()]
+    used = peak = 0
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        used += event.nbytes()
+        peak = max(peak, used)
+    parts = gpu.estimate_job_memory(engine, basis, work, plan, slots)
+    del parts["weights"], parts["basis"]
+    assert sum(parts.values()) == pytest.approx(peak, rel=0.1)

@@ -219,6 +219,23 @@ def written(task: Any, items: Sequence[Item], texts: Sequence[str]) -> list[Scor
     return [task.score_completion(item, Completion(text)) for item, text in pairs]
 
 
+def test_case_counts_where_the_parser_is_cased(tmp_path: Path) -> None:
+    golds = [f"WORD{n}" for n in range(20)]
+    path = match(tmp_path, "capitals", golds, ["YES"]).data.file
+    values = {}
+    for parser in ("whole", "cased"):
+        task = ExactMatch("capitals", path, parser=parser)
+        items = task.items("dev")
+        scores = written(task, items, [gold.lower() for gold in golds])
+        values[parser] = [score.value for score in scores]
+        # Copies of the questions' words are wrong, not right answers in other words.
+        assert find_form_mismatches(task, items, {"copies": scores}) == []
+        assert [task.grade(item, str(item["answer"])) for item in items] == [1.0] * 20
+        assert all(example.final for example in task.gold_examples(items))
+        assert task.build_request(items[0]).stop_check is not None
+    assert values == {"whole": [1.0] * 20, "cased": [0.0] * 20}
+
+
 def test_answers_in_another_form_are_warned_of(tmp_path: Path) -> None:
     path = match(tmp_path, "forms", [f"word{n}" for n in range(20)], ["Yes"]).data.file
     task = ExactMatch("forms", path, parser="whole")

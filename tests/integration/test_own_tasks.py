@@ -67,7 +67,7 @@ def test_a_key_that_the_yaml_leaves_out_can_be_set(
     done = run(tmp_path, [*arguments, "task.parser=whole", "task.dev_limit=2"])
     assert done.returncode == 0 and "mine: 2 dev items" in done.stdout, done.stderr
     wrong = one_line(run(tmp_path, [*arguments, "task.parser=strict"]))
-    assert "anchored, original, whole (anchored: the number" in wrong
+    assert "anchored, original, whole, cased (anchored: the number" in wrong
     assert "task.parsr" in one_line(run(tmp_path, [*arguments, "task.parsr=whole"]))
 
 

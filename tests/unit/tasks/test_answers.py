@@ -270,6 +270,22 @@ def test_a_whole_answer(text: str, gold: str, right: bool) -> None:
     assert (read is not None and parsing.is_same_line(read, gold)) is right
 
 
+@pytest.mark.parametrize(
+    ("text", "gold", "right"),
+    [
+        (" DOG  SUN.", "DOG SUN", True),
+        ("\n DOG \nand so on", "DOG", True),
+        (" dog", "DOG", False),
+        ("Dog", "DOG", False),
+        ("The answer is DOG", "DOG", False),
+        (" \n.\n", "DOG", False),
+    ],
+)
+def test_an_answer_in_which_case_counts(text: str, gold: str, right: bool) -> None:
+    read = parsing.extract_cased_line(text)
+    assert (read is not None and parsing.is_same_cased_line(read, gold)) is right
+
+
 def test_a_whole_answer_settles_with_its_line() -> None:
     assert not parsing.is_line_final(" The opposite of wet is dry.")
     assert not parsing.is_line_final("\n\n 7")
@@ -287,10 +303,11 @@ def test_nothing_changes_a_whole_answer_once_settled(seed: int) -> None:
         if first is None:
             continue
         settled += 1
-        early = parsing.extract_line(text[:first])
-        assert early is not None
-        for end in range(first, len(text) + 1):
-            assert parsing.extract_line(text[:end]) == early, text[:end]
+        for extract in (parsing.extract_line, parsing.extract_cased_line):
+            early = extract(text[:first])
+            assert early is not None
+            for end in range(first, len(text) + 1):
+                assert extract(text[:end]) == early, text[:end]
     assert settled > 100
 
 

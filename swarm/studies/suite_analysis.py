@@ -138,7 +138,9 @@ def _table_sheet(suite: Suite, one: Mapping[str, Any]) -> tuple[int | None, int]
 def _summarize_block(suite: Suite, block: ResultBlock, records: RecordsByMethod) -> dict[str, Any]:
     """Summarize a table: each method's dev, test and paired difference from each reference."""
     rows = [_method_row(name, seeds) for name, seeds in records.items()]
+    varies = {one.name: "seed" in one.varies for one in suite.methods}
     for row in rows:
+        row["planned_seeds"] = suite.seeds if varies[row["method"]] else 1
         row["against"] = {
             name: _paired_difference(records[row["method"]], records[name])
             for name in suite.references
@@ -246,7 +248,13 @@ def _summarize_methods(
     blocks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Compute each method's mean rank, wins, losses and dev minus test over the tasks."""
-    ranks = mean_ranks(list(found.values()))
+    ranked = _most_complete_methods(suite, found)
+    ranks = mean_ranks(
+        [
+            {name: seeds for name, seeds in records.items() if name in ranked}
+            for records in found.values()
+        ]
+    )
     rows = []
     for one in suite.methods:
         mine = [row for block in blocks for row in block["methods"] if row["method"] == one.name]
@@ -284,6 +292,18 @@ def _summarize_methods(
         "tasks": [block.task for block in found],
         "methods": rows,
     }
+
+
+def _most_complete_methods(suite: Suite, found: Mapping[ResultBlock, RecordsByMethod]) -> set[str]:
+    """Return the methods that lack results on the fewest of the tasks that they support."""
+    lacking = {
+        one.name: sum(
+            one.name not in records and block.task not in one.skip
+            for block, records in found.items()
+        )
+        for one in suite.methods
+    }
+    return {name for name, count in lacking.items() if count == min(lacking.values())}
 
 
 def _is_share(row: Mapping[str, Any]) -> bool:
@@ -342,7 +362,10 @@ def _rank_columns(means: np.ndarray) -> np.ndarray:
 
 def format_summary(found: Mapping[str, Any]) -> list[str]:
     """Format the summary: state, mean ranks, wins and losses, and test utilities by task."""
-    lines = [f"{found['there']} of {found['expected']} results; {found['seeds']} seeds."]
+    lines = [
+        f"{found['there']} of {found['expected']} results; {found['seeds']} seeds planned. In "
+        "parentheses: the seeds done, where there are fewer."
+    ]
     for one in found["summaries"]:
         of = [block for block in found["blocks"] if _is_in_summary(one, block)]
         dev = f", {one['dev_items']} dev items" if one["dev_items"] else ""
@@ -408,9 +431,14 @@ def _format_by_task(one: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]])
     for method in (row["method"] for row in one["methods"]):
         cells_ = []
         for block, highest in zip(blocks, best, strict=True):
-            test = next((r["test"] for r in block["methods"] if r["method"] == method), None)
-            bold = "**" if test is not None and abs(test - highest) < 5e-4 else ""
-            cells_.append(f"{bold}{_format_number(test)}{bold}")
+            row = next((row for row in block["methods"] if row["method"] == method), None)
+            if row is None:
+                cells_.append("")
+                continue
+            bold = "**" if abs(row["test"] - highest) < 5e-4 else ""
+            part = row["seeds"] < row["planned_seeds"]
+            done = f" ({row['seeds']})" if part else ""
+            cells_.append(f"{bold}{_format_number(row['test'])}{bold}{done}")
         rows.append((method, *cells_))
     return format_table(("test", *tasks), rows)
 
@@ -432,11 +460,12 @@ def _explain_columns(found: Mapping[str, Any]) -> list[str]:
     against = ", ".join(found["references"])
     return [
         "Mean rank: over tasks, 1 is the best; in brackets 95 % intervals by the bootstrap over "
-        'seeds and test items. "vs": on how many tasks a method is better (+) or worse (-) with '
-        f"p < {SIGNIFICANCE_LEVEL} than {against}: exact sign-flip tests paired on the test "
-        "items, seeds "
-        'averaged, with Holm\'s correction over all methods and tasks of a budget. "dev - test": '
-        "the mean over tasks scored by right answers, and the largest.",
+        "seeds and test items. Only methods with results on the most tasks are ranked, among "
+        "themselves and by the seeds that all of them have on a task; a task that a method does "
+        'not support is left out of its mean. "vs": on how many tasks a method is better (+) or '
+        f"worse (-) with p < {SIGNIFICANCE_LEVEL} than {against}: exact sign-flip tests paired on "
+        "the test items, seeds averaged, with Holm's correction over all methods and tasks of a "
+        'budget. "dev - test": the mean over tasks scored by right answers, and the largest.',
     ]
 
 
@@ -483,7 +512,7 @@ def _format_block(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[st
             f"{p['p_holm']:.2g}"
             for name, p in pairs.items()
         } | {
-            "seeds": str(row["seeds"]),
+            "seeds": f"{row['seeds']} of {row['planned_seeds']}",
             "dev": _format_number(row["dev"]),
             "test": f"{row['test']:.3f} [{low:.3f}, {high:.3f}]",
             "dev - test": _format_signed(row["gap"]),
@@ -527,7 +556,10 @@ def _build_ranks_chart(found: Mapping[str, Any]) -> Chart:
                 spans=[(ranked[name]["low"], ranked[name]["high"]) for name in mine],
             )
         )
-    caption = "The mean rank of each method over the tasks of the suite, with 95 % intervals."
+    caption = (
+        "The mean rank, with 95 % intervals, of the methods with results on the most tasks of the "
+        "suite."
+    )
     return Chart(
         found["suite"],
         "Mean rank over tasks, 1 is the best",

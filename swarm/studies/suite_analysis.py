@@ -547,6 +547,8 @@ def _build_ranks_chart(found: Mapping[str, Any]) -> Chart:
     for one in found["summaries"]:
         ranked = {row["method"]: row["rank"] for row in one["methods"] if row["rank"]}
         mine = [name for name in names if name in ranked]
+        if not mine:
+            continue
         series.append(
             Series(
                 f"{one['budget']} {found['unit']}",

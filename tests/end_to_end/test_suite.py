@@ -273,23 +273,32 @@ def test_partial_results_rank_on_common_seeds(tmp_path: Path) -> None:
 
 def test_only_methods_with_results_on_the_most_tasks_are_ranked(tmp_path: Path) -> None:
     """b lacks a task; d does not support it, and keeps its rank; a cell names its missing seeds."""
-    suite = made(tmp_path, budgets=[6], methods={"a": {}, "b": {}, "d": {"skip": ["two"]}, "e": {}})
-    record(suite, ["0001", "0001"], task="one", method="a")
-    record(suite, ["1111", "1111"], task="one", method="b")
-    record(suite, ["0000", "0000"], task="one", method="d")
-    record(suite, ["0011", "0011"], task="one", method="e")
-    record(suite, ["0011", "0011"], task="two", method="a")
-    record(suite, ["0001", "0001"], task="two", method="e")
-    result_path(suite, select_cells(suite, ["one", "b", "seed0"])[0]).unlink()
+    suite = made(
+        tmp_path,
+        picture=str(tmp_path / "ranks.svg"),
+        methods={"a": {}, "b": {}, "d": {"skip": ["two"]}, "e": {}},
+    )
+    record(suite, ["0001", "0001"], task="one", budget=6, method="a")
+    record(suite, ["1111", "1111"], task="one", budget=6, method="b")
+    record(suite, ["0000", "0000"], task="one", budget=6, method="d")
+    record(suite, ["0011", "0011"], task="one", budget=6, method="e")
+    record(suite, ["0011", "0011"], task="two", budget=6, method="a")
+    record(suite, ["0001", "0001"], task="two", budget=6, method="e")
+    record(suite, ["0001", "0001"], task="two", budget=8, method="e")
+    result_path(suite, select_cells(suite, ["one", "b", "seed0", 6])[0]).unlink()
     found = suite_analysis.analyse_suite(suite)
-    (summary,) = found["summaries"]
+    summary, alone = found["summaries"]
+    assert [row["rank"] for row in alone["methods"]] == [None]
+    picture = suite_analysis.render_picture(suite, found)
+    assert picture and b"6 positions" in picture and b"8 positions" not in picture
     ranks = {row["method"]: row["rank"] and row["rank"]["rank"] for row in summary["methods"]}
     # Without b: ranks 2, 3, 1 of a, d, e by both seeds of the task one; 1 and 2 of a, e on two.
     assert ranks == {"a": 1.5, "b": None, "d": 3, "e": 1.5}
     lines = suite_analysis.format_summary(found)
-    cells = {line.split("|")[1].strip(): line.replace(" ", "") for line in lines if "|" in line}
+    first = lines[: lines.index("**Budget: 8 positions.**")]
+    cells = {line.split("|")[1].strip(): line.replace(" ", "") for line in first if "|" in line}
     assert cells["b"] == "|b|**1.000**(1)||" and cells["d"] == "|d|0.000||"
-    assert lines[0].startswith("11 of 14 results; 2 seeds planned. In parentheses: the seeds done")
+    assert lines[0].startswith("13 of 28 results; 2 seeds planned. In parentheses: the seeds done")
     assert "Only methods with results on the most tasks are ranked" in lines[-1]
     report = "\n".join(suite_analysis.format_report(found)).replace(" ", "")
     assert "|b|1of2|" in report and "|a|2of2|" in report

@@ -21,7 +21,7 @@ from swarm._util.terminal import format_table
 from swarm.engine.base_model import is_hub_id
 from swarm.errors import UserError
 from swarm.export.gguf_writer import QUANTIZATIONS
-from swarm.export.source import ExportSource, read_source
+from swarm.export.source import CONFIG_DIR_OPTION, ExportSource, read_source
 from swarm.finetune.run import domain_lines, format_metrics, scores_table
 from swarm.finetune.trainer import FRESH_LABEL
 from swarm.pool.synthetic_rows import EliteExperts
@@ -82,6 +82,19 @@ def _nearest_option(group: str, part: Mapping[str, Any]) -> str:
         )
 
     return min(options, key=count_differences)
+
+
+def _group_words(arguments: Sequence[str], group: str) -> list[str]:
+    """Return the arguments that choose a group's option or set its keys."""
+    return [word for word in arguments if re.match(rf"\+*{group}[.=]", word)]
+
+
+def _own_option(arguments: Sequence[str], group: str) -> list[str]:
+    """Return a group's arguments if its option is from the user's own folder; else none."""
+    words = _group_words(arguments, group)
+    chosen = [word.partition("=")[2] for word in words if word.startswith(f"{group}=")]
+    own = bool(chosen) and not (conf_folder() / group / f"{chosen[-1]}.yaml").is_file()
+    return words if own else []
 
 
 def _compose_flat(entry: str, words: Sequence[str]) -> dict[str, Any]:
@@ -450,7 +463,11 @@ class ModelCard:
             if self.source.config
             else ["task=TASK"]
         )
-        words = [word for word in made if re.match(r"\+*(task|model|engine)[.=]", word)]
+        words = []
+        for group in ("task", "model", "engine"):
+            words += _own_option(self.source.arguments, group) or _group_words(made, group)
+        if folders := [w for w in self.source.arguments if w.startswith(CONFIG_DIR_OPTION)]:
+            words = [*folders, *words]
         folder = self.title.rpartition("/")[2]
         words = [word for word in words if not (dtype and word.startswith("model.dtype="))]
         words += [*dtype, "candidate=adapter", f"candidate.folder={folder}"]
@@ -496,7 +513,10 @@ class ModelCard:
         for key in ("particle", "point"):
             if (number := getattr(self.source, key)) is not None:
                 export.append(f"{key}={number}")
-        found = build_command(self.source.kind, self.source.config)
+        if self.source.arguments:
+            found = shlex.join(["python", "-m", "swarm.search", *self.source.arguments])
+        else:
+            found = build_command(self.source.kind, self.source.config)
         text = f"```sh\n{found}\n{shlex.join(export)}\n```"
         versions = self.source.state.get("versions") or []
         packages = versions[-1]["packages"] if versions else {}

@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from swarm._util.files import find_path
-from swarm._util.secrets import read_config
+from swarm._util.secrets import clean_words, read_config
 from swarm._util.terminal import pluralize
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.pool.adapter import CONFIG_FILE, read_adapter, read_note
 from swarm.runs.manifest import read_state, verify_run_file
 from swarm.runs.pareto_front import ParetoFront
+from swarm.runs.run_folder import COMMAND_FILE, load_command
 
 STATE_FILES = {"state.json": "search", "tuning.json": "finetune"}
 """Kind of run folder by its state file."""
+
+CONFIG_DIR_OPTION = "--config-dir"
+"""Option that names a folder of the user's own configuration files."""
 
 MAX_FLOAT_ERROR = 1e-6
 """Maximum relative reconstruction error at which an adapter counts as exact."""
@@ -34,6 +38,7 @@ class ExportSource:
         note: Content of its swarm.json.
         config: Configuration of the run; empty if there is none.
         state: State of the run; empty if there is none.
+        arguments: Stored arguments of a search's command line; empty if there are none.
     """
 
     name: str
@@ -44,6 +49,7 @@ class ExportSource:
     note: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
 
     @property
     def is_full_model(self) -> bool:
@@ -170,14 +176,14 @@ def read_source(given: str, particle: int | None = None, point: int | None = Non
             f"point={point}: must be null, or a point of a search's front, and then "
             "without particle"
         )
-    folder, state, config = path, {}, {}
+    folder, state, config, arguments = path, {}, {}, []
     if kind == "search":
         state = read_state(path) or {}
         if not state:
             raise UserError(f"{path}/state.json is not the state of a search, or is damaged")
         verify_run_file(path / "config.json")
         found = _read_json(path / "config.json") if (path / "config.json").is_file() else {}
-        config = read_config(found)
+        config, arguments = read_config(found), _read_arguments(path)
         subfolder = "global_best" if particle is None else f"particle_{particle}/personal_best"
         folder = (
             path / subfolder if point is None else _save_front_point(path, state, config, point)
@@ -195,7 +201,24 @@ def read_source(given: str, particle: int | None = None, point: int | None = Non
             "of an adapter, or of a run with at least one iteration"
         )
     note = read_note(folder)
-    return ExportSource(path.resolve().name, folder, kind, particle, point, note, config, state)
+    name = path.resolve().name
+    return ExportSource(name, folder, kind, particle, point, note, config, state, arguments)
+
+
+def _read_arguments(path: Path) -> list[str]:
+    """Return the stored arguments of a search; a --config-dir where it was started is relative."""
+    verify_run_file(path / COMMAND_FILE)
+    stored = load_command(path)
+    if stored is None:
+        return []
+    started = Path(str(stored.get("directory", "")))
+    words = []
+    for word in clean_words([str(one) for one in stored["arguments"]]):
+        option, sign, folder = word.partition("=")
+        if option == CONFIG_DIR_OPTION and Path(folder).is_relative_to(started):
+            word = f"{option}{sign}{Path(folder).relative_to(started)}"
+        words.append(word)
+    return words
 
 
 def _save_front_point(

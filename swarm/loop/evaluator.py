@@ -355,6 +355,7 @@ def scores_to_records(items: Sequence[Any], scores: Sequence[Score]) -> list[dic
             "text": score.text,
             **({"part": score.part} if score.part else {}),
             **({"measures": dict(score.measures)} if score.measures else {}),
+            **({"cut": True} if score.cut else {}),
         }
         for item, score in zip(items, scores, strict=True)
     ]
@@ -363,7 +364,14 @@ def scores_to_records(items: Sequence[Any], scores: Sequence[Score]) -> list[dic
 def records_to_scores(rows: Sequence[dict[str, Any]]) -> list[Score]:
     """Convert JSON records back to scores."""
     return [
-        Score(r["value"], r["answer"], r["text"], r.get("part", ""), r.get("measures", {}))
+        Score(
+            r["value"],
+            r["answer"],
+            r["text"],
+            r.get("part", ""),
+            r.get("measures", {}),
+            r.get("cut", False),
+        )
         for r in rows
     ]
 

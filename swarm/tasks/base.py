@@ -22,6 +22,7 @@ class Score:
         text: The model's text, for the record.
         part: In a mixture of tasks, the part that the item belongs to; else empty.
         measures: Further measurements by name, for the record: a reward, a length.
+        cut: Whether the text ends at the maximum number of tokens, before its answer was final.
     """
 
     value: float
@@ -29,6 +30,7 @@ class Score:
     text: str = ""
     part: str = ""
     measures: Mapping[str, float] = field(default_factory=dict)
+    cut: bool = False
 
 
 TaskRun = Generator[list[Request], list[Completion], list[Score]]

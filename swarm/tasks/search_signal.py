@@ -87,7 +87,8 @@ class SearchSignalTask(ABC):
         if self.signal == "logprob":
             return [_logprob_score(logprob) for logprob in likely]
         scores = [
-            self.score_completion(item, one) for item, one in zip(items, answered, strict=True)
+            replace(self.score_completion(item, one), cut=is_cut(request, one))
+            for item, request, one in zip(items, requests, answered, strict=False)
         ]
         if self.signal == "accuracy":
             return scores
@@ -136,6 +137,12 @@ def format_continuation(prompt: str | tuple[Message, ...], answer: str) -> str:
     """
     space = " " if isinstance(prompt, str) and not prompt[-1:].isspace() else ""
     return space + answer
+
+
+def is_cut(request: Request, completion: Completion) -> bool:
+    """Return whether a text ends at the maximum number of tokens, before its answer is final."""
+    final = request.stop_check
+    return completion.finish == "length" and not (final and final(completion.text))
 
 
 def _logprob_score(logprob: float) -> Score:

@@ -26,6 +26,7 @@ from swarm._util.secrets import (
     remember,
 )
 from swarm.errors import UserError
+from swarm.export.export import Export
 from swarm.loop.search_inputs import identity_settings
 from swarm.models.base import Request
 from swarm.models.cache import Cache
@@ -110,6 +111,8 @@ def test_a_judged_search_leaves_no_secret_and_goes_on_with_another(
         capture_output=True,
         env=searches.environment(),
     )
+    Export(str(run), str(tmp_path / "exported")).write()
+    assert "task.scorer.model.base_url=" in (tmp_path / "exported" / "README.md").read_text()
     for name in ("report.html", "report.md", "config.json", "command.json", "state.json"):
         assert (run / name).is_file()
     assert holders(tmp_path, LITERAL, HEADER, ROTATED) == []

@@ -514,6 +514,40 @@ def test_the_command_of_a_configuration_makes_it_again(words: list[str]) -> None
         assert OmegaConf.to_container(compose("search", said[3:]), resolve=True) == config
 
 
+def test_the_card_has_the_command_of_a_task_of_ones_own(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    def run(words: list[str]) -> str:
+        settings: Any = {"cwd": tmp_path, "env": searches.environment(), "text": True}
+        done = subprocess.run(words, capture_output=True, **settings)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    items = [{"id": n, "question": f"{n} + 1", "answer": str(n + 1)} for n in range(8)]
+    (tmp_path / "mine" / "task").mkdir(parents=True)
+    (tmp_path / "items.json").write_text(json.dumps({"dev": items[:6], "test": items[6:]}))
+    (tmp_path / "mine" / "task" / "mine.yaml").write_text(
+        "_target_: swarm.tasks.exact_match.ExactMatch\nname: mine\nfile: items.json\n"
+    )
+    plain = searches.arguments(tmp_path, tiny_llama, tiny_pool, "own", optimizer__max_iterations=1)
+    words = [word for word in plain if not word.startswith(("task", "name="))]
+    words = ["--config-dir", "mine", *words, "task=mine", "+task.max_new_tokens=2", "name=own"]
+    run([sys.executable, "-m", "swarm.search", *words])
+    Export(str(tmp_path / "search" / "own"), str(tmp_path / "made"), "merged").write()
+    card = (tmp_path / "made" / "README.md").read_text()
+    section = card.partition("## Reproduce")[2]
+    line = next(line for line in section.splitlines() if line.startswith("python"))
+    assert shlex.split(line) == ["python", "-m", "swarm.search", "--config-dir=mine", *words[2:]]
+    # The same command from the same folder is the same search, which has ended.
+    before = searches.tree(tmp_path / "search" / "own")
+    run([sys.executable, *shlex.split(line)[1:]])
+    assert searches.tree(tmp_path / "search" / "own") == before
+    line = next(line for line in card.splitlines() if line.startswith("python -m swarm.evaluate"))
+    words = [*shlex.split(line)[1:], "out=null"]
+    assert words[2:5] == ["--config-dir=mine", "task=mine", "+task.max_new_tokens=2"]
+    assert run([sys.executable, *words]).startswith("mine, test, 2 items")
+
+
 def test_a_search_that_has_not_ended_says_so(tiny_pool: Path, tmp_path: Path) -> None:
     note = {"experts": ["amber"], "coefficients": [1.0]}
     places = [{"positions": [[1.0], [0.5]], "utilities": [0.5, 0.25]}] * 2

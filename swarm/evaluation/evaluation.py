@@ -162,12 +162,12 @@ def summarize_scores(task: Task, found: SplitScores) -> list[dict[str, Any]]:
     task = metric_task(task)
     account = found.account or [{} for _ in found.names]
     answers = dict(zip(found.names, found.scores, strict=True))
-    forms = {one["model"]: one for one in find_form_mismatches(task, found.items, answers)}
+    forms = find_form_mismatches(task, found.items, answers)
     return [
         {
             "name": name,
             **utility_summary(task, scores, found.items),
-            **({"form": forms[name]} if name in forms else {}),
+            **({"forms": mine} if (mine := [f for f in forms if f["model"] == name]) else {}),
             **took,
         }
         for name, scores, took in zip(found.names, found.scores, account, strict=True)
@@ -390,7 +390,7 @@ def format_result(result: Mapping[str, Any]) -> str:
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
     lines += _format_constants(result)
     lines += [f"{line}." for line in result.get("too_long", ())]
-    forms = [voice["form"] for voice in result["voices"] if "form" in voice]
+    forms = [one for voice in result["voices"] for one in voice.get("forms", ())]
     lines += format_form_warnings(forms, result["split"])
     for voice in result["voices"]:
         lines += format_one_answer_warnings(

@@ -4,7 +4,7 @@ Everything scored after the search, for its verdict, is stored in the record.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from swarm.loop.evaluator import answers_agree, data_split, records_to_scores, s
 from swarm.loop.search_inputs import BASELINE_LABELS
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
-from swarm.runs.describe import position_label
+from swarm.runs.describe import MODEL_LABELS, position_label
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_folder import ParticleIndex, RunRecord
 from swarm.tasks.base import Item, Score, Task, metric_task
@@ -185,7 +185,7 @@ class FinalEvaluation:
         if self.metric_task is self.task:
             return scores
         if all("correct" in score.measures for score in scores):
-            return [Score(s.measures["correct"], s.answer, s.text, s.part) for s in scores]
+            return [replace(s, value=s.measures["correct"], measures={}) for s in scores]
         return self._load_or_score(
             "judged", self.record.position_at(index), "judged", self.searched
         )
@@ -318,7 +318,10 @@ def final_metrics(
     metrics["constant_answers"] = summarize_constant_answers(task, dev, *tested)
     if test and baselines:
         metrics["baselines"] = [_baseline_metrics(ending, name, after) for name in baselines]
-    if forms := [*record.state.get("answer_forms", ()), *_base_form(ending, test, baselines)]:
+    if forms := [
+        *record.state.get("answer_forms", ()),
+        *_test_forms(ending, after, test, baselines),
+    ]:
         metrics["answer_forms"] = forms
     if ending.pareto_front is not None:
         volumes = ending.pareto_front.hypervolume_history
@@ -453,17 +456,23 @@ def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) 
     }
 
 
-def _base_form(
-    ending: FinalEvaluation, test: bool, baselines: Sequence[str]
+def _test_forms(
+    ending: FinalEvaluation, after: ParticleIndex, test: bool, baselines: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the form of the base's test answers, if it differs from that of the gold answers."""
-    if not test or "base" not in baselines:
+    """Return the form of the base's test answers if it differs, and whether the best's are cut."""
+    if not test:
         return []
     task, state = ending.metric_task, ending.record.state
-    scores = ending.score_position_on_test([0.0] * len(state["experts"]) * len(state["groups"]))
-    found = find_form_mismatches(task, task.items("test"), {BASELINE_LABELS["base"]: scores})
-    # Unread answers are in the summary of each baseline.
-    return [{**one, "split": "test"} for one in found if one["contained"]]
+    items, found = task.items("test"), []
+    if "base" in baselines:
+        position = [0.0] * len(state["experts"]) * len(state["groups"])
+        base = {BASELINE_LABELS["base"]: ending.score_position_on_test(position)}
+        # Unread answers are in the summary of each baseline.
+        found += [one for one in find_form_mismatches(task, items, base) if one.get("contained")]
+    if not any("cut" in one for one in state.get("answer_forms", ())):
+        best = {f"the {MODEL_LABELS[1]}": ending.test_scores(after)}
+        found += [one for one in find_form_mismatches(task, items, best) if "cut" in one]
+    return [{**one, "split": "test"} for one in found]
 
 
 def _best_merge_or_expert(ending: FinalEvaluation) -> tuple[str, list[float], list[Score]]:

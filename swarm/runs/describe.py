@@ -232,17 +232,17 @@ def format_one_answer_warnings(
 
 
 def format_form_warnings(found: Sequence[Mapping[str, Any]], split: str) -> list[str]:
-    """Return a warning for each domain in which answers have another form than the gold answers.
+    """Return a warning of cut answers, and for each domain in which they have another form.
 
     Args:
         found: Result of `swarm.tasks.metrics.find_form_mismatches`.
         split: The split of the answers.
     """
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for one in found:
+    warnings = [_format_cut_warning(one, split) for one in found if "cut" in one]
+    for one in (one for one in found if "cut" not in one):
         key = one["domain"], one["parser"], one["choices"], one["contained"] > 0
         groups.setdefault(key, []).append(one)
-    warnings = []
     for (domain, _, _, contained), models in groups.items():
         first = models[0]
         where = f" in {describe_domain(domain)}" if domain else ""
@@ -262,6 +262,17 @@ def format_form_warnings(found: Sequence[Mapping[str, Any]], split: str) -> list
             f"{_form_remedy(first)}"
         )
     return warnings
+
+
+def _format_cut_warning(one: Mapping[str, Any], split: str) -> str:
+    """Return the warning of answers that end at the maximum number of tokens."""
+    whose = "of each domain's best model" if one["several"] else f"of {one['model']}"
+    ends = f"ends with {quote_answer(one['text'])}" if one["text"] else "writes nothing visible"
+    return (
+        f"Warning: {100 * one['cut']:.0f} % of the answers {whose} to the {one['items']} {split} "
+        f"items are cut at {one['limit']} tokens and wrong: where {quote_answer(one['gold'])} is "
+        f"right, {one['model']} {ends}. Allow longer answers: {one['key']}={4 * one['limit']}."
+    )
 
 
 def form_warnings(metrics: Mapping[str, Any]) -> list[str]:

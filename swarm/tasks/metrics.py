@@ -24,7 +24,7 @@ from swarm.stats.significance import (
     utility_test,
 )
 from swarm.tasks.base import Item, Score, Task, unparsed_rate
-from swarm.tasks.parsing import ANSWER_KINDS, answer_kind, is_same_line
+from swarm.tasks.parsing import ANSWER_KINDS, answer_kind, is_same_line, may_become
 
 KIND_PREFIX = "gold answer: "
 """Beginning of the domain of items that have no "domain": the kind of their gold answer follows."""
@@ -50,8 +50,14 @@ CONTAINED_SHARE = 0.2
 UNREAD_SHARE = 0.5
 """From this share on, unread answers are reported."""
 
+CUT_SHARE = 0.2
+"""From this share on, wrong answers that end at the maximum number of tokens are reported."""
+
 MAX_EXAMPLE = 100
 """Maximum number of characters of an example of an answer."""
+
+MAX_ENDING = 40
+"""Number of last characters shown of an answer that is cut."""
 
 
 def utility_with_interval(task: Task, scores: Sequence[Score]) -> MeanInterval:
@@ -173,12 +179,14 @@ def find_one_answer_domains(
 def find_form_mismatches(
     task: Task, items: Sequence[Item], answers: Mapping[str, Sequence[Score]]
 ) -> list[dict[str, Any]]:
-    """Find the models whose answers have another form than the gold answers.
+    """Find the models whose answers are cut, or have another form than the gold answers.
 
-    A model is listed if it is no better than the best constant answers to these items and half of
-    its answers are unread, or, on all items or on those of a domain, a fifth of its answers contain
-    the gold answer without matching it; the answers that contain the gold answer of another item
-    are subtracted, as they measure chance. Only for tasks with a `parser`.
+    First, one entry if a fifth of the answers are cut (`_find_cut_answers`); unread texts that are
+    no choices are then not listed besides. A model is listed for another form if it is no better
+    than the best constant answers to these items and half of its answers are unread, or, on all
+    items or on those of a domain, a fifth of its answers contain the gold answer without matching
+    it; the answers that contain the gold answer of another item are subtracted, as they measure
+    chance. Only for tasks with a `parser`.
 
     Args:
         answers: Scores by the task's metric, by model, in the order of the items.
@@ -186,11 +194,13 @@ def find_form_mismatches(
     Returns:
         For each: "model", "domain" (`None` for all items), "items", "right", "unread" and
             "contained" (shares of the items), "gold" and "text" (its beginning) of an example,
-            "parser" (the task's) and "choices" (whether the task is one of multiple choice).
+            "parser" (the task's) and "choices" (whether the task is one of multiple choice). For
+            cut answers see `_find_cut_answers`.
     """
     constants = best_constant_answers(task, items) if len(items) >= MIN_FORM_ANSWERS else None
     if constants is None:
         return []
+    cut = _find_cut_answers(task, items, answers)
     limits = [score.value for score in constants.score_items(task, items)]
     domains = group_items_by_domain(items)
     groups: dict[str | None, Sequence[int]] = {None: range(len(items))}
@@ -208,7 +218,64 @@ def find_form_mismatches(
         ]
         if checked:
             found.append({"model": model} | max(checked, key=lambda one: one["contained"]))
-    return found
+    return [*cut, *(one for one in found if not cut or one["contained"] or one["choices"])]
+
+
+def _find_cut_answers(
+    task: Task, items: Sequence[Item], answers: Mapping[str, Sequence[Score]]
+) -> list[dict[str, Any]]:
+    """Find answers that end at the maximum number of tokens and are wrong or unread.
+
+    Of several models, the answers of the best one to each domain count, the one with the fewest cut
+    answers among equals: a model that writes long texts where another one answers is no reason for
+    more tokens. Of a single model, only answers that more text could make right count.
+
+    Returns:
+        One entry if they are `CUT_SHARE` of the items, else none: "model" (of the example),
+            "domain" (`None`), "items", "cut" (share of the items), "several" (models), "limit" and
+            "key" (the setting), "gold" and "text" (its end) of the example.
+    """
+    cut: list[tuple[str, int]] = []
+    for indices in group_items_by_domain(items).values():
+        ranked = []
+        for number, (model, scores) in enumerate(answers.items()):
+            mine = [
+                (model, i)
+                for i in indices
+                if scores[i].cut
+                and (gold := _missed_gold(task, items[i], scores[i])) is not None
+                and (len(answers) > 1 or _may_become_right(task, items[i], scores[i], gold))
+            ]
+            value = fmean(scores[i].value for i in indices)
+            ranked.append((-value, len(mine), number, mine))
+        cut += min(ranked)[-1]
+    if not cut or len(cut) < CUT_SHARE * len(items):
+        return []
+    model, index = cut[0]
+    score = answers[model][index]
+    leaf: Any = _unwrap_subtask(task, [score])[0]
+    parts = "".join(f"tasks.{part}." for part in score.part.split("/") if part)
+    return [
+        {
+            "model": model,
+            "domain": None,
+            "items": len(items),
+            "cut": len(cut) / len(items),
+            "several": len(answers) > 1,
+            "limit": leaf.max_new_tokens,
+            "key": f"task.{parts}max_new_tokens",
+            "gold": _missed_gold(task, items[index], score),
+            "text": score.text.strip()[-MAX_ENDING:],
+        }
+    ]
+
+
+def _may_become_right(task: Task, item: Item, score: Score, gold: str) -> bool:
+    """Return whether more text could make a wrong answer right."""
+    leaf: Any = _unwrap_subtask(task, [score])[0]
+    if score.answer is None or "choices" in _inner_item(item):
+        return score.answer is None
+    return may_become(score.answer, gold, leaf.parser)
 
 
 def _missed_gold(task: Task, item: Item, score: Score) -> str | None:

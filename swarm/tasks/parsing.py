@@ -280,6 +280,23 @@ def is_same_cased_line(answer: str, gold: str) -> bool:
     return _trim_line(answer) == _trim_line(gold)
 
 
+def may_become(answer: str, gold: str, parser: str) -> bool:
+    """Return whether more text could turn a parsed wrong answer into the gold answer.
+
+    Args:
+        parser: One of `PARSER_MEANINGS`.
+    """
+    if parser == "original":
+        return True
+    normalize = {"whole": _normalize_line, "cased": _trim_line}.get(parser)
+    if normalize is None:
+        kind = answer_kind(gold)
+        if kind != "phrase":
+            return kind == "number"
+        normalize = _normalize_phrase
+    return normalize(gold).startswith(normalize(answer))
+
+
 def extract_original(text: str, last_words: int | None) -> str | None:
     """Return the text, or its last words, in which the original searches the gold answer.
 

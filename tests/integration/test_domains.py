@@ -22,6 +22,7 @@ from swarm.evaluation.evaluation import format_result
 from swarm.export.model_card import describe_metrics
 from swarm.finetune.run import domain_lines as by_domain_table
 from swarm.finetune.run import scores_table
+from swarm.loop.evaluator import records_to_scores, scores_to_records
 from swarm.loop.search_inputs import resolve_baselines
 from swarm.models.base import Completion
 from swarm.report.build import build_report, write_report
@@ -54,6 +55,7 @@ from swarm.tasks.metrics import (
 )
 from swarm.tasks.mixture import Mixture
 from swarm.tasks.multiple_choice import MultipleChoice
+from swarm.ui.run_data import load_run_series
 
 MINI = searches.ROOT / "data" / "nlgraph_mini.json"
 
@@ -262,6 +264,79 @@ def test_answers_in_another_form_are_warned_of(tmp_path: Path) -> None:
     loose = ExactMatch("forms", path, parser="original")
     same = {"sentences": written(loose, items, answers["sentences"])}
     assert find_form_mismatches(loose, items, same) == []
+
+
+@pytest.mark.parametrize(
+    ("parser", "gold", "text", "alone"),
+    [
+        ("anchored", "72", "Natalia sold 48/2 = 24 clips", True),  # a number that is no answer
+        ("anchored", "yes", "Let us think about it", True),
+        ("anchored", "in the red box", "in the red", True),
+        ("whole", "in the red box", "In the red", True),
+        ("whole", "box", "It is in the red", False),  # never right, however long
+        ("anchored", "no", "Yes and this is because", None),  # wrong before the limit
+    ],
+)
+def test_answers_cut_at_the_limit_are_warned_of(
+    tmp_path: Path, parser: str, gold: str, text: str, alone: bool | None
+) -> None:
+    path = match(tmp_path, "cut", [gold] * 10, [gold]).data.file
+    task = ExactMatch("cut", path, parser=parser, max_new_tokens=7)
+    items = task.items("dev")
+
+    def scored(cut: int, finish: str = "length") -> list[Score]:
+        run = task.run(items)
+        assert len(next(run)) == len(items)
+        whole = [Completion(f"{gold}.\n", finish="stop")] * (len(items) - cut)
+        with pytest.raises(StopIteration) as end:
+            run.send([Completion(text, finish=finish)] * cut + whole)
+        scores: list[Score] = end.value.value
+        assert records_to_scores(scores_to_records(items, scores)) == scores
+        return scores
+
+    def warned(**answers: list[Score]) -> list[dict[str, Any]]:
+        return [one for one in find_form_mismatches(task, items, answers) if "cut" in one]
+
+    assert bool(warned(mine=scored(2))) is bool(alone)
+    assert warned(mine=scored(1)) == warned(mine=scored(10, "stop")) == []
+    # A model beside it that answers every item shows that the limit allows that.
+    assert warned(mine=scored(8), other=scored(0)) == []
+    assert bool(warned(mine=scored(8), other=scored(9))) is (alone is not None)
+    for one in warned(mine=scored(8), other=scored(9)):
+        (words,) = format_form_warnings([one], "dev")
+        assert "80 % of the answers of each domain's best model to the 10 dev items" in words
+        assert f'"{gold}" is right, mine ends with "{text}"' in words and "at 7 tokens" in words
+        assert words.endswith("task.max_new_tokens=28.")
+
+
+def test_cut_answers_of_a_part_name_its_key(tmp_path: Path) -> None:
+    part = ExactMatch("cut", match(tmp_path, "cut", ["72"] * 6, ["1"]).data.file)
+    task = Mixture("both", {"sums": part})
+    items = task.items("dev")
+    scores = [Score(0.0, "24", "24", "sums", cut=True) for _ in items]
+    (one,) = find_form_mismatches(task, items, {"mine": scores})
+    (words,) = format_form_warnings([one], "test")
+    assert "100 % of the answers of mine" in words
+    assert words.endswith("task.tasks.sums.max_new_tokens=40.")
+
+
+def test_a_search_warns_of_cut_answers(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
+    items = [{"id": n, "question": f"{n} + 1", "answer": str(n + 1)} for n in range(16)]
+    (tmp_path / "sums.json").write_text(json.dumps({"dev": items[:8], "test": items[8:]}))
+    keys = {"optimizer__max_iterations": 1, "task__file": tmp_path / "sums.json"}
+    words = searches.arguments(tmp_path, tiny_llama, tiny_pool, **keys)
+    words = [word for word in words if not word.startswith(("task=", "task.scoring"))]
+    done = searches.run([*words, "task=nlgraph_mini"])
+    assert done.returncode == 0, done.stderr
+    start, end = done.stdout.split("iteration   0", 1)
+    for shown in (start, end):
+        shown = " ".join(shown.split())
+        assert "dev items are cut at 4 tokens and wrong: where" in shown
+        assert "Allow longer answers: task.max_new_tokens=16." in shown
+    report = build_report(tmp_path / "search" / "run")
+    assert any("are cut at 4 tokens" in words for words in report.warnings)
+    page = [*load_run_series(tmp_path / "search" / "run").sentences]
+    assert any("are cut at 4 tokens" in words for words in page)
 
 
 def test_unread_letters_are_warned_of(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 import swarm
+from swarm._util import cli
 from swarm._util.cli import COMPLETION_SCRIPTS
 from swarm._util.files import PACKAGE_FOLDER
 from swarm._util.terminal import align_columns
@@ -93,11 +94,7 @@ def run_command(words: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the command line; a user's mistake is reported in one line."""
-    try:
-        run_command(sys.argv[1:])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.code)
+    sys.exit(cli.run_command(lambda: run_command(sys.argv[1:])))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from difflib import get_close_matches
 
-from swarm._util.cli import RaisingParser, exit_with_error
+from swarm._util.cli import RaisingParser, run_command
 from swarm._util.terminal import align_columns, format_bytes
 from swarm.errors import UserError
 from swarm.models import cache as kept
@@ -160,10 +160,11 @@ def normalize_option(word: str) -> str:
     return (name.replace("_", "-") + equals + value) if word.startswith("--") else word
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; errors are reported in one line."""
-    try:
-        words = sys.argv[1:] if arguments is None else arguments
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors are reported in one line."""
+    words = sys.argv[1:] if arguments is None else arguments
+
+    def command() -> None:
         given = build_parser().parse_args([normalize_option(word) for word in words])
         cache = Cache(given.file)
         if not cache.path.exists():
@@ -172,9 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_info(cache)
         else:
             prune_cache(cache, given)
-    except UserError as error:
-        exit_with_error(error)
+
+    return run_command(command)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

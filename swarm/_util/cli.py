@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -171,6 +172,8 @@ def handle_termination_signals() -> None:
 def one_line_errors(name: str | None = "...") -> Iterator[None]:
     """Replace the traceback of a user's mistake by one line, and exit.
 
+    A reader of the output that has closed it, as in `| head -3`, ends the command without a line.
+
     Args:
         name: The run's name for the resume hint after Ctrl-C; empty if the command itself prints
             it; `None` if nothing can be resumed.
@@ -180,7 +183,10 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
 
     try:
         yield
+        _flush_stdout()
     except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, BrokenPipeError) and discard_closed_stdout():
+            sys.exit(1)
         # Compiled code may swallow an interrupt and raise its own error: torch, for instance, a
         # ValueError from the shape of a tensor that safetensors reads.
         swallowed = _stop_signals[-1] if _stop_signals else None
@@ -197,6 +203,29 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
         sys.exit(143 if isinstance(stop, TerminationSignal) else 130)
 
 
+def _flush_stdout() -> None:
+    """Write what is buffered now, so that an error of it is not raised at the interpreter's end."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def discard_closed_stdout() -> bool:
+    """Return whether the reader of the standard output has closed it; it is discarded from then on.
+
+    Other broken pipes, such as that of a worker, are errors.
+    """
+    try:
+        _flush_stdout()
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    except BrokenPipeError:
+        closed = True
+    if closed:  # the interpreter flushes it again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return closed
+
+
 def run_hydra_entry(main: Callable[[], Any]) -> None:
     """Run a Hydra entry with our error messages instead of Hydra's."""
     sys.argv[1:] = allow_omitted_task_keys([*map(normalize_gpu_list, sys.argv[1:])])
@@ -205,12 +234,12 @@ def run_hydra_entry(main: Callable[[], Any]) -> None:
         return
     try:
         if print_help(sys.argv[1:]):
-            sys.stdout.flush()
+            _flush_stdout()
             return
     except UserError as error:
         exit_with_error(error)
-    except BrokenPipeError:  # as in `--help | head`; Python would flush again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # as in `--help | head`
+        discard_closed_stdout()
         return
     if "dry_run=true" in sys.argv[1:]:
         # Hydra would create the folder before our code runs.
@@ -453,7 +482,9 @@ def run_command(command: Callable[[], int | None], stopped: str = "") -> int:
         stopped: Message after Ctrl-C, whose exit code is 130.
     """
     try:
-        return command() or 0
+        code = command() or 0
+        _flush_stdout()
+        return code
     except UserError as error:
         print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         return error.code
@@ -462,8 +493,8 @@ def run_command(command: Callable[[], int | None], stopped: str = "") -> int:
             print(stopped, file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of the pipe has closed it; keep the interpreter from flushing to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not discard_closed_stdout():
+            raise
         return 1
 
 

@@ -1,6 +1,7 @@
 """What every command says of itself, how it ends, and what a shell completes."""
 
 import argparse
+import os
 import re
 import shlex
 import subprocess
@@ -19,7 +20,7 @@ from omegaconf import OmegaConf
 
 from swarm import __version__
 from swarm.__main__ import list_commands
-from swarm._util.cli import COMMAND_EXAMPLES, normalize_gpu_list
+from swarm._util.cli import COMMAND_EXAMPLES, normalize_gpu_list, one_line_errors
 from swarm._util.config_help import MAIN_KEYS
 from swarm._util.files import conf_folder
 from swarm.consortium.cli import COMMANDS, consortium
@@ -76,6 +77,43 @@ def test_the_list_has_flags_and_runs_a_command() -> None:
     assert swarm("swarm", "--completion", "tcsh").returncode == 2
     report = swarm("swarm", "report", "search/none")
     assert report.returncode == 1 and "search/none contains no search" in report.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "swarm.search model.path=MODEL model=local pool.folder=POOL dry_run=true",
+        "swarm.search --help",
+        "swarm.compare_methods --help",
+        "swarm.pool check initial_experts",
+        "swarm.pool check initial_experts --json",
+        "swarm",
+    ],
+)
+def test_a_reader_that_has_closed_the_output_ends_a_command_quietly(
+    line: str, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    line = line.replace("MODEL", str(tiny_llama)).replace("POOL", str(tiny_pool))
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *line.split()],
+            cwd=searches.ROOT,
+            env=searches.environment(),
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+    finally:
+        os.close(write)
+    assert done.stderr == "" and done.returncode in (0, 1)
+
+
+def test_another_broken_pipe_is_an_error() -> None:
+    with pytest.raises(BrokenPipeError, match="of a worker"), one_line_errors():
+        raise BrokenPipeError("of a worker")
 
 
 def parsers(made: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

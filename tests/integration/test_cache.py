@@ -234,7 +234,7 @@ def test_what_is_asked_wrongly_is_said(
     kept: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        entry.main([*arguments, *(["--file", kept] if arguments else [])])
+        sys.exit(entry.main([*arguments, *(["--file", kept] if arguments else [])]))
     assert end.value.code and re.search(words, capsys.readouterr().err)
 
 

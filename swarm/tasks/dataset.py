@@ -99,6 +99,21 @@ def format_ids(ids: Sequence[object]) -> str:
     return named + (f" and {len(ids) - MAX_LISTED_IDS} more" if len(ids) > MAX_LISTED_IDS else "")
 
 
+def format_places(
+    path: Path, entries: Sequence["DataEntry"], ids: Sequence[object], by_position: bool = False
+) -> str:
+    """Format the ids of a file's items: "lines 3, 7", or "ids 3, 7" if items have ids of their own.
+
+    Args:
+        entries: All entries of the split.
+        by_position: Ids are places although items may have their own.
+    """
+    place = "line" if path.suffix == ".jsonl" else "item"
+    own = any(isinstance(e.value, Mapping) and "id" in e.value for e in entries)
+    unit = "id" if own and not by_position else place
+    return f"{unit}{'s' * (len(ids) > 1)} {format_ids(ids)}"
+
+
 def format_faults(split: str, faults: Sequence[tuple[object, str]], count: int) -> str:
     """Format all faulty items of a split in one line, without a full stop.
 
@@ -431,7 +446,8 @@ class DataFile:
             log.warning(
                 "%s: %d of %d %s items are duplicates (question, choices and answer) and are "
                 "scored as well: %s.",
-                *(path, len(again), len(items), split, format_ids(again)),
+                *(path, len(again), len(items), split),
+                format_places(path, content.entries[split], again, self.ids == "position"),
             )
         return self._remove_shared_items(path, content, split, items)
 
@@ -497,7 +513,8 @@ class DataFile:
         ]
         dev, test = (items, rest) if split == "dev" else (rest, items)
         kept = assign_shared_items(dev, test, self.fields)
-        self._warn_shared_items(path, kept, dev)
+        by_position = self.ids == "position" and split == "dev"
+        self._warn_shared_items(content, kept, dev, by_position)
         if not self.dedupe:
             return items
         remaining = exclude_items(items, kept[other], self.fields)
@@ -509,7 +526,11 @@ class DataFile:
         return remaining
 
     def _warn_shared_items(
-        self, path: Path, kept: Mapping[str, set[ItemIdentity]], items: Sequence[Item]
+        self,
+        content: DataContent,
+        kept: Mapping[str, set[ItemIdentity]],
+        items: Sequence[Item],
+        by_position: bool,
     ) -> None:
         """Warn once of items shared by dev and test; `items` are those of dev."""
         dev, test = len(kept["dev"]), len(kept["test"])
@@ -521,10 +542,12 @@ class DataFile:
         else:
             what = "they stay in both (task.dedupe=true divides them between the two)"
         shared = kept["dev"] | kept["test"]
-        ids = format_ids([i["id"] for i in items if item_identity(i, self.fields) in shared])
+        ids = [i["id"] for i in items if item_identity(i, self.fields) in shared]
+        path = content.path["dev"]
         log.warning(
-            "%s: %d items are in both dev and test; %s. Their ids in dev: %s.",
-            *(path, dev + test, what, ids),
+            "%s: %d items are in both dev and test; %s. In dev they are %s.",
+            *(path, dev + test, what),
+            format_places(path, content.entries["dev"], ids, by_position),
         )
 
     def _missing_file_hint(self, path: Path) -> str:

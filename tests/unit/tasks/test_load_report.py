@@ -226,7 +226,7 @@ def test_items_that_repeat_are_warned_of_and_stay(tmp_path: Path, warned: Warned
         assert len(task.items("dev")) == 8 and len(task.items("test")) == 3
     assert warned() == [
         f"{file}: 1 of 8 dev items are duplicates (question, choices and answer) and are scored"
-        " as well: again."
+        " as well: id again."
     ]
 
 
@@ -235,7 +235,20 @@ def test_the_ids_of_a_leak_are_told(tmp_path: Path, warned: Warned) -> None:
     file = write(tmp_path / "mine.json", {"dev": items[:8], "test": items[1:]})
     ExactMatch("mine", str(file)).items("test")
     (line,) = warned()
-    assert line.endswith("Their ids in dev: 1, 2, 3, 4, 5 and 2 more.") and "7 items" in line
+    assert line.endswith("In dev they are ids 1, 2, 3, 4, 5 and 2 more.") and "7 items" in line
+
+
+def test_the_lines_of_items_without_ids_are_told(tmp_path: Path, warned: Warned) -> None:
+    items = [{"question": f"{n}?", "answer": "1", "split": "dev"} for n in range(6)]
+    items += [{**items[2], "split": "test"}, {**items[4]}]
+    file = lines(tmp_path / "mine.jsonl", items)
+    assert ExactMatch("mine", str(file)).items("dev")
+    again, shared = warned()
+    assert again.endswith("are scored as well: line 8.")
+    assert shared.endswith("In dev they are line 3.")
+    named = lines(tmp_path / "named.jsonl", [{**one, "id": f"n{n}"} for n, one in enumerate(items)])
+    assert ExactMatch("mine", str(named), ids="position").items("dev")
+    assert warned()[2].endswith("are scored as well: line 8.")
 
 
 def test_the_fields_that_a_prompt_is_made_of_tell_items_apart(

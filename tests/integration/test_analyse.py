@@ -19,12 +19,14 @@ from swarm.report.analyses import (
     analyse_runs,
     as_json,
     as_text,
+    convergence,
     draw_charts,
     emergence,
     prompt_efficiency,
     trajectories,
 )
 from swarm.report.analyses import trajectories as origins
+from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.run_folder import RunRecord
 from swarm.runs.run_reader import RunFolder
 
@@ -213,6 +215,21 @@ def test_positions_on_a_line_have_one_component(tmp_path: Path) -> None:
         (0, 0, 1),
         (2, -0.5, 2.0),
     ]
+
+
+def test_free_sums_are_outside_of_the_hull_and_a_start_has_one_name(tmp_path: Path) -> None:
+    x = [[[1, 0], [0, 1], [0.75, 0.75], [0.5, 0.5], [0.9, 0.1], [0.9, 0.3]]]
+    run = made(tmp_path, [[[1.0, 0.0]] * 5 + [[1.0, 1.0]]], x)
+    assert trajectories.measure_trajectory(run)["outside"] == pytest.approx([2 / 6])
+    kinds = [trajectories.describe_start(run, i) for i in range(6)]
+    soups = ["1.5 x soup", "uniform soup"]
+    assert kinds == ["amber", "birch", *soups, "crossover child", "drawn"]
+    assert origins.rank_of_origin(run)["start_kind"] == "drawn"
+    section = convergence.progress_section(PairedComparison(run))
+    (table,) = section.folded["Every particle"]
+    assert [row[1] for row in table.rows] == kinds
+    spread = convergence.diversity_section(PairedComparison(run))
+    assert "33%" in str(spread.blocks[0]) and "a sum other than 1" in str(spread.blocks[-1])
 
 
 def test_two_components_suffice_for_two_experts(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from swarm._util.terminal import format_number, format_percent, format_signed, pluralize
-from swarm.report.analyses.trajectories import measure_trajectory, rank_of_origin
+from swarm.report.analyses.trajectories import describe_start, measure_trajectory, rank_of_origin
 from swarm.report.document import (
     COLOURS,
     Chart,
@@ -133,7 +133,7 @@ def _particle_table(run: RunFolder) -> TableBlock:
     for i in range(run.particles):
         iteration, _ = run.find_best(i)
         mine = run.utilities[:, i]
-        began = run.experts[i] if i < len(run.experts) else "drawn"
+        began = describe_start(run, i)
         rows.append(
             [
                 str(i),
@@ -304,7 +304,7 @@ def diversity_section(models: PairedComparison) -> ReportSection:
     blocks.append(
         TextBlock(
             [
-                "Outside the experts' hull (a coefficient below 0) were "
+                "Outside the experts' hull (a coefficient below 0, or a sum other than 1) were "
                 f"{format_percent(outside[0])} of the "
                 f"particles at the start and {format_percent(outside[-1])} at the end."
             ]

@@ -31,11 +31,10 @@ def rank_of_origin(run: RunFolder) -> dict[str, Any]:
     equal = (start == start[:, None]).sum(axis=1)
     ranks = better + (equal + 1) / 2
     started_best, bottom_half = better == 0, ranks > (run.particles + 1) / 2
-    kind = run.experts[particle] if particle < len(run.experts) else "crossover child"
     return {
         "run": run.name,
         "particle": particle,
-        "start_kind": kind,
+        "start_kind": describe_start(run, particle),
         "start": float(run.utilities[0, particle]),
         "best": float(run.utilities[index]),
         "rank": float(ranks[particle]),
@@ -46,6 +45,26 @@ def rank_of_origin(run: RunFolder) -> dict[str, Any]:
         "bottom_half": bool(bottom_half[particle]),
         "bottom_half_blindly": float(bottom_half.mean()),
     }
+
+
+def describe_start(run: RunFolder, particle: int) -> str:
+    """Return what a particle began as: an expert, a uniform soup, or a mixture or point drawn."""
+    if particle < len(run.experts):
+        return run.experts[particle]
+    if label := run.position_label((0, particle)):
+        return label
+    position = run.positions[0, particle].reshape(len(run.groups), -1)
+    if np.ptp(position) <= HULL_TOLERANCE:
+        total = float(position[0].sum())
+        return "uniform soup" if abs(total - 1) <= HULL_TOLERANCE else f"{total:.2g} x soup"
+    return "drawn" if is_outside_hull(position).any() else "crossover child"
+
+
+def is_outside_hull(positions: np.ndarray) -> np.ndarray:
+    """Return for positions [..., K] whether a coefficient is negative or their sum is not 1."""
+    negative = (positions < -HULL_TOLERANCE).any(axis=-1)
+    found: np.ndarray = negative | (abs(positions.sum(axis=-1) - 1) > HULL_TOLERANCE)
+    return found
 
 
 def summarize_origins(origins: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -83,6 +102,9 @@ def format_origins(origins: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+HULL_TOLERANCE = 1e-6
+"""Deviation of a coefficient from 0, or of a sum from 1, that counts as rounding."""
+
 MAX_COLUMNS = 6
 """Maximum number of bests that have a column in 80 characters."""
 
@@ -97,7 +119,8 @@ def measure_trajectory(run: RunFolder) -> dict[str, Any]:
 
     Returns:
         `best`: each new best of the swarm. `diversity` [T]: mean Euclidean distance of the
-        particles from their mean. `outside` [T]: share of particles with a negative coefficient.
+        particles from their mean. `outside` [T]: share of particles outside the experts' hull,
+        with a negative coefficient or a sum other than 1 in any group.
         `explained` [2], `axes` [2, K], `points` [T, N, 2]: the first two principal components
         of all positions, by the SVD of the centred [T * N, K].
     """
@@ -108,7 +131,11 @@ def measure_trajectory(run: RunFolder) -> dict[str, Any]:
         "utility": run.best_so_far(),
         "best": _list_bests(run),
         "diversity": swarm_diversity(x),
-        "outside": (x < -1e-12).any(axis=2).mean(axis=1),
+        "outside": is_outside_hull(
+            run.positions.reshape(*x.shape[:2], len(run.groups), len(run.experts))
+        )
+        .any(axis=2)
+        .mean(axis=1),
         "explained": explained,
         "axes": axes,
         "points": points,
@@ -142,8 +169,8 @@ def principal_components(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 def _list_bests(run: RunFolder) -> list[dict[str, Any]]:
     """List each new best: iteration, utility, coefficients and distance from the experts' hull.
 
-    `negative` is the sum of the negative coefficients, 0 for a mixture; `absolute` is the sum of
-    absolute coefficients, 1 for a mixture.
+    `negative` is the sum of the negative coefficients, 0 inside the hull; `absolute` is the sum of
+    absolute coefficients, 1 inside it.
     """
     found: list[dict[str, Any]] = []
     for number, utilities in enumerate(run.utilities):
@@ -169,8 +196,8 @@ def format_trajectory(found: dict[str, Any]) -> list[str]:
     diversity, outside = found["diversity"], found["outside"]
     names = [name[:NAME_WIDTH] for name in found["experts"]]
     return [
-        "Coefficients of each new best of the swarm, by iteration; their absolute values",
-        "sum to 1 inside the experts' hull and to more beyond it",
+        "Coefficients of each new best of the swarm, by iteration; inside the experts'",
+        "hull none is negative and their sum is 1",
         "",
         *_best_table(found["best"], names),
         "",

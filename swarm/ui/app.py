@@ -185,7 +185,7 @@ def build_application(home: AppState, token: str | None = None) -> HostGuard:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     # A search may slow the server down; a late response must not count as a lost connection.
     ui.run_with(
-        app, title="model-swarms", dark=None, show_welcome_message=False, reconnect_timeout=10.0
+        app, title="model-swarms", dark=None, show_welcome_message=False, reconnect_timeout=30.0
     )
     return HostGuard(app, token)
 

@@ -339,6 +339,18 @@ def test_a_search_warns_of_cut_answers(tmp_path: Path, tiny_llama: Path, tiny_po
     assert any("are cut at 4 tokens" in words for words in page)
 
 
+def test_an_evaluation_warns_of_cut_answers(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    golds = [str(n + 1) for n in range(8)]
+    match(tmp_path, "sums", golds, golds)
+    words = small_evaluations.keys(tmp_path, tiny_llama, tiny_pool)
+    words = [word for word in words if not word.startswith("task")]
+    task = ["task=nlgraph_mini", f"task.file={tmp_path / 'sums.json'}"]
+    result = small_evaluations.evaluated([*words, *task, "candidate=base"])
+    assert "of the answers of base to the 8 test items are cut at 4 tokens" in format_result(result)
+
+
 def test_unread_letters_are_warned_of(tmp_path: Path) -> None:
     task = MultipleChoice("doors", str(choice_file(tmp_path / "doors.json")))
     items = task.items("dev")

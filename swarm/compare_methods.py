@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from swarm._util.cli import one_line_errors, run_hydra_entry
 from swarm._util.files import conf_folder, find_path, write_json
 from swarm._util.secrets import unresolved
+from swarm._util.terminal import format_duration
 from swarm.errors import UserError
 from swarm.runs.run_reader import RunFolder
 from swarm.search import build_run
@@ -200,6 +201,45 @@ def _voting_experts(one: MethodComparison) -> tuple[str, ...]:
     return tuple(run.pool.names[: run.pool.expert_count])
 
 
+def describe_comparison(one: MethodComparison) -> str:
+    """Describe the cost of the unfinished searches: each method's, their sum, the first in detail.
+
+    Args:
+        one: The comparison, with the budgets of `set_prompt_budgets`.
+
+    Raises:
+        UserError: An error that a start of a search would raise.
+    """
+    from swarm.loop.dry_run import describe_plan
+
+    lines, seconds, device, first = [], 0.0, "", ""
+    for method in (m for m in one.methods if m.searches):
+        todo = [search for search in method.searches if search.load_metrics() is None]
+        number = len(method.searches)
+        count = f"{number} search{'es' * (number != 1)}"
+        if not todo:
+            lines.append(f"{method.name}: {count}, all finished")
+            continue
+        run, config = build_run(OmegaConf.create(unresolved(todo[0].config)))
+        details, found = describe_plan(run, config)
+        first = first or details
+        left = f", {len(todo)} of them left" * (len(todo) < number)
+        words = f"{method.name}: {count}{left}, each {found.work}"
+        if found.seconds is not None:
+            device, seconds = found.device, seconds + len(todo) * found.seconds
+            words += f": at most about {format_duration(len(todo) * found.seconds)}"
+        lines.append(words)
+    if seconds:
+        apart = [method.name for method in one.methods if method.words]
+        without = f", without {', '.join(apart)}" * bool(apart)
+        lines.append(
+            f"in all at most about {format_duration(seconds)} on {device}, one search after the "
+            f"other{without}: computed for the first search of each method. Searches that stop "
+            "early, and answers that they share, take less."
+        )
+    return "\n".join([*lines, *(["the first of them:", first] if first else [])])
+
+
 def run_comparison(one: MethodComparison) -> None:
     """Run all unfinished searches, then write and print the table.
 
@@ -210,11 +250,8 @@ def run_comparison(one: MethodComparison) -> None:
     one = set_prompt_budgets(one)
     todo = [search for method in one.methods for search in method.searches]
     if one.dry_run:
-        for method in (m for m in one.methods if m.searches):
-            prompts = method.searches[0].config["budget"]
-            print(f"{method.name}: {len(method.searches)} searches of {prompts} dev prompts each")
-        print("the first of them:", flush=True)
-        sys.exit(todo[0].run() is not None)
+        print(describe_comparison(one))
+        return
     with subprocess_runs.lock_study_folder(one.folder) as lock:
         for number, search in enumerate(todo):
             known = search.load_metrics() is not None
@@ -338,6 +375,7 @@ def run_suite(arguments: Sequence[str]) -> None:
     print(status, file=sys.stderr, flush=True)
     if given.get("dry_run") == "true":
         print("\n".join(f"{cell.task.name}/{cell.name}" for cell in todo))
+        print("\n".join(suite.describe_missing_time(one, todo)), file=sys.stderr)
         return
     until = None if hours is None else time.monotonic() + 3600 * hours
     failed, enough = suite_runner.run_cells(one, todo, parallel, until, mine["keep"])

@@ -48,7 +48,7 @@ def main(cfg: DictConfig) -> float:
         if config["dry_run"]:
             from swarm.loop.dry_run import describe_plan
 
-            print(describe_plan(run, config))
+            print(describe_plan(run, config)[0])
             return 0.0
         metrics = run.search(config, resume_arguments(job, name))
         return float(metrics["ending_best_validation_utility"])

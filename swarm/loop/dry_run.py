@@ -32,13 +32,30 @@ MAX_SUGGESTED_WORKERS = 4
 """Maximum number of workers on a CPU that are suggested: a small iteration has few more jobs."""
 
 
-def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
+class SearchCost(NamedTuple):
+    """The cost of a search if nothing ends it early.
+
+    Attributes:
+        work: Prompts and gradients, in words.
+        seconds: Time including the test; `None` if the base model is not on this disk.
+        device: Workers and their device, in words; empty without a time.
+    """
+
+    work: str
+    seconds: float | None
+    device: str
+
+
+def describe_plan(run: Run, config: Mapping[str, Any]) -> tuple[str, SearchCost]:
     """Run the checks of a start and describe the planned search: its cost, then the details.
 
     Downloads nothing; benchmarks a CPU for half a second.
 
     Args:
         config: The composed configuration that the run was built from.
+
+    Returns:
+        The description, and the cost that its first sentence sums up.
 
     Raises:
         UserError: An error that a start would raise.
@@ -74,9 +91,10 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
         **({"precision": PRECISION_WORDS[precision]} if precision else {}),
         **({"optimizer": "; ".join(run.notes)} if run.notes else {}),
     }
-    lines |= _describe_costs(run, run.pool, config, folder, prompts, metric_prompts, items)
+    found, total = _describe_costs(run, run.pool, config, folder, prompts, metric_prompts, items)
+    lines |= found
     head = f"dry run: {lines.pop('total')}. Nothing is started or written; computed, not measured."
-    return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())])
+    return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())]), total
 
 
 CHANGED_SHARE = 0.3
@@ -279,20 +297,21 @@ def _describe_costs(
     prompts: PromptStats,
     metric_prompts: PromptStats,
     items: int,
-) -> dict[str, str]:
+) -> tuple[dict[str, str], SearchCost]:
     """Estimate memory, time and traffic, if the base model's shape is known.
 
     "total" is the sentence that sums them up.
     """
     work = _count_prompts(run, prompts, items)
+    unknown = SearchCost(work, None, "")
     if folder is None:
         reason = f"model {run.model.path} is not on this disk; a start downloads it"
         known = "benchmarks/plan.py computes them from a config.json"
-        return {"total": f"{work}; time unknown", "costs": f"unknown: {reason}; {known}"}
+        return {"total": f"{work}; time unknown", "costs": f"unknown: {reason}; {known}"}, unknown
     try:
         model = read_model_shape(folder)
     except UserError as error:
-        return {"total": f"{work}; time unknown", "costs": f"unknown: {error.args[0]}"}
+        return {"total": f"{work}; time unknown", "costs": f"unknown: {error.args[0]}"}, unknown
     gpus, workers = list(config.get("gpus") or []), _count_workers(config)
     size = {"float32": 4, "auto": 2 if gpus else 4}.get(run.model.dtype, 2)
     device = _measure_device(gpus, workers, model, size)
@@ -305,9 +324,14 @@ def _describe_costs(
     costs = format_costs(model, search, device, workers)
     if gradients := _gradient_seconds(run, model, search, device, workers, items):
         costs["time"] += f", gradients {format_duration(gradients)}"
+    seconds = _total_seconds(run, model, search, own_way, device, workers, items)
+    total = SearchCost(work, seconds, f"{workers} x {device.name}")
+    memory = sum(cost.estimate_memory(model, search).values())
+    judging = " without judging" if _describe_judging(run) else ""
     nodes = " (this machine's; the cluster's nodes are not queried)" if _is_remote(config) else ""
     return {
-        "total": _summarize_costs(run, model, search, own_way, device, workers, work, items),
+        "total": f"about {format_duration(seconds)}{judging} on {total.device}, "
+        f"{format_amount(memory, 'B')} of memory each, for {work}",
         "model": f"{run.model.path}: {format_amount(model.parameter_count)} weights of {size} "
         "bytes, "
         f"{format_amount(model.linear_weights)} of them in linear layers",
@@ -318,7 +342,7 @@ def _describe_costs(
         **costs,
         **_describe_finalist_scoring(run, model, own_way, device, workers),
         "test": _describe_test(run, model, own_way, device, workers),
-    }
+    }, total
 
 
 def _count_prompts(run: Run, prompts: PromptStats, items: int) -> str:
@@ -329,17 +353,16 @@ def _count_prompts(run: Run, prompts: PromptStats, items: int) -> str:
     return f"{words} and gradients at the cost of about {format_amount(plan.gradient_cost)} more"
 
 
-def _summarize_costs(
+def _total_seconds(
     run: Run,
     model: ModelShape,
     search: SearchWorkload,
     own_way: SearchWorkload,
     device: DeviceSpec,
     workers: int,
-    work: str,
     items: int,
-) -> str:
-    """Return the whole cost in one sentence, without its full stop."""
+) -> float:
+    """Return the seconds of a search and its test, an upper bound."""
     seconds = search.rounds * cost.estimate_total_seconds(
         model, search, device, workers, search.particles, search.items
     )
@@ -349,12 +372,7 @@ def _summarize_costs(
     if recipes := _count_recipes(run):
         one = cost.estimate_total_seconds(model, own_way, device, workers, 1, own_way.items)
         seconds += recipes * one
-    memory = sum(cost.estimate_memory(model, search).values())
-    judging = " without judging" if _describe_judging(run) else ""
-    return (
-        f"about {format_duration(seconds)}{judging} on {workers} x {device.name}, "
-        f"{format_amount(memory, 'B')} of memory each, for {work}"
-    )
+    return seconds
 
 
 def _gradient_seconds(

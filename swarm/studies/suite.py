@@ -7,12 +7,15 @@ the cells.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from swarm._util.files import conf_folder, read_yaml
+from swarm._util.terminal import format_duration
 from swarm.errors import UserError
 
 METHOD_KINDS = ("search", "finetune", "evaluate")
@@ -321,3 +324,43 @@ def find_missing(suite: Suite, some: Sequence[SuiteCell]) -> list[SuiteCell]:
             "them to run them again, or set another folder by results="
         )
     return found
+
+
+def describe_missing_time(suite: Suite, missing: Sequence[SuiteCell]) -> list[str]:
+    """Describe the CPU time of missing cells, by the stored results that are most like them.
+
+    A cell counts as the median of the results with other seeds; if there are none, of the other
+    methods on the same task with the same dev items and budget. Cells without any have no time.
+    """
+    seeds: dict[tuple[object, ...], list[float]] = {}
+    methods: dict[tuple[object, ...], list[float]] = {}
+    for cell in list_cells(suite):
+        path = result_path(suite, cell)
+        if path.is_file() and "cpu_seconds" in (result := json.loads(path.read_text())):
+            alike = (cell.task.name, cell.dev, cell.budget)
+            seeds.setdefault((*alike, cell.method.name), []).append(result["cpu_seconds"])
+            methods.setdefault(alike, []).append(result["cpu_seconds"])
+    times: dict[str, list[float]] = {"other seeds": [], "other methods": []}
+    unknown: Counter[str] = Counter()
+    for cell in missing:
+        alike = (cell.task.name, cell.dev, cell.budget)
+        if found := seeds.get((*alike, cell.method.name)):
+            times["other seeds"].append(median(found))
+        elif found := methods.get(alike):
+            times["other methods"].append(median(found))
+        else:
+            unknown[f"{cell.task.name} budget {cell.budget}" if cell.budget else "no budget"] += 1
+    lines = [
+        f"about {format_duration(sum(known))} of CPU time for {len(known)} of the {len(missing)} "
+        f"missing results, by the stored results of {basis}, on the machines where they were made"
+        for basis, known in times.items()
+        if known
+    ]
+    if unknown:
+        listed = ", ".join(f"{name}: {number}" for name, number in unknown.items())
+        lines.append(
+            f"no time for {unknown.total()} of the {len(missing)} missing results ({listed}): no "
+            "stored result is like them; dry_run=true of `python -m swarm.search` computes the "
+            "upper bound of a search"
+        )
+    return lines

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from swarm.studies import method_comparison, suite_analysis
 from swarm.studies.suite import (
     Suite,
     cell_words,
+    describe_missing_time,
     find_missing,
     list_cells,
     read_suite,
@@ -113,6 +115,26 @@ def test_cells_run_once_for_what_they_do_not_depend_on(tmp_path: Path) -> None:
         "++task.dev_seed=1",
         "optimizer=recipes",
     ]
+
+
+def test_the_time_of_what_is_missing_is_that_of_stored_results(tmp_path: Path) -> None:
+    suite = made(tmp_path, seeds=3)
+    every = list_cells(suite)
+    (words,) = describe_missing_time(suite, every)
+    listed = "one budget 6: 6, one budget 8: 6, no budget: 2, two budget 6: 6, two budget 8: 6"
+    assert words.startswith("no time for 26 of the 26 missing results (")
+    assert sorted(re.findall(r"\((.*)\)", words)[0].split(", ")) == sorted(listed.split(", "))
+    for seed, seconds in ((0, 60.0), (1, 180.0)):
+        cell = next(c for c in every if (c.method.name, c.budget, c.seed) == ("a", 6, seed))
+        path = result_path(suite, cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"words": cell_words(suite, cell), "cpu_seconds": seconds}))
+    missing = find_missing(suite, every)
+    first, second, third = describe_missing_time(suite, missing)
+    assert first.startswith("about 2 min 00 s of CPU time for 1 of the 24 missing results, by the")
+    assert "of other seeds," in first
+    assert second.startswith("about 6 min 00 s of CPU time for 3 of") and "other methods" in second
+    assert third.startswith("no time for 20 of the 24")
 
 
 def test_dev_items_are_a_dimension(tmp_path: Path) -> None:

@@ -330,7 +330,7 @@ def _describe_costs(
     judging = " without judging" if _describe_judging(run) else ""
     nodes = " (this machine's; the cluster's nodes are not queried)" if _is_remote(config) else ""
     return {
-        "total": f"about {format_duration(seconds)}{judging} on {total.device}, "
+        "total": f"at most about {format_duration(seconds)}{judging} on {total.device}, "
         f"{format_amount(memory, 'B')} of memory each, for {work}",
         "model": f"{run.model.path}: {format_amount(model.parameter_count)} weights of {size} "
         "bytes, "

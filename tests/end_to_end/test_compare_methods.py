@@ -74,7 +74,7 @@ def test_a_dry_run_has_the_sum_of_all_searches(
     parts = [float(number) for number in found]
     assert parts[2] == pytest.approx(parts[0] + parts[1], rel=0.1)
     assert "1 x CPU" in lines[2] and ", without vote: computed for the first search" in lines[2]
-    assert lines[3] == "the first of them:" and lines[4].startswith("dry run: ")
+    assert lines[3] == "the first of them:" and lines[4].startswith("dry run: at most about")
     assert not (tmp_path / "search").exists()
     # What is finished is not counted, and seeds added later are.
     finished = compare(*done[1], "dry_run=true").stdout.splitlines()

@@ -109,7 +109,7 @@ def test_the_form_shows_defaults_and_the_cost(
         page.get_by_label("Task file").fill("tiny.json")
         page.get_by_label("Seed", exact=True).fill("7")
         page.get_by_text("task.file=tiny.json").filter(has_text="seed=7").wait_for()
-        page.locator("[data-sentence]", has_text="dry run: about").wait_for()
+        page.locator("[data-sentence]", has_text="dry run: at most about").wait_for()
         page.get_by_label("Seed", exact=True).fill("")
         assert page.get_by_label("Seed", exact=True).get_attribute("placeholder") == "default: 42"
         lines = page.get_by_label("Further keys, one key=value per line")

@@ -183,7 +183,8 @@ def build_application(home: AppState, token: str | None = None) -> HostGuard:
         module, _, name = page.rpartition(".")
         getattr(importlib.import_module(module), name)(home)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    # A search may slow the server down; a late response must not count as a lost connection.
+    # A search may slow server and browser down; a late answer must not count as a lost connection.
+    # With 10 seconds a browser that stalled for 25 lost its conversation; with 30 it keeps it.
     ui.run_with(
         app, title="model-swarms", dark=None, show_welcome_message=False, reconnect_timeout=30.0
     )

@@ -78,7 +78,7 @@ def choose(page: Any, *names: str) -> None:
     for name in names:
         field.fill(name)
         field.press("Enter")
-        # The field sends what it holds: a name typed before the page has answered would replace this one.
+        # The field sends all names it holds: one typed before the page answers replaces this one.
         page.locator(".q-chip", has_text=name).first.wait_for()
     field.press("Escape")
 

@@ -91,7 +91,6 @@ def batches(data: list[Encoded], tokens: int, seed: int) -> Iterator[list[Encode
             yield from (batch for batch in grouped if batch)
 
 
-RANK, ALPHA, TARGETS = 4, 16, ("q_proj", "v_proj")
 CONFIG = (
     "peft_type peft_version task_type base_model_name_or_path inference_mode r lora_alpha "
     "lora_dropout use_rslora use_dora bias fan_in_fan_out target_modules"
@@ -110,6 +109,10 @@ class Recipe:
     """Adam's learning rate, with a short warm-up and a linear decay to zero."""
     seed: int = 0
     """Seed of the adapter's initial A matrices, of the examples and of their order."""
+    rank: int = 4
+    alpha: int = 16
+    targets: tuple[str, ...] = ("q_proj", "v_proj")
+    """Names of the linear layers that are adapted."""
 
 
 STEPS = {
@@ -154,6 +157,21 @@ def response_loss(model: Any, batch: list[Encoded], device: str) -> Any:
     return torch.nn.functional.cross_entropy(logits, targets[scored])
 
 
+def check_targets(model: Any, targets: Sequence[str]) -> None:
+    """Check that every target is a linear layer; PEFT ignores unknown names beside a known one."""
+    import torch
+
+    layers = {
+        name.rpartition(".")[2]: None
+        for name, module in model.base_model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    if unknown := [name for name in targets if name not in layers]:
+        raise UserError(
+            f"--targets {unknown[0]}: not a linear layer of the base; allowed: {', '.join(layers)}"
+        )
+
+
 def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str) -> Any:
     """Train a PEFT model on the pairs; deterministic on the same machine."""
     import torch
@@ -162,12 +180,16 @@ def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str)
     from swarm.engine.base_model import quiet_transformers
 
     model, tokenizer = base.load(device)
+    check_targets(model, recipe.targets)
     data = encode(tokenizer, pairs, recipe.tokens)
     # All experts share the same random initial A. Mixing sums A and B separately, which is only
     # meaningful for experts whose A matrices read nearly the same features.
     torch.manual_seed(recipe.seed)
     config = LoraConfig(
-        r=RANK, lora_alpha=ALPHA, target_modules=list(TARGETS), task_type="CAUSAL_LM"
+        r=recipe.rank,
+        lora_alpha=recipe.alpha,
+        target_modules=list(recipe.targets),
+        task_type="CAUSAL_LM",
     )
     with quiet_transformers():
         expert = get_peft_model(model, config)
@@ -272,6 +294,19 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="random seed, the same for all experts of a pool (default %(default)s)",
     )
     parser.add_argument(
+        "--rank", type=int, default=default.rank, help="rank of the adapter (default %(default)s)"
+    )
+    parser.add_argument(
+        "--alpha", type=int, default=default.alpha, help="its alpha (default %(default)s)"
+    )
+    parser.add_argument(
+        "--targets",
+        nargs="+",
+        metavar="LAYER",
+        default=list(default.targets),
+        help=f"linear layers to adapt (default {' '.join(default.targets)})",
+    )
+    parser.add_argument(
         "--base", help="folder of the base model (default: as conf/model/smollm2.yaml)"
     )
     parser.add_argument(
@@ -360,7 +395,7 @@ def checked(options: argparse.Namespace) -> list[str]:
         raise UserError("--merged needs a name and excludes --all, --jsonl and --gym")
     if options.jsonl and options.gym:
         raise UserError("give --jsonl or --gym, not both")
-    for key in ("steps", "tokens", "rate"):
+    for key in ("steps", "tokens", "rate", "rank", "alpha"):
         if getattr(options, key) is not None and getattr(options, key) <= 0:
             raise UserError(f"--{key} must be above 0")
     return sorted(DOMAINS) if options.all else [options.name]
@@ -376,7 +411,15 @@ def run(options: argparse.Namespace) -> None:
             merged_steps(options.merged) if options.merged else STEPS.get(name, Recipe().steps)
         )
         steps = options.steps or default_steps
-        recipe = Recipe(steps, tokens=options.tokens, rate=options.rate, seed=options.seed)
+        recipe = Recipe(
+            steps,
+            tokens=options.tokens,
+            rate=options.rate,
+            seed=options.seed,
+            rank=options.rank,
+            alpha=options.alpha,
+            targets=tuple(options.targets),
+        )
         pairs = gather(options, name, steps)
         expert = train(pairs, base, chosen_device, recipe, name)
         save(expert, base.name, options.to / name)

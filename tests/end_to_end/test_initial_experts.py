@@ -221,6 +221,24 @@ def test_training_learns_saves_and_repeats(tiny_llama: Path, tmp_path: Path) -> 
     PeftModel.from_pretrained(base, tmp_path / "first" / "numbers")
 
 
+def test_training_of_another_rank_and_other_layers(tiny_llama: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    file = write_jsonl(tmp_path / "numbers.jsonl")
+    common = ("--jsonl", file, "--base", tiny_llama, "--steps", 2, "--device", "cpu")
+    shape = ("--rank", 2, "--alpha", 6, "--targets", "o_proj", "up_proj")
+    done = call("train.py", "numbers", *common, *shape, "--to", tmp_path)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "numbers" / FILES[0]).read_text())
+    assert (config["r"], config["lora_alpha"]) == (2, 6)
+    assert config["target_modules"] == ["o_proj", "up_proj"]
+    tensors = load_file(tmp_path / "numbers" / FILES[1])
+    assert {key.split(".")[-3] for key in tensors} == {"o_proj", "up_proj"}
+    assert {min(weight.shape) for weight in tensors.values()} == {2}
+    done = call("train.py", "numbers", *common, "--targets", "o_proj", "abacus", "--to", tmp_path)
+    assert done.returncode == 1 and "--targets abacus: not a linear layer" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -229,6 +247,7 @@ def test_training_learns_saves_and_repeats(tiny_llama: Path, tmp_path: Path) -> 
         (("--all", "--gym", "chain_sum"), "need a name"),
         (("mine", "--jsonl", "nowhere.jsonl"), "cannot be read"),
         (("rooms", "--steps", "0"), "--steps must be"),
+        (("rooms", "--rank", "0"), "--rank must be"),
         (("rooms", "--device", "abacus"), "--device abacus"),
     ],
 )

@@ -114,7 +114,8 @@ def start_optimizer(
     black_box = is_black_box(task)
     if isinstance(optimizer, ResourceAware):
         positions = budget.prompts // items if budget.prompts else None
-        optimizer.set_resources(SearchResources(missing is None, positions, black_box))
+        norms = pool.update_norms if isinstance(pool, Pool) else None
+        optimizer.set_resources(SearchResources(missing is None, positions, black_box, norms))
     hierarchical = isinstance(optimizer, SupportsGroupHierarchy)
     if isinstance(pool, Pool):
         # A black box has few coefficients: its utilities have to rank the positions.

@@ -36,6 +36,9 @@ MIN_RATE_FACTOR = 1 / 16
 
 BELOW_ONE: Rule = (float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
+NORM_LIMIT = 2.0
+"""Multiple of the median expert's norm above which the steps of a coefficient are shorter."""
+
 ARRAYS = ("first", "second", "count", "rate_factor", "held_loss")
 
 NUMBERS: dict[str, tuple[Rule, str]] = {
@@ -145,6 +148,11 @@ class Descent:
     the held-out loss there is not the particle's lowest so far, its rate is halved; after the
     fourth time it stops descending.
 
+    Adam's steps have the same length for all experts, and a step of .1 of an expert whose update
+    is fifty times as large as the others' would destroy the model. The steps of such an expert are
+    shorter: they change the weights by no more than those of an expert with `NORM_LIMIT` times the
+    median norm.
+
     Args:
         weight: w_d, of this term in the velocity; 1 applies the complete descent.
         steps: Adam steps per particle and iteration.
@@ -181,12 +189,20 @@ class Descent:
     def start(self, particles: int, groups: int, experts: int, seed: int) -> None:
         """Start with N particles and zero moments."""
         self.groups, self.seed = groups, seed
+        self.step_scales = np.ones(experts)
         # Layout: moments of the shared coefficients first, then those of all deviations.
         self.first = np.zeros((particles, (groups + 1) * experts))
         self.second = np.zeros_like(self.first)
         self.count = np.zeros(particles, int)
         self.rate_factor = np.ones(particles)
         self.held_loss = np.full(particles, np.nan)
+
+    def set_norms(self, norms: Sequence[float]) -> None:
+        """Shorten the steps of experts with a large norm; a norm of 0 is no update."""
+        positive = sorted(norm for norm in norms if norm > 0)
+        if positive:
+            limit = NORM_LIMIT * positive[(len(positive) - 1) // 2]
+            self.step_scales = np.array([limit / max(limit, norm) for norm in norms])
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs; exact, None is an unknown loss."""
@@ -294,10 +310,11 @@ class Descent:
         rate = self.rate * self.rate_factor[particle] * min(1.0, count / (self.warmup + 1))
         rows = x.reshape(self.groups, experts)
         shared = rows.mean(axis=0)
-        moved = shared - rate * scaled[:experts]
+        rates = rate * self.step_scales
+        moved = shared - rates * scaled[:experts]
         if self.groups == 1:
             return moved
-        deviations = rows - shared - self.fine_rate * rate * scaled[experts:].reshape(rows.shape)
+        deviations = rows - shared - self.fine_rate * rates * scaled[experts:].reshape(rows.shape)
         return (moved + (1 - self.pull) * deviations).reshape(-1)
 
     def _split_holdout(self, particle: int, items: int) -> tuple[np.ndarray, tuple[int, ...]]:

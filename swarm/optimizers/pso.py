@@ -292,6 +292,8 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Compute the displacements of the particles that move next; see `SupportsGradients`."""
         if self.descent is None or not self.has_utilities:
             return
+        if self._offer.norms is not None:
+            self.descent.set_norms(self._offer.norms())
         by_loss = self.iteration == 0 and not self._offer.black_box
         if by_loss and (limit := self.most_active) is not None:
             losses = yield from self.descent.evaluate_losses(self.positions, items)

@@ -12,7 +12,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,17 @@ class Basis:
             for name, found in ranks.items()
         }
         self.groups, self._group = divide_modules(list(self.modules), division)
+
+    @cached_property
+    def update_norms(self) -> list[float]:
+        """Frobenius norms of the rows' updates over all modules."""
+        squares = [0.0] * len(self.rows)
+        for number, row in enumerate(self.rows):
+            for module in row.shapes:
+                a, b = row.load_factors(module)
+                scale = row.lora_scaling(module)
+                squares[number] += (scale * lora_math.update_norm(a.double(), b.double())) ** 2
+        return [square**0.5 for square in squares]
 
     def combine_module(
         self, module: str, vector: Sequence[float], folded: bool = True
@@ -335,6 +346,10 @@ class Pool:
     def expert_factors(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
         """Return an engine's tensors of `module`; see `swarm.pool.pool.Basis.expert_factors`."""
         return self._require_basis().expert_factors(module)
+
+    def update_norms(self) -> list[float]:
+        """Return the Frobenius norm of each row's update over all modules; reads all weights."""
+        return self._require_basis().update_norms
 
     def combine(self, coefficients: Coefficients) -> dict[str, tuple["Tensor", "Tensor"]]:
         """Return the adapter at a position [G * K]: module -> A [rank, in], B [out, rank], float32.

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -326,6 +327,40 @@ def descending(folder: Path, base: Path, pool: Path, **more: Any) -> list[str]:
         **more,
     }
     return searches.arguments(folder, base, pool, **keys)
+
+
+@pytest.mark.parametrize("optimizer", ["gradient", "auto"])
+def test_a_huge_expert_moves_in_small_steps(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, optimizer: str
+) -> None:
+    """Ten times the update, and a fifth of the step: twice the median is the most that counts."""
+    from safetensors.torch import load_file, save_file
+
+    from swarm.runs.run_reader import RunFolder
+
+    pool = shutil.copytree(tiny_pool, tmp_path / "pool")
+    file = pool / tiny.NAMES[0] / "adapter_model.safetensors"
+    weights = {k: v * (10.0 if "lora_B" in k else 1.0) for k, v in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    words = searches.arguments(
+        tmp_path,
+        tiny_llama,
+        pool,
+        optimizer=optimizer,
+        optimizer__particles="null",
+        optimizer__max_iterations=1,
+        pool__groups="global",
+        pool__space="delta",
+    )
+    out = searches.run(words)
+    assert out.returncode == 0, out.stderr
+    first, last = (np.array(r["positions"]) for r in RunFolder(tmp_path / "search" / "run").rounds)
+    moved = np.abs(last - first).max(axis=0)
+    norms = np.array(Pool(pool).open().update_norms())
+    share = moved[0] / np.median(moved[1:])
+    limit = 2 * np.sort(norms)[(len(norms) - 1) // 2] / norms[0]
+    assert norms[0] > 4 * norms[1:].max() and limit < 0.5
+    assert 0 < share < 2 * limit
 
 
 def test_a_search_descends_within_its_budget(

@@ -70,6 +70,13 @@ def test_a_position_is_the_sum_of_the_updates(pool: Pool) -> None:
     assert distance(made, deltas(pool, MIXTURE)) < 1e-7
 
 
+def test_norms_are_those_of_the_updates(pool: Pool) -> None:
+    for number, norm in enumerate(pool.update_norms()):
+        unit = [float(number == other) for other in range(len(tiny.NAMES))]
+        exact = sum(float(delta.square().sum()) for delta in deltas(pool, unit).values())
+        assert norm == pytest.approx(exact**0.5, rel=1e-6) and norm > 0
+
+
 @pytest.mark.parametrize("merge", [False, True])
 @pytest.mark.parametrize("separate", [False, True])
 def test_stacked_particles_are_explicit_sums(

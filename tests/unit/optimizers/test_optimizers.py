@@ -661,6 +661,28 @@ def test_a_descent_that_does_not_raise_the_utility_ends() -> None:
     assert (rates[swarm.personal_utilities > -np.inf] <= 1 / 16).all()
 
 
+def test_steps_of_an_expert_with_a_large_norm_are_shorter() -> None:
+    def moved(norms: list[float] | None) -> np.ndarray:
+        descent = Descent(steps=1, rate=0.6, holdout=0)
+        descent.start(1, 2, 4, seed=0)
+        if norms is not None:
+            descent.set_norms(norms)
+        run = descent.descend(np.zeros((1, 8)), [0], 20)
+        next(run)
+        with contextlib.suppress(StopIteration):
+            run.send([Noisy(1.0, np.array([1.0, -2.0, 3.0, 4.0] * 2))])
+        return np.abs(descent.reached.reshape(2, 4))
+
+    plain = moved(None)
+    assert (plain > 0).all()
+    # Up to twice the median nothing changes, to the bit; a norm of 0 does not count.
+    assert (moved([13.0, 20.0, 39.0, 25.0]) == plain).all()
+    assert (moved([13.0, 0.0, 0.0, 0.0]) == plain).all()
+    found = moved([10.0, 1000.0, 10.0, 40.0])
+    assert found == pytest.approx(plain * [1, 0.02, 1, 0.5])
+    assert moved([10.0, 1000.0] * 2) == pytest.approx(plain * [1, 0.02, 1, 0.02])
+
+
 def test_dropout_leaves_other_coefficients_out_in_each_step() -> None:
     def positions(dropout: float) -> np.ndarray:
         descent = Descent(dropout=dropout, steps=4, rate=1e-9, holdout=0)

@@ -297,7 +297,8 @@ class SearchResources:
         gradients: Whether the task has gold answers and the engine computes gradients.
         positions: Number of positions that the budget allows; `None` is no limit.
         black_box: Whether the gold answers are reference texts, whose loss is not the utility.
-        norms: Reads the weights, and returns the norm of each expert's update; `None` if unknown.
+        norms: Reads the weights, and returns the norm of each expert's update; 0 is no update, and
+            `None` unknown.
     """
 
     gradients: bool = False

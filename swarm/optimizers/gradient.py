@@ -36,9 +36,6 @@ MIN_RATE_FACTOR = 1 / 16
 
 BELOW_ONE: Rule = (float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
-NORM_LIMIT = 2.0
-"""Multiple of the median expert's norm above which the steps of a coefficient are shorter."""
-
 ARRAYS = ("first", "second", "count", "rate_factor", "held_loss")
 
 NUMBERS: dict[str, tuple[Rule, str]] = {
@@ -148,10 +145,8 @@ class Descent:
     the held-out loss there is not the particle's lowest so far, its rate is halved; after the
     fourth time it stops descending.
 
-    Adam's steps have the same length for all experts, and a step of .1 of an expert whose update
-    is fifty times as large as the others' would destroy the model. The steps of such an expert are
-    shorter: they change the weights by no more than those of an expert with `NORM_LIMIT` times the
-    median norm.
+    Adam's steps have the same length for all experts, unless `step_scales` shortens those of some:
+    a step of .1 of an update that is fifty times as large as the others' destroys the model.
 
     Args:
         weight: w_d, of this term in the velocity; 1 applies the complete descent.
@@ -186,23 +181,23 @@ class Descent:
         for name, (rule, advice) in NUMBERS.items():
             check_number(f"descent.{name}", getattr(self, name), rule, advice)
 
-    def start(self, particles: int, groups: int, experts: int, seed: int) -> None:
-        """Start with N particles and zero moments."""
+    def start(
+        self,
+        particles: int,
+        groups: int,
+        experts: int,
+        seed: int,
+        step_scales: np.ndarray | None = None,
+    ) -> None:
+        """Start with N particles and zero moments; `step_scales` [K] are factors of Adam's rate."""
         self.groups, self.seed = groups, seed
-        self.step_scales = np.ones(experts)
+        self.step_scales = np.ones(experts) if step_scales is None else step_scales
         # Layout: moments of the shared coefficients first, then those of all deviations.
         self.first = np.zeros((particles, (groups + 1) * experts))
         self.second = np.zeros_like(self.first)
         self.count = np.zeros(particles, int)
         self.rate_factor = np.ones(particles)
         self.held_loss = np.full(particles, np.nan)
-
-    def set_norms(self, norms: Sequence[float]) -> None:
-        """Shorten the steps of experts with a large norm; a norm of 0 is no update."""
-        positive = sorted(norm for norm in norms if norm > 0)
-        if positive:
-            limit = NORM_LIMIT * positive[(len(positive) - 1) // 2]
-            self.step_scales = np.array([limit / max(limit, norm) for norm in norms])
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs; exact, None is an unknown loss."""

@@ -95,7 +95,8 @@ class ParticleSwarmOptions:
         drop_particle: Drop-N, the probability that a particle is not evaluated in an iteration.
         count_skipped: Skipped evaluations count as stale, for the swarm and the particle.
         soups: Number of particles after the experts that start as uniform soups, with coefficients
-            that sum to 1.5, 1, 2, .5 and 3; sums are free from then on. 0 is the paper.
+            that sum to 1.5, 1, 2, .5 and 3; sums are free from then on. Experts with a huge update
+            count less (`NORM_LIMIT`). 0 is the paper.
         starts: Further positions to start from, after the soups: K coefficients each, in the order
             of the pool's experts, the same in all groups. None is none.
         active: Number of particles that move and are evaluated, the best after the first iteration
@@ -196,6 +197,9 @@ SCALARS = (
 SOUP_SCALES = (1.5, 1.0, 2.0, 0.5, 3.0)
 """Sums of the coefficients of the uniform soups that a swarm starts with, the likeliest first."""
 
+NORM_LIMIT = 4.0
+"""Multiple of the median norm from which an expert counts less in soups and moves less."""
+
 ACTIVE_POSITIONS, MAX_ACTIVE = 25, 4
 """Positions in the budget per descending particle, and the maximum number of such particles.
 
@@ -233,6 +237,7 @@ class ParticleSwarm(ParticleSwarmOptions):
     worst_position: np.ndarray | None
     worst_utility: float | None
     _offer = SearchResources()
+    _damping = np.ones(1)
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """Start: every expert is a particle, crossover children fill up (the paper's populate).
@@ -253,9 +258,11 @@ class ParticleSwarm(ParticleSwarmOptions):
         self.seed, self.groups, self.iteration, self.has_utilities = int(seed), groups, 0, False
         self.current_step_length = float(self.step_length)
         self.swarm_stale = self.swarm_counted = 0
-        x = self._starting_positions(experts, count)
+        damping = self._damp_huge_experts(experts)
+        self._damping = np.tile(damping, groups)
+        x = self._starting_positions(experts, count, damping)
         if self.descent is not None:
-            self.descent.start(count, groups, experts, self.seed)
+            self.descent.start(count, groups, experts, self.seed, damping)
         self._displacements: np.ndarray | None = None
         self.mutated = np.zeros(count, bool)
         self.moving = np.ones(count, bool)
@@ -292,8 +299,6 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Compute the displacements of the particles that move next; see `SupportsGradients`."""
         if self.descent is None or not self.has_utilities:
             return
-        if self._offer.norms is not None:
-            self.descent.set_norms(self._offer.norms())
         by_loss = self.iteration == 0 and not self._offer.black_box
         if by_loss and (limit := self.most_active) is not None:
             losses = yield from self.descent.evaluate_losses(self.positions, items)
@@ -441,12 +446,28 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Return the share of the swarm that moves per iteration: the unit of patience."""
         return 1.0
 
-    def _starting_positions(self, experts: int, count: int) -> np.ndarray:
+    def _damp_huge_experts(self, experts: int) -> np.ndarray:
+        """Return the factors [K] of the experts' coefficients in soups and of all their moves.
+
+        They are 1 up to `NORM_LIMIT` times the median norm of all updates, and beyond it fall with
+        the square of the norm, as the curvature of the loss along a coefficient grows with it.
+        """
+        factors = np.ones(experts)
+        if self._offer.norms is not None and (self.soups or self.descent is not None):
+            norms = np.array(self._offer.norms())
+            if positive := sorted(norms[norms > 0]):
+                limit = NORM_LIMIT * positive[(len(positive) - 1) // 2]
+                factors = (limit / np.maximum(limit, norms)) ** 2
+        return factors
+
+    def _starting_positions(self, experts: int, count: int, damping: np.ndarray) -> np.ndarray:
         """Return [N, G x K]: the experts, uniform soups, `starts`, then crossover children."""
         crossover = self.crossover_maximum, self.crossover_parents
         rows = random_streams.initial_population(experts, count, self.seed, *crossover, self.groups)
         for row, scale in zip(rows[experts : experts + self.soups], SOUP_SCALES, strict=False):
             row[:] = scale / experts
+            if (damping < 1).any():
+                row[:] = np.tile(scale * damping / damping.sum(), self.groups)
         for row, start in zip(rows[experts + self.soups :], self.starts or [], strict=False):
             row[:] = np.tile(start, self.groups)
         return rows
@@ -473,7 +494,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         g = x if self.best_position is None else self.best_position
         g_w = x if self.worst_position is None else self.worst_position
         w_v, w_p, w_g, w_w = self._draw_weights()
-        v = w_v * v + w_p * (p - x) + w_g * (g - x) + w_w * (x - g_w)
+        v = self._damping * (w_v * v + w_p * (p - x) + w_g * (g - x) + w_w * (x - g_w))
         if self.descent is not None and self._displacements is not None:
             v = v + self.descent.weight * self._displacements / self.current_step_length
         self.velocities = freeze_array(v)

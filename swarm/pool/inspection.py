@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 128 * 2**20
 """Maximum size of the float64 factors of one block of experts at one module."""
 
+HUGE_RATIO = 10
+"""Multiple of the median norm from which an update is reported as huge."""
+
 NEAR_COSINE = 0.999
 """Cosine from which two experts are listed as nearly equal: one is a redundant dimension."""
 
@@ -357,7 +360,7 @@ def _shorten_base(base: str | None, width: int = 36) -> str:
 
 
 def list_remarks(found: PoolInspection) -> list[str]:
-    """Return one line per adapter that is refused, is a double or changes nothing."""
+    """Return one line per adapter that is refused, is a double, or changes nothing or a lot."""
     remarks = [f"refused: {one.name}: {one.reason}" for one in found.experts if one.reason]
     remarks += [f"no adapter: {name} {why}" for name, why in found.others.items()]
     remarks += [
@@ -370,4 +373,11 @@ def list_remarks(found: PoolInspection) -> list[str]:
     ]
     zero = [one.name for one in found.experts if one.norm is not None and math.isclose(one.norm, 0)]
     remarks += [f"zero: {name} changes nothing, as in an untrained adapter" for name in zero]
-    return remarks
+    norms = sorted(one.norm for one in found.experts if one.norm)
+    median = norms[(len(norms) - 1) // 2] if norms else 0.0
+    return remarks + [
+        f"huge: the update of {one.name} is {one.norm / median:.0f} times as large as the median; "
+        "if it does not work alone either, leave it out by pool.experts"
+        for one in found.experts
+        if one.norm and one.norm >= HUGE_RATIO * median
+    ]

@@ -96,6 +96,10 @@ def test_what_a_search_would_refuse_is_named_with_its_reason(
     shutil.copytree(varied / "amber", varied / "zero")
     weights = load_file(varied / "zero" / WEIGHTS_FILE)
     save_file({k: w * ("lora_A" in k) for k, w in weights.items()}, varied / "zero" / WEIGHTS_FILE)
+    shutil.copytree(varied / "birch", varied / "loud")
+    weights = load_file(varied / "loud" / WEIGHTS_FILE)
+    loud = {k: w * (500.0 if "lora_B" in k else 1.0) for k, w in weights.items()}
+    save_file(loud, varied / "loud" / WEIGHTS_FILE)
     assert main(["check", str(varied), "--matrix"]) == 1
     said = capsys.readouterr().out
     reasons = {
@@ -109,6 +113,7 @@ def test_what_a_search_would_refuse_is_named_with_its_reason(
     assert "no adapter: trained" in said and "in checkpoint-9" in said
     assert "doubles: amber, twin have equal weights" in said
     assert "zero: zero changes nothing" in said
+    assert "huge: the update of loud is " in said and said.count("huge: ") == 1
     found = inspect_folder(varied)
     # Its verdicts are the pool's: each of the refused ones is refused there, the others open.
     for one in found.experts:

@@ -23,6 +23,7 @@ from swarm.optimizers.base import (
     SupportsGradients,
 )
 from swarm.optimizers.gradient import Descent
+from swarm.optimizers.pso import GradientDescent, ParticleSwarm
 from swarm.runs.pareto_front import compute_hypervolume, find_non_dominated
 
 VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.yaml"))
@@ -661,26 +662,43 @@ def test_a_descent_that_does_not_raise_the_utility_ends() -> None:
     assert (rates[swarm.personal_utilities > -np.inf] <= 1 / 16).all()
 
 
-def test_steps_of_an_expert_with_a_large_norm_are_shorter() -> None:
-    def moved(norms: list[float] | None) -> np.ndarray:
-        descent = Descent(steps=1, rate=0.6, holdout=0)
-        descent.start(1, 2, 4, seed=0)
-        if norms is not None:
-            descent.set_norms(norms)
-        run = descent.descend(np.zeros((1, 8)), [0], 20)
+def test_a_huge_expert_counts_less_in_soups_and_steps() -> None:
+    def moved(norms: list[float] | None) -> tuple[np.ndarray, np.ndarray]:
+        """The soup, and the lengths of the first step, of two groups of four experts."""
+        swarm = GradientDescent(descent=Descent(steps=1, rate=0.6, holdout=0))
+        known = None if norms is None else lambda: norms
+        swarm.set_resources(SearchResources(True, norms=known))
+        swarm.start(4, seed=0, groups=2)
+        assert swarm.descent is not None
+        run = swarm.descent.descend(np.zeros((1, 8)), [0], 20)
         next(run)
         with contextlib.suppress(StopIteration):
             run.send([Noisy(1.0, np.array([1.0, -2.0, 3.0, 4.0] * 2))])
-        return np.abs(descent.reached.reshape(2, 4))
+        return swarm.positions[4].reshape(2, 4), np.abs(swarm.descent.reached.reshape(2, 4))
 
-    plain = moved(None)
-    assert (plain > 0).all()
-    # Up to twice the median nothing changes, to the bit; a norm of 0 does not count.
-    assert (moved([13.0, 20.0, 39.0, 25.0]) == plain).all()
-    assert (moved([13.0, 0.0, 0.0, 0.0]) == plain).all()
-    found = moved([10.0, 1000.0, 10.0, 40.0])
-    assert found == pytest.approx(plain * [1, 0.02, 1, 0.5])
-    assert moved([10.0, 1000.0] * 2) == pytest.approx(plain * [1, 0.02, 1, 0.02])
+    soup, steps = moved(None)
+    assert (soup == 0.375).all() and (steps > 0).all()
+    # Up to four times the median nothing changes, to the bit; a norm of 0 does not count.
+    for usual in ([13.0, 20.0, 60.0, 25.0], [13.0, 0.0, 0.0, 0.0]):
+        found = moved(usual)
+        assert (found[0] == soup).all() and (found[1] == steps).all()
+    found = moved([10.0, 400.0, 10.0, 80.0])
+    assert found[1] == pytest.approx(steps * [1, 0.01, 1, 0.25])
+    assert found[0] == pytest.approx(1.5 / 2.26 * np.array([[1, 0.01, 1, 0.25]] * 2))
+
+
+def test_the_swarm_hardly_moves_along_a_huge_expert() -> None:
+    def moves(norms: list[float]) -> np.ndarray:
+        swarm = ParticleSwarm(weight_randomness=False)
+        swarm.set_resources(SearchResources(norms=lambda: norms))
+        swarm.start(4, seed=0, groups=2)
+        first = swarm.ask()
+        swarm.tell(np.array([0.2, 0.0, 0.3, 0.1, 0.25]))
+        return np.abs(swarm.ask() - first)[:4].reshape(8, 4)
+
+    plain, found = moves([1.0, 1.0, 1.0, 1.0]), moves([1.0, 40.0, 1.0, 1.0])
+    assert found[:, 1].max() < 0.05 * plain[:, 1].max()
+    assert found[:, [0, 2, 3]] == pytest.approx(plain[:, [0, 2, 3]], rel=0.5)
 
 
 def test_dropout_leaves_other_coefficients_out_in_each_step() -> None:

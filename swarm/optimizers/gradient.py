@@ -177,6 +177,8 @@ class Descent:
     holdout: float = 0.2
     required: bool = False
 
+    step_scales = np.ones(1)
+
     def __post_init__(self) -> None:
         for name, (rule, advice) in NUMBERS.items():
             check_number(f"descent.{name}", getattr(self, name), rule, advice)

@@ -375,6 +375,8 @@ class ParticleSwarm(ParticleSwarmOptions):
             single[name] = None if position is None else position.tolist()
         if self.mutated.any():
             array["mutated"] = self.mutated.tolist()
+        if (self._damping < 1).any():
+            array["damping"] = self._damping.tolist()
         descent = {} if self.descent is None else {"descent": self.descent.state_dict()}
         return {"optimizer": self.NAME, **single, **array, **descent}
 
@@ -391,7 +393,10 @@ class ParticleSwarm(ParticleSwarmOptions):
             setattr(self, name, freeze_array(np.array(state[name], dtype=kind)))
         self._displacements = None
         self.mutated = np.array(state.get("mutated", np.zeros(len(self.evaluate))), dtype=bool)
+        # A search begun before damping continues without it.
+        self._damping = np.array(state.get("damping", np.ones(self.positions.shape[1])))
         if self.descent is not None:
+            self.descent.step_scales = self._damping[: self.positions.shape[1] // self.groups]
             self.descent.load_state_dict(state["descent"], self.groups, self.seed)
         for name in ("best_position", "worst_position"):
             position = state[name]

@@ -693,8 +693,14 @@ def test_the_swarm_hardly_moves_along_a_huge_expert() -> None:
         swarm.set_resources(SearchResources(norms=lambda: norms))
         swarm.start(4, seed=0, groups=2)
         first = swarm.ask()
-        swarm.tell(np.array([0.2, 0.0, 0.3, 0.1, 0.25]))
-        return np.abs(swarm.ask() - first)[:4].reshape(8, 4)
+        state = json.loads(json.dumps(swarm.state_dict()))
+        resumed = ParticleSwarm(weight_randomness=False)
+        resumed.load_state_dict(state)
+        for one in (swarm, resumed):
+            one.tell(np.array([0.2, 0.0, 0.3, 0.1, 0.25]))
+        last = swarm.ask()
+        assert (resumed.ask() == last).all()
+        return np.abs(last - first)[:4].reshape(8, 4)
 
     plain, found = moves([1.0, 1.0, 1.0, 1.0]), moves([1.0, 40.0, 1.0, 1.0])
     assert found[:, 1].max() < 0.05 * plain[:, 1].max()

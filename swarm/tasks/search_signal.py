@@ -88,7 +88,7 @@ class SearchSignalTask(ABC):
             return [_logprob_score(logprob) for logprob in likely]
         scores = [
             replace(self.score_completion(item, one), cut=is_cut(request, one))
-            for item, request, one in zip(items, requests, answered, strict=False)
+            for item, request, one in zip(items, requests, answered, strict=True)
         ]
         if self.signal == "accuracy":
             return scores

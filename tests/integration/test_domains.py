@@ -309,6 +309,14 @@ def test_answers_cut_at_the_limit_are_warned_of(
         assert words.endswith("task.max_new_tokens=28.")
 
 
+def test_a_missing_completion_is_an_error(tmp_path: Path) -> None:
+    task = ExactMatch("short", match(tmp_path, "short", ["72"] * 6, ["1"]).data.file)
+    run = task.run(task.items("dev"))
+    next(run)
+    with pytest.raises(ValueError, match="shorter"):
+        run.send([Completion("72")] * 5)
+
+
 def test_cut_answers_of_a_part_name_its_key(tmp_path: Path) -> None:
     part = ExactMatch("cut", match(tmp_path, "cut", ["72"] * 6, ["1"]).data.file)
     task = Mixture("both", {"sums": part})

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from io import UnsupportedOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -221,6 +222,8 @@ def discard_closed_stdout() -> bool:
         closed = any(event & select.POLLERR for _, event in poll.poll(0))
     except BrokenPipeError:
         closed = True
+    except (AttributeError, UnsupportedOperation):  # no output, or one without a descriptor
+        closed = False
     if closed:  # the interpreter flushes it again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return closed

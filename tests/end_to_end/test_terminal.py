@@ -1,6 +1,7 @@
 """What every command says of itself, how it ends, and what a shell completes."""
 
 import argparse
+import io
 import os
 import re
 import shlex
@@ -111,7 +112,9 @@ def test_a_reader_that_has_closed_the_output_ends_a_command_quietly(
     assert done.stderr == "" and done.returncode in (0, 1)
 
 
-def test_another_broken_pipe_is_an_error() -> None:
+@pytest.mark.parametrize("output", [sys.stdout, io.StringIO(), None])
+def test_another_broken_pipe_is_an_error(output: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", output)
     with pytest.raises(BrokenPipeError, match="of a worker"), one_line_errors():
         raise BrokenPipeError("of a worker")
 

@@ -281,24 +281,17 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         + ", ".join(f"{name} {steps}" for name, steps in STEPS.items())
         + ")",
     )
-    parser.add_argument(
-        "--tokens", type=int, default=default.tokens, help="tokens per step (default %(default)s)"
-    )
-    parser.add_argument(
-        "--rate", type=float, default=default.rate, help="learning rate (default %(default)s)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=default.seed,
-        help="random seed, the same for all experts of a pool (default %(default)s)",
-    )
-    parser.add_argument(
-        "--rank", type=int, default=default.rank, help="rank of the adapter (default %(default)s)"
-    )
-    parser.add_argument(
-        "--alpha", type=int, default=default.alpha, help="its alpha (default %(default)s)"
-    )
+    for key, meaning in (
+        ("tokens", "tokens per step"),
+        ("rate", "learning rate"),
+        ("seed", "random seed, the same for all experts of a pool"),
+        ("rank", "rank of the adapter"),
+        ("alpha", "its alpha"),
+    ):
+        usual = getattr(default, key)
+        parser.add_argument(
+            f"--{key}", type=type(usual), default=usual, help=f"{meaning} (default %(default)s)"
+        )
     parser.add_argument(
         "--targets",
         nargs="+",

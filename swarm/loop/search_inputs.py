@@ -24,6 +24,7 @@ from swarm.optimizers.base import (
     SupportsGradients,
     SupportsGroupHierarchy,
 )
+from swarm.optimizers.gradient import NORM_LIMIT
 from swarm.pool.pool import Pool
 from swarm.runs.run_folder import PRECISION_KEY
 from swarm.tasks.base import HasSources, Task, gold_answers_error, is_black_box
@@ -129,7 +130,14 @@ def start_optimizer(
         limit = budget.max_positions if budget.prompts else None
         optimizer.set_group_hierarchy(parents, limit)
     optimizer.start(experts, seed, len(pool.groups))
-    return as_gradient_optimizer(optimizer, missing), optimizer_notes(optimizer, missing, black_box)
+    notes = optimizer_notes(optimizer, missing, black_box)
+    if damped := getattr(getattr(optimizer, "inner_optimizer", optimizer), "damped_experts", []):
+        notes.append(
+            f"the updates of {', '.join(pool.names[k] for k in damped)} are more than "
+            f"{NORM_LIMIT:.0f} times as large as the pool's median: they count less in soups and "
+            "move less (python -m swarm.pool check; pool.experts leaves experts out)"
+        )
+    return as_gradient_optimizer(optimizer, missing), notes
 
 
 def fit_items(task: Task, tokenizer: Any, context: float, test: bool) -> list[str]:

@@ -36,6 +36,9 @@ MIN_RATE_FACTOR = 1 / 16
 
 BELOW_ONE: Rule = (float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
+NORM_LIMIT = 4.0
+"""Multiple of the median norm from which an expert counts less in soups and moves less."""
+
 ARRAYS = ("first", "second", "count", "rate_factor", "held_loss")
 
 NUMBERS: dict[str, tuple[Rule, str]] = {
@@ -50,6 +53,24 @@ NUMBERS: dict[str, tuple[Rule, str]] = {
     "holdout": (BELOW_ONE, "fraction of dev excluded from the gradient"),
     "required": (SWITCH, "true refuses tasks without gold answers"),
 }
+
+
+def damp_huge_updates(norms: Sequence[float]) -> np.ndarray:
+    """Return factors [K] of the experts' coefficients in soups and of all their moves.
+
+    They are 1 up to `NORM_LIMIT` times the median norm of all updates, and beyond it fall with the
+    square of the norm, as the curvature of the loss along a coefficient grows with it. Two experts
+    have no usual norm.
+
+    Args:
+        norms: Frobenius norm of each expert's update; 0 is no update.
+    """
+    values = np.array(norms, dtype=float)
+    positive = values[values > 0]
+    if len(positive) < 3:
+        return np.ones(len(values))
+    limit = NORM_LIMIT * np.median(positive)
+    return (limit / np.maximum(limit, values)) ** 2
 
 
 @lru_cache(maxsize=1024)

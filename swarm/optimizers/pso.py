@@ -31,7 +31,7 @@ from swarm.optimizers.base import (
     check_pool_size,
     check_saved_state,
 )
-from swarm.optimizers.gradient import Descent
+from swarm.optimizers.gradient import Descent, damp_huge_updates
 
 SOUP_COUNT: Rule = (int, lambda value: 0 <= value <= 5, "an integer from 0 to 5")
 
@@ -95,8 +95,7 @@ class ParticleSwarmOptions:
         drop_particle: Drop-N, the probability that a particle is not evaluated in an iteration.
         count_skipped: Skipped evaluations count as stale, for the swarm and the particle.
         soups: Number of particles after the experts that start as uniform soups, with coefficients
-            that sum to 1.5, 1, 2, .5 and 3; sums are free from then on. Experts with a huge update
-            count less (`NORM_LIMIT`). 0 is the paper.
+            that sum to 1.5, 1, 2, .5 and 3; sums are free from then on. 0 is the paper.
         starts: Further positions to start from, after the soups: K coefficients each, in the order
             of the pool's experts, the same in all groups. None is none.
         active: Number of particles that move and are evaluated, the best after the first iteration
@@ -197,9 +196,6 @@ SCALARS = (
 SOUP_SCALES = (1.5, 1.0, 2.0, 0.5, 3.0)
 """Sums of the coefficients of the uniform soups that a swarm starts with, the likeliest first."""
 
-NORM_LIMIT = 4.0
-"""Multiple of the median norm from which an expert counts less in soups and moves less."""
-
 ACTIVE_POSITIONS, MAX_ACTIVE = 25, 4
 """Positions in the budget per descending particle, and the maximum number of such particles.
 
@@ -258,7 +254,8 @@ class ParticleSwarm(ParticleSwarmOptions):
         self.seed, self.groups, self.iteration, self.has_utilities = int(seed), groups, 0, False
         self.current_step_length = float(self.step_length)
         self.swarm_stale = self.swarm_counted = 0
-        damping = self._damp_huge_experts(experts)
+        norms = self._offer.norms if self.soups or self.descent is not None else None
+        damping = np.ones(experts) if norms is None else damp_huge_updates(norms())
         self._damping = np.tile(damping, groups)
         x = self._starting_positions(experts, count, damping)
         if self.descent is not None:
@@ -393,7 +390,6 @@ class ParticleSwarm(ParticleSwarmOptions):
             setattr(self, name, freeze_array(np.array(state[name], dtype=kind)))
         self._displacements = None
         self.mutated = np.array(state.get("mutated", np.zeros(len(self.evaluate))), dtype=bool)
-        # A search begun before damping continues without it.
         self._damping = np.array(state.get("damping", np.ones(self.positions.shape[1])))
         if self.descent is not None:
             self.descent.step_scales = self._damping[: self.positions.shape[1] // self.groups]
@@ -451,28 +447,17 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Return the share of the swarm that moves per iteration: the unit of patience."""
         return 1.0
 
-    def _damp_huge_experts(self, experts: int) -> np.ndarray:
-        """Return the factors [K] of the experts' coefficients in soups and of all their moves.
-
-        They are 1 up to `NORM_LIMIT` times the median norm of all updates, and beyond it fall with
-        the square of the norm, as the curvature of the loss along a coefficient grows with it.
-        """
-        factors = np.ones(experts)
-        if self._offer.norms is not None and (self.soups or self.descent is not None):
-            norms = np.array(self._offer.norms())
-            if positive := sorted(norms[norms > 0]):
-                limit = NORM_LIMIT * positive[(len(positive) - 1) // 2]
-                factors = (limit / np.maximum(limit, norms)) ** 2
-        return factors
+    @property
+    def damped_experts(self) -> list[int]:
+        """Indices of the experts with a huge update, see `damp_huge_updates`; after `start`."""
+        return np.flatnonzero(self._damping[: len(self._damping) // self.groups] < 1).tolist()
 
     def _starting_positions(self, experts: int, count: int, damping: np.ndarray) -> np.ndarray:
         """Return [N, G x K]: the experts, uniform soups, `starts`, then crossover children."""
         crossover = self.crossover_maximum, self.crossover_parents
         rows = random_streams.initial_population(experts, count, self.seed, *crossover, self.groups)
         for row, scale in zip(rows[experts : experts + self.soups], SOUP_SCALES, strict=False):
-            row[:] = scale / experts
-            if (damping < 1).any():
-                row[:] = np.tile(scale * damping / damping.sum(), self.groups)
+            row[:] = np.tile(scale * damping / damping.sum(), self.groups)
         for row, start in zip(rows[experts + self.soups :], self.starts or [], strict=False):
             row[:] = np.tile(start, self.groups)
         return rows

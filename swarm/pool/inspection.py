@@ -20,6 +20,7 @@ Whether an adapter is used is decided by the functions that `swarm.pool.pool.Poo
 import json
 import math
 import shlex
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -373,8 +374,8 @@ def list_remarks(found: PoolInspection) -> list[str]:
     ]
     zero = [one.name for one in found.experts if one.norm is not None and math.isclose(one.norm, 0)]
     remarks += [f"zero: {name} changes nothing, as in an untrained adapter" for name in zero]
-    norms = sorted(one.norm for one in found.experts if one.norm)
-    median = norms[(len(norms) - 1) // 2] if norms else 0.0
+    norms = [one.norm for one in found.experts if one.norm]
+    median = statistics.median(norms) if len(norms) > 2 else math.inf
     return remarks + [
         f"huge: the update of {one.name} is {one.norm / median:.0f} times as large as the median; "
         "if it does not work alone either, leave it out by pool.experts"

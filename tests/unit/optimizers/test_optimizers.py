@@ -678,13 +678,13 @@ def test_a_huge_expert_counts_less_in_soups_and_steps() -> None:
 
     soup, steps = moved(None)
     assert (soup == 0.375).all() and (steps > 0).all()
-    # Up to four times the median nothing changes, to the bit; a norm of 0 does not count.
-    for usual in ([13.0, 20.0, 60.0, 25.0], [13.0, 0.0, 0.0, 0.0]):
+    # Up to four times the median nothing changes, to the bit; two updates have no usual norm.
+    for usual in ([13.0, 20.0, 60.0, 25.0], [13.0, 0.0, 0.0, 0.0], [0.3, 0.0, 0.0, 12.0]):
         found = moved(usual)
         assert (found[0] == soup).all() and (found[1] == steps).all()
-    found = moved([10.0, 400.0, 10.0, 80.0])
-    assert found[1] == pytest.approx(steps * [1, 0.01, 1, 0.25])
-    assert found[0] == pytest.approx(1.5 / 2.26 * np.array([[1, 0.01, 1, 0.25]] * 2))
+    found = moved([10.0, 400.0, 10.0, 80.0])  # the median is 45
+    assert found[1] == pytest.approx(steps * [1, 0.2025, 1, 1])
+    assert found[0] == pytest.approx(1.5 / 3.2025 * np.array([[1, 0.2025, 1, 1]] * 2))
 
 
 def test_the_swarm_hardly_moves_along_a_huge_expert() -> None:

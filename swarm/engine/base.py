@@ -3,7 +3,7 @@
 Also the choice of the plan by which an engine answers several positions.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from swarm.engine.base_model import BaseModel
-from swarm.models.base import Completion, Example, Request
+from swarm.errors import NotFinite
+from swarm.models.base import Completion, Example, Request, prompt_text
+from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
     from swarm.engine.gradient import Gradient
@@ -71,6 +73,58 @@ class ExpertPool(Protocol):
     ) -> None:
         """Write the artifact of a position [K], and a swarm.json describing it, with `extra`."""
         ...
+
+
+Answer = Callable[[np.ndarray, Sequence[Sequence[Request]]], list[list[Completion]]]
+"""Answers each of the positions' [P, D] own list of requests; see `Engine.generate`."""
+
+
+def answer_by_route(
+    router: PromptRouter,
+    answer: Answer,
+    positions: np.ndarray,
+    requests: Sequence[Sequence[Request]],
+) -> list[list[Completion]]:
+    """Answer each request with the coefficients of its route.
+
+    Args:
+        answer: Answers at positions [P', D] of one route each.
+        positions: [P, R * D], for R routes.
+    """
+    parts = [
+        (number, part, indices)
+        for number, (position, row) in enumerate(zip(positions, requests, strict=True))
+        for part, indices in split_position(router, position, row)
+    ]
+    if not parts:
+        return [[] for _ in requests]
+    try:
+        answers = answer(
+            np.array([part for _, part, _ in parts]),
+            [[requests[number][i] for i in indices] for number, _, indices in parts],
+        )
+    except NotFinite as error:
+        raise NotFinite(parts[error.position][0], error.quantity) from None
+    found: list[dict[int, Completion]] = [{} for _ in requests]
+    for (number, _, indices), completions in zip(parts, answers, strict=True):
+        found[number].update(zip(indices, completions, strict=True))
+    return [[mine[i] for i in range(len(mine))] for mine in found]
+
+
+def split_position(
+    router: PromptRouter, position: np.ndarray, requests: Sequence[Request]
+) -> list[tuple[np.ndarray, list[int]]]:
+    """Return the coefficients [D] of each route that has requests, and their indices.
+
+    Routes with equal coefficients are one, as for a position that does not use the routes.
+    """
+    rows = position.reshape(len(router.names), -1)
+    if (rows == rows[0]).all():
+        return [(rows[0], list(range(len(requests))))] if requests else []
+    found: dict[bytes, tuple[np.ndarray, list[int]]] = {}
+    for route, indices in router.split([prompt_text(one.prompt) for one in requests]).items():
+        found.setdefault(rows[route].tobytes(), (rows[route], []))[1].extend(indices)
+    return [(row, sorted(indices)) for row, indices in found.values()]
 
 
 class Engine(Protocol):

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from swarm.engine.batched_lora import BatchedLoraLinear, BFloat16Linear
-from swarm.engine.decode import can_share_prefix
+from swarm.engine.decode import cache_argument, can_share_prefix
 
 ARCHITECTURES = ("LlamaModel", "MistralModel", "Qwen2Model")
 """Classes of transformers with the same forward, as long as attention is full in all layers."""
@@ -175,6 +175,7 @@ class CpuForward:
 
     def __init__(self, model: Any, packed: bool) -> None:
         self.decoder, self.head = model.base_model, model.get_output_embeddings()
+        (self._cache_keyword,) = cache_argument(self.decoder, None)
         self._decode_original, self._head_original = self.decoder.forward, self.head.forward
         self._packed: dict[nn.Linear, torch.Tensor] | None = {} if packed else None
 
@@ -192,7 +193,6 @@ class CpuForward:
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
         use_cache: bool | None = None,
         **options: Any,
     ) -> Any:
@@ -201,13 +201,14 @@ class CpuForward:
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         particles = self._count_particles()
+        cache = options.pop(self._cache_keyword, None)
         supported = (
             torch.is_inference_mode_enabled()
             and input_ids is not None
             and position_ids is not None
             and particles is not None
             and (attention_mask is None or attention_mask.dim() == 2)
-            and (past_key_values is None or type(past_key_values) is DynamicCache)
+            and (cache is None or type(cache) is DynamicCache)
             and not any(option is not None for option in options.values())
         )
         if not supported:
@@ -215,12 +216,11 @@ class CpuForward:
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
-                past_key_values=past_key_values,
                 use_cache=use_cache,
+                **{self._cache_keyword: cache},
                 **options,
             )
         assert input_ids is not None and position_ids is not None and particles is not None
-        cache = past_key_values
         if cache is None and use_cache:
             cache = DynamicCache(config=self.decoder.config)
         past = 0 if cache is None else cache.get_seq_length()
@@ -235,7 +235,7 @@ class CpuForward:
             padded = states.new_zeros(rows * columns, states.shape[1])
             states = padded.index_copy_(0, layout.index, states)
         return BaseModelOutputWithPast(
-            last_hidden_state=states.view(rows, columns, -1), past_key_values=cache
+            last_hidden_state=states.view(rows, columns, -1), **{self._cache_keyword: cache}
         )
 
     def _count_particles(self) -> int | None:

@@ -8,11 +8,14 @@ tokens are nearly equal after the noise, about as rarely as the argmax does.
 
 import copy
 import hashlib
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 
 from swarm.errors import NotFinite, UserError
@@ -226,7 +229,7 @@ def read_prefix(model: Any, prefix: list[int], particles: int) -> Any:
     ids = torch.tensor([prefix] * particles, device=model.device)
     positions = torch.arange(len(prefix), device=model.device).expand(particles, -1)
     out = model(input_ids=ids, position_ids=positions, use_cache=True, logits_to_keep=1)
-    return out.past_key_values
+    return output_cache(out)
 
 
 def read_prompts(
@@ -244,11 +247,30 @@ def read_prompts(
         input_ids=ids,
         attention_mask=mask,
         position_ids=positions,
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **cache_argument(model, cache),
     )
-    return DecodingBatch(out.past_key_values, mask, positions[:, -1:], out.logits[:, -1].float())
+    return DecodingBatch(output_cache(out), mask, positions[:, -1:], out.logits[:, -1].float())
+
+
+def cache_argument(model: Any, cache: Any) -> dict[str, Any]:
+    """Return the keyword argument of a model's key-value cache.
+
+    transformers names it `cache` since 5.24, and `past_key_values` before.
+    """
+    return {_cache_keyword(cast(Hashable, type(model))): cache}
+
+
+@lru_cache(maxsize=64)
+def _cache_keyword(kind: Any) -> str:
+    taken = inspect.signature(getattr(kind, "forward", kind.__call__)).parameters
+    return "cache" if "cache" in taken else "past_key_values"
+
+
+def output_cache(out: Any) -> Any:
+    """Return the key-value cache of a model's output; see `cache_argument`."""
+    return out.cache if hasattr(out, "cache") else out.past_key_values
 
 
 def can_share_prefix(model: Any) -> bool:
@@ -266,11 +288,11 @@ def decode_step(model: Any, batch: DecodingBatch, tokens: torch.Tensor) -> None:
         input_ids=tokens[:, None],
         attention_mask=batch.mask,
         position_ids=batch.position,
-        past_key_values=batch.cache,
         use_cache=True,
         logits_to_keep=1,
+        **cache_argument(model, batch.cache),
     )
-    batch.cache = out.past_key_values
+    batch.cache = output_cache(out)
     batch.logits = out.logits[:, -1].float()
 
 
@@ -462,8 +484,8 @@ def _score_after_prompt(
             input_ids=ids,
             attention_mask=mask,
             position_ids=columns,
-            past_key_values=cache,
             use_cache=True,
+            **cache_argument(model, cache),
         )
         tally.add(out.logits, _slice_columns(tokens, start + 1, end + 1, -1))
     return tally.to_scores()
@@ -535,3 +557,20 @@ def _score_full_sequences(
 def _slice_columns(tokens: Sequence[TokenIds], start: int, end: int, fill: int) -> list[list[int]]:
     """Return the same columns of all rows, filled up where a row has ended."""
     return [[*row[start:end], *[fill] * (end - max(start, min(end, len(row))))] for row in tokens]
+
+
+@torch.inference_mode()
+def embed_rows(model: Any, rows: Sequence[TokenIds], pad: int) -> np.ndarray:
+    """Return the normalized mean of the last hidden states of each row's tokens, [R, D]."""
+    longest, device = max(map(len, rows)), model.device
+    # Padded on the right: a causal model's real tokens do not see what follows them.
+    ids = [[*row, *[pad] * (longest - len(row))] for row in rows]
+    real = torch.tensor(
+        [[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device
+    )
+    states = model.base_model(
+        input_ids=torch.tensor(ids, device=device), attention_mask=real, use_cache=False
+    ).last_hidden_state.float()
+    means = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+    vectors: np.ndarray = torch.nn.functional.normalize(means, dim=1).cpu().numpy()
+    return vectors

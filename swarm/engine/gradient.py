@@ -18,7 +18,8 @@ import torch
 
 from swarm.engine.decode import can_share_prefix
 from swarm.errors import NotFinite
-from swarm.models.base import Example
+from swarm.models.base import Example, prompt_text
+from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
     from swarm.engine.batched_lora import BatchedLoraModel
@@ -44,18 +45,20 @@ class Gradient:
         return Gradient(self.loss / count, self.slope / count)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenizedExample:
     """An example as token ids.
 
     Attributes:
         prompt: Token ids of the prompt.
         choices: The token ids of each choice, at least one each.
+        route: Row of the position whose coefficients answer it.
     """
 
     prompt: list[int]
     choices: list[list[int]]
     example: Example
+    route: int = 0
 
     def rows(self, packed: bool) -> list[list[tuple[int, ...]]]:
         """Return the rows that are read: each a list of what follows the prompt, mostly one.
@@ -71,6 +74,16 @@ class TokenizedExample:
         return len(self.prompt) + max(sum(map(len, tails)) for tails in self.rows(packed))
 
 
+def assign_routes(rows: Sequence[TokenizedExample], router: PromptRouter | None) -> int:
+    """Set the route of each example; return the number of routes, 1 without a router."""
+    if router is None:
+        return 1
+    routes = router.assign([prompt_text(row.example.prompt) for row in rows]).tolist()
+    for row, route in zip(rows, routes, strict=True):
+        row.route = route
+    return len(router.names)
+
+
 class ExampleBatch:
     """Examples as one batch of rows, padded on the left.
 
@@ -80,12 +93,14 @@ class ExampleBatch:
 
     Attributes:
         width: Number of last positions that contain all those that predict answers.
+        routes: Route of each row.
     """
 
     def __init__(
         self, examples: Sequence[TokenizedExample], pad: int, packed: bool = False
     ) -> None:
         rows: dict[tuple[tuple[int, ...], ...], int] = {}
+        routes: list[int] = []
         self.examples = [one.example for one in examples]
         self.sizes = [len(one.choices) for one in examples]
         self.lengths: list[int] = []
@@ -95,6 +110,8 @@ class ExampleBatch:
             places: dict[tuple[int, ...], list[tuple[int, int]]] = {}
             for tails in one.rows(packed):
                 row = rows.setdefault((tuple(one.prompt), *tails), len(rows))
+                # A route depends on the prompt alone, so equal rows have equal routes.
+                routes += [one.route] * (row == len(routes))
                 total = left = sum(map(len, tails))
                 for tail in tails:
                     places[tail] = [(row, total), *((row, left - 1 - i) for i in range(len(tail)))]
@@ -106,7 +123,7 @@ class ExampleBatch:
         self.row, backs, self.token, self.choice = zip(*targets, strict=True)
         self.width = max(backs) + 1
         self.place = [self.width - 1 - back for back in backs]
-        self.rows, self.pad = list(rows), pad
+        self.rows, self.routes, self.pad = list(rows), routes, pad
 
     def compute_logits(self, model: Any) -> torch.Tensor:
         """Return the logits [R, width, vocabulary] of the rows' last positions."""
@@ -220,10 +237,11 @@ def compute_loss_and_gradient(
     slope: bool = True,
     checkpointing: bool = False,
 ) -> Gradient:
-    """Return loss and derivative at a position [G * K].
+    """Return loss and derivative at a position, flattened [R * G * K].
 
     Args:
         model: A causal language model of transformers with the layers of `stack`.
+        position: [R, G * K], coefficients of each route.
         slope: Whether to compute the derivative.
         checkpointing: Recompute each layer's activations in the backward pass.
 
@@ -232,15 +250,13 @@ def compute_loss_and_gradient(
         NotFinite: Mixed weights, or the loss, are not finite. A nonfinite derivative, as where
             float16 overflows in the backward pass alone, is left to the caller.
     """
-    leaf = torch.tensor(
-        position[None], dtype=torch.float32, device=model.device, requires_grad=slope
-    )
-    total = Gradient(0.0, np.zeros(len(position)))
+    leaf = torch.tensor(position, dtype=torch.float32, device=model.device, requires_grad=slope)
+    total = Gradient(0.0, np.zeros(position.size))
     try:
         with torch.set_grad_enabled(slope), checkpoint_activations(model, checkpointing and slope):
             for batch in batches:
                 # Attach again for each batch: a backward pass frees the graph of the coefficients.
-                stack.attach_positions(leaf)
+                stack.attach_positions(leaf if len(leaf) == 1 else leaf[batch.routes])
                 loss = batch.compute_loss(model)
                 if not math.isfinite(value := loss.item()):
                     raise NotFinite(
@@ -248,12 +264,12 @@ def compute_loss_and_gradient(
                     )
                 if slope:
                     loss.backward()
-                total += Gradient(value, np.zeros(len(position)))
+                total += Gradient(value, np.zeros(position.size))
     finally:
         stack.clear_positions()
     if leaf.grad is None:
         return total
-    return Gradient(total.loss, leaf.grad[0].double().cpu().numpy())
+    return Gradient(total.loss, leaf.grad.flatten().double().cpu().numpy())
 
 
 def batch_examples(

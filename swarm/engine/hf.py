@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from swarm.engine.base import ExpertPool, available_memory_bytes, choose_plan, profile_device
+from swarm.engine.base import (
+    ExpertPool,
+    answer_by_route,
+    available_memory_bytes,
+    choose_plan,
+    profile_device,
+)
 from swarm.engine.base_model import BaseModel, has_bfloat16_instructions, validate_device
 from swarm.engine.tokenization import (
     TokenCache,
@@ -31,6 +37,7 @@ from swarm.engine.tokenization import (
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Embedding, Example, Message, Request
 from swarm.pool.pool import Pool
+from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
     from swarm.engine.batched_lora import Factors, ProductChooser
@@ -67,12 +74,14 @@ class HFEngine:
         precision: See `swarm.engine.base.SupportsPrecision`.
 
     Attributes:
+        router: Routes prompts to the parts of positions [R * G * K]; `None` for positions [G * K].
         continuous: Whether texts are decoded in slots (`swarm.engine.slots`) where the model allows
             it; `None` does so on a GPU. For tests and benchmarks.
         products: The choice of products with static factors; `None` measures them on a GPU and uses
             the default elsewhere. For tests and benchmarks.
     """
 
+    router: PromptRouter | None = None
     continuous: bool | None = None
     products: "ProductChooser | None" = None
     _decoder: "SlotDecoder | None" = None
@@ -133,6 +142,7 @@ class HFEngine:
     def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """See `swarm.engine.base.Engine`."""
         pool = as_adapter_pool(pool)
+        self.router = pool.router
         basis = {name: pool.expert_factors(name) for name in pool.modules}
         self.load_base(base, device, basis, pool.folder)
 
@@ -222,6 +232,13 @@ class HFEngine:
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
         """See `swarm.engine.base.Engine`."""
+        if self.router is None:
+            return self._generate(positions, requests)
+        return answer_by_route(self.router, self._generate, positions, requests)
+
+    def _generate(
+        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
+    ) -> list[list[Completion]]:
         import torch
 
         plan = self._choose_plan(requests)
@@ -247,12 +264,14 @@ class HFEngine:
         import torch
 
         from swarm.engine.gradient import (
+            assign_routes,
             batch_examples,
             can_pack_choices,
             compute_loss_and_gradient,
         )
 
         rows = [self._tokenize_example(one) for one in examples]
+        position = position.reshape(assign_routes(rows, self.router), -1)
         if self._packs_choices is None and any(len(one.rows(packed=False)) > 1 for one in rows):
             self._stack.clear_positions()
             self._packs_choices = can_pack_choices(self._model)
@@ -293,6 +312,8 @@ class HFEngine:
         """
         import torch
 
+        from swarm.engine.decode import embed_rows
+
         rows = [self._prompt_ids(text) for text in texts]
         for number, row in enumerate(rows):
             if len(row) > self._context:
@@ -308,7 +329,9 @@ class HFEngine:
             longest = len(rows[waiting[0]])
             chosen = waiting[: max(1, self._budget // longest)]
             try:
-                vectors = self._embed_batch([rows[i] for i in chosen])
+                vectors = embed_rows(
+                    self._model, [rows[i] for i in chosen], self._tokenizer.pad_token_id
+                )
             except torch.OutOfMemoryError:
                 self._reduce_batch(len(chosen), longest)
                 continue
@@ -318,24 +341,6 @@ class HFEngine:
                 found[i] = Embedding(vector, len(rows[i]))
             waiting = waiting[len(chosen) :]
         return [found[i] for i in range(len(rows))]
-
-    def _embed_batch(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return one vector per row of token ids, shape [N, D]."""
-        import torch
-
-        longest, device = max(map(len, rows)), self._model.device
-        # Padded on the right: a causal model's real tokens do not see what follows them.
-        ids = [[*row, *[self._tokenizer.pad_token_id] * (longest - len(row))] for row in rows]
-        real = torch.tensor(
-            [[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device
-        )
-        with torch.inference_mode():
-            states = self._model.base_model(
-                input_ids=torch.tensor(ids, device=device), attention_mask=real, use_cache=False
-            ).last_hidden_state.float()
-            means = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
-            vectors: np.ndarray = torch.nn.functional.normalize(means, dim=1).cpu().numpy()
-        return vectors
 
     def _tokenize_example(self, one: Example) -> "TokenizedExample":
         from swarm.engine.gradient import TokenizedExample

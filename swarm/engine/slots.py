@@ -26,6 +26,7 @@ from swarm.engine.decode import (
     MINIMUM_PREFIX,
     DecodingBatch,
     DecodingRow,
+    cache_argument,
     can_share_prefix,
     copy_cache,
     find_nonfinite_row,
@@ -464,9 +465,9 @@ class SlotDecoder:
                 input_ids=self._tokens[:width, None],
                 attention_mask=(self._columns[:length] <= positions[:, None])[:, None, None],
                 position_ids=positions[:, None],
-                past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **cache_argument(self._model, self._cache),
             )
             .logits[:, -1]
             .float()

@@ -24,9 +24,9 @@ from swarm.evaluation.logit_ensemble import (
 )
 from swarm.executors.worker import run_tasks_lockstep
 from swarm.loop.evaluator import records_to_scores
-from swarm.models.base import Request
+from swarm.models.base import Request, prompt_text
 from swarm.runs.run_reader import RunFolder
-from swarm.tasks.base import Item, Score, Task, metric_task
+from swarm.tasks.base import Item, Score, Task, first_prompts, metric_task
 
 WORD_PATTERN = re.compile(r"\w+")
 
@@ -64,13 +64,6 @@ class TfidfSimilarity:
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         scaled: np.ndarray = vectors / np.where(lengths == 0, 1, lengths)
         return scaled
-
-
-def prompt_text(request: Request) -> str:
-    """Return a request's prompt without the roles of its turns."""
-    if isinstance(request.prompt, str):
-        return request.prompt
-    return "\n".join(turn.content for turn in request.prompt)
 
 
 def _count_words(text: str) -> Counter[str]:
@@ -204,7 +197,7 @@ class RoutingCandidate(TokenEnsembleCandidate):
     def fit_dev_answers(self, task: Task, start: InitialAnswers) -> None:
         """Set the dev prompts and the value of each member's answers to them."""
         self._start = start
-        self._texts = [first_prompt(task, item) for item in start.items]
+        self._texts = ["\n".join(prompts) for prompts in first_prompts(task, start.items)]
         self._similarity = TfidfSimilarity(self._texts)
         self._values = np.array([[s.value for s in mine] for mine in start.scores]).T
 
@@ -218,7 +211,7 @@ class RoutingCandidate(TokenEnsembleCandidate):
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
         """See `TokenEnsembleCandidate.compute_weights`."""
         assert self._start, "call fit_dev_answers first, or set candidate.run"
-        texts = [prompt_text(request) for request in requests]
+        texts = [prompt_text(request.prompt) for request in requests]
         # A later round's prompt begins with the first round's, so equality would not exclude the
         # item itself.
         others = np.array([[not text.startswith(dev) for dev in self._texts] for text in texts])
@@ -253,11 +246,3 @@ def top_weights(claims: np.ndarray, top: int, temperature: float) -> np.ndarray:
     kept = claims / temperature
     np.put_along_axis(kept, order, -np.inf, axis=1)
     return softmax_rows(kept)
-
-
-def first_prompt(task: Task, item: Item) -> str:
-    """Return a task's first-round prompts about one item, as one text."""
-    game = task.run([item])
-    requests = next(game)
-    game.close()
-    return "\n".join(map(prompt_text, requests))

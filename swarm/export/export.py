@@ -21,6 +21,7 @@ from swarm.export import gguf_writer, source
 from swarm.export.model_card import ModelCard, collect_input_licences, find_licence
 from swarm.pool.adapter import (
     CONFIG_FILE,
+    ROUTER_FILE,
     VLLM_RANKS,
     WEIGHTS_FILE,
     Adapter,
@@ -143,7 +144,7 @@ class Export:
 
     Args:
         given: A run folder, or an adapter's.
-        to, format, particle, dtype, base, push_to_hub, private, point, quantize: See
+        to, format, particle, dtype, base, push_to_hub, private, point, quantize, route: See
             conf/export.yaml.
 
     Raises:
@@ -162,6 +163,7 @@ class Export:
         private: bool = True,
         point: int | None = None,
         quantize: str | None = None,
+        route: str | None = None,
     ) -> None:
         if to is None or not str(to).strip():
             raise UserError("to is missing: give the folder to write, e.g. to=exported/first")
@@ -179,7 +181,13 @@ class Export:
         self.to, self.format, self.private = as_path(str(to)), format, private
         self.merged, self.quantize = format in ("merged", "gguf"), quantize
         self.repository = push_to_hub
-        self.source = source.read_source(given, particle, point)
+        self.source = source.read_source(given, particle, point).choose_route(route)
+        if self.source.routes and format != "peft":
+            raise UserError(
+                f"format={format}: {self.source.folder} has an adapter for each of "
+                f"{len(self.source.routes)} kinds of prompts; use format=peft, or export one with "
+                f"route=NAME: {', '.join(self.source.routes)}"
+            )
         if self.source.is_full_model and (dtype or not self.merged):
             raise UserError(
                 f"{self.source.folder} is a full model: export it with format=merged, which "
@@ -236,11 +244,16 @@ class Export:
             base, adapter = self._base_model, read_adapter(self.source.folder)
             return lambda folder: write_merged(base, adapter, self.dtype or "", folder)
 
-        def copy_adapter(folder: Path) -> None:
-            for name in (CONFIG_FILE, WEIGHTS_FILE):
-                shutil.copyfile(self.source.folder / name, folder / name)
+        return self._copy_adapters
 
-        return copy_adapter
+    def _copy_adapters(self, folder: Path) -> None:
+        if self.source.routes:
+            shutil.copyfile(self.source.folder / ROUTER_FILE, folder / ROUTER_FILE)
+        for adapter in self.source.adapter_folders:
+            target = folder / adapter.relative_to(self.source.folder)
+            target.mkdir(exist_ok=True)
+            for name in (CONFIG_FILE, WEIGHTS_FILE):
+                shutil.copyfile(adapter / name, target / name)
 
     @cached_property
     def _base_model(self) -> BaseModel:
@@ -322,16 +335,17 @@ class Export:
         if self.merged:
             return f"vllm serve {name}"
         # vLLM accepts only certain values of --max-lora-rank.
-        rank = max(shape[2] for shape in read_adapter(self.source.folder).shapes.values())
+        rank = max(self.source.ranks())
         max_rank = next((size for size in VLLM_RANKS if size >= rank), None)
         if max_rank is None:
             return (
                 f"(vLLM serves adapters up to rank {VLLM_RANKS[-1]}, not {rank}: export it merged)"
             )
         label = Path(name).name
+        modules = " ".join(f"{one}={name}/{one}" for one in self.source.routes)
         return (
             f"vllm serve {self.source.base_name or 'BASE'} --enable-lora "
-            f"--max-lora-rank {max_rank} --lora-modules {label}={name}"
+            f"--max-lora-rank {max_rank} --lora-modules {modules or f'{label}={name}'}"
         )
 
 
@@ -342,5 +356,5 @@ def is_export(note: dict[str, Any]) -> bool:
 
 def format_size(folder: Path) -> str:
     """Return the total size of the files."""
-    total = sum(path.stat().st_size for path in folder.iterdir())
+    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return f"{total / 1e6:.3g} MB"

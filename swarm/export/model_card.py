@@ -24,12 +24,14 @@ from swarm.export.gguf_writer import QUANTIZATIONS
 from swarm.export.source import CONFIG_DIR_OPTION, ExportSource, read_source
 from swarm.finetune.run import domain_lines, format_metrics, scores_table
 from swarm.finetune.trainer import FRESH_LABEL
+from swarm.pool.adapter import ROUTER_FILE
 from swarm.pool.synthetic_rows import EliteExperts
 from swarm.runs.describe import (
     compare_with_baselines,
     conclude_test,
     describe_position,
     list_caveats,
+    mean_by_route,
 )
 
 UNQUOTED_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_/.][\w/.@-]*", re.IGNORECASE)
@@ -292,6 +294,13 @@ def _licence_from_file(folder: Path) -> str:
 
 PAPER_LINK = "[Model Swarms](https://arxiv.org/abs/2410.11163)"
 
+ROUTES_NOTE = (
+    "Prompts of different kinds have adapters of their own, each in the folder of its name; "
+    f"`{ROUTER_FILE}` assigns a prompt to one by the words of its template. "
+    "`python -m swarm.serve` does so for each request; elsewhere, choose the adapter of a request "
+    "by its kind. The table has the mean over the adapted modules."
+)
+
 SPACE_NOTES = {
     "factor": "A and B of the adapters were mixed separately (the factor space of the paper).",
     "delta": "The products B A of the adapters were mixed (the delta space).",
@@ -382,7 +391,10 @@ class ModelCard:
         if "coefficients" not in note:
             return ""
         names, groups = note["experts"], note.get("groups", ["all"])
+        described = describe_position(names, note["coefficients"], groups)
         rows = np.reshape(note["coefficients"], (len(groups), len(names)))
+        if self.source.routes:
+            groups, rows = mean_by_route(groups, note["coefficients"])
         heads = ["expert", "coefficient"] if len(groups) == 1 else ["expert", *groups]
         cells = [[name, *(f"{c:.4f}" for c in rows[:, i])] for i, name in enumerate(names)]
         if len(groups) > len(names):
@@ -391,8 +403,9 @@ class ModelCard:
                 [name, *(f"{c:.4f}" for c in row)] for name, row in zip(groups, rows, strict=True)
             ]
         parts = [
-            f"{describe_position(names, note['coefficients'], groups)}.",
+            f"{described}.",
             "\n".join(format_table(heads, cells)),
+            ROUTES_NOTE * bool(self.source.routes),
             SPACE_NOTES.get(note.get("space", ""), ""),
         ]
         if error := note.get("reconstruction_error"):

@@ -1,7 +1,7 @@
 """Source of an export: a result of a search, a fine-tuned adapter, or any adapter."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ from swarm._util.secrets import clean_words, read_config
 from swarm._util.terminal import pluralize
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
-from swarm.pool.adapter import CONFIG_FILE, read_adapter, read_note
+from swarm.pool.adapter import CONFIG_FILE, read_adapter, read_note, read_routed_adapter
+from swarm.runs.describe import ROUTE_SEPARATOR, group_by_route
 from swarm.runs.manifest import read_state, verify_run_file
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_folder import COMMAND_FILE, load_command
@@ -35,6 +36,8 @@ class ExportSource:
         kind: "search", "finetune" or "folder".
         particle: Index of a search's particle; `None` is the best found.
         point: Index of a point of a search's front; `None` is the best found.
+        routes: Names of the routes, if the folder has an adapter for each kind of prompt.
+        route: Name of the only route that is exported; `None` is all.
         note: Content of its swarm.json.
         config: Configuration of the run; empty if there is none.
         state: State of the run; empty if there is none.
@@ -46,6 +49,8 @@ class ExportSource:
     kind: str = "folder"
     particle: int | None = None
     point: int | None = None
+    routes: tuple[str, ...] = ()
+    route: str | None = None
     note: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
@@ -54,12 +59,48 @@ class ExportSource:
     @property
     def is_full_model(self) -> bool:
         """True if the source is a complete model instead of an adapter."""
-        return not (self.folder / CONFIG_FILE).is_file()
+        return not self.routes and not (self.folder / CONFIG_FILE).is_file()
+
+    @property
+    def adapter_folders(self) -> list[Path]:
+        """Folders of the adapters: one, or one for each route."""
+        return [self.folder / name for name in self.routes] or [self.folder]
+
+    def choose_route(self, name: str | None) -> "ExportSource":
+        """Return the source with the adapter of one route alone; `None` keeps all.
+
+        Raises:
+            UserError: There is no such route.
+        """
+        if name is None:
+            return self
+        if name not in self.routes:
+            names = ", ".join(self.routes) or "none: it is one adapter, omit route"
+            raise UserError(f"route={name}: {self.folder} has these routes: {names}")
+        groups, count = self.note.get("groups", []), len(self.note.get("experts", []))
+        mine = group_by_route(groups)[name]
+        note = {
+            **self.note,
+            "groups": [groups[index].partition(ROUTE_SEPARATOR)[2] for index in mine],
+            "coefficients": [
+                one
+                for index in mine
+                for one in self.note["coefficients"][index * count : (index + 1) * count]
+            ],
+        }
+        return replace(
+            self,
+            folder=self.folder / name,
+            routes=(),
+            note=note,
+            name=f"{self.name} ({name})",
+            route=name,
+        )
 
     @property
     def metrics(self) -> dict[str, Any]:
         """Metrics of the run if they apply to the exported result; otherwise empty."""
-        best = self.particle is None and self.point is None
+        best = self.particle is None and self.point is None and self.route is None
         return (self.state.get("metrics") or {}) if best else {}
 
     @property
@@ -121,12 +162,17 @@ class ExportSource:
         error = self.note.get("reconstruction_error", {}).get("overall", 0.0)
         if self.is_full_model or error <= MAX_FLOAT_ERROR:
             return None
-        return max(rank for _, _, rank in read_adapter(self.folder).shapes.values())
+        return max(self.ranks())
+
+    def ranks(self) -> list[int]:
+        """Return the ranks of all modules of all adapters."""
+        adapters = map(read_adapter, self.adapter_folders)
+        return [rank for adapter in adapters for _, _, rank in adapter.shapes.values()]
 
     @property
     def base_name(self) -> str | None:
         """Public name of the base model; `None` if neither adapter nor configuration has one."""
-        named = None if self.is_full_model else read_adapter(self.folder).base_model
+        named = None if self.is_full_model else read_adapter(self.adapter_folders[0]).base_model
         model = self.config.get("model", {})
         return named or model.get("name") or model.get("path")
 
@@ -195,14 +241,18 @@ def read_source(given: str, particle: int | None = None, point: int | None = Non
         config, folder = read_config(state.get("config") or {}), path / "tuned"
         for file in (path / "tuning.json", folder):
             verify_run_file(file)
-    if not (folder / CONFIG_FILE).is_file() and not _is_model(folder):
+    routed = read_routed_adapter(folder)
+    if not routed and not (folder / CONFIG_FILE).is_file() and not _is_model(folder):
         raise UserError(
             f"{folder} contains neither an adapter nor a model in safetensors; give the folder "
             "of an adapter, or of a run with at least one iteration"
         )
     note = read_note(folder)
     name = path.resolve().name
-    return ExportSource(name, folder, kind, particle, point, note, config, state, arguments)
+    routes = routed[0].names if routed else ()
+    return ExportSource(
+        name, folder, kind, particle, point, routes, None, note, config, state, arguments
+    )
 
 
 def _read_arguments(path: Path) -> list[str]:

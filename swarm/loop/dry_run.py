@@ -17,7 +17,7 @@ from swarm.errors import UserError
 from swarm.loop import cost_model as cost
 from swarm.loop.cost_model import DeviceSpec, ModelShape, SearchWorkload, read_model_shape
 from swarm.loop.evaluator import AGREEMENT
-from swarm.loop.final_metrics import FINALIST_COUNT
+from swarm.loop.final_evaluation import FINALIST_COUNT
 from swarm.loop.prompt_stats import PromptStats, count_judged_texts, count_prompt_tokens
 from swarm.loop.reporter import buffer_log, describe_descent
 from swarm.loop.run import Run

@@ -377,14 +377,26 @@ def records_to_scores(rows: Sequence[dict[str, Any]]) -> list[Score]:
 
 
 class EvaluatedPositions:
-    """Index of evaluated positions: where each was first fully scored, as (iteration, particle)."""
+    """Index of evaluated positions: where each was first fully scored, as (iteration, particle).
 
-    def __init__(self, record: RunRecord) -> None:
-        self._record = record
-        self._places: dict[str, ParticleIndex] = {}
+    A routed position is known if the coefficients of each route are: an answer depends on those of
+    its route alone.
+
+    Args:
+        item_routes: Route of each searched dev item; `None` without routes.
+    """
+
+    def __init__(self, record: RunRecord, item_routes: np.ndarray | None = None) -> None:
+        self._record, self._item_routes = record, item_routes
+        self._routes = 1 if item_routes is None else int(item_routes.max()) + 1
+        self._places: dict[tuple[int, str], ParticleIndex] = {}
 
     def __contains__(self, position: Sequence[float] | np.ndarray) -> bool:
-        return position_key(position) in self._places
+        return all(key in self._places for key in self._keys(position))
+
+    def _keys(self, position: Sequence[float] | np.ndarray) -> list[tuple[int, str]]:
+        rows = np.reshape(np.asarray(position, dtype=float), (self._routes, -1))
+        return [(route, position_key(row.tolist())) for route, row in enumerate(rows)]
 
     def add_iteration(
         self,
@@ -395,18 +407,43 @@ class EvaluatedPositions:
         """Add an iteration of the record."""
         for i, (row, utility) in enumerate(zip(positions, utilities, strict=True)):
             if utility is not None:
-                self._places.setdefault(position_key(row), (number, i))
+                for key in self._keys(row):
+                    self._places.setdefault(key, (number, i))
 
     def fill_known_scores(
         self, scores: dict[int, dict[int, Score]], positions: np.ndarray, wanted: Sequence[int]
     ) -> None:
         """Add the stored scores of already evaluated positions to the new scores."""
         for i in wanted:
-            if i not in scores:
-                rows = self._record.load_iteration_answers(
-                    *self._places[position_key(positions[i])]
-                )
-                scores[i] = dict(enumerate(records_to_scores(rows)))
+            if i in scores:
+                continue
+            mine: dict[int, Score] = {}
+            for route, key in self._keys(positions[i]):
+                rows = self._record.load_iteration_answers(*self._places[route, key])
+                routes = self._item_routes
+                mine |= {
+                    index: score
+                    for index, score in enumerate(records_to_scores(rows))
+                    if routes is None or routes[index] == route
+                }
+            scores[i] = dict(sorted(mine.items()))
+
+
+def mean_by_route(
+    scores: Mapping[int, Sequence[Score]], item_routes: np.ndarray, count: int
+) -> np.ndarray:
+    """Return the mean values [N, R] of N = `count` positions on the items of each route.
+
+    Args:
+        scores: Scores of all items by position; the others' values are NaN.
+        item_routes: Route of each item.
+    """
+    found = np.full((count, int(item_routes.max()) + 1), np.nan)
+    for i, mine in scores.items():
+        values = np.array([score.value for score in mine])
+        for route in range(found.shape[1]):
+            found[i, route] = values[item_routes == route].mean()
+    return found
 
 
 class Budget:

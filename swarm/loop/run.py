@@ -20,16 +20,13 @@ from swarm.loop.evaluator import (
     Evaluator,
     calibrate_scale,
     choose_precision,
+    mean_by_route,
     rows_to_evaluate,
     scores_to_records,
     split_dev_holdout,
 )
-from swarm.loop.final_metrics import (
-    FINALIST_COUNT,
-    FinalEvaluation,
-    ScoreFn,
-    final_metrics,
-)
+from swarm.loop.final_evaluation import FINALIST_COUNT, FinalEvaluation, ScoreFn
+from swarm.loop.final_metrics import final_metrics
 from swarm.loop.racing import Racing, tell_optimizer
 from swarm.loop.reporter import RunReporter, buffer_log, flush_log_to
 from swarm.loop.search_inputs import (
@@ -49,6 +46,7 @@ from swarm.optimizers.base import (
     MultiObjectiveOptimizer,
     Optimizer,
     SupportsGradients,
+    SupportsRoutes,
 )
 from swarm.optimizers.gradient import plan_descent
 from swarm.runs.describe import format_form_warnings
@@ -154,6 +152,7 @@ class Run:
         self._searched: list[int] = []
         self._kept: list[int] = []
         self._known = EvaluatedPositions(self.record)
+        self._item_routes: np.ndarray | None = None
         self._derive_at = 0.0
         self._tested = 0
         self.differentiating: SupportsGradients | None = None
@@ -258,16 +257,17 @@ class Run:
         self._searched, self._kept = split_dev_holdout(dev, self.confirm, self.seed)
         if isinstance(self.task, RequiresSetup):
             self.task.check()
-        self.differentiating, self.notes = start_optimizer(
+        self.differentiating, self.notes, self._item_routes = start_optimizer(
             self.optimizer,
             self.task,
             self.pool,
             self.model,
             self.engine,
             self.budget,
-            len(self._searched),
+            self._searched,
             self.seed,
         )
+        self._known = EvaluatedPositions(self.record, self._item_routes)
         check_objectives(self.optimizer, self.task)
         self.racing.check_raceable(self.task, self.optimizer)
         return len(self._searched)
@@ -333,6 +333,10 @@ class Run:
         for i, scores in raced.complete_scores().items():
             utilities[i] = self.task.utility(scores)
         objectives = compute_objectives(self.task, raced.complete_scores(), len(positions))
+        if self._item_routes is not None and isinstance(self.optimizer, SupportsRoutes):
+            self.optimizer.tell_routes(
+                mean_by_route(raced.complete_scores(), self._item_routes, len(positions))
+            )
         tell_optimizer(self.optimizer, utilities, raced.stopped, objectives)
         dev = [self.task.items("dev")[index] for index in self._searched]
         rows = {
@@ -485,6 +489,7 @@ class Run:
                 self._kept,
                 self.choose == "kept",
                 self.precision,
+                self._item_routes,
             )
             ending.choose_bests()
             self.record.write_outputs(self.pool)

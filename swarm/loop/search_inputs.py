@@ -5,8 +5,11 @@ The identity is what must be equal on resume: settings, data and weights.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+import numpy as np
 
 from swarm._util.files import name_fault, path_fault, short_digest
 from swarm._util.secrets import identity_values
@@ -27,7 +30,13 @@ from swarm.optimizers.base import (
 from swarm.optimizers.gradient import NORM_LIMIT
 from swarm.pool.pool import Pool
 from swarm.runs.run_folder import PRECISION_KEY
-from swarm.tasks.base import HasSources, Task, gold_answers_error, is_black_box
+from swarm.tasks.base import (
+    HasSources,
+    Task,
+    first_prompts,
+    gold_answers_error,
+    is_black_box,
+)
 from swarm.tasks.metrics import group_items_by_domain, has_named_domains
 
 BASELINE_LABELS = {
@@ -35,12 +44,14 @@ BASELINE_LABELS = {
     "soup": "uniform soup",
     "recipe": "best recipe",
     "experts": "best expert of each domain",
+    "routes": "best expert of each kind of prompt",
 }
 """Baselines for the best position on test: option name -> label in tables.
 
 "recipe" is the best on dev of the static recipes (`swarm.optimizers.static_merges`); "experts"
 scores each domain's items with the expert that is best in it on dev, as a router that knows the
-domain would.
+domain would. "routes" does so with the kinds of prompts that the pool's router knows, for which
+nothing is searched.
 """
 
 
@@ -97,26 +108,37 @@ def start_optimizer(
     model: BaseModel,
     engine: Engine,
     budget: Budget,
-    items: int,
+    searched: Sequence[int],
     seed: int,
-) -> tuple[SupportsGradients | None, list[str]]:
+) -> tuple[SupportsGradients | None, list[str], np.ndarray | None]:
     """Divide and open the pool, and start the optimizer with what the task offers.
 
     Args:
-        items: Number of dev items that the search sees.
+        searched: Indices of the dev items that the search sees.
 
     Returns:
-        The optimizer if it requests gradients and can have them, and lines to print about it.
+        The optimizer if it requests gradients and can have them; lines to print about it; and the
+            route of each searched item, `None` without routes.
 
     Raises:
         UserError: An input is invalid, or the inputs do not go together.
     """
     missing = gradients_unavailable_reason(task, engine, pool)
-    black_box = is_black_box(task)
+    black_box, items = is_black_box(task), len(searched)
+    resources = SearchResources(
+        gradients=missing is None,
+        positions=budget.prompts // items if budget.prompts else None,
+        black_box=black_box,
+        norms=pool.update_norms if isinstance(pool, Pool) else None,
+    )
     if isinstance(optimizer, ResourceAware):
-        positions = budget.prompts // items if budget.prompts else None
-        norms = pool.update_norms if isinstance(pool, Pool) else None
-        optimizer.set_resources(SearchResources(missing is None, positions, black_box, norms))
+        optimizer.set_resources(resources)
+    item_routes = None
+    if isinstance(pool, Pool):
+        item_routes = route_pool(pool, optimizer, task, engine, searched)
+        resources = replace(resources, routes=len(pool.router.names) if pool.router else 1)
+        if isinstance(optimizer, ResourceAware):
+            optimizer.set_resources(resources)
     hierarchical = isinstance(optimizer, SupportsGroupHierarchy)
     if isinstance(pool, Pool):
         # A black box has few coefficients: its utilities have to rank the positions.
@@ -137,7 +159,42 @@ def start_optimizer(
             f"{NORM_LIMIT:.0f} times as large as the pool's median: they count less in soups and "
             "move less (python -m swarm.pool check; pool.experts leaves experts out)"
         )
-    return as_gradient_optimizer(optimizer, missing), notes
+    if isinstance(pool, Pool) and pool.router:
+        kinds = ", ".join(pool.router.names)
+        notes.append(
+            f"coefficients of their own for {len(pool.router.names)} kinds of prompts, by their "
+            f"words: {kinds} (pool.routes=1 searches one adapter for all)"
+        )
+    return as_gradient_optimizer(optimizer, missing), notes, item_routes
+
+
+def route_pool(
+    pool: Pool, optimizer: Optimizer, task: Task, engine: Engine, searched: Sequence[int]
+) -> np.ndarray | None:
+    """Fit the pool's router to the prompts of the searched dev items, if it is to have one.
+
+    Returns:
+        The route of each searched item; `None` for a single route.
+
+    Raises:
+        UserError: pool.routes asks for several, and the task or the engine cannot have them.
+    """
+    composes = getattr(optimizer, "composes_routes", False) and pool.space == "delta"
+    if not composes and not pool.routed:
+        pool.route([], False)
+        return None
+    dev = task.items("dev")
+    prompts = first_prompts(task, [dev[index] for index in searched])
+    reason = None
+    if getattr(task, "rounds", 1) > 1 or any(len(mine) > 1 for mine in prompts):
+        reason = f"task {task.name} sends several prompts about an item"
+    elif not hasattr(engine, "router"):
+        reason = "the engine does not route prompts; use engine=hf or vllm"
+    if reason and pool.routed:
+        raise UserError(f"pool.routes: {reason}, or pool.routes=1")
+    texts = ["\n".join(mine) for mine in prompts]
+    pool.route(texts, reason is None)
+    return pool.router.assign(texts) if pool.router else None
 
 
 def fit_items(task: Task, tokenizer: Any, context: float, test: bool) -> list[str]:
@@ -150,9 +207,10 @@ def fit_items(task: Task, tokenizer: Any, context: float, test: bool) -> list[st
 
 
 def resolve_groups(config: Mapping[str, Any], pool: ExpertPool) -> Mapping[str, Any]:
-    """Return the configuration with `pool.groups=auto` resolved: positions depend on it."""
+    """Return the configuration with `auto` of pool.groups and pool.routes resolved."""
     if isinstance(pool, Pool) and "pool" in config:
-        return {**config, "pool": {**config["pool"], "groups": pool.division}}
+        resolved = {"groups": pool.division, "routes": pool.resolved_routes}
+        return {**config, "pool": {**config["pool"], **resolved}}
     return config
 
 
@@ -363,13 +421,14 @@ def resolve_baselines(names: str | Sequence[str], task: Task, pool: ExpertPool) 
     """Return those of the baselines `names` that are applicable to this pool and task.
 
     A pool of full models has no base among its mixtures, and a single-domain task has no expert per
-    domain. "auto" is base, soup and, if the items name their domains and the experts are at most
-    `MAX_DOMAIN_EXPERTS`, experts: all of them together answer each test item once.
+    domain. "auto" is base, soup, routes and, if the items name their domains and the experts are at
+    most `MAX_DOMAIN_EXPERTS`, experts: all of them together answer each test item once.
     """
     items = task.items("test")
     missing = {"base"} if getattr(pool, "saves", "") != "adapter" else set()
     missing |= {"experts"} if len(group_items_by_domain(items)) < 2 else set()
+    missing |= {"routes"} if getattr(pool, "router", None) is None else set()
     if names == AUTO_BASELINES:
         few = pool.expert_count <= MAX_DOMAIN_EXPERTS and has_named_domains(items)
-        names = ["base", "soup", *(["experts"] if few else [])]
+        names = ["base", "soup", "routes", *(["experts"] if few else [])]
     return [name for name in names if name not in missing]

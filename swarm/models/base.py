@@ -114,6 +114,11 @@ class Completion:
         return self.cost if self.priced or self.cost else None
 
 
+def prompt_text(prompt: str | tuple[Message, ...]) -> str:
+    """Return a prompt without the roles of its turns."""
+    return prompt if isinstance(prompt, str) else "\n".join(turn.content for turn in prompt)
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A prompt and its gold answer, for a gradient-based loss.

@@ -132,6 +132,18 @@ class AutoOptimizer:
         return self.inner_optimizer.iteration  # type: ignore[attr-defined, no-any-return]
 
     @property
+    def composes_routes(self) -> bool:
+        """See `SupportsRoutes`; the swarm and its single particle do, other methods do not."""
+        return self.resources.gradients and (
+            not self.resources.black_box or self._mutation_affordable()
+        )
+
+    def tell_routes(self, values: np.ndarray) -> None:
+        """See `SupportsRoutes`."""
+        if isinstance(self.inner_optimizer, ParticleSwarm):
+            self.inner_optimizer.tell_routes(values)
+
+    @property
     def needs_gradients(self) -> bool | None:
         """See `SupportsGradients.needs_gradients`; before `start`, by the available resources."""
         if self._inner is None:

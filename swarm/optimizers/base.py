@@ -299,12 +299,16 @@ class SearchResources:
         black_box: Whether the gold answers are reference texts, whose loss is not the utility.
         norms: Reads the weights, and returns the norm of each expert's update; 0 is no update, and
             `None` unknown.
+        routes: R, the number of kinds of prompts with coefficients of their own
+            (`swarm.pool.prompt_router`); the groups of an optimizer are then those of R routes, one
+            after the other.
     """
 
     gradients: bool = False
     positions: int | None = None
     black_box: bool = False
     norms: Callable[[], Sequence[float]] | None = None
+    routes: int = 1
 
 
 @runtime_checkable
@@ -313,6 +317,25 @@ class ResourceAware(Protocol):
 
     def set_resources(self, resources: SearchResources) -> None:
         """Set the available resources; called before `start`."""
+        ...
+
+
+@runtime_checkable
+class SupportsRoutes(Protocol):
+    """An optimizer that composes a position of what is best on each route.
+
+    Attributes:
+        composes_routes: Whether it does so with its options; valid before `start`.
+    """
+
+    composes_routes: bool
+
+    def tell_routes(self, values: np.ndarray) -> None:
+        """Set the mean values [N, R] of the last ask on the items of each route, before `tell`.
+
+        Args:
+            values: NaN where a position was not measured.
+        """
         ...
 
 

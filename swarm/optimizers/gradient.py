@@ -160,6 +160,10 @@ class Descent:
     over groups) and each group's deviation from them; the two have separate Adam moments, and
     deviations are pulled to zero, so that 60 groups of 9 experts overfit little more than one.
 
+    With R routes of prompts each has its own G groups, and nothing is shared between routes. A step
+    sees 1 / R of its items on a route, so the rate is divided by the square root of R (Malladi et
+    al., 2022, arXiv 2205.10287).
+
     A particle learns from its own sequence of minibatches, without the fold of dev that is held out
     for it; of F = round(1 / holdout) folds, particle i has the fold i mod F. The result of an
     iteration's steps is the mean of the last half of the iterates (Polyak and Juditsky, 1992). If
@@ -199,6 +203,7 @@ class Descent:
     required: bool = False
 
     step_scales = np.ones(1)
+    routes = 1
 
     def __post_init__(self) -> None:
         for name, (rule, advice) in NUMBERS.items():
@@ -211,12 +216,18 @@ class Descent:
         experts: int,
         seed: int,
         step_scales: np.ndarray | None = None,
+        routes: int = 1,
     ) -> None:
-        """Start with N particles and zero moments; `step_scales` [K] are factors of Adam's rate."""
-        self.groups, self.seed = groups, seed
+        """Start with N particles and zero moments.
+
+        Args:
+            groups: R * G, the groups of all routes.
+            step_scales: Factors [K] of Adam's rate; `None` is 1.
+        """
+        self.groups, self.seed, self.routes = groups, seed, routes
         self.step_scales = np.ones(experts) if step_scales is None else step_scales
         # Layout: moments of the shared coefficients first, then those of all deviations.
-        self.first = np.zeros((particles, (groups + 1) * experts))
+        self.first = np.zeros((particles, (groups + routes) * experts))
         self.second = np.zeros_like(self.first)
         self.count = np.zeros(particles, int)
         self.rate_factor = np.ones(particles)
@@ -228,9 +239,11 @@ class Descent:
         found["held_loss"] = [None if np.isnan(loss) else loss for loss in found["held_loss"]]
         return found
 
-    def load_state_dict(self, state: dict[str, Any], groups: int, seed: int) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], groups: int, seed: int, routes: int = 1
+    ) -> None:
         """Resume from a `state_dict`."""
-        self.groups, self.seed = groups, seed
+        self.groups, self.seed, self.routes = groups, seed, routes
         for name in ARRAYS:
             kind = int if name == "count" else float
             setattr(self, name, np.array(state[name], dtype=kind))
@@ -315,8 +328,9 @@ class Descent:
 
     def _adam_step(self, particle: int, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Take one Adam step of a position [G * K]; the rate grows in the first steps."""
-        by_group = slope.reshape(self.groups, -1)
-        gradient = np.concatenate([by_group.sum(axis=0), slope])
+        experts = x.size // self.groups
+        by_group = slope.reshape(self.routes, -1, experts)
+        gradient = np.concatenate([by_group.sum(axis=1).reshape(-1), slope])
         self.first[particle] += (1 - BETA_1) * (gradient - self.first[particle])
         self.second[particle] += (1 - BETA_2) * (gradient**2 - self.second[particle])
         self.count[particle] += 1
@@ -324,15 +338,17 @@ class Descent:
         first = self.first[particle] / (1 - BETA_1**count)
         second = self.second[particle] / (1 - BETA_2**count)
         scaled = first / (np.sqrt(second) + EPSILON)
-        experts = by_group.shape[1]
         rate = self.rate * self.rate_factor[particle] * min(1.0, count / (self.warmup + 1))
-        rows = x.reshape(self.groups, experts)
-        shared = rows.mean(axis=0)
-        rates = rate * self.step_scales
-        moved = shared - rates * scaled[:experts]
-        if self.groups == 1:
-            return moved
-        deviations = rows - shared - self.fine_rate * rates * scaled[experts:].reshape(rows.shape)
+        rows = x.reshape(by_group.shape)
+        shared = rows.mean(axis=1, keepdims=True)
+        rates = rate * self.step_scales / self.routes**0.5
+        shared_size = self.routes * experts
+        moved = shared - rates * scaled[:shared_size].reshape(shared.shape)
+        if self.groups == self.routes:
+            return moved.reshape(-1)
+        deviations = (
+            rows - shared - self.fine_rate * rates * scaled[shared_size:].reshape(rows.shape)
+        )
         return (moved + (1 - self.pull) * deviations).reshape(-1)
 
     def _split_holdout(self, particle: int, items: int) -> tuple[np.ndarray, tuple[int, ...]]:

@@ -1,6 +1,5 @@
 """The particle swarm of Model Swarms (arXiv 2410.11163) on rows of mixing coefficients."""
 
-import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,171 +10,16 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
-    AT_LEAST_ONE,
-    COUNT,
-    MAX_VALUE,
-    NOT_NEGATIVE,
-    POSITIVE,
-    PROBABILITY,
     ROWS,
-    SHARE,
-    STEP,
-    SWITCH,
     LossGradient,
     LossRequest,
-    Rule,
     SearchResources,
-    check_choice,
     check_number,
-    check_particles,
     check_pool_size,
     check_saved_state,
 )
 from swarm.optimizers.gradient import Descent, damp_huge_updates
-
-SOUP_COUNT: Rule = (int, lambda value: 0 <= value <= 5, "an integer from 0 to 5")
-
-NUMBERS: dict[str, tuple[Rule, str]] = {
-    "inertia": (NOT_NEGATIVE, "the paper tried 0.1, 0.2 and 0.3"),
-    "cognitive": (NOT_NEGATIVE, "the paper tried 0.1 to 0.5"),
-    "social": (NOT_NEGATIVE, "the paper tried 0.2 to 0.6"),
-    "repel": (NOT_NEGATIVE, "the paper tried 0.01, 0.05 and 0.1; 0 switches it off"),
-    "weight_randomness": (SWITCH, "false takes all factors r as 1"),
-    "step_length": (STEP, "the paper tried 0.5 to 1.0"),
-    "step_length_factor": (SHARE, "1 keeps the step as it is; the paper's is 0.95"),
-    "minimum_step_length": (NOT_NEGATIVE, "0 means no floor"),
-    "patience": (AT_LEAST_ONE, "to disable it, raise it above optimizer.max_iterations"),
-    "max_iterations": (AT_LEAST_ONE, "the paper's is 50"),
-    "restart": (SWITCH, "false never restarts a particle"),
-    "restart_patience": (POSITIVE, "the paper's is 5 iterations; optimizer.restart=false is off"),
-    "restart_cool_down": (COUNT, "0 lets a particle restart every iteration"),
-    "crossover_maximum": (POSITIVE, "1 is the paper's, 2 the original code's"),
-    "drop_iteration": (PROBABILITY, "it is the probability to skip an iteration's evaluation"),
-    "drop_particle": (PROBABILITY, "it is the probability to skip a particle's evaluation"),
-    "count_skipped": (SWITCH, "true is as in the original code"),
-    "soups": (SOUP_COUNT, "0 is the paper's"),
-}
-WORDS = {
-    "starting_velocity": ("random", "zero", "best"),
-    "stale_count": ("after", "including"),
-    "restart_unit": ("iterations", "fraction"),
-    "crossover_parents": ("experts", "everyone"),
-    "worst_tie": ("first", "last"),
-}
-
-
-@dataclass(kw_only=True, eq=False)
-class ParticleSwarmOptions:
-    """The options of Model Swarms, with the paper's symbols.
-
-    docs/pso.md compares them with its code.
-
-    Args:
-        particles: N; None is one per expert and soup, without crossover children.
-        inertia: phi_v, of the current velocity; only the ratios of this and the next three matter.
-        cognitive: phi_p, towards the personal best.
-        social: phi_g, towards the best of the swarm.
-        repel: phi_w, away from the worst of the swarm.
-        weight_randomness: Each coefficient times its own r ~ U(0, 1), per particle and iteration.
-        step_length: lambda of the first iteration.
-        step_length_factor: phi_lambda, by which it shrinks once per iteration.
-        minimum_step_length: Lower bound of the step length.
-        starting_velocity: Towards a `random` other particle, `zero`, towards the `best` of all.
-        patience: c, stale iterations of the swarm after which it ends.
-        max_iterations: K; the evaluation of the start is not one of them.
-        stale_count: Iterations `after` a best are stale, or that of the best too (`including`).
-        restart: Stray particles return to their personal best and lose their velocity.
-        restart_patience: c_r, stale iterations of a particle that make it a stray.
-        restart_unit: Unit of `restart_patience`: `iterations`, or a `fraction` of patience.
-        restart_cool_down: Evaluated iterations that must pass before it may restart again.
-        crossover_maximum: A child is t * a + (1 - t) * b with t ~ U(0, this).
-        crossover_parents: Parents are the `experts` only, or `everyone`, including children.
-        worst_tie: Which of equally bad particles of one iteration is the worst, `first` or `last`.
-        drop_iteration: Drop-K, the probability that nothing is evaluated in an iteration.
-        drop_particle: Drop-N, the probability that a particle is not evaluated in an iteration.
-        count_skipped: Skipped evaluations count as stale, for the swarm and the particle.
-        soups: Number of particles after the experts that start as uniform soups, with coefficients
-            that sum to 1.5, 1, 2, .5 and 3; sums are free from then on. 0 is the paper.
-        starts: Further positions to start from, after the soups: K coefficients each, in the order
-            of the pool's experts, the same in all groups. None is none.
-        active: Number of particles that move and are evaluated, the best after the first iteration
-            (with a gradient term by the loss of some items, else by utility); the others do not
-            move. None is all of them. "auto" is all of them without a gradient term, and with it
-            one for each `ACTIVE_POSITIONS` that the budget allows after the first iteration, at
-            most four.
-        descent: The gradient term of the velocity; None is none, as in the paper.
-
-    Raises:
-        UserError: An option is out of range; the message names the allowed values.
-    """
-
-    particles: int | None = None
-    inertia: float = 0.2
-    cognitive: float = 0.3
-    social: float = 0.4
-    repel: float = 0.05
-    weight_randomness: bool = True
-    step_length: float = 0.5
-    step_length_factor: float = 0.95
-    minimum_step_length: float = 0.1
-    starting_velocity: Literal["random", "zero", "best"] = "random"
-    patience: int = 10
-    max_iterations: int = 50
-    stale_count: Literal["after", "including"] = "after"
-    restart: bool = True
-    restart_patience: float = 5
-    restart_unit: Literal["iterations", "fraction"] = "iterations"
-    restart_cool_down: int = 5
-    crossover_maximum: float = 1.0
-    crossover_parents: Literal["experts", "everyone"] = "experts"
-    worst_tie: Literal["first", "last"] = "first"
-    drop_iteration: float = 0.0
-    drop_particle: float = 0.0
-    count_skipped: bool = False
-    soups: int = 1
-    starts: list[list[float]] | None = None
-    active: int | Literal["auto"] | None = "auto"
-    descent: Descent | None = field(default_factory=Descent)
-
-    def __post_init__(self) -> None:
-        _check_options(self)
-
-
-def _check_options(options: ParticleSwarmOptions) -> None:
-    for name, (rule, advice) in NUMBERS.items():
-        check_number(name, getattr(options, name), rule, advice)
-    check_particles(options.particles, 2, "null is one per expert")
-    for name, allowed in WORDS.items():
-        check_choice(name, getattr(options, name), allowed)
-    if options.minimum_step_length > options.step_length:
-        raise UserError(f"""optimizer.minimum_step_length={options.minimum_step_length}: must be at
-            most optimizer.step_length={options.step_length}, lower it or raise the other""")
-    if options.active not in (None, "auto"):
-        check_number("active", options.active, AT_LEAST_ONE, "null lets all particles move")
-    if not _are_positions(options.starts):
-        raise UserError(f"""optimizer.starts={options.starts!r:.60}: must be null or a list of
-            positions, each a list of one finite number per expert, e.g. [[0.5,0.5,0]]""")
-    if options.descent is not None and not isinstance(options.descent, Descent):
-        raise UserError(f"""optimizer.descent={options.descent}: must be null, or have the keys of
-            the gradient term, e.g. optimizer.descent.steps=20""")
-    still = not (options.inertia or options.cognitive or options.social or options.repel)
-    if still and options.descent is None:
-        raise UserError("""optimizer.inertia=0, cognitive=0, social=0, repel=0: must not all be 0,
-            as no particle would move; raise one of them""")
-
-
-def _are_positions(starts: Any) -> bool:
-    """Return whether `starts` is None, or lists of finite numbers."""
-    if starts is None:
-        return True
-    return isinstance(starts, list) and all(
-        isinstance(row, list) and row and all(_is_finite(one) for one in row) for row in starts
-    )
-
-
-def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and abs(value) <= MAX_VALUE
-
+from swarm.optimizers.pso_options import ParticleSwarmOptions
 
 ARRAYS = {
     "positions": float,
@@ -234,6 +78,8 @@ class ParticleSwarm(ParticleSwarmOptions):
     worst_utility: float | None
     _offer = SearchResources()
     _damping = np.ones(1)
+    composed: int | None = None
+    _by_route: np.ndarray | None = None
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """Start: every expert is a particle, crossover children fill up (the paper's populate).
@@ -246,28 +92,38 @@ class ParticleSwarm(ParticleSwarmOptions):
         if wrong := [len(row) for row in starts if len(row) != experts]:
             raise UserError(f"""optimizer.starts: a position has {wrong[0]} coefficients, and the
                 pool has {experts} experts; give one per expert""")
-        least = experts + self.soups + len(starts)
+        routes = self._offer.routes
+        least = experts + self.soups + len(starts) + (routes > 1)
         count = least if self.particles is None else self.particles
         if starts and count < least:
+            routed = " and the best of each route" if routes > 1 else ""
             raise UserError(f"""optimizer.particles={count}: must be at least {least}, for
-                {experts} experts, {self.soups} soups and {len(starts)} starts; null is that""")
+                {experts} experts, {self.soups} soups and {len(starts)} starts{routed}; null is
+                that""")
         self.seed, self.groups, self.iteration, self.has_utilities = int(seed), groups, 0, False
         self.current_step_length = float(self.step_length)
         self.swarm_stale = self.swarm_counted = 0
         norms = self._offer.norms if self.soups or self.descent is not None else None
         damping = np.ones(experts) if norms is None else damp_huge_updates(norms())
         self._damping = np.tile(damping, groups)
+        self.composed = count - 1 if routes > 1 and count >= least else None
+        self._by_route = None
         x = self._starting_positions(experts, count, damping)
         if self.descent is not None:
-            self.descent.start(count, groups, experts, self.seed, damping)
+            self.descent.start(count, groups, experts, self.seed, damping, routes)
         self._displacements: np.ndarray | None = None
         self.mutated = np.zeros(count, bool)
         self.moving = np.ones(count, bool)
         self.positions = self.personal_positions = freeze_array(x)
-        self.velocities = freeze_array(self._starting_velocities())
+        v = self._starting_velocities()
+        if self.composed is not None:
+            v[self.composed] = 0.0
+        self.velocities = freeze_array(v)
         self.evaluate, self.restarted = np.ones(count, bool), np.zeros(count, bool)
         self.personal_utilities = freeze_array(np.full(count, np.nan))
         self.stale, self.cooling = np.zeros(count, int), np.zeros(count, int)
+        if self.composed is not None:
+            self.evaluate[self.composed] = False
         self.best_position = self.worst_position = None
         self.best_utility = self.worst_utility = None
 
@@ -275,6 +131,9 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Return positions [N, G x K]; after a `tell`, one restart-and-move step further."""
         if self.has_utilities:
             self.iteration, self.has_utilities = self.iteration + 1, False
+            if self.iteration <= self._last_start:
+                self._compose_routes()
+                return self.positions
             before = self.positions, self.velocities, self.cooling
             self._move_particles()
             turn = self._moving_particles(self.iteration)
@@ -294,9 +153,9 @@ class ParticleSwarm(ParticleSwarmOptions):
 
     def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
         """Compute the displacements of the particles that move next; see `SupportsGradients`."""
-        if self.descent is None or not self.has_utilities:
+        if self.descent is None or not self.has_utilities or self.iteration < self._last_start:
             return
-        by_loss = self.iteration == 0 and not self._offer.black_box
+        by_loss = self.iteration == self._last_start and not self._offer.black_box
         if by_loss and (limit := self.most_active) is not None:
             losses = yield from self.descent.evaluate_losses(self.positions, items)
             self.moving = np.isin(np.arange(len(losses)), np.argsort(losses, kind="stable")[:limit])
@@ -337,8 +196,9 @@ class ParticleSwarm(ParticleSwarmOptions):
             failed = self.mutated & (np.isfinite(u) | short) & (self.stale > 0)
             for particle in np.flatnonzero(failed):
                 self.descent.halve_rate(int(particle))
-        if self.iteration == 0:
-            rank = np.argsort(np.where(np.isnan(u), np.inf, -u), kind="stable")
+        if self.iteration == self._last_start:
+            best = self.personal_utilities
+            rank = np.argsort(np.where(np.isnan(best), np.inf, -best), kind="stable")
             self.moving = np.isin(np.arange(len(u)), rank[: self.most_active])
         if self.iteration:
             decayed = self.current_step_length * self.step_length_factor ** self._moving_share()
@@ -372,6 +232,13 @@ class ParticleSwarm(ParticleSwarmOptions):
             single[name] = None if position is None else position.tolist()
         if self.mutated.any():
             array["mutated"] = self.mutated.tolist()
+        if self._offer.routes > 1:
+            single |= {"composed": self.composed, "routes": self._offer.routes}
+        if self._by_route is not None and not self.iteration:
+            array["by_route"] = [
+                [None if np.isnan(value) else value for value in row]
+                for row in self._by_route.tolist()
+            ]
         if (self._damping < 1).any():
             array["damping"] = self._damping.tolist()
         descent = {} if self.descent is None else {"descent": self.descent.state_dict()}
@@ -390,10 +257,14 @@ class ParticleSwarm(ParticleSwarmOptions):
             setattr(self, name, freeze_array(np.array(state[name], dtype=kind)))
         self._displacements = None
         self.mutated = np.array(state.get("mutated", np.zeros(len(self.evaluate))), dtype=bool)
+        self.composed = state.get("composed")
+        self._by_route = np.array(state["by_route"], float) if "by_route" in state else None
         self._damping = np.array(state.get("damping", np.ones(self.positions.shape[1])))
         if self.descent is not None:
             self.descent.step_scales = self._damping[: self.positions.shape[1] // self.groups]
-            self.descent.load_state_dict(state["descent"], self.groups, self.seed)
+            self.descent.load_state_dict(
+                state["descent"], self.groups, self.seed, state.get("routes", 1)
+            )
         for name in ("best_position", "worst_position"):
             position = state[name]
             setattr(
@@ -423,6 +294,37 @@ class ParticleSwarm(ParticleSwarmOptions):
             return MAX_ACTIVE
         remaining = self._offer.positions - len(self.positions)
         return max(1, min(MAX_ACTIVE, remaining // ACTIVE_POSITIONS))
+
+    @property
+    def composes_routes(self) -> bool:
+        """See `swarm.optimizers.base.SupportsRoutes`."""
+        return self.soups > 0
+
+    def tell_routes(self, values: np.ndarray) -> None:
+        """See `swarm.optimizers.base.SupportsRoutes`."""
+        self._by_route = values
+
+    @property
+    def _last_start(self) -> int:
+        """The last iteration of the start: 1 evaluates the best of each route."""
+        return 0 if self.composed is None else 1
+
+    def _compose_routes(self) -> None:
+        """Set the last particle to the best of the first iteration on each route.
+
+        Equally good positions are chosen by their utility on all routes, then the last of them: a
+        soup, whose loss is lower than that of an expert which has learnt something else.
+        """
+        assert self._by_route is not None and self.composed is not None
+        x = self.positions.copy()
+        rows = x.reshape(len(x), self._by_route.shape[1], -1)
+        u = np.where(np.isnan(self.personal_utilities), -np.inf, self.personal_utilities)
+        for route, values in enumerate(self._by_route.T):
+            known = np.where(np.isnan(values), -np.inf, values)
+            rows[self.composed, route] = rows[np.lexsort((np.arange(len(u)), u, known))[-1], route]
+        self.positions = freeze_array(x)
+        self.evaluate = np.arange(len(x)) == self.composed
+        self.restarted = np.zeros(len(x), bool)
 
     def _moving_particles(self, iteration: int) -> np.ndarray:
         """Return [N] bool: the particles that move in an iteration."""

@@ -9,8 +9,9 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from swarm._util.files import hash_file_cached, make_folder, read_text
 from swarm.errors import UserError
+from swarm.pool.prompt_router import PromptRouter, read_router
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,7 +181,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(read_text(path))
     except FileNotFoundError:
-        raise adapter_error(folder, f"there is no {CONFIG_FILE}") from None
+        missing = f"there is no {CONFIG_FILE}"
+        if routed := read_routed_adapter(folder):
+            names = ", ".join(routed[0].names)
+            missing = f"it has an adapter for each kind of prompt; name the folder of one: {names}"
+        raise adapter_error(folder, missing) from None
     except RecursionError:
         raise adapter_error(folder, f"{CONFIG_FILE} cannot be read (nested too deeply)") from None
     except (OSError, ValueError) as error:
@@ -323,18 +329,69 @@ def _match_pattern(
 
 NOTE_FILE = "swarm.json"
 
+ROUTER_FILE = "routes.json"
+"""Router of a folder with an adapter for each route."""
+
 
 def write_adapter(
     folder: Path, config: dict[str, Any], weights: dict[str, "Tensor"], note: dict[str, Any]
 ) -> None:
     """Write a PEFT folder and its swarm.json atomically; see `write_folder_atomic`."""
-    from safetensors.torch import save_file
+    write_folder_atomic(folder, partial(_write_files, config, weights), note, "adapter")
+
+
+def write_routed_adapter(
+    folder: Path,
+    router: PromptRouter,
+    adapters: Iterable[tuple[dict[str, Any], dict[str, "Tensor"]]],
+    note: dict[str, Any],
+) -> None:
+    """Write a PEFT folder for each route, and the router, atomically; see `read_routed_adapter`.
+
+    Args:
+        adapters: Configuration and weights of the adapter of each route.
+    """
 
     def write_files(fresh: Path) -> None:
-        save_file(weights, str(fresh / WEIGHTS_FILE), metadata={"format": "pt"})
-        (fresh / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        _write_json(fresh / ROUTER_FILE, router.to_dict())
+        for name, (config, weights) in zip(router.names, adapters, strict=True):
+            make_folder(fresh / name)
+            _write_files(config, weights, fresh / name)
 
     write_folder_atomic(folder, write_files, note, "adapter")
+
+
+def read_routed_adapter(folder: Path) -> tuple[PromptRouter, list[Path]] | None:
+    """Return the router in a folder and the folder of each route's adapter.
+
+    Returns:
+        `None` if the folder has no router.
+
+    Raises:
+        UserError: The router is damaged, or an adapter is missing.
+    """
+    file = folder / ROUTER_FILE
+    if not file.is_file():
+        return None
+    try:
+        router = read_router(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, UserError):
+        raise UserError(f"{file}: not a router as a search writes it") from None
+    folders = [folder / name for name in router.names]
+    if missing := [one for one in folders if not (one / CONFIG_FILE).is_file()]:
+        raise UserError(f"{file}: there is no adapter in {missing[0]}")
+    return router, folders
+
+
+def _write_files(config: dict[str, Any], weights: dict[str, "Tensor"], folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(weights, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
+    _write_json(folder / CONFIG_FILE, config)
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def write_folder_atomic(
@@ -367,7 +424,7 @@ def write_folder_atomic(
             raise UserError(f"{folder}: contains something other than a saved {kind}; not replaced")
         make_folder(fresh)
         fill(fresh)
-        (fresh / NOTE_FILE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+        _write_json(fresh / NOTE_FILE, note)
         _sync_files(fresh)
         _replace_folder(folder, fresh, old)
     except (OSError, SafetensorError) as error:
@@ -404,7 +461,9 @@ def _sync_files(folder: Path) -> None:
     # Same permissions as a new file there; see `swarm._util.files.private`.
     mode = (folder / NOTE_FILE).stat().st_mode & (folder.stat().st_mode | ~0o077)
     # Sync before the rename: a power failure could otherwise leave the name with empty files.
-    for path in folder.iterdir():
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            continue
         # safetensors creates weights readable by the owner only, whatever the user's umask.
         path.chmod(mode)
         with path.open("rb") as file:

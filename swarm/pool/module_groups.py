@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from swarm.errors import UserError
+from swarm.runs.describe import ROUTE_SEPARATOR
 
 ALL_MODULES = "all"
 AUTO = "auto"
@@ -57,6 +58,18 @@ def divide_modules(modules: Sequence[str], kind: int | str) -> tuple[list[str], 
     numbers = {name: number for number, name in enumerate(names)}
     group_indices = {module: numbers[name] for module, name in group_names.items()}
     return (names if len(names) > 1 else [ALL_MODULES]), group_indices
+
+
+def route_group_names(routes: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """Return the names of all groups of a routed position [R * G * K], route by route.
+
+    Args:
+        routes: Names of R routes, or none.
+        groups: Names of the G groups of modules.
+    """
+    if not routes:
+        return list(groups)
+    return [f"{route}{ROUTE_SEPARATOR}{group}" for route in routes for group in groups]
 
 
 def find_parent_groups(modules: Sequence[str], coarse: int | str, fine: int | str) -> list[int]:

@@ -26,6 +26,7 @@ from swarm.pool.adapter import (
     Adapter,
     read_adapter,
     write_adapter,
+    write_routed_adapter,
 )
 from swarm.pool.discovery import (
     NamedModel,
@@ -44,7 +45,9 @@ from swarm.pool.module_groups import (
     divide_modules,
     find_parent_groups,
     parse_group_kind,
+    route_group_names,
 )
+from swarm.pool.prompt_router import fit_router, parse_routes
 from swarm.pool.synthetic_rows import EliteExperts, PoolRow, SyntheticRowConfig
 
 if TYPE_CHECKING:
@@ -218,6 +221,7 @@ class Pool:
         density: float = 0.5,
         sparse_rows: float | None = None,
         base: str = "check",
+        routes: int | str | Mapping[str, Any] = 1,
     ) -> None:
         """Store the settings (config keys pool.*, explained in docs/pool.md) without opening files.
 
@@ -233,6 +237,7 @@ class Pool:
             raise UserError(f"pool.base={base!r}: must be check or ignore")
         self._base_check = base
         self._division = parse_group_kind(groups)
+        self._routes, self.router = parse_routes(routes)
         made = (base_row, noise_rows, noise_scale, noise_seed, recipes, density, sparse_rows)
         self._made = SyntheticRowConfig(*made)
         self._elites = EliteExperts(elites, elite_count)
@@ -258,6 +263,7 @@ class Pool:
             **vars(self._made),
             **vars(self._elites),
             **({"base": "ignore"} if self._base_check == "ignore" else {}),
+            **({"routes": self.router.to_dict()} if self.router else {}),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -278,6 +284,36 @@ class Pool:
         """
         if self._division == AUTO:
             self._division = "per_module" if gradients else 1
+
+    def route(self, prompts: Sequence[str], routed: bool) -> None:
+        """Resolve pool.routes by dev prompts; must be called before `open`.
+
+        Args:
+            routed: Whether `routes=auto` may divide them.
+
+        Raises:
+            UserError: They cannot be divided into the given number of routes.
+        """
+        if self._routes == AUTO and not routed:
+            self.router = None
+        elif self._routes is not None:
+            self.router = fit_router(prompts, self._routes) if self._routes != 1 else None
+
+    @property
+    def routed(self) -> bool:
+        """Whether the pool has several routes by its settings, not by its prompts."""
+        return self._routes not in (AUTO, 1)
+
+    @property
+    def resolved_routes(self) -> int | dict[str, Any]:
+        """Value of pool.routes in effect: 1, or the router's `to_dict`."""
+        return self.router.to_dict() if self.router else 1
+
+    def split_routes(self, position: Sequence[float]) -> list[list[float]]:
+        """Return the position of each route: parts of a position, or the position itself."""
+        vector = list(position)
+        size = len(vector) // (len(self.router.names) if self.router else 1)
+        return [vector[start : start + size] for start in range(0, len(vector), size)]
 
     @property
     def expert_count(self) -> int:
@@ -309,7 +345,10 @@ class Pool:
         rows: list[PoolRow] = [*experts, *before, *elites, *after]
         check_row_names(self.folder, [row.name for row in rows])
         self._basis = Basis(rows, shapes, self.space, self._division)
-        self.names, self.groups = self._basis.names, self._basis.groups
+        self.names = self._basis.names
+        self.groups = route_group_names(
+            self.router.names if self.router else (), self._basis.groups
+        )
         self.modules = self._basis.modules
         self.rank = max(rank for _, _, rank in self.modules.values())
         self.shared = None if self._made.has_weights else shared_scaling(self._files)
@@ -361,6 +400,12 @@ class Pool:
         numbers.
         """
         basis, vector = self._require_basis(), self._to_vector(coefficients)
+        vector, *others = self.split_routes(vector)
+        if any(other != vector for other in others):
+            raise UserError(
+                f"{self.folder}: the position has an adapter for each of {len(self.groups)} groups "
+                "of prompts and modules; combine those of one route (Pool.split_routes)"
+            )
         pairs = ((module, basis.combine_module(module, vector)) for module in self.modules)
         return {module: (a.float(), b.float()) for module, (a, b) in pairs}
 
@@ -391,7 +436,10 @@ class Pool:
     def save(
         self, coefficients: Coefficients, folder: str | Path, extra: dict[str, Any] | None = None
     ) -> None:
-        """Write the adapter at a position [G * K] as a PEFT folder, atomically.
+        """Write the adapter at a position as a PEFT folder, atomically.
+
+        A position [R * G * K] of several routes that differ is written as one PEFT folder for each
+        route beside the router (`swarm.pool.adapter.read_routed_adapter`).
 
         The weights are float32; rank and alpha are the experts' if all share them and factors are
         combined, else alpha equals the rank. swarm.json contains the composition, `extra`, and in
@@ -405,6 +453,25 @@ class Pool:
         note = {"experts": self.names, "coefficients": vector, "space": self.space}
         if len(self.groups) > 1:
             note["groups"] = self.groups
+        note = {**(extra or {}), **note}
+        parts = self.split_routes(vector)
+        if self.router is None or all(part == parts[0] for part in parts):
+            config, weights, facts = self._export_adapter(parts[0])
+            write_adapter(folder, config, weights, {**note, **facts})
+            return
+        adapters, errors = [], []
+        for part in parts:
+            config, weights, facts = self._export_adapter(part)
+            adapters.append((config, weights))
+            errors.append(facts.get("reconstruction_error", {}))
+        worst = max(errors, key=lambda error: error.get("overall", 0.0))
+        facts = {"reconstruction_error": worst} if worst else {}
+        write_routed_adapter(folder, self.router, adapters, {**note, **facts})
+
+    def _export_adapter(
+        self, vector: list[float]
+    ) -> tuple[dict[str, Any], dict[str, "Tensor"], dict[str, Any]]:
+        """Return configuration and weights of the adapter at [G * K], and facts for the note."""
         pairs, scaling, facts = self._export_weights(vector)
         weights = {
             f"base_model.model.{module}.lora_{side}.weight": weight
@@ -412,7 +479,7 @@ class Pool:
             for side, weight in zip("AB", pair, strict=True)
         }
         config = combined_config(self._files, list(self.modules), scaling, self._base_name)
-        write_adapter(folder, config, weights, {**(extra or {}), **note, **facts})
+        return config, weights, facts
 
     def _export_weights(
         self, vector: list[float]
@@ -435,7 +502,9 @@ class Pool:
         See `swarm.pool.module_groups.find_parent_groups`.
         """
         self._require_basis()
-        return find_parent_groups(list(self.modules), parse_group_kind(coarse), self._division)
+        parents = find_parent_groups(list(self.modules), parse_group_kind(coarse), self._division)
+        routes = len(self.router.names) if self.router else 1
+        return [route * (1 + max(parents)) + one for route in range(routes) for one in parents]
 
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits of the rows' names, order, scaling and all weights.
@@ -448,6 +517,8 @@ class Pool:
             digest.update(row.identity_bytes())
         if len(self.groups) > 1:
             digest.update(json.dumps(self.groups).encode())
+        if self.router:
+            digest.update(self.router.digest().encode())
         return digest.hexdigest()[:16]
 
     def parts(self) -> dict[str, list[Path]]:

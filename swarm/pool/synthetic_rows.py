@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from swarm._util.files import find_path
 from swarm.errors import UserError
 from swarm.merging.lora_math import update_norm
-from swarm.pool.adapter import Adapter, read_adapter
+from swarm.pool.adapter import Adapter, read_adapter, read_routed_adapter
 from swarm.runs.manifest import verify_run_file
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class EliteExperts:
         """Return the adapters, best first, named elite_0 and so on.
 
         Of equal positions the first particle's counts; a position that is one of `experts` alone is
-        skipped. Raises UserError if the folder is not a run's, or has no elite.
+        skipped; of a routed position each route's adapter is an elite. Raises UserError if the
+        folder is not a run's, or has no elite.
         """
         if self.elites is None:
             return []
@@ -62,7 +63,11 @@ class EliteExperts:
         folders = list(chosen.values())[: self.elite_count]
         for folder in folders:
             verify_run_file(folder)
-        return [replace(read_adapter(one), name=f"elite_{i}") for i, one in enumerate(folders)]
+        parts = []
+        for folder in folders:
+            routed = read_routed_adapter(folder)
+            parts += routed[1] if routed else [folder]
+        return [replace(read_adapter(one), name=f"elite_{i}") for i, one in enumerate(parts)]
 
 
 def _find_personal_bests(run: Path) -> list[Path]:

@@ -24,8 +24,17 @@ from swarm._util.threads import start_thread
 from swarm.engine.base_model import BaseModel, choose_device, validate_device
 from swarm.engine.token_ensemble.members import MIXTURE_FILE, base_model_like, is_adapter_folder
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Embedding, NoEmbeddings, Request, Stream
-from swarm.pool.adapter import CONFIG_FILE, read_adapter
+from swarm.models.base import (
+    Completion,
+    Delta,
+    Embedding,
+    NoEmbeddings,
+    Request,
+    Stream,
+    prompt_text,
+)
+from swarm.pool.adapter import CONFIG_FILE, ROUTER_FILE, read_adapter, read_routed_adapter
+from swarm.pool.prompt_router import PromptRouter
 from swarm.registry.model_groups import (
     ModelGroup,
     base_from_settings,
@@ -382,6 +391,57 @@ def _next_text(texts: "SimpleQueue[str | None]", seconds: float | None) -> str |
         return None
 
 
+class RoutedModel(SharedLocalModel):
+    """A result with an adapter for each kind of prompt; it shares batches with the base's models.
+
+    Args:
+        home, name, folder, base: See `SharedLocalModel`.
+        router: Chooses the adapter of a prompt.
+        folders: The folder of each route's adapter.
+    """
+
+    def __init__(
+        self,
+        home: "LocalModels",
+        name: str,
+        folder: Path,
+        base: BaseModel,
+        router: PromptRouter,
+        folders: Sequence[Path],
+    ) -> None:
+        super().__init__(home, name, folder, base)
+        self.router = router
+        self._parts = [SharedLocalModel(home, name, one, base) for one in folders]
+
+    def check(self) -> None:
+        """See `SharedLocalModel.check`."""
+        for part in self._parts:
+            part.check()
+        self._batcher = self._parts[0]._batcher
+
+    @property
+    def _last_index(self) -> int:
+        return max(part._last_index for part in self._parts)
+
+    def embed(self, texts: Sequence[str]) -> list[Embedding]:
+        """See `SharedLocalModel.embed`; each text by the adapter of its route."""
+        found: dict[int, Embedding] = {}
+        for route, indices in self.router.split(texts).items():
+            vectors = self._parts[route].embed([texts[i] for i in indices])
+            found.update(zip(indices, vectors, strict=True))
+        return [found[i] for i in range(len(texts))]
+
+    def _submit_requests(self, requests: Sequence[Request]) -> list[PendingRequest]:
+        if not self.is_loaded:
+            self.open()
+        found: dict[int, PendingRequest] = {}
+        texts = [prompt_text(request.prompt) for request in requests]
+        for route, indices in self.router.split(texts).items():
+            pending = self._parts[route]._submit_requests([requests[i] for i in indices])
+            found.update(zip(indices, pending, strict=True))
+        return [found[i] for i in range(len(requests))]
+
+
 class BlendedModel(SharedLocalModel):
     """A weighted sum of the experts' updates, like a position of a search in the delta space.
 
@@ -502,8 +562,14 @@ class LocalModels:
         """
         with self.lock:
             if name not in self._parts:
-                self._parts[name] = SharedLocalModel(self, name, *self._locate_model(name))
+                self._parts[name] = self._build_model(name)
             return self._parts[name]
+
+    def _build_model(self, name: str) -> SharedLocalModel:
+        folder, base = self._locate_model(name)
+        if folder and (routed := read_routed_adapter(folder)):
+            return RoutedModel(self, name, folder, base, *routed)
+        return SharedLocalModel(self, name, folder, base)
 
     def list_names(self) -> list[str]:
         """List the base, the pool's experts, and the runs with a best model."""
@@ -539,7 +605,8 @@ class LocalModels:
                 folder, f"use its best position so far, local/{folder}/global_best"
             )
             return best_folder(run), self.base if self.given else base_of_run(run)
-        other = not self.given and is_adapter_folder(str(folder))
+        adapter = is_adapter_folder(str(folder)) or (folder / ROUTER_FILE).is_file()
+        other = not self.given and adapter
         return folder, _base_of_adapter(folder, self.base) if other else self.base
 
     def _unknown_message(self, name: str) -> str:
@@ -569,7 +636,8 @@ def _base_from_path(path: str) -> BaseModel:
 def _base_of_adapter(folder: Path, default: BaseModel | None = None) -> BaseModel:
     """Return the base named by an adapter: the usual one, or another with the same settings."""
     default = default or shipped_base()
-    name = read_adapter(folder).base_model
+    routed = read_routed_adapter(folder)
+    name = read_adapter(routed[1][0] if routed else folder).base_model
     known = {Path(one).name.lower() for one in (default.path, default.name) if one}
     if name is None or Path(name).name.lower() in known:
         return default
@@ -577,4 +645,5 @@ def _base_of_adapter(folder: Path, default: BaseModel | None = None) -> BaseMode
 
 
 def _holds_model(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in (CONFIG_FILE, MIXTURE_FILE, "config.json"))
+    files = (CONFIG_FILE, ROUTER_FILE, MIXTURE_FILE, "config.json")
+    return any((folder / file).is_file() for file in files)

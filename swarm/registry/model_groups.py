@@ -15,8 +15,9 @@ from swarm.engine.hf import HFEngine
 from swarm.engine.token_ensemble.engine import TokenEnsembleEngine, read_mixture
 from swarm.engine.token_ensemble.members import MIXTURE_FILE, ModelEnsemble, is_adapter_folder
 from swarm.errors import UserError
-from swarm.pool.adapter import Adapter, read_adapter
+from swarm.pool.adapter import Adapter, read_adapter, read_routed_adapter
 from swarm.pool.discovery import check_base_models, check_compatible, common_shapes
+from swarm.pool.prompt_router import PromptRouter
 from swarm.runs.manifest import verify_run_file
 from swarm.runs.run_reader import RunFolder
 
@@ -165,6 +166,35 @@ class AdapterGroup:
 
 
 @dataclass
+class RoutedGroup(AdapterGroup):
+    """The adapters of a routed result, which are one model: each answers its kind of prompts."""
+
+    folder: Path = Path()
+    router: PromptRouter | None = None
+
+    @property
+    def positions(self) -> np.ndarray:
+        """The unit vector of each route, one after the other; shape [1, R * R]."""
+        return np.eye(len(self.members)).reshape(1, -1)
+
+    @property
+    def group_key(self) -> object:
+        """See `ModelGroup.group_key`; the engine has one router, so the folder is alone."""
+        return self.base, self.folder
+
+    def load(self, device: str, engine: HFEngine | None = None) -> HFEngine:
+        """See `ModelGroup.load`."""
+        engine = super().load(device, engine)
+        engine.router = self.router
+        return engine
+
+    def fingerprint(self) -> str:
+        """See `ModelGroup.fingerprint`."""
+        assert self.router
+        return f"{super().fingerprint()} {self.router.digest()}"
+
+
+@dataclass
 class EnsembleGroup:
     """Mixtures of the same panel of complete models."""
 
@@ -246,6 +276,11 @@ def model_group(folder: Path | None, base: BaseModel, index: int = 0) -> ModelGr
         adapter = read_adapter(folder)
         check_base_models([adapter], base)
         return AdapterGroup(base, [index], [adapter])
+    if routed := read_routed_adapter(folder):
+        router, folders = routed
+        adapters = [read_adapter(one) for one in folders]
+        check_base_models(adapters, base)
+        return RoutedGroup(base, [index], [*adapters], folder, router)
     if (folder / MIXTURE_FILE).is_file():
         panel, weights = read_mixture(folder, base.trust_remote_code)
         return EnsembleGroup(panel, [index], [weights])

@@ -596,14 +596,8 @@ def configuration_section(models: PairedComparison) -> ReportSection:
         named = [*run.groups]
         if len(named) > MAX_EXPERTS_NAMED:
             named = [*named[: MAX_EXPERTS_NAMED - 2], "...", named[-1]]
-        blocks.append(
-            TextBlock(
-                [
-                    f"{len(run.groups)} groups of modules with separate coefficients: "
-                    f"{', '.join(named)}."
-                ]
-            )
-        )
+        words = f"{len(run.groups)} groups with separate coefficients: {', '.join(named)}."
+        blocks.append(TextBlock([words]))
     names = ("seed", "base weights", "pool weights", "task items")
     rows = [[name, str(run.identity[name])] for name in names if name in run.identity]
     rows += [["versions", version] for version in _list_versions(run)]
@@ -627,13 +621,14 @@ def configuration_section(models: PairedComparison) -> ReportSection:
 
 
 def flatten_keys(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a configuration as (dotted key, value)."""
+    """Yield the leaves of a configuration as (dotted key, value); a router is "auto"."""
     for name, value in tree.items():
         here = f"{path}.{name}" if path else str(name)
-        if isinstance(value, Mapping) and value:
+        router = here == "pool.routes" and isinstance(value, Mapping)
+        if isinstance(value, Mapping) and value and not router:
             yield from flatten_keys(value, here)
         else:
-            yield here, value
+            yield here, "auto" if router else value
 
 
 def format_setting(value: object) -> str:

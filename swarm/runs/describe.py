@@ -14,10 +14,38 @@ MAX_DOMAINS = 12
 MAX_LISTED = 5
 """Maximum number of domains named in a sentence."""
 
+MAX_SHARES = 2
+"""Number of experts named for each route of prompts."""
+
 MIN_UNREAD = 0.1
 """From this share on, unread answers are mentioned below the tables."""
 
 MODEL_LABELS = ("best initial expert", "best found")
+
+
+ROUTE_SEPARATOR = " / "
+"""Between the names of a route of prompts and of a group of modules."""
+
+
+def group_by_route(groups: Sequence[str]) -> dict[str, list[int]]:
+    """Return the indices of the groups of each route; one without a name if there are no routes."""
+    found: dict[str, list[int]] = {}
+    for index, name in enumerate(groups):
+        route, separator, _ = name.partition(ROUTE_SEPARATOR)
+        found.setdefault(route if separator else "", []).append(index)
+    return found
+
+
+def mean_by_route(groups: Sequence[str], position: Sequence[float]) -> tuple[list[str], np.ndarray]:
+    """Return the routes' names, and the mean coefficients [R, K] over each route's groups.
+
+    Args:
+        groups: The names of the R * G groups.
+        position: [R * G * K].
+    """
+    rows = np.reshape(np.asarray(position, dtype=np.float64), (len(groups), -1))
+    routes = group_by_route(groups)
+    return list(routes), np.array([rows[indices].mean(axis=0) for indices in routes.values()])
 
 
 def describe_position(
@@ -28,11 +56,20 @@ def describe_position(
     Args:
         experts: The K names.
         position: [G * K], group by group.
-        groups: The G names; up to three are described individually, more by their mean.
+        groups: The G names; up to three are described individually, more by their mean. Routes of
+            prompts are described individually, by the largest shares of each.
     """
     rows = np.reshape(np.asarray(position, dtype=np.float64), (len(groups), len(experts)))
     if len(rows) == 1 or len({tuple(row) for row in rows}) == 1:
         return _describe_coefficients(experts, rows[0])
+    routes, means = mean_by_route(groups, position)
+    if len(routes) > 1:
+        described = (
+            f"{name}: {_describe_coefficients(experts, row, MAX_SHARES)}"
+            for name, row in zip(routes, means, strict=True)
+        )
+        each = len(groups) // len(routes)
+        return "; ".join(described) + (f" (means of {each} groups)" if each > 1 else "")
     if len(rows) <= 3:
         return "; ".join(
             f"{name}: {_describe_coefficients(experts, row)}"
@@ -41,8 +78,11 @@ def describe_position(
     return f"{_describe_coefficients(experts, rows.mean(axis=0))} (mean of {len(rows)} groups)"
 
 
-def _describe_coefficients(experts: Sequence[str], row: np.ndarray) -> str:
+def _describe_coefficients(
+    experts: Sequence[str], row: np.ndarray, limit: int | None = None
+) -> str:
     shares = sorted(zip(row.tolist(), experts, strict=True), key=lambda pair: -abs(pair[0]))
+    shares = shares[:limit]
     words = ""
     for share, name in shares:
         if abs(share) >= 0.005:

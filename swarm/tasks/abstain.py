@@ -51,6 +51,7 @@ class Abstain(MultipleChoice):
     signals = ("accuracy",)
     scorings = ("generate", "logits")
     constants = (ABSTENTION,)
+    rounds = 2
 
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Request an answer to every item in two rounds."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol, runtime_checkable
 
-from swarm.models.base import Completion, Example, Request
+from swarm.models.base import Completion, Example, Request, prompt_text
 
 Item = Mapping[str, Any]
 """One example as in the data file; its "id" is unique in its split."""
@@ -58,6 +58,8 @@ class Task(Protocol):
     - `black_box = True`: the loss of the gold answers is not the utility: they are reference texts,
       to be imitated, while a scorer values other texts too.
     - `HasSources`: its values depend on code or weights that its settings only name.
+    - `rounds: int`: number of rounds of requests about an item; 1 by default. Prompts are routed
+      (pool.routes) in tasks of one round only.
     """
 
     name: str
@@ -141,6 +143,17 @@ class HasSources(Protocol):
             UserError: A source is missing.
         """
         ...
+
+
+def first_prompts(task: Task, items: Sequence[Item]) -> list[list[str]]:
+    """Return the different prompts of each item's first round, mostly one."""
+    found = []
+    for item in items:
+        game = task.run([item])
+        prompts = [prompt_text(request.prompt) for request in next(game)]
+        game.close()
+        found.append(list(dict.fromkeys(prompts)))
+    return found
 
 
 def gold_answers_error(task: Task) -> str | None:

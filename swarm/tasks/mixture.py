@@ -120,6 +120,11 @@ class Mixture:
         return min(0.0, *(getattr(task, "lowest", 0.0) for task in self.tasks.values()))
 
     @property
+    def rounds(self) -> int:
+        """The most rounds of any part; see `Task`."""
+        return max(getattr(task, "rounds", 1) for task in self.tasks.values())
+
+    @property
     def constants(self) -> tuple[str, ...]:
         """The parts' constants; see `Task`."""
         found = (getattr(task, "constants", ()) for task in self.tasks.values())

@@ -10,7 +10,7 @@ from swarm._util.terminal import format_interval
 from swarm.report.analyses.convergence import best_positions, objective_label
 from swarm.report.analyses.expert_importance import ExpertImportance
 from swarm.report.pareto_front import objective_chart
-from swarm.runs.describe import shorten_text
+from swarm.runs.describe import group_by_route, mean_by_route, shorten_text
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.ui.state import LoadSample
@@ -208,17 +208,23 @@ def importance_chart(found: ExpertImportance) -> dict[str, Any]:
 
 
 def module_chart(run: RunFolder, index: PositionIndex) -> dict[str, Any]:
-    """Plot a position's coefficient of each expert in each group of modules as a heat map."""
-    values = run.positions[index].reshape(len(run.groups), len(run.experts))
+    """Plot a position's coefficient of each expert in each group of modules as a heat map.
+
+    With routes of prompts: in each route, the mean over its groups.
+    """
+    groups = run.groups
+    values = run.positions[index].reshape(len(groups), len(run.experts))
+    if len(group_by_route(groups)) > 1:
+        groups, values = mean_by_route(groups, run.positions[index].tolist())
     data = [
         {
             "value": [g, k, round(float(values[g, k]), 4)],
             "name": f"{run.experts[k]}\n{group}: {values[g, k]:.3f}",
         }
-        for g, group in enumerate(run.groups)
+        for g, group in enumerate(groups)
         for k in range(len(run.experts))
     ]
-    return _build_heat_map(run.groups, run.experts, data, float(np.abs(values).max()))
+    return _build_heat_map(groups, run.experts, data, float(np.abs(values).max()))
 
 
 def _build_heat_map(

@@ -230,7 +230,7 @@ class EnsembleOutput(NamedTuple):
     """Output of a mixed model, with transformers' names."""
 
     logits: "torch.Tensor"
-    past_key_values: Any
+    cache: Any
 
 
 class EnsembleCache:
@@ -306,17 +306,17 @@ class EnsembleModel:
         input_ids: "torch.Tensor",
         attention_mask: "torch.Tensor | None" = None,
         position_ids: "torch.Tensor | None" = None,
-        past_key_values: EnsembleCache | None = None,
+        cache: EnsembleCache | None = None,
         use_cache: bool = True,
         logits_to_keep: int = 0,
     ) -> EnsembleOutput:
         """Read [R, t] more tokens; logits [R, w, vocabulary] of the last w positions, 0 for all."""
         import torch
 
+        from swarm.engine.decode import cache_argument, output_cache
+
         rows, length = input_ids.shape
-        cache = (
-            EnsembleCache(len(self._models), rows) if past_key_values is None else past_key_values
-        )
+        cache = cache or EnsembleCache(len(self._models), rows)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         given = {"input_ids": input_ids, "attention_mask": mask, "position_ids": position_ids}
         fresh = [tuple(row) for row in torch.cat([input_ids, mask[:, -length:]], dim=1).tolist()]
@@ -328,11 +328,11 @@ class EnsembleModel:
                 continue
             out = model(
                 **{name: value[chosen] for name, value in given.items() if value is not None},
-                past_key_values=cache.caches[number],
                 use_cache=use_cache,
                 logits_to_keep=logits_to_keep,
+                **cache_argument(model, cache.caches[number]),
             )
-            cache.caches[number] = out.past_key_values
+            cache.caches[number] = output_cache(out)
             logits.append(out.logits[..., : self._width].float())
         return EnsembleOutput(self._mix_logits(logits, cache.indices), cache)
 

@@ -25,7 +25,7 @@ class HostBasis:
     """The experts of an open pool in memory, float32 on the CPU.
 
     Attributes:
-        count: K x G, the coefficients of a position.
+        count: K x G, the coefficients of a position on one route.
         rows: K.
         shared: Whether A is the same at every position and only B has coefficients, as in the delta
             space.
@@ -35,7 +35,7 @@ class HostBasis:
     def __init__(self, pool: Pool) -> None:
         self._held = {name: pool.expert_factors(name) for name in pool.modules}
         self.rows = len(pool.names)
-        self.count = self.rows * len(pool.groups)
+        self.count = len(pool.split_routes([0.0] * self.rows * len(pool.groups))[0])
         self.shared = pool.space == "delta"
         self.starts = {
             name: int(places[0]) // self.rows * self.rows

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from swarm.engine.base import ExpertPool
+from swarm.engine.base import ExpertPool, answer_by_route
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine, as_adapter_pool
 from swarm.engine.vllm.adapter_sync import (
@@ -29,6 +29,7 @@ from swarm.engine.vllm.launch import (
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Request
 from swarm.pool.pool import Pool
+from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
     from swarm.engine.vllm.requests import VLLMScheduler
@@ -63,6 +64,7 @@ class VLLMEngine:
         UserError: A value is not allowed.
     """
 
+    router: PromptRouter | None = None
     plan = "stacked"
     why = "as vLLM batches; memory and time are those of engine=hf"
 
@@ -122,6 +124,7 @@ class VLLMEngine:
         from swarm.engine.vllm.requests import VLLMScheduler
 
         mixed = require_adapter_pool(pool)
+        self.router = mixed.router
         check_installed()
         folder = Path(base.resolve())
         self._llm = start_vllm(
@@ -141,7 +144,7 @@ class VLLMEngine:
                 self._way = SYNC_CLASSES[self.way](self._llm, basis, self.max_loras)
                 self._llm.collective_rpc("swarm_watch")
                 # Unsupported operations of a device fail only with the first token.
-                self.generate(np.zeros((1, basis.count)), [[Request("", 1)]])
+                self._generate(np.zeros((1, basis.count)), [[Request("", 1)]])
         except BaseException:
             self.close()
             raise
@@ -155,6 +158,13 @@ class VLLMEngine:
             NotFinite: The weights at a position, or the logits, are not finite.
             UserError: A request does not fit into the model's context.
         """
+        if self.router is None:
+            return self._generate(positions, requests)
+        return answer_by_route(self.router, self._generate, positions, requests)
+
+    def _generate(
+        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
+    ) -> list[list[Completion]]:
         answers: list[list[Completion]] = []
         for first in range(0, len(positions), self.max_loras):
             chosen = slice(first, first + self.max_loras)

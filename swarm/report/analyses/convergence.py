@@ -19,6 +19,7 @@ from swarm.report.document import (
     TextBlock,
 )
 from swarm.report.paired_comparison import PairedComparison
+from swarm.runs.describe import group_by_route, mean_by_route
 from swarm.runs.run_reader import RunFolder
 
 POINTS_BETWEEN = 1_000
@@ -180,6 +181,8 @@ def coefficient_section(models: PairedComparison) -> ReportSection:
         blocks += panels.values()
     else:
         blocks.append(ChartChoice("Group of modules", panels))
+    if len(routes := group_by_route(run.groups)) > 1 and not alike:
+        blocks.append(_route_table(run, trail[-1], order, len(run.groups) // len(routes)))
     blocks.append(_expert_table(run, groups.mean(axis=1)))
     shown = (
         f" The {len(COLOURS)} largest in the best are coloured."
@@ -205,6 +208,18 @@ def _group_table(run: RunFolder, best: np.ndarray, order: np.ndarray) -> TableBl
     return TableBlock(
         "Coefficients of the best found, by group of modules", header, rows, sortable=True
     )
+
+
+def _route_table(run: RunFolder, best: np.ndarray, order: np.ndarray, size: int) -> TableBlock:
+    """Tabulate the mean coefficients of the best found [R * G * K], one row per route."""
+    names, means = mean_by_route(run.groups, best.tolist())
+    rows = [
+        [name, *(format_signed(row[k], 2) for k in order)]
+        for name, row in zip(names, means, strict=True)
+    ]
+    title = "Coefficients of the best found, by kind of prompt"
+    title += f" (mean of {size} groups of modules)" if size > 1 else ""
+    return TableBlock(title, ["kind of prompt", *(run.experts[k] for k in order)], rows)
 
 
 def best_positions(run: RunFolder) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 
 from swarm._util.files import append, write_json
 from swarm.errors import UserError
-from swarm.loop.final_metrics import FinalEvaluation
+from swarm.loop.final_evaluation import FinalEvaluation
 from swarm.runs import manifest as manifest_module
 from swarm.runs import run_folder
 from swarm.runs.manifest import (

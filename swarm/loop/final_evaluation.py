@@ -1,0 +1,243 @@
+"""The scores of a verdict: positions on dev, held-out items and test, by the task's own metric.
+
+Everything scored after the search is stored in the record.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from swarm._util.files import short_digest
+from swarm.loop.evaluator import data_split, records_to_scores, scores_to_records
+from swarm.runs.pareto_front import ParetoFront
+from swarm.runs.run_folder import ParticleIndex, RunRecord
+from swarm.tasks.base import Score, Task, metric_task
+
+FINALIST_COUNT = 10
+"""Maximum number of personal bests that are scored by the task's own metric."""
+
+ScoreFn = Callable[[Sequence[Sequence[float]], str, Sequence[int]], list[list[Score]]]
+"""Scores positions on some indices of a split."""
+
+
+@dataclass
+class FinalEvaluation:
+    """The scores that a verdict rests on, by the task's own metric.
+
+    Attributes:
+        record: Record of a run whose search is over.
+        task: The run's task.
+        ask: Scores as the search did.
+        ask_again: Scores in other batches than the search did.
+        begin: Callback before each scoring, with its kind and number of items.
+        searched, held_out: Dev indices that the search saw, and held-out ones.
+        by_kept: Whether the held-out items decide among the finalists.
+        precision: The lower precision that the search asked in; its finalists and its best expert
+            are scored again in that of `model.dtype`, on which the verdict rests. `None`: it asked
+            in the latter.
+        item_routes: The route of each searched item; `None` without routes.
+    """
+
+    record: RunRecord
+    task: Task
+    ask: ScoreFn
+    ask_again: ScoreFn
+    begin: Callable[[str, int], None]
+    searched: Sequence[int]
+    held_out: Sequence[int]
+    by_kept: bool = False
+    precision: str | None = None
+    item_routes: np.ndarray | None = None
+    _dev: dict[ParticleIndex, list[Score]] = field(default_factory=dict)
+
+    @property
+    def metric_task(self) -> Task:
+        """The task with its own metric, whatever signal was searched on."""
+        return metric_task(self.task)
+
+    def choose_bests(self) -> tuple[ParticleIndex, ParticleIndex]:
+        """Return the best initial expert and the best position, by the task's own metric.
+
+        Ties are broken by the searched signal. With constraints, feasible positions (or those with
+        the smallest violation) come first. With `by_kept`, the best position is the finalist that
+        is best on the held-out items. The choice is stored in the record's state.
+        """
+        expert_count, front = self.record.state["own"], self.pareto_front
+        bound = front is not None and bool(front.constraints)
+        own_metric = self.metric_task is self.task
+        choosing = bound or self.by_kept or not own_metric or self.precision is not None
+        if choosing and "chosen" not in self.record.state:
+            experts = [(0, i) for i in range(expert_count)]
+            finalists = self.record.personal_bests(FINALIST_COUNT)
+            if self.precision and own_metric:
+                best = self.record.best_index(rows=expert_count)
+                experts = [best, *(index for index in finalists if index in experts)]
+            if bound and front is not None:
+                finalists += [
+                    front.front_indices[n] for n in front.evenly_spaced_points(FINALIST_COUNT)
+                ]
+            if self.by_kept:
+                before = max(experts, key=self._rank_key)
+                after = self._race_finalists([*finalists, *self._best_static_merge(finalists)])
+            elif front is not None and own_metric:
+                before, after = front.best_index(expert_count), front.best_index()
+            else:
+                found = [*experts, *finalists]
+                before, after = (max(indices, key=self._rank_key) for indices in (experts, found))
+            self.record.state["chosen"] = {"starting": list(before), "ending": list(after)}
+            self.record.save_state()
+        return self.record.best_index(rows=expert_count), self.record.best_index()
+
+    def _best_static_merge(self, finalists: Sequence[ParticleIndex]) -> list[ParticleIndex]:
+        """Return the best static merge of the first iteration, if it is not a finalist."""
+        experts = len(self.record.state["experts"])
+        count = len(self.record.iterations[0]["positions"])
+        recipes = [
+            (0, i) for i in range(experts, count) if self.record.utility_at((0, i)) is not None
+        ]
+        best = sorted(recipes, key=lambda index: -(self.record.utility_at(index) or 0.0))[:1]
+        return [index for index in best if index not in finalists]
+
+    def _race_finalists(self, finalists: Sequence[ParticleIndex]) -> ParticleIndex:
+        """Return the best finalist on the held-out items, by successive halving.
+
+        The better half survives each third of the items (Jamieson and Talwalkar, 2016, arXiv
+        1502.07943). A task with parts needs items of each, so its finalists are scored on all
+        items. Ties are broken by the result of the search.
+        """
+        live = sorted(finalists, key=self._rank_key, reverse=True)
+        scores: dict[ParticleIndex, list[Score]] = {index: [] for index in live}
+        order = sorted(self.held_out, key=lambda index: short_digest(["kept", index]))
+        third = len(order) if hasattr(self.task, "subtask_utilities") else -(-len(order) // 3)
+        for start in range(0, len(order), third):
+            for index in live:
+                position, items = self.record.position_at(index), order[start : start + third]
+                scores[index] += self._load_or_score("confirm", position, "judged", items)
+            live.sort(key=lambda index: -self.metric_task.utility(scores[index]))
+            live = live[: -(-len(live) // 2)]
+        return live[0]
+
+    def _rank_key(self, index: ParticleIndex) -> tuple[float, float, float]:
+        signal = self.record.utility_at(index)
+        below = sum(
+            max(0.0, bound - value) for bound, value in self.constraint_values(index).values()
+        )
+        return -below, self.search_utility(index), float("-inf") if signal is None else signal
+
+    @property
+    def pareto_front(self) -> ParetoFront | None:
+        """The Pareto front by the objectives of the search; `None` for a task without parts."""
+        return ParetoFront.from_state(self.record.state)
+
+    def constraint_values(self, index: ParticleIndex) -> dict[str, tuple[float, float]]:
+        """Return each constrained part's bound and its value on the searched part of dev."""
+        front = self.pareto_front
+        if front is None or not front.constraint_bounds:
+            return {}
+        values = self.metric_task.subtask_utilities(self.dev_scores(index))  # type: ignore[attr-defined]
+        bounds = dict(front.constraint_bounds)
+        if front.base_index is not None and self.metric_task is not self.task:
+            # Another signal allows only `base` bounds: compute the base by the task's own metric.
+            base = self.metric_task.subtask_utilities(self.dev_scores(front.base_index))  # type: ignore[attr-defined]
+            bounds = {name: base[name] for name in bounds}
+        return {name: (bound, values[name]) for name, bound in bounds.items()}
+
+    def search_utility(self, index: ParticleIndex) -> float:
+        """Return the utility on the searched part of dev."""
+        return self.metric_task.utility(self.dev_scores(index))
+
+    def best_finalists(self, limit: int) -> list[ParticleIndex]:
+        """Return the best personal bests, best first, at most one per particle."""
+        if self.metric_task is self.task and not self.precision:
+            return self.record.personal_bests(limit)
+        indices = self.record.personal_bests(FINALIST_COUNT)
+        return sorted(indices, key=self._rank_key, reverse=True)[:limit]
+
+    def dev_scores(self, index: ParticleIndex) -> list[Score]:
+        """Return the scores of a particle on the searched part of dev."""
+        if index not in self._dev:
+            self._dev[index] = self._load_dev_scores(index)
+        return self._dev[index]
+
+    def searched_scores(self, index: ParticleIndex) -> list[Score]:
+        """Return the scores of a particle as the search measured them."""
+        return records_to_scores(self.record.load_iteration_answers(*index))
+
+    def _load_dev_scores(self, index: ParticleIndex) -> list[Score]:
+        if self.precision:
+            position = self.record.position_at(index)
+            return self._load_or_score("judged", position, "judged", self.searched)
+        scores = self.searched_scores(index)
+        if self.metric_task is self.task:
+            return scores
+        if all("correct" in score.measures for score in scores):
+            return [replace(s, value=s.measures["correct"], measures={}) for s in scores]
+        return self._load_or_score(
+            "judged", self.record.position_at(index), "judged", self.searched
+        )
+
+    def holdout_scores(self, index: ParticleIndex) -> list[Score]:
+        """Return the scores on the part of dev that the search did not see."""
+        return self._load_or_score(
+            "confirm", self.record.position_at(index), "judged", self.held_out
+        )
+
+    def repeat_dev_scores(self, index: ParticleIndex) -> list[Score]:
+        """Score the searched part of dev once more, in other batches."""
+        position = self.record.position_at(index)
+        return self._load_or_score("again", position, "judged", self.searched, self.ask_again)
+
+    def test_scores(self, index: ParticleIndex) -> list[Score]:
+        """Return the scores on the test split."""
+        return self.score_position_on_test(self.record.position_at(index))
+
+    def score_position_on_dev(self, position: Sequence[float]) -> list[Score]:
+        """Score a position, possibly new to the search, on the searched part of dev.
+
+        The search's own answers count where it has evaluated the position: in another batch they
+        may differ by rounding, and one position would have two numbers.
+        """
+        for number, entry in enumerate(self.record.iterations):
+            for i, (row, utility) in enumerate(
+                zip(entry["positions"], entry["utilities"], strict=True)
+            ):
+                if utility is not None and row == list(position):
+                    return self.dev_scores((number, i))
+        return self._load_or_score("judged", position, "judged", self.searched)
+
+    def score_position_on_test(
+        self, position: Sequence[float], indices: Sequence[int] | None = None
+    ) -> list[Score]:
+        """Score a position on the test split, or on some indices of it.
+
+        Indices of a split that was scored as a whole are taken from there, for the reason given in
+        `score_position_on_dev`.
+        """
+        items = self.task.items("test")
+        if indices is None:
+            return self._load_or_score("test", position, "test", range(len(items)))
+        whole = self.record.load_answers(
+            "test", position, short_digest([dict(item) for item in items])
+        )
+        if whole is None:
+            return self._load_or_score("test", position, "test", indices)
+        return [records_to_scores(whole)[i] for i in indices]
+
+    def _load_or_score(
+        self,
+        kind: str,
+        position: Sequence[float],
+        split: str,
+        indices: Sequence[int],
+        ask: ScoreFn | None = None,
+    ) -> list[Score]:
+        """Return one position's scores, from the record if they are stored there."""
+        items = [self.task.items(data_split(split))[index] for index in indices]
+        name = short_digest([dict(item) for item in items])
+        rows = self.record.load_answers(kind, position, name)
+        if rows is None:
+            self.begin(kind, len(items))
+            rows = scores_to_records(items, (ask or self.ask)([position], split, indices)[0])
+            self.record.save_answers(kind, position, name, rows)
+        return records_to_scores(rows)

@@ -1,0 +1,372 @@
+"""Coefficients of their own for prompts of different kinds: the router, and everything after it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from swarm.engine.base_model import BaseModel
+from swarm.engine.hf import HFEngine
+from swarm.errors import NotFinite, UserError
+from swarm.evaluation.checkpoints import BestCandidate
+from swarm.executors.worker import JobUsage
+from swarm.models.base import Example, Message, Request
+from swarm.optimizers.base import SearchResources
+from swarm.optimizers.pso import ParticleSwarm
+from swarm.pool.adapter import ROUTER_FILE, read_adapter, read_routed_adapter
+from swarm.pool.pool import Pool
+from swarm.pool.prompt_router import PromptRouter, fit_router, parse_routes, read_router
+from swarm.registry.local_models import LocalModels, RoutedModel
+from swarm.runs.describe import describe_position
+from swarm.runs.run_reader import RunFolder
+from swarm.tasks.exact_match import ExactMatch
+from tests.helpers import searches
+
+ROADS = "Roads: {} to {} 2 km. How far is {}?"
+SORTS = "Sort these numbers: {} {} {}."
+
+
+def prompts(count: int = 24) -> list[str]:
+    return [
+        (SORTS if i % 3 == 0 else ROADS).format(*(f"x{i * k % 17}" for k in (1, 2, 3)))
+        for i in range(count)
+    ]
+
+
+def router() -> PromptRouter:
+    found = fit_router(prompts())
+    assert found
+    return found
+
+
+def test_templates_are_routes_and_contents_are_not() -> None:
+    found = router()
+    assert len(found.names) == 2
+    routes = found.assign(["Sort these numbers: 8 9.", "How far is Rome? Roads: A to B 9 km."])
+    assert routes.tolist() == found.assign([prompts()[0], prompts()[1]]).tolist()
+    assert len(set(routes.tolist())) == 2
+    assert fit_router([one for one in prompts(40) if one.startswith("Sort")]) is None
+    assert fit_router(["", "", "", "", ""]) is None
+    words = "apple bread cedar drum eagle flute grape house island jelly kite lemon".split()
+    draw = np.random.default_rng(0)
+    assert fit_router([" ".join(draw.choice(words, 6)) for _ in range(60)]) is None
+
+
+def test_a_prompt_without_a_known_word_has_a_route() -> None:
+    numbers = [f"{i} + {i * 3} =" for i in range(12)]
+    found = fit_router([*prompts(), *numbers])
+    assert found and len(found.names) == 3 and "other" in found.names
+    assert found.names[found.assign(["7 - 2 =", ""])[0]] == "other"
+
+
+def test_a_router_is_read_as_written_and_nothing_else_is() -> None:
+    found = router()
+    again = read_router(json.loads(json.dumps(found.to_dict())))
+    assert again == found and again.digest() == found.digest()
+    assert again.assign(prompts()).tolist() == found.assign(prompts()).tolist()
+    for wrong in (
+        {},
+        {**found.to_dict(), "names": ["one"]},
+        {**found.to_dict(), "names": ["..", "a/b"]},
+        {**found.to_dict(), "weights": [1.0]},
+    ):
+        with pytest.raises(UserError, match=r"pool.routes: not a router"):
+            read_router(wrong)
+
+
+@pytest.mark.parametrize("value", [0, 17, True, 2.0, "two", None])
+def test_wrong_numbers_of_routes_are_refused(value: Any) -> None:
+    with pytest.raises(UserError, match=r"pool.routes=.*auto, or the number"):
+        parse_routes(value)
+
+
+def test_a_number_that_the_prompts_do_not_have_is_refused() -> None:
+    with pytest.raises(UserError, match=r"pool.routes=9: .*24 dev prompts"):
+        fit_router(prompts(), 9)
+    assert fit_router(prompts(), 1) is None
+
+
+@pytest.fixture
+def pool(tiny_llama: Path, tiny_pool: Path) -> Iterator[Pool]:
+    yield Pool(tiny_pool, space="delta", groups="kind", routes=router().to_dict()).open()
+
+
+def routed_position(pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+    """A position [R * D] and its rows [R, D]."""
+    size = len(pool.names) * len(pool.groups) // 2
+    rows = np.random.default_rng(1).normal(0, 0.7, (2, size))
+    return rows.reshape(-1), rows
+
+
+def open_engine(base: Path, pool: Pool, plan: str = "swap") -> HFEngine:
+    engine = HFEngine(plan=plan)
+    engine.open(BaseModel(str(base)), pool, "cpu")
+    return engine
+
+
+@pytest.mark.parametrize("plan", ["swap", "merged", "stacked"])
+@pytest.mark.parametrize("space", ["delta", "factor"])
+@pytest.mark.parametrize("choices", [(), (" yes", " no, not")])
+def test_each_prompt_is_answered_with_the_coefficients_of_its_route(
+    tiny_llama: Path, tiny_pool: Path, space: str, plan: str, choices: tuple[str, ...]
+) -> None:
+    routed = Pool(tiny_pool, space=space, groups="kind", routes=router().to_dict()).open()
+    plain = Pool(tiny_pool, space=space, groups="kind").open()
+    position, rows = routed_position(routed)
+    other = np.tile(rows[1], 2)
+    requests = [Request(text, 0 if choices else 5, choices) for text in prompts(7)]
+    requests.append(Request((Message("user", prompts(1)[0]),), 0 if choices else 5, choices))
+    found = open_engine(tiny_llama, routed, plan).generate(
+        np.array([position, other]), [requests, requests]
+    )
+    alone = open_engine(tiny_llama, plain, "swap")
+    each = alone.generate(rows, [requests, requests])
+    routes = router().assign([*prompts(7), prompts(1)[0]])
+    assert len(set(routes.tolist())) == 2
+    for mine, wanted in (
+        (found[0], [each[route][i] for i, route in enumerate(routes)]),
+        (found[1], each[1]),
+    ):
+        for one, expected in zip(mine, wanted, strict=True):
+            assert one.text == expected.text
+            assert np.allclose(one.logprobs, expected.logprobs, atol=1e-4)
+
+
+def test_a_position_that_is_not_finite_is_named(tiny_llama: Path, pool: Pool) -> None:
+    position, _ = routed_position(pool)
+    broken = position.copy()
+    broken[-1] = 1e38
+    engine = open_engine(tiny_llama, pool)
+    requests = [Request(text, 2) for text in prompts(4)]
+    with pytest.raises(NotFinite) as caught:
+        engine.generate(np.array([position, broken]), [requests, requests])
+    assert caught.value.position == 1
+
+
+@pytest.mark.parametrize("space", ["delta", "factor"])
+def test_a_gradient_is_that_of_each_route(tiny_llama: Path, tiny_pool: Path, space: str) -> None:
+    routed = Pool(tiny_pool, space=space, groups="kind", routes=router().to_dict()).open()
+    plain = Pool(tiny_pool, space=space, groups="kind").open()
+    position, rows = routed_position(routed)
+    examples = [
+        Example(text, (" 2", " 3 4") if i % 2 else (" the answer",), gold=0)
+        for i, text in enumerate(prompts(7))
+    ]
+    found = open_engine(tiny_llama, routed).compute_gradient(position, examples)
+    routes = router().assign(prompts(7))
+    engine = open_engine(tiny_llama, plain)
+    parts = [
+        engine.compute_gradient(
+            rows[route], [one for one, mine in zip(examples, routes, strict=True) if mine == route]
+        )
+        for route in range(2)
+    ]
+    assert found.loss == pytest.approx(sum(part.loss for part in parts), rel=1e-5)
+    assert np.allclose(found.slope, np.concatenate([part.slope for part in parts]), atol=1e-4)
+    assert np.abs(found.slope).min() > 0
+
+
+def test_the_swarm_composes_what_is_best_on_each_route() -> None:
+    swarm = ParticleSwarm(descent=None)
+    swarm.set_resources(SearchResources(routes=2))
+    swarm.start(3, seed=0, groups=4)
+    first = swarm.ask()
+    assert swarm.composed == 4 and swarm.evaluate.tolist() == [True] * 4 + [False]
+    values = np.array([[0.1, 0.9], [0.5, 0.0], [0.2, 0.9], [0.5, 0.3], [np.nan, np.nan]])
+    swarm.tell_routes(values)
+    swarm.tell(np.array([0.5, 0.25, 0.55, 0.4, np.nan]))
+    state = json.loads(json.dumps(swarm.state_dict()))
+    second = swarm.ask()
+    assert swarm.evaluate.tolist() == [False] * 4 + [True]
+    # Route 0: a tie, decided by the utility on all routes. Route 1: the same.
+    assert np.array_equal(second[4], np.concatenate([first[3][:6], first[2][6:]]))
+    assert np.array_equal(second[:4], first[:4])
+    again = ParticleSwarm(descent=None)
+    again.set_resources(SearchResources(routes=2))
+    again.start(3, seed=0, groups=4)
+    again.load_state_dict(state)
+    assert np.array_equal(again.ask(), second)
+    swarm.tell(np.array([np.nan] * 4 + [0.7]))
+    assert swarm.best_utility == 0.7
+    moved = swarm.ask()
+    assert swarm.evaluate.all() and not np.array_equal(moved[:4], first[:4])
+
+
+def task_file(folder: Path) -> Path:
+    """Questions of two kinds, with answers that an untrained model gives now and then."""
+    items = [
+        {"id": i, "question": text, "answer": "e" if i % 3 else "a"}
+        for i, text in enumerate(prompts(40))
+    ]
+    file = folder / "kinds.json"
+    file.write_text(json.dumps({"dev": items[:24], "test": items[24:]}))
+    return file
+
+
+def command(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any) -> list[str]:
+    """A search of the default swarm on questions of two kinds."""
+    keys: dict[str, Any] = {
+        "optimizer": "pso",
+        "optimizer__particles": "null",
+        "optimizer__soups": 1,
+        "optimizer__active": 1,
+        "optimizer__descent": "{_target_: swarm.optimizers.gradient.Descent, steps: 3, batch: 4}",
+        "optimizer__max_iterations": 4,
+        "pool__space": "delta",
+        "pool__groups": "auto",
+        "baselines": "[base,soup,routes]",
+        **more,
+    }
+    words = [
+        word
+        for word in searches.arguments(folder, base, pool, name, **keys)
+        if not word.startswith("task")
+    ]
+    task = ["task=nlgraph_mini", f"task.file={task_file(folder)}", "task.parser=original"]
+    return [*words, *task, "task.max_new_tokens=6"]
+
+
+def test_a_search_from_the_first_prompt_to_an_exported_adapter(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    done = searches.run(command(tmp_path, tiny_llama, tiny_pool))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 kinds of prompts" in done.stdout
+    folder = tmp_path / "search" / "run"
+    run = RunFolder(folder)
+    routes = run.config["pool"]["routes"]
+    assert len(routes["names"]) == 2 and len(run.groups) % 2 == 0
+    assert all(" / " in group for group in run.groups)
+    # The best of each route needs no answers: those of the first iteration are its own.
+    second = run.rounds[1]
+    composed = len(run.rounds[0]["positions"]) - 1
+    assert second["utilities"][composed] is not None and second["prompts_scored"] == 0
+    start = [one for one in run.rounds[0]["utilities"] if one is not None]
+    assert second["utilities"][composed] >= max(start)
+    found = read_routed_adapter(folder / f"particle_{composed}" / "personal_best")
+    assert found and [one.name for one in found[1]] == routes["names"]
+    assert "routes" in {one["name"] for one in run.metrics["baselines"]}
+    words = describe_position(run.experts, run.positions[1, composed].tolist(), run.groups)
+    assert all(f"{name}: " in words for name in routes["names"])
+    assert_saved_result_answers_alike(folder, composed, tiny_llama)
+    assert_every_export_works(folder, composed, tiny_llama, tmp_path)
+
+
+def assert_saved_result_answers_alike(folder: Path, particle: int, base: Path) -> None:
+    """The saved adapters, as a local model and as a candidate, answer as the search recorded."""
+    run, saved = RunFolder(folder), folder / f"particle_{particle}" / "personal_best"
+    index = run.find_best(particle)
+    rows = run.load_answers(index)
+    task = ExactMatch(
+        **{key: run.config["task"][key] for key in ("name", "file", "parser", "max_new_tokens")}
+    )
+    items = task.items("dev")
+    model = LocalModels(base=str(base)).get_model(str(saved))
+    assert isinstance(model, RoutedModel)
+    requests = [task.build_request(item) for item in items]
+    assert [one.text for one in model.generate(requests)] == [row["text"] for row in rows]
+    assert len(model.embed(["Sort these numbers: 1", "How far is it?"])) == 2
+    assert model.fingerprint() != LocalModels(base=str(base)).get_model("base").fingerprint()
+    best = BestCandidate(str(folder))
+    best.check(task)
+    best.open("cpu")
+    (scores,) = best.score_items(task, items, JobUsage())
+    expected = [row["text"] for row in run.load_answers(run.find_best())]
+    assert [score.text for score in scores] == expected
+
+
+def assert_every_export_works(folder: Path, particle: int, base: Path, home: Path) -> None:
+    from swarm.export.export import Export
+
+    Export(str(folder), str(home / "all"), particle=particle, base=str(base)).write()
+    routed = read_routed_adapter(home / "all")
+    assert routed
+    card = (home / "all" / "README.md").read_text()
+    assert "Prompts of different kinds" in card and ROUTER_FILE in card
+    name = routed[0].names[1]
+    Export(str(folder), str(home / "one"), particle=particle, base=str(base), route=name).write()
+    assert read_adapter(home / "one").shapes == read_adapter(routed[1][1]).shapes
+    with pytest.raises(UserError, match=r"format=merged: .*route=NAME"):
+        Export(str(folder), str(home / "x"), "merged", particle=particle)
+    with pytest.raises(UserError, match=r"route=nothing: .* has these routes"):
+        Export(str(folder), str(home / "x"), particle=particle, route="nothing")
+    Export(str(folder), str(home / "y"), "merged", particle, base=str(base), route=name).write()
+    elites = Pool(folder.parents[1] / "none", elites=str(folder), elite_count=9)
+    assert elites is not None
+
+
+@pytest.mark.slow
+def test_a_killed_search_with_routes_ends_alike(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    whole = command(tmp_path, tiny_llama, tiny_pool, "whole", test="false", baselines="[]")
+    assert searches.run(whole).returncode == 0
+    killed = command(tmp_path, tiny_llama, tiny_pool, "killed", test="false", baselines="[]")
+    kills = searches.run_killed(killed, tmp_path / "search" / "killed", few=True)
+    assert kills
+    first, second = (tmp_path / "search" / name for name in ("whole", "killed"))
+    assert searches.differences(first, second) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"pool__routes": 9}, "pool.routes=9"),
+        ({"pool__routes": "some"}, "pool.routes='some'"),
+    ],
+)
+def test_a_search_refuses_routes_that_it_cannot_have(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    done = searches.run(command(tmp_path, tiny_llama, tiny_pool, **keys))
+    assert done.returncode == 1 and message in done.stderr
+    assert not (tmp_path / "search").exists()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"pool__routes": 1},
+        {"pool__space": "factor"},
+        {"optimizer__soups": 0},
+    ],
+)
+def test_these_searches_have_one_route(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    words = command(
+        tmp_path, tiny_llama, tiny_pool, test="false", optimizer__max_iterations=1, **keys
+    )
+    done = searches.run(words)
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(tmp_path / "search" / "run").config["pool"]["routes"] == 1
+
+
+def test_other_optimizers_have_the_routes_that_are_asked_for(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    words = searches.arguments(
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        optimizer="random",
+        pool__space="delta",
+        pool__routes=2,
+        optimizer__max_iterations=1,
+        test="false",
+    )
+    words = [word for word in words if not word.startswith("task")]
+    task = ["task=nlgraph_mini", f"task.file={task_file(tmp_path)}", "task.max_new_tokens=4"]
+    done = searches.run([*words, *task])
+    assert done.returncode == 0, done.stderr
+    run = RunFolder(tmp_path / "search" / "run")
+    assert len(run.groups) == 2 and run.positions.shape[2] == 2 * len(run.experts)
+
+
+def test_the_shipped_keys_say_what_routes_are() -> None:
+    shipped = yaml.safe_load((searches.ROOT / "conf/pool/adapters.yaml").read_text())
+    assert shipped["routes"] == "auto"

@@ -316,7 +316,7 @@ def find_missing(suite: Suite, some: Sequence[SuiteCell]) -> list[SuiteCell]:
         path = result_path(suite, cell)
         if not path.is_file():
             found.append(cell)
-        elif json.loads(path.read_text())["words"] != cell_words(suite, cell):
+        elif not _same_settings(json.loads(path.read_text())["words"], cell_words(suite, cell)):
             other.append(path)
     if other:
         raise UserError(
@@ -324,6 +324,18 @@ def find_missing(suite: Suite, some: Sequence[SuiteCell]) -> list[SuiteCell]:
             "them to run them again, or set another folder by results="
         )
     return found
+
+
+DTYPE_WORD = "model.dtype="
+"""Beginning of the word that results of one suite may differ in: not every CPU has bfloat16."""
+
+
+def _same_settings(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Return whether two results have equal settings but for the type of the weights."""
+    one, other = (
+        [word for word in words if not word.startswith(DTYPE_WORD)] for words in (first, second)
+    )
+    return one == other
 
 
 def describe_missing_time(suite: Suite, missing: Sequence[SuiteCell]) -> list[str]:

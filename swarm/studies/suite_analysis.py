@@ -5,6 +5,7 @@ without models or data.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +19,7 @@ from swarm.errors import UserError
 from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
 from swarm.stats.significance import exact_sign_flip_p, holm_correction, interval_over_seeds
-from swarm.studies.suite import Suite, list_cells, result_path
+from swarm.studies.suite import Suite, list_cells, read_dtype, result_path
 
 SIGNIFICANCE_LEVEL = 0.01
 """A difference counts as a win or a loss if Holm's p value is below this."""
@@ -93,7 +94,7 @@ def analyse_suite(suite: Suite) -> dict[str, Any]:
         "blocks" (one per table; see `_summarize_block`), "summaries" (one per number of dev items
         and
         budget: every method's mean rank, wins and losses, dev minus test) and "expected"/"there",
-        the number of planned and of existing results.
+        the number of planned and of existing results; "dtypes", their number by model.dtype.
     """
     found = load_results(suite)
     blocks = [_summarize_block(suite, block, records) for block, records in found.items()]
@@ -110,13 +111,16 @@ def analyse_suite(suite: Suite) -> dict[str, Any]:
         for dev, budget in _list_sheets(suite)
     ]
     some = list_cells(suite)
+    paths = [path for cell in some if (path := result_path(suite, cell)).is_file()]
+    dtypes = Counter(read_dtype(json.loads(path.read_text())["words"]) for path in paths)
     return {
         "suite": suite.name,
         "seeds": suite.seeds,
         "unit": suite.unit,
         "references": list(suite.references),
         "expected": len(some),
-        "there": sum(result_path(suite, cell).is_file() for cell in some),
+        "there": len(paths),
+        "dtypes": dict(dtypes),
         "blocks": blocks,
         "summaries": [one for one in summaries if one["methods"]],
     }
@@ -366,6 +370,9 @@ def format_summary(found: Mapping[str, Any]) -> list[str]:
         f"{found['there']} of {found['expected']} results; {found['seeds']} seeds planned. In "
         "parentheses: the seeds done, where there are fewer."
     ]
+    if len(found["dtypes"]) > 1:
+        kinds = (f"{count} in {dtype}" for dtype, count in sorted(found["dtypes"].items()))
+        lines[0] += f" {', '.join(kinds)}."
     for one in found["summaries"]:
         of = [block for block in found["blocks"] if _is_in_summary(one, block)]
         dev = f", {one['dev_items']} dev items" if one["dev_items"] else ""

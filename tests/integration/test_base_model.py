@@ -1,6 +1,7 @@
 """The base model: which folder it resolves to, and how it is opened."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -162,7 +163,13 @@ def test_fingerprint_follows_config_and_layout(
     own = BaseModel(str(tiny_llama)).fingerprint()
     assert len(own) == 16 and own == BaseModel(str(copy)).fingerprint()
     assert own != BaseModel(str(tiny_qwen2)).fingerprint()
-    (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
+    config = json.loads((copy / "config.json").read_text())
+    written = {**config, "transformers_version": "another, which wrote the same"}
+    (copy / "config.json").write_text(json.dumps(written))
+    assert own == BaseModel(str(copy)).fingerprint()
+    (copy / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
+    assert own != BaseModel(str(copy)).fingerprint()
+    (copy / "config.json").write_text("{")
     assert own != BaseModel(str(copy)).fingerprint()
 
 

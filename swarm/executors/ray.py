@@ -9,11 +9,12 @@ import logging
 import os
 import socket
 import tempfile
+import threading
 import time
 import traceback
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,9 @@ def import_ray() -> Any:
     """
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # If a connection to raylet fails, Ray ends this process silently unless this pid is alive; by
+    # default it takes the parent's, and a parent that is process 1, as after nohup, for a dead one.
+    os.environ.setdefault("RAY_RAYLET_PID", str(os.getpid()))
     try:
         import ray
     except ImportError:
@@ -167,11 +171,12 @@ def list_nodes() -> list[dict[str, float]]:
     return [dict(n["Resources"]) for n in import_ray().nodes() if n["Alive"]]
 
 
-def is_node_alive() -> bool:
-    """Return whether Ray's process on this machine (raylet) is alive, according to the cluster."""
+def this_node() -> dict[str, Any]:
+    """Return what the cluster knows of Ray's process on this machine (raylet)."""
     ray = import_ray()
     here = ray.get_runtime_context().get_node_id()
-    return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here)
+    found: dict[str, Any] = next(node for node in ray.nodes() if node["NodeID"] == here)
+    return found
 
 
 def find_head() -> str:
@@ -190,6 +195,42 @@ def is_open(address: str) -> bool:
             return True
     except OSError:
         return False
+
+
+class RayletWatch(threading.Thread):
+    """Notices the end of Ray's process on this machine (raylet) long before the cluster does.
+
+    Args:
+        release: Called at that end; has to let go of every object that this process has stored.
+            Ray tries to restore those that are left when the cluster reports the end (by default
+            after 15 s), fails, as they were in raylet, and ends this process without a message.
+
+    Attributes:
+        lost: Whether raylet has ended.
+    """
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._release, self._closing, self.lost = release, False, False
+        self._line = socket.socket(socket.AF_UNIX)
+        self._line.connect(this_node()["ObjectStoreSocketName"])
+        self.start()
+
+    def run(self) -> None:
+        """Wait for the end of a connection on which nothing is sent."""
+        with contextlib.suppress(ConnectionError):
+            self._line.recv(1)
+        if not self._closing:
+            self.lost = True
+            self._release()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing = True
+        with contextlib.suppress(OSError):  # raylet has ended
+            self._line.shutdown(socket.SHUT_RDWR)
+        self.join()
+        self._line.close()
 
 
 def describe_resources() -> str:
@@ -287,6 +328,11 @@ log = logging.getLogger(__name__)
 
 EXPERT_TRANSFERS = ("path", "store")
 
+RAYLET_LOST = (
+    "Ray's process raylet, which runs the workers of this machine, was killed (by a user, or by "
+    "the system for lack of memory)"
+)
+
 LOOK_S, MOST_SILENT = 5.0, 3
 """Seconds between two connections to the cluster's head, and the maximum of failures in a row.
 
@@ -368,6 +414,7 @@ class RayExecutor:
         self._head, self._checked_at, self._silent = "", 0.0, 0
         self._workers: list[RayWorkerSlot] = []
         self._stored: list[Any] = []
+        self._watch: RayletWatch | None = None
 
     def open(self, worker: Worker) -> None:
         """See `swarm.executors.Executor`; joins the cluster and schedules every worker."""
@@ -380,6 +427,8 @@ class RayExecutor:
         share, count = self._plan_workers(worker)
         # Holding the references prevents their eviction: a restarted actor needs the objects again.
         self._stored = [self._ray.put(one) for one in (worker, packed) if one]
+        if self._head:  # a client (ray://) has stored the objects elsewhere
+            self._watch = RayletWatch(self._release_stored)
         self._arguments = ("cuda:0" if share else "cpu", self._threads, os.getcwd())
         self._kind = self._ray.remote(RayWorker).options(
             num_gpus=share,
@@ -421,6 +470,7 @@ class RayExecutor:
             return
         refs = [worker.ref for worker in fresh]
         _, missing = self._ray.wait(refs, num_returns=len(refs), timeout=self._wait_s)
+        self._check_raylet()
         if missing:
             self._raise_wait_timeout(len(missing))
 
@@ -460,6 +510,7 @@ class RayExecutor:
             self._look_for_head()
             wait_s = LOOK_S if busy else min(LOOK_S, max(0.0, until - time.monotonic()))
             finished, _ = self._ray.wait(list(owing), num_returns=1, timeout=wait_s)
+            self._check_raylet()
             if not finished and not busy and time.monotonic() >= until:
                 self._raise_wait_timeout(len(owing))
         worker = owing[finished[0]]
@@ -503,14 +554,27 @@ class RayExecutor:
                 "cluster, unless this search started it; rerun the same command to resume"
             )
 
+    def _release_stored(self) -> None:
+        """Let go of the stored objects; the jobs in progress hold them too, until they fail."""
+        self._stored.clear()
+        for worker in self._workers:
+            if (actor := worker.actor) is not None:
+                self._ray.kill(actor)
+
+    def _check_raylet(self) -> None:
+        """Check that Ray's process on this machine is alive; all workers end with it.
+
+        Raises:
+            UserError: It has ended.
+        """
+        if self._watch and self._watch.lost:
+            raise UserError(f"executor=ray: {RAYLET_LOST}; rerun the same command to resume")
+
     def _why_none_is_left(self, error: Exception) -> str:
         """Return why the last worker died and is not restarted."""
         with contextlib.suppress(Exception):  # Ray raises various errors after its own end
-            if not is_node_alive():
-                return (
-                    "Ray's process raylet, which runs the workers of this machine, was killed "
-                    "(by a user, or by the system for lack of memory)"
-                )
+            if not this_node()["Alive"]:
+                return RAYLET_LOST
         message = " ".join(str(error).split())
         if "owner has died" in message or "node has died" in message:
             return f"Ray lost the machine of the last worker: {message[-200:]}"
@@ -553,6 +617,9 @@ class RayExecutor:
 
     def close(self) -> None:
         """See `swarm.executors.Executor`; also ends a cluster that was started here."""
+        if self._watch:
+            self._watch.close()
+            self._watch = None
         for worker in self._workers:
             self._stop_worker(worker)
         self._workers, self._stored = [], []

@@ -138,7 +138,7 @@ def test_a_process_of_rays_own_that_is_killed_is_named(
         "executor": "ray",
         "executor__workers": 1,
     }
-    # By default Ray takes 15 s to see that a node has died.
+    # By default Ray takes 15 s to see that a node has died; only then it may end the search itself.
     monkeypatch.setenv("RAY_health_check_period_ms", "500")
     monkeypatch.setenv("RAY_health_check_failure_threshold", "3")
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, **more)
@@ -151,6 +151,50 @@ def test_a_process_of_rays_own_that_is_killed_is_named(
     assert "rerun the same command to resume" in said
     state = read_state(tmp_path / "search" / "run")
     assert state and state["finished"] is None and state["rounds"]
+
+
+OUTLIVES = """
+import os, signal, sys, time
+from pathlib import Path
+import test_executors
+from swarm.errors import UserError
+from swarm.executors.ray import RayExecutor, import_ray, this_node
+
+executor = RayExecutor(workers=1)
+executor.open(test_executors.recipe(*map(Path, sys.argv[1:]), test_executors.Broken("dies", 7)))
+# A job in progress holds the stored objects too; it takes seconds to load the model.
+(slot,) = executor._workers
+slot.ref = slot.actor.run.remote(test_executors.jobs(1)[0], executor._stored)
+started = import_ray()._private.worker._global_node.all_processes
+os.kill(started["raylet"][0].process.pid, signal.SIGKILL)
+while this_node()["Alive"]:
+    time.sleep(0.1)
+time.sleep(0.5)
+try:
+    list(executor.map(test_executors.jobs(1)))
+except UserError as error:
+    print(error)
+executor.close()
+print("closed")
+"""
+
+
+def test_a_process_outlives_raylet_when_ray_sees_its_death_first(
+    tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """Also one whose parent has ended, as with nohup: Ray takes process 1 for a dead raylet."""
+    places = [searches.ROOT, searches.HELPERS, Path(test_executors.__file__).parent]
+    seen = searches.environment(
+        PYTHONPATH=os.pathsep.join(map(str, places)),
+        RAY_health_check_period_ms="500",
+        RAY_health_check_failure_threshold="3",
+    )
+    command = [warm_python.COLD, "-c", OUTLIVES, str(tiny_llama), str(tiny_pool)]
+    shell = ["sh", "-c", '"$@" &', "sh", *command]
+    done = subprocess.run(shell, capture_output=True, text=True, env=seen, timeout=120)
+    assert done.stdout.endswith("\nclosed\n") and done.stderr == "", done.stdout + done.stderr
+    said = done.stdout.splitlines()[-2]  # Ray may print the end of raylet's log before
+    assert "Ray's process raylet" in said and "rerun the same command to resume" in said
 
 
 def test_a_job_that_kills_three_workers_ends_the_run(

@@ -165,6 +165,7 @@ executor.open(test_executors.recipe(*map(Path, sys.argv[1:]), test_executors.Bro
 # A job in progress holds the stored objects too; it takes seconds to load the model.
 (slot,) = executor._workers
 slot.ref = slot.actor.run.remote(test_executors.jobs(1)[0], executor._stored)
+time.sleep(1)
 started = import_ray()._private.worker._global_node.all_processes
 os.kill(started["raylet"][0].process.pid, signal.SIGKILL)
 while this_node()["Alive"]:

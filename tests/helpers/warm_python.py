@@ -94,8 +94,8 @@ def ask(cold: str, address: str, warm_with: dict[str, str]) -> None:
     """What the warm Python does when it is started: have its arguments run, and end as they do."""
     words = sys.argv[1:]
     first, second = [*words, "", ""][:2]
-    # Not a package's file: Ray ends the whole process group of its worker, here the server's.
     ours = first.endswith(".py") and ROOT in Path(first).absolute().parents
+    # With .venv below ROOT, Ray's workers would be too; Ray ends their process group, the server's.
     ours = ours and "site-packages" not in first
     module = first == "-m" and second.startswith("swarm")
     spawned = first == "-c" and second.startswith("from multiprocessing.spawn import spawn_main")

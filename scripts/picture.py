@@ -1,6 +1,6 @@
 """Draws a run's terminal as an SVG: what it printed, or, with live, its view in the midst of it.
 
-picture.py search/quickstart quickstart.svg
+picture.py search/nlgraph search.svg
 picture.py search/quickstart live.svg live
 """
 

@@ -31,7 +31,7 @@ from swarm.runs.describe import (
     conclude_test,
     describe_position,
     list_caveats,
-    mean_by_route,
+    route_means,
 )
 
 UNQUOTED_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_/.][\w/.@-]*", re.IGNORECASE)
@@ -394,7 +394,7 @@ class ModelCard:
         described = describe_position(names, note["coefficients"], groups)
         rows = np.reshape(note["coefficients"], (len(groups), len(names)))
         if self.source.routes:
-            groups, rows = mean_by_route(groups, note["coefficients"])
+            groups, rows = route_means(groups, note["coefficients"])
         heads = ["expert", "coefficient"] if len(groups) == 1 else ["expert", *groups]
         cells = [[name, *(f"{c:.4f}" for c in rows[:, i])] for i, name in enumerate(names)]
         if len(groups) > len(names):

@@ -78,16 +78,12 @@ class ExportSource:
             names = ", ".join(self.routes) or "none: it is one adapter, omit route"
             raise UserError(f"route={name}: {self.folder} has these routes: {names}")
         groups, count = self.note.get("groups", []), len(self.note.get("experts", []))
-        mine = group_by_route(groups)[name]
-        note = {
-            **self.note,
-            "groups": [groups[index].partition(ROUTE_SEPARATOR)[2] for index in mine],
-            "coefficients": [
-                one
-                for index in mine
-                for one in self.note["coefficients"][index * count : (index + 1) * count]
-            ],
-        }
+        mine = group_by_route(groups).get(name, [])
+        note = dict(self.note)
+        if mine:
+            rows = [note["coefficients"][i * count : (i + 1) * count] for i in mine]
+            note["groups"] = [groups[index].partition(ROUTE_SEPARATOR)[2] for index in mine]
+            note["coefficients"] = [one for row in rows for one in row]
         return replace(
             self,
             folder=self.folder / name,

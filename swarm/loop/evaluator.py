@@ -384,11 +384,13 @@ class EvaluatedPositions:
 
     Args:
         item_routes: Route of each searched dev item; `None` without routes.
+        routes: Number of routes, some of which may have no item.
     """
 
-    def __init__(self, record: RunRecord, item_routes: np.ndarray | None = None) -> None:
-        self._record, self._item_routes = record, item_routes
-        self._routes = 1 if item_routes is None else int(item_routes.max()) + 1
+    def __init__(
+        self, record: RunRecord, item_routes: np.ndarray | None = None, routes: int = 1
+    ) -> None:
+        self._record, self._item_routes, self._routes = record, item_routes, routes
         self._places: dict[tuple[int, str], ParticleIndex] = {}
 
     def __contains__(self, position: Sequence[float] | np.ndarray) -> bool:
@@ -396,7 +398,8 @@ class EvaluatedPositions:
 
     def _keys(self, position: Sequence[float] | np.ndarray) -> list[tuple[int, str]]:
         rows = np.reshape(np.asarray(position, dtype=float), (self._routes, -1))
-        return [(route, position_key(row.tolist())) for route, row in enumerate(rows)]
+        used = range(1) if self._item_routes is None else np.unique(self._item_routes).tolist()
+        return [(route, position_key(rows[route].tolist())) for route in used]
 
     def add_iteration(
         self,
@@ -430,18 +433,19 @@ class EvaluatedPositions:
 
 
 def mean_by_route(
-    scores: Mapping[int, Sequence[Score]], item_routes: np.ndarray, count: int
+    scores: Mapping[int, Sequence[Score]], item_routes: np.ndarray, routes: int, count: int
 ) -> np.ndarray:
     """Return the mean values [N, R] of N = `count` positions on the items of each route.
 
     Args:
         scores: Scores of all items by position; the others' values are NaN.
-        item_routes: Route of each item.
+        item_routes: Route of each item; a route without items is NaN.
+        routes: R.
     """
-    found = np.full((count, int(item_routes.max()) + 1), np.nan)
+    found = np.full((count, routes), np.nan)
     for i, mine in scores.items():
         values = np.array([score.value for score in mine])
-        for route in range(found.shape[1]):
+        for route in np.unique(item_routes).tolist():
             found[i, route] = values[item_routes == route].mean()
     return found
 

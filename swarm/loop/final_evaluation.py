@@ -37,6 +37,7 @@ class FinalEvaluation:
             are scored again in that of `model.dtype`, on which the verdict rests. `None`: it asked
             in the latter.
         item_routes: The route of each searched item; `None` without routes.
+        routes: Number of routes.
     """
 
     record: RunRecord
@@ -49,6 +50,7 @@ class FinalEvaluation:
     by_kept: bool = False
     precision: str | None = None
     item_routes: np.ndarray | None = None
+    routes: int = 1
     _dev: dict[ParticleIndex, list[Score]] = field(default_factory=dict)
 
     @property

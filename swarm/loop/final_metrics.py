@@ -300,10 +300,11 @@ def _best_expert_by_route(ending: FinalEvaluation) -> tuple[list[float], list[Sc
     routes = ending.item_routes
     assert routes is not None
     answers = [ending.dev_scores((0, i)) for i in range(ending.record.state["own"])]
-    values = mean_by_route(dict(enumerate(answers)), routes, len(answers))
+    values = mean_by_route(dict(enumerate(answers)), routes, ending.routes, len(answers))
     rows = np.array([ending.record.position_at((0, i)) for i in range(len(answers))])
     parts = rows.reshape(len(answers), values.shape[1], -1)
-    best = values.argmax(axis=0)
+    # A route without items has the first expert.
+    best = np.where(np.isnan(values), -np.inf, values).argmax(axis=0)
     position = [parts[expert, route] for route, expert in enumerate(best)]
     dev = [answers[best[route]][i] for i, route in enumerate(routes.tolist())]
     return np.concatenate(position).tolist(), dev

@@ -267,7 +267,7 @@ class Run:
             self._searched,
             self.seed,
         )
-        self._known = EvaluatedPositions(self.record, self._item_routes)
+        self._known = EvaluatedPositions(self.record, self._item_routes, self._routes)
         check_objectives(self.optimizer, self.task)
         self.racing.check_raceable(self.task, self.optimizer)
         return len(self._searched)
@@ -283,7 +283,7 @@ class Run:
     def _run_iterations(self) -> None:
         try:
             while (
-                reason := self.optimizer.stop_reason() or self.budget.exhausted_reason(self.record)
+                reason := self.optimizer.stop_reason() or self._budget_exhausted_reason()
             ) is None:
                 self._run_iteration(len(self.record.iterations))
         except KeyboardInterrupt:
@@ -296,6 +296,16 @@ class Run:
         self.record.state["finished"] = reason
         self.record.save_state()
         self.reporter.on_search_end(reason)
+
+    @property
+    def _routes(self) -> int:
+        router = getattr(self.pool, "router", None)
+        return len(router.names) if router else 1
+
+    def _budget_exhausted_reason(self) -> str | None:
+        """Return why the budget ends the search; a position whose answers are known is free."""
+        free = isinstance(self.optimizer, SupportsRoutes) and self.optimizer.composes_next
+        return None if free else self.budget.exhausted_reason(self.record)
 
     def _run_iteration(self, number: int) -> None:
         began, shared = time.monotonic(), self._evaluate.shared
@@ -335,7 +345,9 @@ class Run:
         objectives = compute_objectives(self.task, raced.complete_scores(), len(positions))
         if self._item_routes is not None and isinstance(self.optimizer, SupportsRoutes):
             self.optimizer.tell_routes(
-                mean_by_route(raced.complete_scores(), self._item_routes, len(positions))
+                mean_by_route(
+                    raced.complete_scores(), self._item_routes, self._routes, len(positions)
+                )
             )
         tell_optimizer(self.optimizer, utilities, raced.stopped, objectives)
         dev = [self.task.items("dev")[index] for index in self._searched]
@@ -395,10 +407,9 @@ class Run:
 
         limit = (self.optimizer.max_iterations + 1) * len(positions)
         limit = min(limit, self.budget.max_positions) if self.budget.prompts else limit
-        # The finalists and the best expert; two baselines need the other experts, too.
-        repeated = (
-            FINALIST_COUNT + 1 + count * bool({"experts", "recipe"} & {*self._tested_baselines()})
-        )
+        # The finalists and the best expert; three baselines need the other experts, too.
+        with_experts = {"experts", "recipe", "routes"} & {*self._tested_baselines()}
+        repeated = FINALIST_COUNT + 1 + count * bool(with_experts)
         found = choose_precision(ask, count, self._searched, limit, repeated)
         if "agreement" in found:
             self.record.state["precision"] = found
@@ -490,6 +501,7 @@ class Run:
                 self.choose == "kept",
                 self.precision,
                 self._item_routes,
+                self._routes,
             )
             ending.choose_bests()
             self.record.write_outputs(self.pool)

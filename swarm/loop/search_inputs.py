@@ -160,6 +160,12 @@ def start_optimizer(
             f"{NORM_LIMIT:.0f} times as large as the pool's median: they count less in soups and "
             "move less (python -m swarm.pool check; pool.experts leaves experts out)"
         )
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if resources.routes > 1 and getattr(inner, "composed", 0) is None:
+        notes.append(
+            "no particle is composed of the best for each kind of prompt: optimizer.particles is "
+            "below one for each expert, soup and start and one more; null is enough"
+        )
     if isinstance(pool, Pool) and pool.router:
         kinds = ", ".join(pool.router.names)
         notes.append(

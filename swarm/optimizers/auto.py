@@ -138,6 +138,11 @@ class AutoOptimizer:
             not self.resources.black_box or self._mutation_affordable()
         )
 
+    @property
+    def composes_next(self) -> bool:
+        """See `SupportsRoutes`."""
+        return isinstance(self._inner, ParticleSwarm) and self._inner.composes_next
+
     def tell_routes(self, values: np.ndarray) -> None:
         """See `SupportsRoutes`."""
         if isinstance(self.inner_optimizer, ParticleSwarm):

@@ -326,9 +326,13 @@ class SupportsRoutes(Protocol):
 
     Attributes:
         composes_routes: Whether it does so with its options; valid before `start`.
+        composes_next: Whether the next `ask` is that position alone, whose answers are known.
     """
 
     composes_routes: bool
+
+    @property
+    def composes_next(self) -> bool: ...
 
     def tell_routes(self, values: np.ndarray) -> None:
         """Set the mean values [N, R] of the last ask on the items of each route, before `tell`.

@@ -200,11 +200,14 @@ class ParticleSwarm(ParticleSwarmOptions):
             best = self.personal_utilities
             rank = np.argsort(np.where(np.isnan(best), np.inf, -best), kind="stable")
             self.moving = np.isin(np.arange(len(u)), rank[: self.most_active])
-        if self.iteration:
+        if self.iteration > self._last_start:
             decayed = self.current_step_length * self.step_length_factor ** self._moving_share()
             self.current_step_length = float(max(decayed, self.minimum_step_length))
         elif self.starting_velocity == "best" and self.best_position is not None:
-            self.velocities = freeze_array(self.best_position - self.positions)
+            v = self.best_position - self.positions
+            if self.composed is not None:
+                v[self.composed] = 0.0
+            self.velocities = freeze_array(v)
         self.has_utilities = True
 
     def stop_reason(self) -> str | None:
@@ -303,6 +306,11 @@ class ParticleSwarm(ParticleSwarmOptions):
     def tell_routes(self, values: np.ndarray) -> None:
         """See `swarm.optimizers.base.SupportsRoutes`."""
         self._by_route = values
+
+    @property
+    def composes_next(self) -> bool:
+        """See `swarm.optimizers.base.SupportsRoutes`."""
+        return self.composed is not None and not self.iteration and self.has_utilities
 
     @property
     def _last_start(self) -> int:
@@ -448,7 +456,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         counts = (
             (measured | stopped | self.count_skipped)
             & self._moving_particles(self.iteration)
-            & (self.iteration > 0)
+            & (self.iteration > self._last_start)
         )
         self.stale = np.where(better, 0, self.stale + counts)
         self.cooling = np.maximum(self.cooling - counts, 0)

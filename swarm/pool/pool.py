@@ -333,6 +333,11 @@ class Pool:
         belong to, or its name; see `swarm.pool.discovery.check_base_models`. Raises UserError,
         naming the folder, for an expert that cannot be combined with the others.
         """
+        if type(self._routes) is int and self._routes > 1 and self.router is None:
+            raise UserError(
+                f"pool.routes={self._routes}: a search fits the router to its prompts; elsewhere "
+                "use 1, or what the config.json of a search has as pool.routes"
+            )
         names = find_experts(self.folder, self.experts)
         experts = [read_adapter(self.folder / name) for name in names]
         elites = self._elites.load_adapters(names)

@@ -36,6 +36,9 @@ LEAST_WORDS, LEAST_PROMPTS = 2, 2
 
 WORD_PATTERN = re.compile(r"[^\W\d_]{2,}")
 
+MAX_NAME = 24
+"""Maximum number of letters of a route's name, which is that of a folder."""
+
 NO_WORDS = "other"
 """Name of the route of prompts without any word that counts."""
 
@@ -110,7 +113,9 @@ def read_router(values: Mapping[str, Any]) -> PromptRouter:
         )
         width = len(router.words) + 1
         fits = len(router.weights) == width - 1 and len(router.names) == len(router.centroids) > 1
-        safe = all(re.fullmatch(r"\w+", name) for name in router.names)
+        safe = all(re.fullmatch(r"\w{1,40}", name) for name in router.names)
+        safe = safe and len(set(router.names)) == len(router.names)
+        safe = safe and bool(np.isfinite([*router.weights, *sum(router.centroids, ())]).all())
         if not fits or not safe or any(len(row) != width for row in router.centroids):
             raise ValueError
     except (KeyError, TypeError, ValueError):
@@ -267,6 +272,7 @@ def _name_routes(centroids: np.ndarray, words: Sequence[str]) -> tuple[str, ...]
     for row, rest in zip(centroids, others, strict=True):
         best = [columns[i] for i in np.argsort(rest - row, kind="stable")[:3] if row[i] > rest[i]]
         word = best[0] if best[0] == NO_WORDS else max(best, key=len)
+        word = word[:MAX_NAME]
         same = sum(name.partition("_")[0] == word for name in found)
         found.append(f"{word}_{same + 1}" if same else word)
     return tuple(found)

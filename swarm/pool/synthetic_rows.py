@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from swarm._util.files import find_path
 from swarm.errors import UserError
 from swarm.merging.lora_math import update_norm
-from swarm.pool.adapter import Adapter, read_adapter, read_routed_adapter
+from swarm.pool.adapter import ROUTER_FILE, Adapter, read_adapter
 from swarm.runs.manifest import verify_run_file
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class EliteExperts:
         """Return the adapters, best first, named elite_0 and so on.
 
         Of equal positions the first particle's counts; a position that is one of `experts` alone is
-        skipped; of a routed position each route's adapter is an elite. Raises UserError if the
-        folder is not a run's, or has no elite.
+        skipped, and so are positions of several routes, which are no single adapter. Raises
+        UserError if the folder is not a run's, or has no elite.
         """
         if self.elites is None:
             return []
@@ -53,21 +53,18 @@ class EliteExperts:
         ranked = sorted(found, key=lambda one: (-one["validation_utility"], one["particle"]))
         chosen: dict[str, Path] = {}
         for facts in ranked:
-            if not _is_single_expert(facts, experts):
+            routed = (facts["folder"] / ROUTER_FILE).is_file()
+            if not routed and not _is_single_expert(facts, experts):
                 chosen.setdefault(json.dumps(facts["coefficients"]), facts["folder"])
         if not chosen:
             raise UserError(
-                f"pool.elites: all personal bests in {run} are experts of this pool; "
-                "choose another run or null"
+                f"pool.elites: all personal bests in {run} are experts of this pool, or have "
+                "several routes (search with pool.routes=1); choose another run or null"
             )
         folders = list(chosen.values())[: self.elite_count]
         for folder in folders:
             verify_run_file(folder)
-        parts = []
-        for folder in folders:
-            routed = read_routed_adapter(folder)
-            parts += routed[1] if routed else [folder]
-        return [replace(read_adapter(one), name=f"elite_{i}") for i, one in enumerate(parts)]
+        return [replace(read_adapter(one), name=f"elite_{i}") for i, one in enumerate(folders)]
 
 
 def _find_personal_bests(run: Path) -> list[Path]:

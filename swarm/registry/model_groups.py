@@ -179,8 +179,8 @@ class RoutedGroup(AdapterGroup):
 
     @property
     def group_key(self) -> object:
-        """See `ModelGroup.group_key`; the engine has one router, so the folder is alone."""
-        return self.base, self.folder
+        """See `ModelGroup.group_key`; unique, as the engine has one router."""
+        return self.base, self.folder, tuple(self.places)
 
     def load(self, device: str, engine: HFEngine | None = None) -> HFEngine:
         """See `ModelGroup.load`."""

@@ -36,7 +36,7 @@ def group_by_route(groups: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def mean_by_route(groups: Sequence[str], position: Sequence[float]) -> tuple[list[str], np.ndarray]:
+def route_means(groups: Sequence[str], position: Sequence[float]) -> tuple[list[str], np.ndarray]:
     """Return the routes' names, and the mean coefficients [R, K] over each route's groups.
 
     Args:
@@ -62,7 +62,7 @@ def describe_position(
     rows = np.reshape(np.asarray(position, dtype=np.float64), (len(groups), len(experts)))
     if len(rows) == 1 or len({tuple(row) for row in rows}) == 1:
         return _describe_coefficients(experts, rows[0])
-    routes, means = mean_by_route(groups, position)
+    routes, means = route_means(groups, position)
     if len(routes) > 1:
         described = (
             f"{name}: {_describe_coefficients(experts, row, MAX_SHARES)}"

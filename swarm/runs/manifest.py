@@ -127,7 +127,7 @@ class Manifest:
     def add_checksums(self, prefix: str) -> None:
         """Compute the checksum of a file, or of all files in a folder, if it exists."""
         full_path = self.folder / prefix
-        files = sorted(full_path.iterdir()) if full_path.is_dir() else [full_path]
+        files = sorted(full_path.rglob("*")) if full_path.is_dir() else [full_path]
         for file in files:
             if file.is_file():
                 self.sums[file.relative_to(self.folder).as_posix()] = hash_file(file)
@@ -182,7 +182,8 @@ def verify_run_file(file: Path) -> None:
         UserError: It has changed, or the run has lost its checksums.
     """
     full_path = file.absolute()
-    for run in (full_path.parent, full_path.parent.parent):
+    # As deep as particle_0/personal_best/ROUTE/adapter_model.safetensors.
+    for run in full_path.parents[:4]:
         if (run / STATE_FILE).is_file() or (run / MANIFEST_FILE).is_file():
             relative = full_path.relative_to(run).as_posix()
             if damaged := _load_manifest(run).find_damaged(relative):

@@ -616,8 +616,11 @@ def _is_iteration_file(path: str) -> bool:
 
 def _rebuild_unit(path: str) -> str:
     """Return the path to rebuild if a file is damaged: the folder of a saved best."""
-    folder, _, _ = path.rpartition("/")
-    return folder if folder and folder != "answers" else path
+    first, *rest = path.split("/")
+    if first == "answers" or not rest:
+        return path
+    # A saved best may have a folder for each route below it.
+    return f"{first}/{rest[0]}" if first.startswith("particle_") else first
 
 
 def _is_saved_position(folder: Path, position: Sequence[float]) -> bool:

@@ -10,7 +10,7 @@ from swarm._util.terminal import format_interval
 from swarm.report.analyses.convergence import best_positions, objective_label
 from swarm.report.analyses.expert_importance import ExpertImportance
 from swarm.report.pareto_front import objective_chart
-from swarm.runs.describe import group_by_route, mean_by_route, shorten_text
+from swarm.runs.describe import group_by_route, route_means, shorten_text
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.ui.state import LoadSample
@@ -215,7 +215,7 @@ def module_chart(run: RunFolder, index: PositionIndex) -> dict[str, Any]:
     groups = run.groups
     values = run.positions[index].reshape(len(groups), len(run.experts))
     if len(group_by_route(groups)) > 1:
-        groups, values = mean_by_route(groups, run.positions[index].tolist())
+        groups, values = route_means(groups, run.positions[index].tolist())
     data = [
         {
             "value": [g, k, round(float(values[g, k]), 4)],

@@ -14,6 +14,7 @@ from swarm.engine.hf import HFEngine
 from swarm.errors import NotFinite, UserError
 from swarm.evaluation.checkpoints import BestCandidate
 from swarm.executors.worker import JobUsage
+from swarm.loop.evaluator import EvaluatedPositions, mean_by_route
 from swarm.models.base import Example, Message, Request
 from swarm.optimizers.base import SearchResources
 from swarm.optimizers.pso import ParticleSwarm
@@ -22,7 +23,10 @@ from swarm.pool.pool import Pool
 from swarm.pool.prompt_router import PromptRouter, fit_router, parse_routes, read_router
 from swarm.registry.local_models import LocalModels, RoutedModel
 from swarm.runs.describe import describe_position
+from swarm.runs.manifest import verify_run_file
+from swarm.runs.run_folder import RunRecord
 from swarm.runs.run_reader import RunFolder
+from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
 from tests.helpers import searches
 
@@ -295,8 +299,6 @@ def assert_every_export_works(folder: Path, particle: int, base: Path, home: Pat
     with pytest.raises(UserError, match=r"route=nothing: .* has these routes"):
         Export(str(folder), str(home / "x"), particle=particle, route="nothing")
     Export(str(folder), str(home / "y"), "merged", particle, base=str(base), route=name).write()
-    elites = Pool(folder.parents[1] / "none", elites=str(folder), elite_count=9)
-    assert elites is not None
 
 
 @pytest.mark.slow
@@ -370,3 +372,42 @@ def test_other_optimizers_have_the_routes_that_are_asked_for(
 def test_the_shipped_keys_say_what_routes_are() -> None:
     shipped = yaml.safe_load((searches.ROOT / "conf/pool/adapters.yaml").read_text())
     assert shipped["routes"] == "auto"
+
+
+def test_a_route_without_dev_items_is_left_out() -> None:
+    """A stored router, and dev items of some of its kinds."""
+    routes = np.array([0, 0, 2])
+    scores = {1: [Score(1.0, "a"), Score(0.0, "b"), Score(1.0, "c")]}
+    found = mean_by_route(scores, routes, 4, 2)
+    np.testing.assert_array_equal(found[1], [0.5, np.nan, 1.0, np.nan])
+    assert np.isnan(found[0]).all()
+    known = EvaluatedPositions(RunRecord(Path("nothing")), routes, 4)
+    known.add_iteration(0, [[1.0, 2.0, 3.0, 4.0]], [0.5])
+    assert [1.0, 9.0, 3.0, 9.0] in known and [1.0, 2.0, 9.0, 4.0] not in known
+
+
+def test_weights_of_routes_have_checksums(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    words = command(tmp_path, tiny_llama, tiny_pool, test="false", baselines="[]", budget=21 * 5)
+    done = searches.run(words)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "search" / "run"
+    run = RunFolder(folder)
+    # The budget allows experts and soup alone; the best of each route is free.
+    assert len(run.rounds) == 2 and run.rounds[1]["prompts_scored"] == 0
+    composed = len(run.rounds[0]["positions"]) - 1
+    found = read_routed_adapter(folder / f"particle_{composed}" / "personal_best")
+    assert found
+    weights = found[1][0] / "adapter_model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-1])
+    with pytest.raises(UserError, match="is damaged or missing"):
+        verify_run_file(weights)
+    assert "written again" in (searches.run(words).stderr + (folder / "log.txt").read_text())
+    assert weights.read_bytes() == before
+
+
+def test_a_number_of_routes_needs_a_search(tiny_pool: Path) -> None:
+    with pytest.raises(UserError, match=r"pool.routes=4: a search fits the router"):
+        Pool(tiny_pool, routes=4).open()

@@ -19,7 +19,7 @@ from swarm.report.document import (
     TextBlock,
 )
 from swarm.report.paired_comparison import PairedComparison
-from swarm.runs.describe import group_by_route, mean_by_route
+from swarm.runs.describe import group_by_route, route_means
 from swarm.runs.run_reader import RunFolder
 
 POINTS_BETWEEN = 1_000
@@ -212,7 +212,7 @@ def _group_table(run: RunFolder, best: np.ndarray, order: np.ndarray) -> TableBl
 
 def _route_table(run: RunFolder, best: np.ndarray, order: np.ndarray, size: int) -> TableBlock:
     """Tabulate the mean coefficients of the best found [R * G * K], one row per route."""
-    names, means = mean_by_route(run.groups, best.tolist())
+    names, means = route_means(run.groups, best.tolist())
     rows = [
         [name, *(format_signed(row[k], 2) for k in order)]
         for name, row in zip(names, means, strict=True)

@@ -445,7 +445,10 @@ def is_replaceable(folder: Path, ours: Callable[[dict[str, Any]], bool] = bool) 
     """Return whether a folder can be replaced without losing anything."""
     if not folder.exists():
         return True
-    return folder.is_dir() and (not any(folder.iterdir()) or ours(read_note(folder)))
+    if not folder.is_dir():
+        return False
+    # Folders of routes may remain where damaged files were removed.
+    return not any(not path.is_dir() for path in folder.rglob("*")) or ours(read_note(folder))
 
 
 def read_note(folder: Path) -> dict[str, Any]:

@@ -305,7 +305,8 @@ class ParticleSwarm(ParticleSwarmOptions):
 
     def tell_routes(self, values: np.ndarray) -> None:
         """See `swarm.optimizers.base.SupportsRoutes`."""
-        self._by_route = values
+        if self.composed is not None:
+            self._by_route = values
 
     @property
     def composes_next(self) -> bool:

@@ -19,10 +19,11 @@ from safetensors import SafetensorError, safe_open
 
 from swarm._util.files import hash_file_cached, make_folder, read_text
 from swarm.errors import UserError
-from swarm.pool.prompt_router import PromptRouter, read_router
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from swarm.pool.prompt_router import PromptRouter
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -342,7 +343,7 @@ def write_adapter(
 
 def write_routed_adapter(
     folder: Path,
-    router: PromptRouter,
+    router: "PromptRouter",
     adapters: Iterable[tuple[dict[str, Any], dict[str, "Tensor"]]],
     note: dict[str, Any],
 ) -> None:
@@ -361,7 +362,7 @@ def write_routed_adapter(
     write_folder_atomic(folder, write_files, note, "adapter")
 
 
-def read_routed_adapter(folder: Path) -> tuple[PromptRouter, list[Path]] | None:
+def read_routed_adapter(folder: Path) -> "tuple[PromptRouter, list[Path]] | None":
     """Return the router in a folder and the folder of each route's adapter.
 
     Returns:
@@ -373,6 +374,8 @@ def read_routed_adapter(folder: Path) -> tuple[PromptRouter, list[Path]] | None:
     file = folder / ROUTER_FILE
     if not file.is_file():
         return None
+    from swarm.pool.prompt_router import read_router  # needs numpy, which commands' help does not
+
     try:
         router = read_router(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, UserError):

@@ -35,6 +35,9 @@ HYDRA_DEFAULTS = {
 }
 """Hydra settings that let a configuration run without Hydra's log files and output folders."""
 
+RESOLVED_KEYS = ("groups", "routes")
+"""Keys of pool that a search may resolve from "auto"."""
+
 LIFTED_LIMITS = ("max_iterations", "patience")
 """Limits that could end a search before its budget does; lifted unless set on the command line."""
 
@@ -239,9 +242,15 @@ def override_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> di
 
 
 def load_run_config(folder: Path) -> dict[str, Any]:
-    """Load the configuration of a run folder, with its present path and its last ensemble size."""
+    """Load the configuration of a run folder, with its present path and its last ensemble size.
+
+    The pool's groups and routes are as requested, thus perhaps "auto"; config.json has the result.
+    """
     run = RunFolder(folder)
     found = {**run.config, "folder": str(folder.parent), "name": folder.name}
+    identity = (replay(folder)[0] or {}).get("identity", {})
+    requested = {key: identity[f"pool.{key}"] for key in RESOLVED_KEYS if f"pool.{key}" in identity}
+    found["pool"] = {**found["pool"], **requested}
     if found.pop("wandb", None):  # written before trackers became selectable
         found["tracker"] = {"_target_": "swarm.trackers.NullTracker"}
     return found | ({"ensemble": run.metrics["settings"]["ensemble"]} if run.metrics else {})

@@ -1,16 +1,21 @@
 """Swap, merged, stacked, auto and PEFT's mixed batches, by the requests of each particle.
 
     python benchmarks/batching.py [--device cpu] [--rows 4,10,25,100,200] [--repeats 3]
+    python benchmarks/batching.py --routed skills,nlgraph_mini [--items 90] [--dtype float32]
 
 Interleaved repeats; prints median wall and CPU seconds, and how far auto is from the best.
 PEFT's `adapter_names` answers with the same adapters in one batch; its tokens are compared first.
+`--routed` is one position with different coefficients for each kind of prompt of a task.
 """
 
 import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +23,9 @@ from timing import machine
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.models.base import Request
+from swarm.models.base import Request, prompt_text
 from swarm.pool.pool import Pool
+from swarm.pool.prompt_router import fit_router
 
 NEW = 4
 WORDS = "edges node path one two three four graph weight from to is there what".split()
@@ -77,9 +83,10 @@ def as_texts(answers: object) -> list[list[str]]:
     return [[getattr(c, "text", c) for c in row] for row in answers]  # type: ignore[attr-defined]
 
 
-def measure(ways: dict, positions: np.ndarray, rows: int, repeats: int) -> dict:
+def measure(
+    ways: dict, positions: np.ndarray, asked: Sequence[Sequence[Request]], repeats: int
+) -> dict:
     """Median wall and CPU seconds of each way, interleaved; the answers are compared first."""
-    asked = [[Request(p, NEW) for p in prompts(rows)]] * len(positions)
     answers = {name: as_texts(way.generate(positions, asked)) for name, way in ways.items()}
     for name, found in answers.items():
         pairs = [
@@ -103,6 +110,29 @@ def measure(ways: dict, positions: np.ndarray, rows: int, repeats: int) -> dict:
     }
 
 
+def measure_routed(options: argparse.Namespace, base: BaseModel) -> None:
+    """Measure a position with routes on the dev items of tasks."""
+    print(f"{machine()}, {base.dtype}; one position with routes")
+    print("| task | items | routes | swap | merged | stacked | auto | auto / best |")
+    print("| --- " * 8 + "|")
+    for name in options.routed.split(","):
+        task = compose_part(f"task={name}")
+        items = task.items("dev")[: options.items]
+        asked = [next(task.run([item]))[0] for item in items]
+        router = fit_router([prompt_text(request.prompt) for request in asked])
+        assert router, f"the prompts of {name} are of one kind"
+        pool = Pool(options.pool, space="delta", routes=router.to_dict()).open()
+        random = np.random.default_rng(1)
+        position = random.normal(0, 0.4, (1, len(router.names) * len(pool.names)))
+        plans = ("swap", "merged", "stacked", "auto")
+        ways = {plan: engine_of(plan, base, pool, options.device) for plan in plans}
+        found = measure(ways, position, [asked], options.repeats)
+        best = min(found[plan][0] for plan in plans[:3])
+        cells = [f"{found[plan][0]:.2f} s ({found[plan][1]:.2f})" for plan in plans]
+        row = [name, len(asked), len(router.names), *cells, f"{found['auto'][0] / best:.2f}"]
+        print("| " + " | ".join(map(str, row)) + " |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None, help="a folder or hub id; default: SmolLM2")
@@ -111,8 +141,15 @@ def main() -> None:
     parser.add_argument("--rows", default="4,10,25,100")
     parser.add_argument("--particles", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--routed", default="", help="tasks whose prompts are of several kinds")
+    parser.add_argument("--items", type=int, default=90)
+    parser.add_argument("--dtype", default="auto")
     options = parser.parse_args()
     base = BaseModel(options.model) if options.model else default_base()
+    base = replace(base, dtype=options.dtype)
+    if options.routed:
+        measure_routed(options, base)
+        return
     pool = Pool(options.pool).open()
     random = np.random.default_rng(1)
     positions = random.dirichlet(np.ones(len(pool.names)), options.particles)
@@ -126,7 +163,8 @@ def main() -> None:
     print("| requests per particle | " + " | ".join(names) + " | auto / best |")
     print("| --- " * (len(names) + 2) + "|")
     for rows in map(int, options.rows.split(",")):
-        found = measure(ways, positions, rows, options.repeats)
+        asked = [[Request(p, NEW) for p in prompts(rows)]] * len(positions)
+        found = measure(ways, positions, asked, options.repeats)
         best = min(found[name][0] for name in ("swap", "merged", "stacked"))
         cells = [f"{found[name][0]:.2f} s ({found[name][1]:.2f})" for name in names]
         print(
@@ -135,14 +173,22 @@ def main() -> None:
 
 
 def default_base() -> BaseModel:
+    """SmolLM2-135M-Instruct, as the quickstart has it."""
+    found: BaseModel = compose_part("model=smollm2")
+    return found
+
+
+def compose_part(word: str) -> Any:
+    """Compose a search with a word, and build the group that it chooses."""
     from hydra import compose, initialize_config_dir
     from hydra.utils import instantiate
 
     from swarm._util.files import conf_folder
 
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        found: BaseModel = instantiate(compose("model/smollm2").model)
-    return found
+        group = word.partition("=")[0]
+        config = compose("search", [word])
+        return instantiate(config[group], _convert_="all")
 
 
 if __name__ == "__main__":

@@ -312,12 +312,15 @@ def check_answers(name: str, device: str, work: Workload, dtype: str) -> Iterato
                     del made
             for plan in ("swap", "merged", "stacked"):
                 engine = open_engine(name, dtype, device, few, plan, space, groups)[0]
-                for decoded in ("batches", "slots"):
-                    engine.continuous = decoded == "slots"
+                # As positions with routes are: different numbers of prompts, in the same batches.
+                ragged = plan == "stacked" and space == "delta"
+                for decoded in ("batches", "slots", *(["ragged slots"] if ragged else [])):
+                    engine.continuous = decoded != "batches"
+                    few_each = [max(1, few.items - i) for i in range(len(positions))]
                     yield compare_answers(
                         engine,
                         positions,
-                        prompts,
+                        [prompts[:n] if "ragged" in decoded else prompts for n in few_each],
                         few.new,
                         exact,
                         rounded,
@@ -329,7 +332,7 @@ def check_answers(name: str, device: str, work: Workload, dtype: str) -> Iterato
 def compare_answers(
     engine: HFEngine,
     positions: np.ndarray,
-    prompts: Sequence[str],
+    prompts: Sequence[Sequence[str]],
     new: int,
     exact: Sequence,
     rounded: Sequence,
@@ -337,19 +340,16 @@ def compare_answers(
 ) -> dict:
     """Return the largest error in log probability, that of merged weights, and equal texts.
 
-    `exact` is float32. In the mean the engine may differ from it by three times as much as weights
-    merged in its own type do, or by 1e-4.
+    Each position answers its first prompts in `exact`, which is float32. In the mean the engine
+    may differ from it by three times as much as weights merged in its own type do, or by 1e-4.
     """
-    scored = engine.generate(positions, [[Request(p, 0, LETTERS) for p in prompts]] * len(exact))
-    texts = engine.generate(positions, [[Request(p, new) for p in prompts]] * len(exact))
-    true = np.array([[scores for scores, _ in row] for row in exact])
-    merged = np.abs(np.array([[scores for scores, _ in row] for row in rounded]) - true)
-    errors = np.abs(np.array([[one.logprobs for one in row] for row in scored]) - true)
-    pairs = [
-        (one.text, other)
-        for row, expected in zip(texts, rounded, strict=True)
-        for one, (_, other) in zip(row, expected, strict=True)
-    ]
+    scored = engine.generate(positions, [[Request(p, 0, LETTERS) for p in row] for row in prompts])
+    texts = engine.generate(positions, [[Request(p, new) for p in row] for row in prompts])
+    asked = [(i, j) for i, row in enumerate(prompts) for j in range(len(row))]
+    true = np.array([exact[i][j][0] for i, j in asked])
+    merged = np.abs(np.array([rounded[i][j][0] for i, j in asked]) - true)
+    errors = np.abs(np.array([scored[i][j].logprobs for i, j in asked]) - true)
+    pairs = [(texts[i][j].text, rounded[i][j][1]) for i, j in asked]
     same = sum(a == b for a, b in pairs)
     same_type = merged.max() == 0
     return {

@@ -10,7 +10,7 @@ addresses (`BatchedLoraModel.use_static_factors`), as CUDA graphs require.
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,11 +36,13 @@ class Routing:
         others: True but at each row's particle, [R, 1, P, 1].
         ends: Number of rows of particles 0 to p, int32 [P], if rows are in the order of particles;
             `None` if they may be in any order.
+        tokens: Particle of each token, where a forward pass does not compute padding.
     """
 
     particles: torch.Tensor
     others: torch.Tensor
     ends: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
 
     @classmethod
     def of_rows(cls, particles: Sequence[int], count: int, device: Any) -> "Routing":
@@ -228,7 +230,7 @@ class BatchedLoraLinear(nn.Module):
             computed each time from the base weight, which is never modified.
         static: `down`, `up` (as [P, r, out] if factors are separate) and `shares` at addresses that
             remain the same while their shapes do; `None` if they are not used.
-        routing: The particles of the rows; `None` for equal blocks. Needs `static`.
+        routing: The particles of the rows; `None` for equal blocks. Needs `static` or `shares`.
         chooser: The choice of the product with `static`.
     """
 
@@ -268,11 +270,13 @@ class BatchedLoraLinear(nn.Module):
         if self.shares is None:
             blocks = rows.reshape(down.shape[0], -1, rows.shape[-1])
             return torch.bmm(blocks, down.transpose(1, 2))
-        particles, _, rank = self.shares.shape
-        low = nn.functional.linear(rows, down).reshape(particles, -1, rank)
+        shares, routing = self.shares, self.routing
+        if routing is not None:
+            shares = shares[routing.particles if routing.tokens is None else routing.tokens]
+        low = nn.functional.linear(rows, down).reshape(len(shares), -1, len(down))
         # In float32: a coefficient rounded to bfloat16 would have the same relative error
         # everywhere.
-        return (low * self.shares).to(rows.dtype)
+        return (low * shares).to(rows.dtype)
 
     def _add_static_update(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         assert self.static is not None
@@ -356,7 +360,7 @@ class BatchedLoraModel:
         self._model = model
         self._dtype = dtype
         self._summed = summed
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         self._static = False
         self._basis: dict[str, tuple[torch.Tensor, ...]] = {}
         self._layers: dict[str, BatchedLoraLinear] = {}
@@ -422,10 +426,10 @@ class BatchedLoraModel:
     def _move_coefficients(self, coefficients: torch.Tensor) -> torch.Tensor:
         """Return coefficients in float32 on the device, in one transfer for all layers."""
         coefficients = coefficients.to(torch.float32)
-        if self._device.type == "cuda" and not coefficients.requires_grad:
+        if self.device.type == "cuda" and not coefficients.requires_grad:
             # Pinned memory is copied without waiting for the device.
-            return coefficients.pin_memory().to(self._device, non_blocking=True)
-        return coefficients.to(self._device)
+            return coefficients.pin_memory().to(self.device, non_blocking=True)
+        return coefficients.to(self.device)
 
     def use_static_factors(self, chooser: ProductChooser | None) -> None:
         """Store factors at fixed addresses from the next `set_positions` on; see `PRODUCTS`.
@@ -436,6 +440,11 @@ class BatchedLoraModel:
         self._static = chooser is not None
         for layer in self._layers.values():
             layer.chooser = chooser or ProductChooser()
+
+    @property
+    def shares_factors(self) -> bool:
+        """Whether all positions use the same factors and differ in `shares` alone."""
+        return all(down.dim() == 2 for down, *_ in self._basis.values())
 
     def route_rows(self, routing: Routing | None) -> None:
         """Set the particles of the rows of the next forward passes; `None` for equal blocks."""
@@ -491,6 +500,27 @@ class BatchedLoraModel:
         for name, layer in self._layers.items():
             self._replace_module(name, layer.linear)
         self._layers.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRows:
+    """Rows of any particles in any order; needs static factors or `shares_factors`.
+
+    Attributes:
+        stack: The layers, where P positions are set.
+        particles: Particle of each row.
+        count: P.
+    """
+
+    stack: BatchedLoraModel
+    particles: Sequence[int]
+    count: int
+
+    def activate(self, rows: Iterable[int]) -> None:
+        """Make these rows, by their numbers, those of the next forward passes."""
+        self.stack.route_rows(
+            Routing.of_rows([self.particles[row] for row in rows], self.count, self.stack.device)
+        )
 
 
 class BFloat16Linear(nn.Linear):

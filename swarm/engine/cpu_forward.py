@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from swarm.engine.batched_lora import BatchedLoraLinear, BFloat16Linear
+from swarm.engine.batched_lora import BatchedLoraLinear, BFloat16Linear, Routing
 from swarm.engine.decode import cache_argument, can_share_prefix
 
 ARCHITECTURES = ("LlamaModel", "MistralModel", "Qwen2Model")
@@ -200,7 +200,7 @@ class CpuForward:
         from transformers import DynamicCache
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
-        particles = self._count_particles()
+        particles, routing = self._count_particles()
         cache = options.pop(self._cache_keyword, None)
         supported = (
             torch.is_inference_mode_enabled()
@@ -226,10 +226,14 @@ class CpuForward:
         past = 0 if cache is None else cache.get_seq_length()
         rows, columns = input_ids.shape
         kind = self.decoder.dtype
-        layout = lay_out_tokens((rows, columns), attention_mask, past, particles, kind)
+        blocks = particles if routing is None else 1
+        layout = lay_out_tokens((rows, columns), attention_mask, past, blocks, kind)
         ids, positions = input_ids.flatten(), position_ids.expand(rows, columns).flatten()
         if layout.index is not None:
             ids, positions = ids[layout.index], positions[layout.index]
+        if routing is not None:
+            each = routing.particles.repeat_interleave(columns)
+            routing.tokens = each if layout.index is None else each[layout.index]
         states = self._run_layers(ids, positions, layout, cache, particles)
         if layout.index is not None:
             padded = states.new_zeros(rows * columns, states.shape[1])
@@ -238,22 +242,27 @@ class CpuForward:
             last_hidden_state=states.view(rows, columns, -1), **{self._cache_keyword: cache}
         )
 
-    def _count_particles(self) -> int | None:
-        """Return the number of equal blocks of rows; `None` if a layer is of an unknown kind."""
-        counts = {1}
+    def _count_particles(self) -> tuple[int | None, Routing | None]:
+        """Return the number of particles, `None` if a layer is of an unknown kind, and the routing.
+
+        Without a routing, rows are in equal blocks.
+        """
+        counts: set[int] = {1}
+        routing: Routing | None = None
         for layer in self.decoder.layers:
             for name, module in (*layer.self_attn.named_children(), *layer.mlp.named_children()):
                 linear = module
                 if isinstance(module, BatchedLoraLinear):
                     linear = module.linear
-                    if module.static is not None or module.routing is not None:
-                        return None
                     shares = module.down if module.shares is None else module.shares
+                    routing = module.routing
+                    if module.static is not None or (routing and module.shares is None):
+                        return None, None
                     if module.merged is None and shares is not None:
                         counts.add(len(shares))
                 if name.endswith("_proj") and type(linear) not in (nn.Linear, BFloat16Linear):
-                    return None
-        return max(counts)
+                    return None, None
+        return max(counts), routing
 
     def _run_layers(
         self,

@@ -13,13 +13,16 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Request
+
+if TYPE_CHECKING:
+    from swarm.engine.batched_lora import RoutedRows
 
 HASH_ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)))
 """Shifts and multipliers of a 32-bit integer hash of low bias (Wellons 2018, lowbias32)."""
@@ -212,11 +215,18 @@ def shared_prefix_length(prompts: Sequence[list[int]]) -> int:
 
 
 def prefill_batch(
-    model: Any, prompts: Sequence[list[int]], particles: int, pad: int
+    model: Any,
+    prompts: Sequence[list[int]],
+    particles: int,
+    pad: int,
+    routed: "RoutedRows | None" = None,
 ) -> DecodingBatch:
-    """Prefill R prompts, left-padded; a long shared prefix is read once per particle."""
+    """Prefill R prompts, left-padded; a long prefix that blocks share is read once per particle."""
     rows = len(prompts)
-    prefix = shared_prefix_length(prompts) if rows > particles and can_share_prefix(model) else 0
+    blocks = routed is None and rows > particles and can_share_prefix(model)
+    prefix = shared_prefix_length(prompts) if blocks else 0
+    if routed:
+        routed.activate(range(rows))
     if prefix < MINIMUM_PREFIX:
         return read_prompts(model, prompts, pad)
     cache = read_prefix(model, prompts[0][:prefix], particles)
@@ -324,7 +334,12 @@ def find_nonfinite_row(logits: torch.Tensor, highest: torch.Tensor) -> int | Non
 
 @torch.inference_mode()
 def generate_rows(
-    model: Any, rows: Sequence[DecodingRow], particles: int, pad: int, end_tokens: frozenset[int]
+    model: Any,
+    rows: Sequence[DecodingRow],
+    particles: int,
+    pad: int,
+    end_tokens: frozenset[int],
+    routed: "RoutedRows | None" = None,
 ) -> None:
     """Continue all rows until each has ended, is decided, or has reached its limit.
 
@@ -334,15 +349,18 @@ def generate_rows(
         particles: P, the number of equal blocks.
         pad: The token id to pad with; never attended.
         end_tokens: Token ids that end a text.
+        routed: The particles of rows that are in any order, with `particles` = 1.
     """
-    batch = prefill_batch(model, [row.prompt for row in rows], particles, pad)
-    current = list(rows)
+    batch = prefill_batch(model, [row.prompt for row in rows], particles, pad, routed)
+    numbers = list(range(len(rows)))
     greedy = all(row.draw is None for row in rows)
     while True:
         highest = batch.logits.argmax(dim=-1)
         if (spoiled := find_nonfinite_row(batch.logits, highest)) is not None:
-            at = next(i for i, row in enumerate(rows) if row is current[spoiled])
-            raise NotFinite(at // (len(rows) // particles), "activations")
+            at = numbers[spoiled]
+            block = at // (len(rows) // particles)
+            raise NotFinite(routed.particles[at] if routed else block, "activations")
+        current = [rows[number] for number in numbers]
         tokens = highest if greedy else sample_tokens(batch.logits, current)
         for row, token in zip(current, tokens.tolist(), strict=True):
             row.add_token(token, end_tokens)
@@ -353,7 +371,9 @@ def generate_rows(
             index = torch.tensor(kept, device=tokens.device)
             batch.cache.batch_select_indices(index)
             batch.mask, batch.position = batch.mask[index], batch.position[index]
-            tokens, current = tokens[index], [current[i] for i in kept]
+            tokens, numbers = tokens[index], [numbers[i] for i in kept]
+            if routed:
+                routed.activate(numbers)
         decode_step(model, batch, tokens)
 
 
@@ -400,6 +420,7 @@ def score_choices(
     particles: int,
     pad: int,
     positions: int,
+    routed: "RoutedRows | None" = None,
 ) -> list[list[ContinuationScore]]:
     """Score each prompt's choices, whose number may differ between prompts.
 
@@ -414,14 +435,17 @@ def score_choices(
         pad: The token id to pad with; never attended.
         positions: Approximate number of positions whose logits are in memory at once, over all
             rows.
+        routed: The particles of prompts that are in any order, with `particles` = 1.
     """
     if not can_share_prefix(model):
-        return _score_without_cache(model, prompts, choices, particles, pad, positions)
-    batch = prefill_batch(model, prompts, particles, pad)
+        return _score_without_cache(model, prompts, choices, particles, pad, positions, routed)
+    batch = prefill_batch(model, prompts, particles, pad, routed)
     found = [[ContinuationScore(0.0, False)] * len(row) for row in choices]
     for group in _group_continuations(choices, particles, positions):
         rows, numbers = zip(*group, strict=True)
         tokens = [next(iter(choices[row][number:]), ()) for row, number in group]
+        if routed:
+            routed.activate(rows)
         scored = _score_after_prompt(model, batch, rows, tokens, pad, positions)
         for row, number, one in zip(rows, numbers, scored, strict=True):
             if number < len(choices[row]):
@@ -506,12 +530,13 @@ def _score_without_cache(
     particles: int,
     pad: int,
     positions: int,
+    routed: "RoutedRows | None",
 ) -> list[list[ContinuationScore]]:
     """Score all choices where caches cannot be copied; prompts are read again for each."""
     found: list[list[ContinuationScore]] = [[] for _ in prompts]
     for number in range(max(map(len, choices))):
         tokens = [next(iter(row[number:]), ()) for row in choices]
-        scored = _score_full_sequences(model, prompts, tokens, particles, pad, positions)
+        scored = _score_full_sequences(model, prompts, tokens, particles, pad, positions, routed)
         for mine, row, one in zip(found, choices, scored, strict=True):
             if number < len(row):
                 mine.append(one)
@@ -525,6 +550,7 @@ def _score_full_sequences(
     particles: int,
     pad: int,
     positions: int,
+    routed: "RoutedRows | None",
 ) -> list[ContinuationScore]:
     """Score one continuation per row in a full forward, for caches that cannot be copied."""
     size, longest = len(prompts) // particles, max(1, *map(len, tokens))
@@ -541,6 +567,8 @@ def _score_full_sequences(
         ids = [[pad] * (length - len(one)) + one for one in sequences]
         real = [[0] * (length - len(one)) + [1] * len(one) for one in sequences]
         mask = torch.tensor(real, device=model.device)
+        if routed:
+            routed.activate(rows)
         out = model(
             input_ids=torch.tensor(ids, device=model.device),
             attention_mask=mask,

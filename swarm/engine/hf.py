@@ -40,7 +40,7 @@ from swarm.pool.pool import Pool
 from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
-    from swarm.engine.batched_lora import Factors, ProductChooser
+    from swarm.engine.batched_lora import Factors, ProductChooser, RoutedRows
     from swarm.engine.decode import DecodingRow
     from swarm.engine.gradient import Gradient, TokenizedExample
     from swarm.engine.slots import SlotDecoder
@@ -252,7 +252,9 @@ class HFEngine:
             self._stack.set_positions(chosen, merge=plan == "merged")
             try:
                 check_mixed_finite(self._stack)
-                answers += self._generate_group([requests[i] for i in group])
+                mine = [requests[i] for i in group]
+                ragged = len(group) > 1 and len(request_shapes(mine)) > 1
+                answers += self._generate_ragged(mine) if ragged else self._generate_group(mine)
             except NotFinite as error:
                 raise NotFinite(group[error.position], error.quantity) from None
         return answers
@@ -357,8 +359,10 @@ class HFEngine:
         )
 
     def _choose_plan(self, requests: Sequence[Sequence[Request]]) -> str:
-        """Return the plan for these requests; stacking needs the same shape for all particles."""
-        shapes = {tuple(bool(request.choices) for request in row) for row in requests}
+        """Return the plan for these requests.
+
+        Stacking needs the same shape for all particles, or factors that all share.
+        """
         plan = self.plan
         if plan == "auto":
             rows = max(len(row) for row in requests)
@@ -367,10 +371,31 @@ class HFEngine:
             if reason not in self._logged:
                 self._logged.add(reason)
                 log.info("plan %s: %s", plan, reason)
-        return "swap" if plan == "stacked" and len(shapes) > 1 else plan
+        if plan == "stacked" and len(request_shapes(requests)) > 1:
+            return plan if self._stack.shares_factors else "swap"
+        return plan
 
-    def _generate_group(self, requests: Sequence[Sequence[Request]]) -> list[list[Completion]]:
-        """Answer equally many requests of each particle in the layers, in the same batches."""
+    def _generate_ragged(self, requests: Sequence[Sequence[Request]]) -> list[list[Completion]]:
+        """Answer any number of requests of each particle in the layers, in the same batches."""
+        from swarm.engine.batched_lora import RoutedRows
+
+        particles = [particle for particle, row in enumerate(requests) for _ in row]
+        routed = RoutedRows(self._stack, particles, len(requests))
+        try:
+            found = self._generate_group([[one for row in requests for one in row]], routed)[0]
+        finally:
+            self._stack.route_rows(None)
+        ends = np.cumsum([len(row) for row in requests]).tolist()
+        return [found[end - len(row) : end] for end, row in zip(ends, requests, strict=True)]
+
+    def _generate_group(
+        self, requests: Sequence[Sequence[Request]], routed: "RoutedRows | None" = None
+    ) -> list[list[Completion]]:
+        """Answer equally many requests of each particle in the layers, in the same batches.
+
+        Args:
+            routed: The particles of a single row of requests, in which they are in any order.
+        """
         answers: list[list[Completion | None]] = [[None] * len(asked) for asked in requests]
         cost = [
             max(self._count_row_tokens(asked[i]) for asked in requests)
@@ -379,10 +404,10 @@ class HFEngine:
         for scored in (False, True):
             mine = [i for i in range(len(cost)) if bool(requests[0][i].choices) == scored]
             if mine and not scored and self._uses_slots():
-                self._fill_in_slots(requests, mine, answers)
+                self._fill_in_slots(requests, mine, answers, routed)
                 continue
             self._fill_completions(
-                requests, sorted(mine, key=lambda i: (-cost[i], i)), cost, answers
+                requests, sorted(mine, key=lambda i: (-cost[i], i)), cost, answers, routed
             )
         return [[c for c in row if c is not None] for row in answers]
 
@@ -392,6 +417,7 @@ class HFEngine:
         waiting: list[int],
         cost: Sequence[int],
         answers: list[list[Completion | None]],
+        routed: "RoutedRows | None",
     ) -> None:
         """Answer the requests numbered in `waiting`.
 
@@ -402,8 +428,11 @@ class HFEngine:
         while waiting:
             size = max(1, self._budget // (cost[waiting[0]] * len(requests)))
             chosen = waiting[:size]
+            here = routed and replace(routed, particles=[routed.particles[i] for i in chosen])
             try:
-                generated = self._generate_batch([[mine[i] for i in chosen] for mine in requests])
+                generated = self._generate_batch(
+                    [[mine[i] for i in chosen] for mine in requests], here
+                )
             except torch.OutOfMemoryError:
                 self._reduce_batch(len(chosen) * len(requests), cost[waiting[0]])
                 continue
@@ -438,6 +467,7 @@ class HFEngine:
         requests: Sequence[Sequence[Request]],
         indices: Sequence[int],
         answers: list[list[Completion | None]],
+        routed: "RoutedRows | None",
     ) -> None:
         """Answer the requests with these indices, of all particles, in slots that are refilled."""
         import torch
@@ -446,7 +476,8 @@ class HFEngine:
         from swarm.engine.slots import fit_decoder
 
         stack = self._stack if isinstance(self._stack, BatchedLoraModel) else None
-        waiting = [(particle, i) for particle in range(len(requests)) for i in indices]
+        count = routed.count if routed else len(requests)
+        waiting = [(row, i) for row in range(len(requests)) for i in indices]
         while waiting:
             longest = max(self._count_row_tokens(requests[p][i]) for p, i in waiting)
             rows = [self._build_row(requests[p][i]) for p, i in waiting]
@@ -459,8 +490,8 @@ class HFEngine:
                     self._budget,
                 )
                 slots = self._decoder.slots
-                particles = [p for p, _ in waiting]
-                self._decoder.generate(rows, particles, len(requests), self._ends)
+                particles = [routed.particles[i] if routed else p for p, i in waiting]
+                self._decoder.generate(rows, particles, count, self._ends)
             except torch.OutOfMemoryError:
                 self._decoder = None
                 self._reduce_batch(slots, longest)
@@ -490,21 +521,26 @@ class HFEngine:
         self._budget = max(tokens, min(self._budget, rows * tokens) // 2)
         log.warning("out of memory: batches now hold at most %d tokens", self._budget)
 
-    def _generate_batch(self, requests: Sequence[Sequence[Request]]) -> list[list[Completion]]:
+    def _generate_batch(
+        self, requests: Sequence[Sequence[Request]], routed: "RoutedRows | None"
+    ) -> list[list[Completion]]:
         """Run one batch, either scored or generated."""
         flat = [request for row in requests for request in row]
         if flat[0].choices:
-            completions = self._score_choices(flat, len(requests))
+            completions = self._score_choices(flat, len(requests), routed)
         else:
-            completions = self._generate_texts(flat, len(requests))
+            completions = self._generate_texts(flat, len(requests), routed)
         size = len(requests[0])
         return [completions[p * size : (p + 1) * size] for p in range(len(requests))]
 
-    def _generate_texts(self, flat: Sequence[Request], particles: int) -> list[Completion]:
+    def _generate_texts(
+        self, flat: Sequence[Request], particles: int, routed: "RoutedRows | None"
+    ) -> list[Completion]:
         from swarm.engine.decode import generate_rows
 
         rows = [self._build_row(request) for request in flat]
-        generate_rows(self._model, rows, particles, self._tokenizer.pad_token_id, self._ends)
+        pad = self._tokenizer.pad_token_id
+        generate_rows(self._model, rows, particles, pad, self._ends, routed)
         return list(map(partial(build_completion, self._tokenizer), flat, rows))
 
     def _build_row(self, request: Request) -> "DecodingRow":
@@ -516,17 +552,20 @@ class HFEngine:
             prompt, request.max_new_tokens, settled, build_sampling_state(request, prompt)
         )
 
-    def _score_choices(self, flat: Sequence[Request], particles: int) -> list[Completion]:
+    def _score_choices(
+        self, flat: Sequence[Request], particles: int, routed: "RoutedRows | None"
+    ) -> list[Completion]:
         from swarm.engine.decode import score_choices
 
         prompts = [self._prompt_ids(request.prompt) for request in flat]
         choices = [self._choice_ids(request) for request in flat]
         positions = self._budget // LOGITS_DIVISOR
         pad = self._tokenizer.pad_token_id
-        rows = score_choices(self._model, prompts, choices, particles, pad, positions)
+        rows = score_choices(self._model, prompts, choices, particles, pad, positions, routed)
         for index, row in enumerate(rows):
             if any(math.isnan(one.logprob) for one in row):
-                raise NotFinite(index // (len(rows) // particles), "activations")
+                block = index // (len(rows) // particles)
+                raise NotFinite(routed.particles[index] if routed else block, "activations")
         completions = []
         for prompt, tokens, row in zip(prompts, choices, rows, strict=True):
             logprobs, greedy = zip(*row, strict=True)
@@ -571,6 +610,11 @@ OVERFLOW = (
     "a gradient is not finite, and its step is skipped: it exceeds the range of model.dtype "
     "(float16: 65,504; try bfloat16 or float32)"
 )
+
+
+def request_shapes(requests: Sequence[Sequence[Request]]) -> set[tuple[bool, ...]]:
+    """Return the different shapes of the particles' requests: which ones have choices."""
+    return {tuple(bool(request.choices) for request in row) for row in requests}
 
 
 def check_mixed_finite(stack: Any) -> None:

@@ -475,18 +475,24 @@ def resolve_plan(
         getattr(engine, "why", "set by engine.plan"),
     )
     if plan == "auto":
-        plan, reason = choose_auto_plan(search, model, device, gpu)
+        router = getattr(run.pool, "router", None)
+        routes = len(router.names) if router else 1
+        plan, reason = choose_auto_plan(search, model, device, gpu, routes)
     return replace(search, plan=plan), reason
 
 
 def choose_auto_plan(
-    search: SearchWorkload, model: ModelShape, device: DeviceSpec, gpu: bool
+    search: SearchWorkload, model: ModelShape, device: DeviceSpec, gpu: bool, routes: int = 1
 ) -> tuple[str, str]:
-    """Return the plan that engine.plan=auto would choose, and the reason."""
+    """Return the plan that engine.plan=auto would choose, and the reason.
+
+    Args:
+        routes: To the engine, a position is as many.
+    """
     size = search.item_bytes
     used = model.parameter_count * size + search.experts * search.adapter * 4
     facts = DeviceProfile(gpu, size == 4, search.adapted * size, device.memory - used)
-    return choose_plan(search.job_particles, search.job_items, facts)
+    return choose_plan(search.job_particles * routes, -(-search.job_items // routes), facts)
 
 
 def format_costs(

@@ -75,7 +75,7 @@ class TokenEnsembleEngine(HFEngine):
                 chosen = waiting[: max(1, self._budget // cost[waiting[0]])]
                 self._stack.set_positions(torch.from_numpy(weights[chosen]))
                 try:
-                    rows = self._generate_batch([[requests[i]] for i in chosen])
+                    rows = self._generate_batch([[requests[i]] for i in chosen], None)
                 except torch.OutOfMemoryError:
                     self._reduce_batch(len(chosen), cost[waiting[0]])
                     continue
@@ -281,6 +281,9 @@ class EnsembleModel:
         models: Models of transformers, on one device.
         width: The size of the vocabulary; further columns of a model are padding.
     """
+
+    shares_factors = False
+    """See `swarm.engine.batched_lora.BatchedLoraModel`."""
 
     def __init__(self, models: Sequence[Any], width: int) -> None:
         self._models = models

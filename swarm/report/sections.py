@@ -39,10 +39,12 @@ from swarm.report.paired_comparison import (
     name_test,
 )
 from swarm.runs.describe import (
+    ROUTE_SEPARATOR,
     conclude_gain,
     describe_constant_answers,
     describe_position,
     domain_table,
+    group_by_route,
     list_caveats,
 )
 from swarm.runs.manifest import verify_run_file
@@ -592,11 +594,15 @@ def configuration_section(models: PairedComparison) -> ReportSection:
     if made:
         rows_made = f"{pluralize(len(made), 'more row')}, added by the pool: {', '.join(made)}."
         blocks.append(TextBlock([rows_made]))
-    if len(run.groups) > 1:
-        named = [*run.groups]
+    routes = group_by_route(run.groups)
+    if len(routes) > 1:
+        words = f"{len(routes)} kinds of prompts with separate coefficients: {', '.join(routes)}."
+        blocks.append(TextBlock([words]))
+    named = [run.groups[i].rpartition(ROUTE_SEPARATOR)[2] for i in next(iter(routes.values()))]
+    if (count := len(named)) > 1:
         if len(named) > MAX_EXPERTS_NAMED:
             named = [*named[: MAX_EXPERTS_NAMED - 2], "...", named[-1]]
-        words = f"{len(run.groups)} groups with separate coefficients: {', '.join(named)}."
+        words = f"{count} groups of modules with separate coefficients: {', '.join(named)}."
         blocks.append(TextBlock([words]))
     names = ("seed", "base weights", "pool weights", "task items")
     rows = [[name, str(run.identity[name])] for name in names if name in run.identity]

@@ -22,6 +22,8 @@ from swarm.pool.adapter import ROUTER_FILE, read_adapter, read_routed_adapter
 from swarm.pool.pool import Pool
 from swarm.pool.prompt_router import PromptRouter, fit_router, parse_routes, read_router
 from swarm.registry.local_models import LocalModels, RoutedModel
+from swarm.report.paired_comparison import PairedComparison
+from swarm.report.sections import configuration_section
 from swarm.runs.describe import describe_position
 from swarm.runs.manifest import verify_run_file
 from swarm.runs.run_folder import RunRecord
@@ -262,6 +264,8 @@ def test_a_search_from_the_first_prompt_to_an_exported_adapter(
     assert "routes" in {one["name"] for one in run.metrics["baselines"]}
     words = describe_position(run.experts, run.positions[1, composed].tolist(), run.groups)
     assert all(f"{name}: " in words for name in routes["names"])
+    shown = str(configuration_section(PairedComparison(run)).blocks)
+    assert f"2 kinds of prompts with separate coefficients: {', '.join(routes['names'])}." in shown
     assert_saved_result_answers_alike(folder, composed, tiny_llama)
     assert_every_export_works(folder, composed, tiny_llama, tmp_path)
 

@@ -260,7 +260,7 @@ class CellPlanner:
                 "dev": run.metrics["starting_best_validation_utility"],
                 **before,
             },
-            "dev": run.metrics["ending_best_validation_utility"],
+            "dev": _selection_utility(run),
             **self._record_test(run, best, task),
             "found": f"{label}: {description}" if label else description,
             "experts": run.experts,
@@ -363,6 +363,14 @@ class CellPlanner:
             "finished": "asked once",
             "base_digest": None,
         }
+
+
+def _selection_utility(run: RunFolder) -> float:
+    """Return the utility of the result on the dev items that chose it."""
+    held_out = run.metrics.get("confirm", {})
+    if held_out.get("selected_on_held_out"):
+        return float(held_out["ending"])
+    return float(run.metrics["ending_best_validation_utility"])
 
 
 def _sum_rounds(run: RunFolder, name: str) -> int:

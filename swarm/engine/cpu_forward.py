@@ -235,6 +235,8 @@ class CpuForward:
             each = routing.particles.repeat_interleave(columns)
             routing.tokens = each if layout.index is None else each[layout.index]
         states = self._run_layers(ids, positions, layout, cache, particles)
+        if routing is not None:
+            routing.tokens = None  # transformers' own forward computes padding
         if layout.index is not None:
             padded = states.new_zeros(rows * columns, states.shape[1])
             states = padded.index_copy_(0, layout.index, states)

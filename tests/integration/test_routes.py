@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import yaml
+from transformers import AutoModelForCausalLM, MistralConfig
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
@@ -146,6 +148,38 @@ def test_each_prompt_is_answered_with_the_coefficients_of_its_route(
         for one, expected in zip(mine, wanted, strict=True):
             assert one.text == expected.text
             assert np.allclose(one.logprobs, expected.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("choices", [(), (" yes", " no, not")])
+def test_routes_share_batches_where_caches_cannot_be_copied(
+    tmp_path: Path, choices: tuple[str, ...]
+) -> None:
+    base = tmp_path / "base"
+    tiny.tokenizer(base)
+    config = MistralConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        head_dim=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+        initializer_range=0.2,
+    )
+    with tiny.seeded(0):
+        AutoModelForCausalLM.from_config(config).save_pretrained(base)
+    pool = Pool(tiny.pool(base, tmp_path / "pool"), space="delta", routes=router().to_dict()).open()
+    position, _ = routed_position(pool)
+    asked = [[Request(text, 0 if choices else 4, choices) for text in prompts(7)]]
+    one, other = (
+        open_engine(base, pool, plan).generate(position[None], asked)[0]
+        for plan in ("swap", "stacked")
+    )
+    assert [found.text for found in one] == [found.text for found in other]
+    assert all(
+        np.allclose(a.logprobs, b.logprobs, atol=1e-4) for a, b in zip(one, other, strict=True)
+    )
 
 
 def test_a_position_that_is_not_finite_is_named(tiny_llama: Path, pool: Pool) -> None:

@@ -6,18 +6,19 @@ Also the choice of the plan by which an engine answers several positions.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from swarm.engine.base_model import BaseModel
-from swarm.errors import NotFinite
+from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Example, Request, prompt_text
 from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
     from swarm.engine.gradient import Gradient
     from swarm.pool.discovery import NamedModel
+    from swarm.pool.pool import Pool
 
 
 LENGTH_BUCKET = 64
@@ -125,6 +126,35 @@ def split_position(
     for route, indices in router.split([prompt_text(one.prompt) for one in requests]).items():
         found.setdefault(rows[route].tobytes(), (rows[route], []))[1].extend(indices)
     return [(row, sorted(indices)) for row, indices in found.values()]
+
+
+def as_adapter_pool(pool: ExpertPool) -> "Pool":
+    """Return the pool as a pool of adapters.
+
+    Raises:
+        UserError: It is of another kind.
+    """
+    if hasattr(pool, "modules"):
+        return cast("Pool", pool)
+    raise UserError(
+        "engine=hf mixes adapters and needs pool=adapters; for models use engine=token or full"
+    )
+
+
+def request_shapes(requests: Sequence[Sequence[Request]]) -> set[tuple[bool, ...]]:
+    """Return the different shapes of the particles' requests: which ones have choices."""
+    return {tuple(bool(request.choices) for request in row) for row in requests}
+
+
+def check_mixed_finite(stack: Any) -> None:
+    """Check that the mixed weights of each position are finite in the model's type.
+
+    Raises:
+        NotFinite: They are not.
+    """
+    spoiled = getattr(stack, "first_nonfinite", None)
+    if spoiled and (bad := spoiled()) is not None:
+        raise NotFinite(bad, "weights")
 
 
 class Engine(Protocol):

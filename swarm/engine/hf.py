@@ -6,22 +6,25 @@ for example a local judge.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swarm.engine.base import (
     ExpertPool,
     answer_by_route,
+    as_adapter_pool,
     available_memory_bytes,
+    check_mixed_finite,
     choose_plan,
     profile_device,
+    request_shapes,
 )
-from swarm.engine.base_model import BaseModel, has_bfloat16_instructions, validate_device
+from swarm.engine.base_model import BaseModel, check_precision, validate_device
 from swarm.engine.tokenization import (
     TokenCache,
     build_completion,
@@ -36,7 +39,6 @@ from swarm.engine.tokenization import (
 )
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Embedding, Example, Message, Request
-from swarm.pool.pool import Pool
 from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
@@ -199,21 +201,7 @@ class HFEngine:
 
     def requested_precision(self, base: BaseModel, on_gpu: bool) -> str | None:
         """See `swarm.engine.base.SupportsPrecision`."""
-        exact = base.dtype == "float32" or (base.dtype == "auto" and not on_gpu)
-        if self.precision is None or (self.precision == "float32" and exact):
-            return None
-        problem = ""
-        if on_gpu:
-            problem = "it is for CPUs; on a GPU answers are in model.dtype"
-        elif not exact:
-            problem = f"it needs model.dtype=float32; answers are in model.dtype={base.dtype}"
-        elif self.plan == "merged":
-            problem = "it needs another engine.plan than merged, which adds to float32 weights"
-        elif not has_bfloat16_instructions():
-            problem = "torch finds no bfloat16 instructions in this CPU; use float32"
-        if problem and self.precision != "auto":
-            raise UserError(f"engine.precision={self.precision}: {problem}")
-        return None if problem else self.precision
+        return check_precision(self.precision, base.dtype, self.plan, on_gpu)
 
     def set_precision(self, precision: str | None) -> None:
         """See `swarm.engine.base.SupportsPrecision`."""
@@ -325,23 +313,18 @@ class HFEngine:
                 )
         self._stack.set_positions(torch.from_numpy(np.ascontiguousarray(position[None])))
         check_mixed_finite(self._stack)
+        lengths = [len(row) for row in rows]
         found: dict[int, Embedding] = {}
-        waiting = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i))
-        while waiting:
-            longest = len(rows[waiting[0]])
-            chosen = waiting[: max(1, self._budget // longest)]
-            try:
-                vectors = embed_rows(
-                    self._model, [rows[i] for i in chosen], self._tokenizer.pad_token_id
-                )
-            except torch.OutOfMemoryError:
-                self._reduce_batch(len(chosen), longest)
-                continue
+
+        def embed_batch(chosen: Sequence[int]) -> None:
+            here = [rows[i] for i in chosen]
+            vectors = embed_rows(self._model, here, self._tokenizer.pad_token_id)
             if not np.isfinite(vectors).all():
                 raise NotFinite(0, "activations")
             for i, vector in zip(chosen, vectors, strict=True):
-                found[i] = Embedding(vector, len(rows[i]))
-            waiting = waiting[len(chosen) :]
+                found[i] = Embedding(vector, lengths[i])
+
+        self._run_batches(range(len(rows)), lengths, 1, embed_batch)
         return [found[i] for i in range(len(rows))]
 
     def _tokenize_example(self, one: Example) -> "TokenizedExample":
@@ -359,10 +342,7 @@ class HFEngine:
         )
 
     def _choose_plan(self, requests: Sequence[Sequence[Request]]) -> str:
-        """Return the plan for these requests.
-
-        Stacking needs the same shape for all particles, or factors that all share.
-        """
+        """Return the plan; stacking needs the same shape for all particles, or shared factors."""
         plan = self.plan
         if plan == "auto":
             rows = max(len(row) for row in requests)
@@ -401,45 +381,50 @@ class HFEngine:
             max(self._count_row_tokens(asked[i]) for asked in requests)
             for i in range(len(requests[0]))
         ]
+
+        def answer_batch(chosen: Sequence[int]) -> None:
+            here = routed and replace(routed, particles=[routed.particles[i] for i in chosen])
+            asked = [[row[i] for i in chosen] for row in requests]
+            for row, completions in zip(answers, self._generate_batch(asked, here), strict=True):
+                for i, completion in zip(chosen, completions, strict=True):
+                    row[i] = completion
+
         for scored in (False, True):
             mine = [i for i in range(len(cost)) if bool(requests[0][i].choices) == scored]
             if mine and not scored and self._uses_slots():
                 self._fill_in_slots(requests, mine, answers, routed)
-                continue
-            self._fill_completions(
-                requests, sorted(mine, key=lambda i: (-cost[i], i)), cost, answers, routed
-            )
+            else:
+                self._run_batches(mine, cost, len(requests), answer_batch)
         return [[c for c in row if c is not None] for row in answers]
 
-    def _fill_completions(
+    def _run_batches(
         self,
-        requests: Sequence[Sequence[Request]],
-        waiting: list[int],
-        cost: Sequence[int],
-        answers: list[list[Completion | None]],
-        routed: "RoutedRows | None",
+        waiting: Iterable[int],
+        tokens: Sequence[int],
+        rows: int,
+        act: Callable[[Sequence[int]], None],
     ) -> None:
-        """Answer the requests numbered in `waiting`.
+        """Call `act` with the numbers of each batch; halve the batches when memory runs out.
 
         The longest come first, so that a batch that is too large fails at once.
+
+        Args:
+            waiting: Numbers of what is to be done.
+            tokens: Number of tokens of a row of each.
+            rows: Number of rows of each.
         """
         import torch
 
-        while waiting:
-            size = max(1, self._budget // (cost[waiting[0]] * len(requests)))
-            chosen = waiting[:size]
-            here = routed and replace(routed, particles=[routed.particles[i] for i in chosen])
+        left = sorted(waiting, key=lambda i: (-tokens[i], i))
+        while left:
+            longest = tokens[left[0]]
+            chosen = left[: max(1, self._budget // (longest * rows))]
             try:
-                generated = self._generate_batch(
-                    [[mine[i] for i in chosen] for mine in requests], here
-                )
+                act(chosen)
             except torch.OutOfMemoryError:
-                self._reduce_batch(len(chosen) * len(requests), cost[waiting[0]])
+                self._reduce_batch(len(chosen) * rows, longest)
                 continue
-            for row, completions in zip(answers, generated, strict=True):
-                for i, completion in zip(chosen, completions, strict=True):
-                    row[i] = completion
-            waiting = waiting[size:]
+            left = left[len(chosen) :]
 
     def _uses_slots(self) -> bool:
         """Return whether texts are decoded in slots."""
@@ -610,35 +595,6 @@ OVERFLOW = (
     "a gradient is not finite, and its step is skipped: it exceeds the range of model.dtype "
     "(float16: 65,504; try bfloat16 or float32)"
 )
-
-
-def request_shapes(requests: Sequence[Sequence[Request]]) -> set[tuple[bool, ...]]:
-    """Return the different shapes of the particles' requests: which ones have choices."""
-    return {tuple(bool(request.choices) for request in row) for row in requests}
-
-
-def check_mixed_finite(stack: Any) -> None:
-    """Check that the mixed weights of each position are finite in the model's type.
-
-    Raises:
-        NotFinite: They are not.
-    """
-    spoiled = getattr(stack, "first_nonfinite", None)
-    if spoiled and (bad := spoiled()) is not None:
-        raise NotFinite(bad, "weights")
-
-
-def as_adapter_pool(pool: ExpertPool) -> Pool:
-    """Return the pool as a pool of adapters.
-
-    Raises:
-        UserError: It is of another kind.
-    """
-    if hasattr(pool, "modules"):
-        return cast(Pool, pool)
-    raise UserError(
-        "engine=hf mixes adapters and needs pool=adapters; for models use engine=token or full"
-    )
 
 
 class HFModel:

@@ -588,22 +588,19 @@ def configuration_section(models: PairedComparison) -> ReportSection:
     """Build the section of settings, and of the digests that identify the search."""
     run = models.run
     own_experts, made = run.experts[: run.expert_count], run.experts[run.expert_count :]
-    blocks: list[ReportBlock] = [
-        TextBlock([f"{len(own_experts)} experts: {', '.join(own_experts)}."])
-    ]
+    words = [f"{len(own_experts)} experts: {', '.join(own_experts)}."]
     if made:
-        rows_made = f"{pluralize(len(made), 'more row')}, added by the pool: {', '.join(made)}."
-        blocks.append(TextBlock([rows_made]))
+        words.append(f"{pluralize(len(made), 'more row')}, added by the pool: {', '.join(made)}.")
     routes = group_by_route(run.groups)
     if len(routes) > 1:
-        words = f"{len(routes)} kinds of prompts with separate coefficients: {', '.join(routes)}."
-        blocks.append(TextBlock([words]))
+        kinds = ", ".join(routes)
+        words.append(f"{len(routes)} kinds of prompts with separate coefficients: {kinds}.")
     named = [run.groups[i].rpartition(ROUTE_SEPARATOR)[2] for i in next(iter(routes.values()))]
     if (count := len(named)) > 1:
-        if len(named) > MAX_EXPERTS_NAMED:
+        if count > MAX_EXPERTS_NAMED:
             named = [*named[: MAX_EXPERTS_NAMED - 2], "...", named[-1]]
-        words = f"{count} groups of modules with separate coefficients: {', '.join(named)}."
-        blocks.append(TextBlock([words]))
+        words.append(f"{count} groups of modules with separate coefficients: {', '.join(named)}.")
+    blocks: list[ReportBlock] = [TextBlock([sentence]) for sentence in words]
     names = ("seed", "base weights", "pool weights", "task items")
     rows = [[name, str(run.identity[name])] for name in names if name in run.identity]
     rows += [["versions", version] for version in _list_versions(run)]

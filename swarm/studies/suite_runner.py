@@ -252,6 +252,7 @@ class CellPlanner:
         before = self._record_test(run, run.best_expert(), task)
         forward = _sum_rounds(run, "prompts_scored") + _sum_rounds(run, "losses_computed")
         gradients = _sum_rounds(run, "gradients_computed")
+        by_kept = (kept := run.metrics.get("confirm", {})).get("selected_on_held_out")
         label = run.position_label(best)
         description = describe_position(run.experts, position.tolist(), run.groups)
         return {
@@ -260,7 +261,8 @@ class CellPlanner:
                 "dev": run.metrics["starting_best_validation_utility"],
                 **before,
             },
-            "dev": _selection_utility(run),
+            # That of the items that chose the result.
+            "dev": kept["ending"] if by_kept else run.metrics["ending_best_validation_utility"],
             **self._record_test(run, best, task),
             "found": f"{label}: {description}" if label else description,
             "experts": run.experts,
@@ -363,14 +365,6 @@ class CellPlanner:
             "finished": "asked once",
             "base_digest": None,
         }
-
-
-def _selection_utility(run: RunFolder) -> float:
-    """Return the utility of the result on the dev items that chose it."""
-    held_out = run.metrics.get("confirm", {})
-    if held_out.get("selected_on_held_out"):
-        return float(held_out["ending"])
-    return float(run.metrics["ending_best_validation_utility"])
 
 
 def _sum_rounds(run: RunFolder, name: str) -> int:

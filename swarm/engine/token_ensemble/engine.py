@@ -68,19 +68,15 @@ class TokenEnsembleEngine(HFEngine):
 
         cost = [self._count_row_tokens(request) for request in requests]
         completions: dict[int, Completion] = {}
-        order = sorted(range(len(requests)), key=lambda i: (-cost[i], i))
+
+        def answer_batch(chosen: Sequence[int]) -> None:
+            self._stack.set_positions(torch.from_numpy(weights[chosen]))
+            rows = self._generate_batch([[requests[i]] for i in chosen], None)
+            completions.update({i: row[0] for i, row in zip(chosen, rows, strict=True)})
+
         for scored in (False, True):
-            waiting = [i for i in order if bool(requests[i].choices) == scored]
-            while waiting:
-                chosen = waiting[: max(1, self._budget // cost[waiting[0]])]
-                self._stack.set_positions(torch.from_numpy(weights[chosen]))
-                try:
-                    rows = self._generate_batch([[requests[i]] for i in chosen], None)
-                except torch.OutOfMemoryError:
-                    self._reduce_batch(len(chosen), cost[waiting[0]])
-                    continue
-                completions |= {i: row[0] for i, row in zip(chosen, rows, strict=True)}
-                waiting = waiting[len(chosen) :]
+            mine = [i for i, request in enumerate(requests) if bool(request.choices) == scored]
+            self._run_batches(mine, cost, 1, answer_batch)
         return [completions[i] for i in range(len(requests))]
 
     def log_perplexities(self, prompts: Sequence[Any]) -> tuple[np.ndarray, int]:

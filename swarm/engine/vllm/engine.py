@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from swarm.engine.base import ExpertPool, answer_by_route
+from swarm.engine.base import ExpertPool, answer_by_route, as_adapter_pool
 from swarm.engine.base_model import BaseModel
-from swarm.engine.hf import HFEngine, as_adapter_pool
+from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.adapter_sync import (
     AdapterSync,
     FolderSync,

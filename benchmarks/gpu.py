@@ -314,8 +314,9 @@ def check_answers(name: str, device: str, work: Workload, dtype: str) -> Iterato
                 engine = open_engine(name, dtype, device, few, plan, space, groups)[0]
                 # As positions with routes are: different numbers of prompts, in the same batches.
                 ragged = plan == "stacked" and space == "delta"
-                for decoded in ("batches", "slots", *(["ragged slots"] if ragged else [])):
-                    engine.continuous = decoded != "batches"
+                mixed = ("ragged batches", "ragged slots") if ragged else ()
+                for decoded in ("batches", "slots", *mixed):
+                    engine.continuous = "slots" in decoded
                     few_each = [max(1, few.items - i) for i in range(len(positions))]
                     yield compare_answers(
                         engine,

@@ -3,8 +3,9 @@
 A batch of P particles has its rows in P equal blocks, particle by particle. The base matmul is
 shared by all rows; the updates are two batched matmuls (arXiv 2106.09685, with one more axis), or,
 if particles are exact sums of the experts' updates, two that all rows share. With a `Routing` the
-rows may be in any order. There, and on a GPU, products are as in `PRODUCTS`, on factors at fixed
-addresses (`BatchedLoraModel.use_static_factors`), as CUDA graphs require.
+rows may be in any order, which needs such shared factors or products as in `PRODUCTS`. These are
+used on a GPU, on factors at fixed addresses (`BatchedLoraModel.use_static_factors`), as CUDA graphs
+require.
 """
 
 import contextlib
@@ -247,7 +248,7 @@ class BatchedLoraLinear(nn.Module):
         self.chooser = ProductChooser()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map [P * b, ..., in] to [P * b, ..., out]."""
+        """Map [P * b, ..., in], or with a routing the tokens of any rows, to [..., out]."""
         if self.merged is not None:
             return nn.functional.linear(rows, self.merged, self.linear.bias)
         out: torch.Tensor = self.linear(rows)
@@ -266,7 +267,10 @@ class BatchedLoraLinear(nn.Module):
         return mixed.view(out.shape)
 
     def _project_down(self, rows: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-        """Return A x of all rows, [P, b, r], times the coefficients if factors are shared."""
+        """Return A x of all rows, times the coefficients if factors are shared.
+
+        Blocks are [P, b, r]; with a routing [R, b, r] for R rows, or [N, 1, r] for N tokens.
+        """
         if self.shares is None:
             blocks = rows.reshape(down.shape[0], -1, rows.shape[-1])
             return torch.bmm(blocks, down.transpose(1, 2))

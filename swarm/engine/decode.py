@@ -1,4 +1,4 @@
-"""Decoding and teacher-forced scoring of one batch with equal blocks of rows, one per particle.
+"""Decoding and teacher-forced scoring of one batch: equal blocks of rows, or rows in any order.
 
 Sampling is counter-based: the noise of a draw depends only on seed, sample, prompt and token index.
 So a text does not depend on the other rows of its batch, on the plan or on the order, as far as the

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from swarm.engine.batched_lora import BatchedLoraModel
 
 
+OVERFLOW = (
+    "a gradient is not finite, and its step is skipped: it exceeds the range of model.dtype "
+    "(float16: 65,504; try bfloat16 or float32)"
+)
+"""Warning about a nonfinite derivative."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """The loss of some examples at one position; sums over examples, so that parts can be added.

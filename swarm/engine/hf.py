@@ -28,9 +28,9 @@ from swarm.engine.base_model import BaseModel, check_precision, validate_device
 from swarm.engine.tokenization import (
     TokenCache,
     build_completion,
+    build_scored_completion,
     clip_new_tokens,
     context_length_of,
-    count_choice_tokens,
     decode_text,
     encode_choice,
     encode_prompt,
@@ -52,6 +52,9 @@ BATCH_CPU, BATCH_GPU = 4096, 65536
 
 
 log = logging.getLogger(__name__)
+
+POSITIONS_BUCKET = 16
+"""Numbers of positions with different requests are multiples of this on a GPU."""
 
 PLANS = ("auto", "swap", "merged", "stacked")
 
@@ -228,6 +231,7 @@ class HFEngine:
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
         import torch
+        from torch import nn
 
         plan = self._choose_plan(requests)
         groups = (
@@ -237,12 +241,16 @@ class HFEngine:
         self._choose_products()
         for group in groups:
             chosen = torch.from_numpy(np.ascontiguousarray(positions[list(group)]))
+            mine = [requests[i] for i in group]
+            ragged = len(group) > 1 and len(request_shapes(mine)) > 1
+            if ragged and self._uses_slots():
+                # Captured steps depend on the number of positions; unused ones are 0.
+                chosen = nn.functional.pad(chosen, (0, 0, 0, -len(group) % POSITIONS_BUCKET))
             self._stack.set_positions(chosen, merge=plan == "merged")
             try:
                 check_mixed_finite(self._stack)
-                mine = [requests[i] for i in group]
-                ragged = len(group) > 1 and len(request_shapes(mine)) > 1
-                answers += self._generate_ragged(mine) if ragged else self._generate_group(mine)
+                ask = partial(self._generate_ragged, count=len(chosen))
+                answers += ask(mine) if ragged else self._generate_group(mine)
             except NotFinite as error:
                 raise NotFinite(group[error.position], error.quantity) from None
         return answers
@@ -254,6 +262,7 @@ class HFEngine:
         import torch
 
         from swarm.engine.gradient import (
+            OVERFLOW,
             assign_routes,
             batch_examples,
             can_pack_choices,
@@ -345,22 +354,25 @@ class HFEngine:
         """Return the plan; stacking needs the same shape for all particles, or shared factors."""
         plan = self.plan
         if plan == "auto":
-            rows = max(len(row) for row in requests)
+            rows = -(-sum(map(len, requests)) // len(requests))
             facts = replace(self._facts, exact_merge=False) if self._reduced else self._facts
             plan, reason = choose_plan(len(requests), rows, facts)
-            if reason not in self._logged:
-                self._logged.add(reason)
-                log.info("plan %s: %s", plan, reason)
-        if plan == "stacked" and len(request_shapes(requests)) > 1:
-            return plan if self._stack.shares_factors else "swap"
+        ragged = len(request_shapes(requests)) > 1
+        if plan == "stacked" and ragged and not self._stack.shares_factors:
+            plan, reason = "swap", "particles with different requests share no factors"
+        if self.plan == "auto" and reason not in self._logged:
+            self._logged.add(reason)
+            log.info("plan %s: %s", plan, reason)
         return plan
 
-    def _generate_ragged(self, requests: Sequence[Sequence[Request]]) -> list[list[Completion]]:
-        """Answer any number of requests of each particle in the layers, in the same batches."""
+    def _generate_ragged(
+        self, requests: Sequence[Sequence[Request]], count: int
+    ) -> list[list[Completion]]:
+        """Answer any number of requests of each particle, of `count`, in the same batches."""
         from swarm.engine.batched_lora import RoutedRows
 
         particles = [particle for particle, row in enumerate(requests) for _ in row]
-        routed = RoutedRows(self._stack, particles, len(requests))
+        routed = RoutedRows(self._stack, particles, count)
         try:
             found = self._generate_group([[one for row in requests for one in row]], routed)[0]
         finally:
@@ -551,14 +563,7 @@ class HFEngine:
             if any(math.isnan(one.logprob) for one in row):
                 block = index // (len(rows) // particles)
                 raise NotFinite(routed.particles[index] if routed else block, "activations")
-        completions = []
-        for prompt, tokens, row in zip(prompts, choices, rows, strict=True):
-            logprobs, greedy = zip(*row, strict=True)
-            counts = tuple(map(len, tokens))
-            completions.append(
-                Completion("", logprobs, len(prompt), count_choice_tokens(tokens), greedy, counts)
-            )
-        return completions
+        return list(map(build_scored_completion, map(len, prompts), choices, rows))
 
     def clip_to_context(self, request: Request) -> Request:
         """Return the request with no more new tokens than the model has positions for.
@@ -589,12 +594,6 @@ class HFEngine:
     def _prompt_ids(self, prompt: object) -> list[int]:
         """Return the prompt's token ids."""
         return self._tokens.get_ids(prompt, partial(encode_prompt, self._tokenizer, prompt))
-
-
-OVERFLOW = (
-    "a gradient is not finite, and its step is skipped: it exceeds the range of model.dtype "
-    "(float16: 65,504; try bfloat16 or float32)"
-)
 
 
 class HFModel:

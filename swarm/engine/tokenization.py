@@ -89,6 +89,21 @@ def count_choice_tokens(choices: list[list[int]]) -> int:
     return sum(max(len(choice) - 1, 0) for choice in choices)
 
 
+def build_scored_completion(
+    prompt: int, choices: list[list[int]], scores: Sequence[tuple[float, bool]]
+) -> Completion:
+    """Return the completion of a request with choices.
+
+    Args:
+        prompt: Number of tokens of the prompt.
+        choices: Token ids of each choice.
+        scores: Of each choice its log probability, and whether greedy decoding generates it.
+    """
+    logprobs, greedy = zip(*scores, strict=True)
+    counts = tuple(map(len, choices))
+    return Completion("", logprobs, prompt, count_choice_tokens(choices), greedy, counts)
+
+
 def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Return every token id that ends a text, from the model and the tokenizer."""
     stated = getattr(model.generation_config, "eos_token_id", None)

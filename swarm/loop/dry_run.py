@@ -478,6 +478,8 @@ def resolve_plan(
         router = getattr(run.pool, "router", None)
         routes = len(router.names) if router else 1
         plan, reason = choose_auto_plan(search, model, device, gpu, routes)
+        if routes > 1 and plan == "stacked" and getattr(run.pool, "space", "") != "delta":
+            plan, reason = "swap", "routes share batches in pool.space=delta alone"
     return replace(search, plan=plan), reason
 
 

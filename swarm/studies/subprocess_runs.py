@@ -248,7 +248,7 @@ def load_run_config(folder: Path) -> dict[str, Any]:
     """
     run = RunFolder(folder)
     found = {**run.config, "folder": str(folder.parent), "name": folder.name}
-    identity = (replay(folder)[0] or {}).get("identity", {})
+    identity = run.identity
     requested = {key: identity[f"pool.{key}"] for key in RESOLVED_KEYS if f"pool.{key}" in identity}
     found["pool"] = {**found["pool"], **requested}
     if found.pop("wandb", None):  # written before trackers became selectable

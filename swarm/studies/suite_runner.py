@@ -252,17 +252,18 @@ class CellPlanner:
         before = self._record_test(run, run.best_expert(), task)
         forward = _sum_rounds(run, "prompts_scored") + _sum_rounds(run, "losses_computed")
         gradients = _sum_rounds(run, "gradients_computed")
-        by_kept = (kept := run.metrics.get("confirm", {})).get("selected_on_held_out")
+        dev = {at: run.metrics[f"{at}_best_validation_utility"] for at in ("starting", "ending")}
+        if (kept := run.metrics.get("confirm", {})).get("selected_on_held_out"):
+            dev = kept  # the items that chose the result
         label = run.position_label(best)
         description = describe_position(run.experts, position.tolist(), run.groups)
         return {
             "start": {
                 "expert": run.experts[run.best_expert()[1]],
-                "dev": run.metrics["starting_best_validation_utility"],
+                "dev": dev["starting"],
                 **before,
             },
-            # That of the items that chose the result.
-            "dev": kept["ending"] if by_kept else run.metrics["ending_best_validation_utility"],
+            "dev": dev["ending"],
             **self._record_test(run, best, task),
             "found": f"{label}: {description}" if label else description,
             "experts": run.experts,

@@ -51,6 +51,12 @@ def test_it_runs(name: str, tiny_llama: Path, tiny_pool: Path) -> None:
     assert "ratio" in out or "|" in out or "first answer" in out
 
 
+def test_routed_positions_are_measured(tiny_llama: Path, tiny_pool: Path) -> None:
+    models = ["--model", str(tiny_llama), "--pool", str(tiny_pool)]
+    small = ["--routed", "nlgraph_mini", "--items", "12", "--repeats", "1"]
+    assert "| nlgraph_mini | 12 | 2 |" in run("batching.py", *models, *small)
+
+
 def test_precision_runs(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
     out = tmp_path / "precision.json"
     small = ["--items", "4", "--positions", "2", "--compared", "1", "--out", str(out)]
@@ -139,7 +145,7 @@ def test_gpu_benchmark_runs_on_a_cpu_and_needs_few_packages(tmp_path: Path) -> N
     parts = ["correctness", "decoding", "memory", "plan", "products", "speed"]
     assert sorted(results) == [f"tiny_{part}" for part in parts]
     correct = results["tiny_correctness"]["result"]
-    assert correct["passed"] and len(correct["rows"]) == 57, out
+    assert correct["passed"] and len(correct["rows"]) == 61, out
     # Two shapes of layers at two numbers of tokens; float32 products agree.
     products = results["tiny_products"]["result"]["rows"]
     assert len(products) == 8 and all(row["error, grouped"] < 1e-5 for row in products)

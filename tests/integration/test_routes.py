@@ -182,12 +182,19 @@ def test_routes_share_batches_where_caches_cannot_be_copied(
     )
 
 
-def test_a_position_that_is_not_finite_is_named(tiny_llama: Path, pool: Pool) -> None:
+@pytest.mark.parametrize("plan", ["swap", "stacked", "slots"])
+# Coefficients, or activations, beyond float32.
+@pytest.mark.parametrize(
+    ("value", "choices"), [(1e39, ()), (1e39, (" yes", " no, not")), (1e38, ())]
+)
+def test_a_position_that_is_not_finite_is_named(
+    tiny_llama: Path, pool: Pool, plan: str, value: float, choices: tuple[str, ...]
+) -> None:
     position, _ = routed_position(pool)
     broken = position.copy()
-    broken[-1] = 1e38
-    engine = open_engine(tiny_llama, pool)
-    requests = [Request(text, 2) for text in prompts(4)]
+    broken[-1] = value
+    engine = open_engine(tiny_llama, pool, plan)
+    requests = [Request(text, 0 if choices else 2, choices) for text in prompts(4)]
     with pytest.raises(NotFinite) as caught:
         engine.generate(np.array([position, broken]), [requests, requests])
     assert caught.value.position == 1

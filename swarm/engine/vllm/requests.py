@@ -12,8 +12,8 @@ from swarm.engine.decode import DecodingRow, build_sampling_state
 from swarm.engine.tokenization import (
     TokenCache,
     build_completion,
+    build_scored_completion,
     clip_new_tokens,
-    count_choice_tokens,
     decode_text,
     encode_choice,
     encode_prompt,
@@ -86,9 +86,7 @@ class ChoiceRequest:
     def build_completion(self, prompt: int) -> Completion:
         """Return the completion after a prompt of this many tokens."""
         rows = [self.found.get(i, (0.0, True)) for i in range(len(self.tokens))]
-        logprobs, greedy = zip(*rows, strict=True)
-        counts = tuple(map(len, self.tokens))
-        return Completion("", logprobs, prompt, count_choice_tokens(self.tokens), greedy, counts)
+        return build_scored_completion(prompt, self.tokens, rows)
 
 
 @dataclass(slots=True)

@@ -315,13 +315,13 @@ def check_answers(name: str, device: str, work: Workload, dtype: str) -> Iterato
                 # As positions with routes are: different numbers of prompts, in the same batches.
                 ragged = plan == "stacked" and space == "delta"
                 mixed = ("ragged batches", "ragged slots") if ragged else ()
+                counts = [max(1, few.items - i) for i in range(len(positions))]
                 for decoded in ("batches", "slots", *mixed):
                     engine.continuous = "slots" in decoded
-                    few_each = [max(1, few.items - i) for i in range(len(positions))]
                     yield compare_answers(
                         engine,
                         positions,
-                        [prompts[:n] if "ragged" in decoded else prompts for n in few_each],
+                        [prompts[:n] if "ragged" in decoded else prompts for n in counts],
                         few.new,
                         exact,
                         rounded,

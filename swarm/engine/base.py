@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from swarm.engine.base_model import BaseModel
+from swarm.engine.base_model import BaseModel, has_bfloat16_instructions
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Example, Request, prompt_text
 from swarm.pool.prompt_router import PromptRouter
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 LENGTH_BUCKET = 64
 """Multiple to which the tokens of a slot (`swarm.engine.slots`) are rounded up."""
+
+POSITIONS_BUCKET = 16
+"""Multiple to which the number of positions with different requests is rounded up in slots."""
 
 PREFILL_DIVISOR = 4
 """Share of a batch's tokens that is read at once into slots, which hold a cache of their own."""
@@ -139,6 +142,32 @@ def as_adapter_pool(pool: ExpertPool) -> "Pool":
     raise UserError(
         "engine=hf mixes adapters and needs pool=adapters; for models use engine=token or full"
     )
+
+
+def check_precision(precision: str | None, dtype: str, plan: str, on_gpu: bool) -> str | None:
+    """Return engine.precision if it differs from that of model.dtype, else `None`.
+
+    Args:
+        dtype, plan: model.dtype and engine.plan.
+
+    Raises:
+        UserError: It is requested by name, and model or device do not have it.
+    """
+    exact = dtype == "float32" or (dtype == "auto" and not on_gpu)
+    if precision is None or (precision == "float32" and exact):
+        return None
+    problem = ""
+    if on_gpu:
+        problem = "it is for CPUs; on a GPU answers are in model.dtype"
+    elif not exact:
+        problem = f"it needs model.dtype=float32; answers are in model.dtype={dtype}"
+    elif plan == "merged":
+        problem = "it needs another engine.plan than merged, which adds to float32 weights"
+    elif not has_bfloat16_instructions():
+        problem = "torch finds no bfloat16 instructions in this CPU; use float32"
+    if problem and precision != "auto":
+        raise UserError(f"engine.precision={precision}: {problem}")
+    return None if problem else precision
 
 
 def request_shapes(requests: Sequence[Sequence[Request]]) -> set[tuple[bool, ...]]:
@@ -280,16 +309,22 @@ class DeviceProfile:
     free_bytes: int
 
 
-def choose_plan(particles: int, rows: int, facts: DeviceProfile) -> tuple[str, str]:
+def choose_plan(
+    particles: int, rows: int, facts: DeviceProfile, stackable: bool = True
+) -> tuple[str, str]:
     """Return the plan for `particles` positions with `rows` requests each, and the reason.
 
     Merging runs one particle at a time at the base's own speed, but in bfloat16 it rounds the
     update away: of one that is 1 % of the weight's norm, bfloat16's 8 bits leave an error of 17 %,
     unmerged 0.2 % (test_plan.py). Stacking reads the base weights once for all particles.
+
+    Args:
+        stackable: Whether the particles' requests can share batches: they have the same shape, or
+            the particles the same factors.
     """
     enough = STACK_BELOW_GPU if facts.gpu else STACK_BELOW_CPU
     # In bfloat16 a CPU computes a token in less time than it reads the weights.
-    if particles > 1 and (rows < enough or not (facts.gpu or facts.exact_merge)):
+    if stackable and particles > 1 and (rows < enough or not (facts.gpu or facts.exact_merge)):
         below = f", below {enough}" if rows < enough else " while the weights are read"
         return "stacked", f"{rows} requests per particle leave the device idle{below}"
     if not facts.exact_merge:
@@ -298,6 +333,8 @@ def choose_plan(particles: int, rows: int, facts: DeviceProfile) -> tuple[str, s
         return "swap", "a copy of the adapted weights does not fit in the memory left"
     if particles == 1:
         return "merged", "a single particle runs as fast as the base alone"
+    if not stackable:
+        return "merged", "particles with different requests share no batches outside delta space"
     return "merged", f"{rows} requests per particle, enough to run as fast as the base alone"
 
 

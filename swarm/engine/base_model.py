@@ -57,32 +57,6 @@ def has_bfloat16_instructions() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def check_precision(precision: str | None, dtype: str, plan: str, on_gpu: bool) -> str | None:
-    """Return engine.precision if it differs from that of model.dtype, else `None`.
-
-    Args:
-        dtype, plan: model.dtype and engine.plan.
-
-    Raises:
-        UserError: It is requested by name, and model or device do not have it.
-    """
-    exact = dtype == "float32" or (dtype == "auto" and not on_gpu)
-    if precision is None or (precision == "float32" and exact):
-        return None
-    problem = ""
-    if on_gpu:
-        problem = "it is for CPUs; on a GPU answers are in model.dtype"
-    elif not exact:
-        problem = f"it needs model.dtype=float32; answers are in model.dtype={dtype}"
-    elif plan == "merged":
-        problem = "it needs another engine.plan than merged, which adds to float32 weights"
-    elif not has_bfloat16_instructions():
-        problem = "torch finds no bfloat16 instructions in this CPU; use float32"
-    if problem and precision != "auto":
-        raise UserError(f"engine.precision={precision}: {problem}")
-    return None if problem else precision
-
-
 def validate_device(device: str | None) -> str | None:
     """Return the device if it is a device's name or `None`; its existence is not checked.
 

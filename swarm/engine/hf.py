@@ -9,22 +9,25 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swarm.engine.base import (
+    POSITIONS_BUCKET,
     ExpertPool,
     answer_by_route,
     as_adapter_pool,
     available_memory_bytes,
     check_mixed_finite,
+    check_precision,
     choose_plan,
     profile_device,
     request_shapes,
 )
-from swarm.engine.base_model import BaseModel, check_precision, validate_device
+from swarm.engine.base_model import BaseModel, validate_device
 from swarm.engine.tokenization import (
     TokenCache,
     build_completion,
@@ -50,11 +53,7 @@ if TYPE_CHECKING:
 BATCH_CPU, BATCH_GPU = 4096, 65536
 """Padded tokens per batch if `engine.max_tokens` is not set."""
 
-
 log = logging.getLogger(__name__)
-
-POSITIONS_BUCKET = 16
-"""Numbers of positions with different requests are multiples of this on a GPU."""
 
 PLANS = ("auto", "swap", "merged", "stacked")
 
@@ -231,7 +230,6 @@ class HFEngine:
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
         import torch
-        from torch import nn
 
         plan = self._choose_plan(requests)
         groups = (
@@ -245,12 +243,15 @@ class HFEngine:
             ragged = len(group) > 1 and len(request_shapes(mine)) > 1
             if ragged and self._uses_slots():
                 # Captured steps depend on the number of positions; unused ones are 0.
-                chosen = nn.functional.pad(chosen, (0, 0, 0, -len(group) % POSITIONS_BUCKET))
+                spare = -len(group) % POSITIONS_BUCKET
+                chosen = torch.nn.functional.pad(chosen, (0, 0, 0, spare))
             self._stack.set_positions(chosen, merge=plan == "merged")
             try:
                 check_mixed_finite(self._stack)
-                ask = partial(self._generate_ragged, count=len(chosen))
-                answers += ask(mine) if ragged else self._generate_group(mine)
+                if ragged:
+                    answers += self._generate_ragged(mine, len(chosen))
+                else:
+                    answers += self._generate_group(mine)
             except NotFinite as error:
                 raise NotFinite(group[error.position], error.quantity) from None
         return answers
@@ -352,15 +353,15 @@ class HFEngine:
 
     def _choose_plan(self, requests: Sequence[Sequence[Request]]) -> str:
         """Return the plan; stacking needs the same shape for all particles, or shared factors."""
-        plan = self.plan
-        if plan == "auto":
-            rows = -(-sum(map(len, requests)) // len(requests))
-            facts = replace(self._facts, exact_merge=False) if self._reduced else self._facts
-            plan, reason = choose_plan(len(requests), rows, facts)
-        ragged = len(request_shapes(requests)) > 1
-        if plan == "stacked" and ragged and not self._stack.shares_factors:
-            plan, reason = "swap", "particles with different requests share no factors"
-        if self.plan == "auto" and reason not in self._logged:
+        if self.plan not in ("auto", "stacked"):
+            return self.plan
+        stackable = len(request_shapes(requests)) == 1 or self._stack.shares_factors
+        if self.plan == "stacked":
+            return "stacked" if stackable else "swap"
+        rows = -(-sum(map(len, requests)) // len(requests))
+        facts = replace(self._facts, exact_merge=False) if self._reduced else self._facts
+        plan, reason = choose_plan(len(requests), rows, facts, stackable)
+        if reason not in self._logged:
             self._logged.add(reason)
             log.info("plan %s: %s", plan, reason)
         return plan
@@ -374,11 +375,11 @@ class HFEngine:
         particles = [particle for particle, row in enumerate(requests) for _ in row]
         routed = RoutedRows(self._stack, particles, count)
         try:
-            found = self._generate_group([[one for row in requests for one in row]], routed)[0]
+            (found,) = self._generate_group([[one for row in requests for one in row]], routed)
         finally:
             self._stack.route_rows(None)
-        ends = np.cumsum([len(row) for row in requests]).tolist()
-        return [found[end - len(row) : end] for end, row in zip(ends, requests, strict=True)]
+        left = iter(found)
+        return [list(islice(left, len(row))) for row in requests]
 
     def _generate_group(
         self, requests: Sequence[Sequence[Request]], routed: "RoutedRows | None" = None

@@ -477,24 +477,30 @@ def resolve_plan(
     if plan == "auto":
         router = getattr(run.pool, "router", None)
         routes = len(router.names) if router else 1
-        plan, reason = choose_auto_plan(search, model, device, gpu, routes)
-        if routes > 1 and plan == "stacked" and getattr(run.pool, "space", "") != "delta":
-            plan, reason = "swap", "routes share batches in pool.space=delta alone"
+        mixed = routes == 1 or getattr(run.pool, "space", "") == "delta"
+        plan, reason = choose_auto_plan(search, model, device, gpu, routes, mixed)
     return replace(search, plan=plan), reason
 
 
 def choose_auto_plan(
-    search: SearchWorkload, model: ModelShape, device: DeviceSpec, gpu: bool, routes: int = 1
+    search: SearchWorkload,
+    model: ModelShape,
+    device: DeviceSpec,
+    gpu: bool,
+    routes: int = 1,
+    mixed: bool = True,
 ) -> tuple[str, str]:
     """Return the plan that engine.plan=auto would choose, and the reason.
 
     Args:
         routes: To the engine, a position is as many.
+        mixed: Whether routes can share batches.
     """
     size = search.item_bytes
     used = model.parameter_count * size + search.experts * search.adapter * 4
     facts = DeviceProfile(gpu, size == 4, search.adapted * size, device.memory - used)
-    return choose_plan(search.job_particles * routes, -(-search.job_items // routes), facts)
+    rows = -(-search.job_items // routes)
+    return choose_plan(search.job_particles * routes, rows, facts, mixed)
 
 
 def format_costs(

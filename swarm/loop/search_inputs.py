@@ -221,10 +221,15 @@ def fit_items(task: Task, tokenizer: Any, context: float, test: bool) -> list[st
     return fit_to_context(task, tokenizer, context, ("dev", "test") if test else ("dev",))
 
 
+RESOLVED_KEYS = ("groups", "routes")
+"""Keys of pool that a search resolves from "auto"."""
+
+
 def resolve_groups(config: Mapping[str, Any], pool: ExpertPool) -> Mapping[str, Any]:
     """Return the configuration with `auto` of pool.groups and pool.routes resolved."""
     if isinstance(pool, Pool) and "pool" in config:
-        resolved = {"groups": pool.division, "routes": pool.resolved_routes}
+        values = pool.division, pool.resolved_routes
+        resolved = dict(zip(RESOLVED_KEYS, values, strict=True))
         return {**config, "pool": {**config["pool"], **resolved}}
     return config
 

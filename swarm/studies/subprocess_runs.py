@@ -20,7 +20,7 @@ from swarm._util.cli import handle_termination_signals, normalize_gpu_list
 from swarm._util.files import acquire_lock, conf_folder, make_folder, write_json
 from swarm._util.secrets import lent, plain_config
 from swarm.errors import UserError
-from swarm.loop.search_inputs import identity_settings
+from swarm.loop.search_inputs import RESOLVED_KEYS, identity_settings
 from swarm.runs.lock import STUDY_LOCK_FILE
 from swarm.runs.manifest import replay
 from swarm.runs.run_reader import RunFolder
@@ -34,9 +34,6 @@ HYDRA_DEFAULTS = {
     "hydra": {"run": {"dir": "."}, "output_subdir": None},
 }
 """Hydra settings that let a configuration run without Hydra's log files and output folders."""
-
-RESOLVED_KEYS = ("groups", "routes")
-"""Keys of pool that a search may resolve from "auto"."""
 
 LIFTED_LIMITS = ("max_iterations", "patience")
 """Limits that could end a search before its budget does; lifted unless set on the command line."""
@@ -248,8 +245,8 @@ def load_run_config(folder: Path) -> dict[str, Any]:
     """
     run = RunFolder(folder)
     found = {**run.config, "folder": str(folder.parent), "name": folder.name}
-    identity = run.identity
-    requested = {key: identity[f"pool.{key}"] for key in RESOLVED_KEYS if f"pool.{key}" in identity}
+    asked = {key: run.identity.get(f"pool.{key}") for key in RESOLVED_KEYS}
+    requested = {key: value for key, value in asked.items() if value is not None}
     found["pool"] = {**found["pool"], **requested}
     if found.pop("wandb", None):  # written before trackers became selectable
         found["tracker"] = {"_target_": "swarm.trackers.NullTracker"}

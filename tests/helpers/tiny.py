@@ -80,8 +80,15 @@ def model(
     folder: Path, kind: str = "llama", seed: int = 0, head: int = 8, context: int = 512
 ) -> Path:
     """Save a random float32 model (4 heads of that size, 2 layers) and its tokenizer; gives
-    `folder`. Its prompts have at most `context` tokens."""
-    from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, Qwen2Config
+    `folder`. Its prompts have at most `context` tokens; kind "mistral" attends to the last eight.
+    """
+    from transformers import (
+        AutoModelForCausalLM,
+        GemmaConfig,
+        LlamaConfig,
+        MistralConfig,
+        Qwen2Config,
+    )
 
     words = tokenizer(folder)
     shape: dict[str, Any] = {
@@ -99,9 +106,16 @@ def model(
         "bos_token_id": words.bos_token_id,
         "eos_token_id": words.eos_token_id,
     }
-    if kind == "gemma":
+    if kind in ("gemma", "mistral"):
         shape["head_dim"] = head
-    configs = {"llama": LlamaConfig, "gemma": GemmaConfig, "qwen2": Qwen2Config}
+    if kind == "mistral":
+        shape["sliding_window"] = 8
+    configs = {
+        "llama": LlamaConfig,
+        "gemma": GemmaConfig,
+        "mistral": MistralConfig,
+        "qwen2": Qwen2Config,
+    }
     with seeded(seed):
         AutoModelForCausalLM.from_config(configs[kind](**shape)).save_pretrained(folder)
     return folder

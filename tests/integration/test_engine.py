@@ -216,23 +216,8 @@ def test_a_choice_is_cut_into_tokens_as_after_its_prompt(family: tuple[Path, Pat
 
 def test_a_model_with_a_sliding_window_is_scored_alike(tmp_path: Path) -> None:
     """Its cache cannot be copied, so every choice is read with its prompt."""
-    from transformers import AutoModelForCausalLM, MistralConfig
-
-    tokenizer = tiny.tokenizer(tmp_path)
-    config = MistralConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=64,
-        head_dim=8,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=8,
-        initializer_range=0.2,
-    )
-    with tiny.seeded(0):
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    model = tiny.load(tmp_path)
+    model = tiny.load(tiny.model(tmp_path, "mistral"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert not decode.can_share_prefix(model)
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
     choices = [

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tiny
 import yaml
-from transformers import AutoModelForCausalLM, MistralConfig
 
+from swarm.engine.base import POSITIONS_BUCKET
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import NotFinite, UserError
@@ -154,21 +154,7 @@ def test_each_prompt_is_answered_with_the_coefficients_of_its_route(
 def test_routes_share_batches_where_caches_cannot_be_copied(
     tmp_path: Path, choices: tuple[str, ...]
 ) -> None:
-    base = tmp_path / "base"
-    tiny.tokenizer(base)
-    config = MistralConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=64,
-        head_dim=8,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=8,
-        initializer_range=0.2,
-    )
-    with tiny.seeded(0):
-        AutoModelForCausalLM.from_config(config).save_pretrained(base)
+    base = tiny.model(tmp_path / "base", "mistral")
     pool = Pool(tiny.pool(base, tmp_path / "pool"), space="delta", routes=router().to_dict()).open()
     position, _ = routed_position(pool)
     asked = [[Request(text, 0 if choices else 4, choices) for text in prompts(7)]]
@@ -180,6 +166,21 @@ def test_routes_share_batches_where_caches_cannot_be_copied(
     assert all(
         np.allclose(a.logprobs, b.logprobs, atol=1e-4) for a, b in zip(one, other, strict=True)
     )
+
+
+def test_steps_in_slots_remain_where_the_number_of_routes_changes(
+    tiny_llama: Path, pool: Pool
+) -> None:
+    """Captured steps contain the number of positions and the addresses of their coefficients."""
+    engine = open_engine(tiny_llama, pool, "slots")
+    position, _ = routed_position(pool)
+    other = np.roll(position, 1)
+    few, many = ([Request(text, 3) for text in prompts(count)] for count in (5, 9))
+    engine.generate(position[None], [few])
+    assert engine._decoder
+    addresses = engine._decoder._addresses
+    engine.generate(np.array([position, other]), [many, few])
+    assert engine._decoder._addresses == addresses and addresses[0] == POSITIONS_BUCKET
 
 
 @pytest.mark.parametrize("plan", ["swap", "stacked", "slots"])

@@ -251,21 +251,7 @@ def test_out_of_memory_continues_with_fewer_slots(family: tuple[Path, Path]) -> 
 
 
 def test_models_without_full_attention_are_decoded_in_batches(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, MistralConfig
-
-    tiny.tokenizer(tmp_path)
-    config = MistralConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=64,
-        head_dim=8,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=8,
-    )
-    with tiny.seeded(0):
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny.model(tmp_path, "mistral")
     engine = HFEngine()
     engine.continuous = True
     engine.load_base(BaseModel(str(tmp_path)), "cpu", {}, "")

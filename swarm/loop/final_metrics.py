@@ -80,6 +80,9 @@ def final_metrics(
     dev = [ending.task.items("dev")[index] for index in ending.searched]
     for name, index in (("starting", before), ("ending", after)):
         metrics |= _prefixed_summary(f"{name}_best_validation", task, ending.dev_scores(index), dev)
+    # A utility of parts needs items of each.
+    if ending.unlearnt and after[0] and not hasattr(task, "subtask_utilities"):
+        metrics["unlearnt"] = _unlearnt_metrics(ending, after)
     if ending.held_out:
         metrics["confirm"] = _holdout_metrics(ending, before, after)
     if noise_floor:
@@ -162,6 +165,17 @@ def _holdout_metrics(
         "gain": gain.difference,
         "gain_interval": [gain.low, gain.high],
         "p_value": gain.p,
+    }
+
+
+def _unlearnt_metrics(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any]:
+    """Return the utility of the best position on the dev items that no gradient used."""
+    scores = ending.dev_scores(after)
+    found = utility_with_interval(ending.metric_task, [scores[index] for index in ending.unlearnt])
+    return {
+        "items": len(ending.unlearnt),
+        "ending": found.mean,
+        "ending_interval": [found.low, found.high],
     }
 
 

@@ -475,6 +475,15 @@ def list_caveats(metrics: dict[str, Any], too_long: Sequence[str] = ()) -> list[
         *unread_answers(metrics),
     ]
     points = metrics.get("in_points", False)
+    if found := metrics.get("unlearnt"):
+        count = metrics["ending_best_validation_items"]
+        low, high = found["ending_interval"]
+        lines.append(
+            f"The best found learnt from {count - found['items']} of {count} dev items; the "
+            f"{found['items']} others give {found['ending']:.3f} (95 % interval {low:.3f} to "
+            f"{high:.3f}), a fairer estimate than the "
+            f"{metrics['ending_best_validation_utility']:.3f} of all."
+        )
     if found := metrics.get("confirm"):
         bias = found["ending_searched"] - found["ending"]
         chose = " It was chosen among the finalists by these items." * found.get(

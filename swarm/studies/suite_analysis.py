@@ -190,6 +190,7 @@ def _method_row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str
     tests = [records[seed]["test"] for seed in seeds]
     devs = [records[seed]["dev"] for seed in seeds]
     known = None not in devs
+    unlearnt = [one for seed in seeds if (one := records[seed].get("unlearnt")) is not None]
 
     def mean_of(key: str) -> float:
         return fmean(records[seed][key] for seed in seeds)
@@ -202,6 +203,7 @@ def _method_row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str
         "tests": tests,
         "interval": list(interval_over_seeds(item_values(records, seeds))),
         "gap": fmean(devs) - fmean(tests) if known else None,
+        "unlearnt_gap": fmean(unlearnt) - fmean(tests) if len(unlearnt) == len(seeds) else None,
         "prompt_equivalents": mean_of("prompt_equivalents"),
         "seconds": mean_of("seconds"),
         "cpu_seconds": mean_of("cpu_seconds"),
@@ -273,12 +275,9 @@ def _summarize_methods(
                 "better": sum(pair["difference"] > 0 for pair in sure),
                 "worse": sum(pair["difference"] < 0 for pair in sure),
             }
-        shares = [
-            row["gap"]
-            for block in blocks
-            for row in block["methods"]
-            if row["method"] == one.name and row["gap"] is not None and _is_share(row)
-        ]
+        shares = [row["gap"] for row in mine if row["gap"] is not None and _is_share(row)]
+        unlearnt = [row["unlearnt_gap"] for row in mine if _is_share(row)]
+        unlearnt = [gap for gap in unlearnt if gap is not None]
         rows.append(
             {
                 "method": one.name,
@@ -287,6 +286,7 @@ def _summarize_methods(
                 "against": against,
                 "gap": fmean(shares) if shares else None,
                 "largest_gap": max(shares) if shares else None,
+                "unlearnt_gap": fmean(unlearnt) if unlearnt else None,
                 "mean_test": fmean(row["test"] for row in mine),
             }
         )
@@ -409,6 +409,7 @@ def _format_ranks(one: Mapping[str, Any]) -> list[str]:
         *(f"vs {name}" for name in names),
         "dev - test",
         "largest",
+        "unlearnt - test",
     )
     ranked = sorted(one["methods"], key=lambda row: row["rank"]["rank"] if row["rank"] else 99)
     rows = []
@@ -421,7 +422,7 @@ def _format_ranks(one: Mapping[str, Any]) -> list[str]:
             cells_.append(
                 f"+{pair['better']} -{pair['worse']} of {pair['tasks']}" if pair["tasks"] else ""
             )
-        gaps = (row["gap"], row["largest_gap"])
+        gaps = (row["gap"], row["largest_gap"], row["unlearnt_gap"])
         rows.append((row["method"], *cells_, *map(_format_signed, gaps)))
     return format_table(head, rows)
 
@@ -472,7 +473,8 @@ def _explain_columns(found: Mapping[str, Any]) -> list[str]:
         'not support is left out of its mean. "vs": on how many tasks a method is better (+) or '
         f"worse (-) with p < {SIGNIFICANCE_LEVEL} than {against}: exact sign-flip tests paired on "
         "the test items, seeds averaged, with Holm's correction over all methods and tasks of a "
-        'budget. "dev - test": the mean over tasks scored by right answers, and the largest.',
+        'budget. "dev - test": the mean over tasks scored by right answers, and the largest; '
+        '"unlearnt": the same for the dev items that no gradient used, where results record it.',
     ]
 
 

@@ -258,12 +258,9 @@ class CellPlanner:
         label = run.position_label(best)
         description = describe_position(run.experts, position.tolist(), run.groups)
         return {
-            "start": {
-                "expert": run.experts[run.best_expert()[1]],
-                "dev": dev["starting"],
-                **before,
-            },
+            "start": dict(expert=run.experts[run.best_expert()[1]], dev=dev["starting"], **before),
             "dev": dev["ending"],
+            "unlearnt": run.metrics.get("unlearnt", {}).get("ending"),
             **self._record_test(run, best, task),
             "found": f"{label}: {description}" if label else description,
             "experts": run.experts,

@@ -277,6 +277,9 @@ def test_a_particle_never_learns_from_what_it_holds_out() -> None:
     for mine, kept in zip(learnt, held, strict=True):
         assert mine | kept == set(range(20)) and not mine & kept
     assert not wanted[0].slope and len(wanted) == 3
+    assert descent.unlearnt_items(20) == (), "each item is learnt by some particle"
+    descent.count[:] = [0, 7, 0]
+    assert set(descent.unlearnt_items(20)) == held[1]
 
 
 def test_where_the_held_out_loss_rises_a_particle_halves_its_rate_and_then_rests() -> None:
@@ -400,6 +403,15 @@ def test_a_search_descends_within_its_budget(
     ]
     assert sum(moved) == 1, "one particle descends, the others stay"
     assert before.shape == after.shape
+    state = json.loads((run.path / "state.json").read_text())
+    descent = Descent()
+    descent.load_state_dict(state["optimizer"]["descent"], 1, state["optimizer"]["seed"])
+    unlearnt, (number, row) = descent.unlearnt_items(12), run.metrics["ending_place"]
+    rows = searches.answers(run.path, number)[str(row)]
+    measured = [rows[i]["value"] for i in unlearnt]
+    assert number and len(unlearnt) == run.metrics["unlearnt"]["items"] == 3
+    assert run.metrics["unlearnt"]["ending"] == pytest.approx(sum(measured) / 3)
+    assert "The best found learnt from 9 of 12 dev items; the 3 others give 0." in out.stdout
 
 
 def test_a_task_without_gold_answers_is_refused(

@@ -268,7 +268,7 @@ def test_a_position_of_the_search_has_one_number(tmp_path: Path) -> None:
         asked.append((split, len(items)))
         return [[Score(0.0, "no") for _ in items] for _ in positions]
 
-    ending = FinalEvaluation(record, task, ask, ask, lambda *about: None, [0, 1], [], False)
+    ending = FinalEvaluation(record, task, ask, ask, lambda *about: None, [0, 1], [])
     assert [one.value for one in ending.score_position_on_dev([0.5, 0.5])] == [1.0, 1.0]
     assert asked == []
     ending.score_position_on_dev([1.0, 0.0])  # in the search, but not measured

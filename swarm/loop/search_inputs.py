@@ -27,7 +27,7 @@ from swarm.optimizers.base import (
     SupportsGradients,
     SupportsGroupHierarchy,
 )
-from swarm.optimizers.gradient import NORM_LIMIT
+from swarm.optimizers.gradient import MIN_ROUTE_ITEMS, NORM_LIMIT
 from swarm.pool.pool import Pool
 from swarm.runs.run_folder import PRECISION_KEY
 from swarm.tasks.base import (
@@ -173,14 +173,6 @@ def start_optimizer(
             f"words: {kinds} (pool.routes=1 searches one adapter for all)"
         )
     return as_gradient_optimizer(optimizer, missing), notes, item_routes
-
-
-MIN_ROUTE_ITEMS = 20
-"""Mean number of dev items on a route from which `pool.groups=auto` divides modules.
-
-With 6 items a set for each module had less on items that the search did not see than the best
-expert of each route, and one set for all modules the same (docs/decisions.md).
-"""
 
 
 def route_pool(

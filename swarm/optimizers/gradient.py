@@ -39,6 +39,14 @@ BELOW_ONE: Rule = (float, lambda value: 0 <= value < 1, "a number from 0 to belo
 NORM_LIMIT = 4.0
 """Multiple of the median norm from which an expert counts less in soups and moves less."""
 
+MIN_ROUTE_ITEMS = 20
+"""Mean number of dev items on a route below which routes that begin alike learn as one.
+
+From it on, `pool.groups=auto` also divides modules. With 6 items a set for each module had less on
+items that the search did not see than the best expert of each route, and one set for all modules
+the same (docs/decisions.md).
+"""
+
 ARRAYS = ("first", "second", "count", "rate_factor", "held_loss")
 
 NUMBERS: dict[str, tuple[Rule, str]] = {
@@ -173,9 +181,10 @@ class Descent:
     over groups) and each group's deviation from them; the two have separate Adam moments, and
     deviations are pulled to zero, so that 60 groups of 9 experts overfit little more than one.
 
-    With R routes of prompts each has its own G groups, and nothing is shared between routes. A step
-    sees 1 / R of its items on a route, so the rate is divided by the square root of R (Malladi et
-    al., 2022, arXiv 2205.10287).
+    With R routes of prompts each has its own G groups, and nothing is shared between routes, except
+    that with fewer than `MIN_ROUTE_ITEMS` dev items a route those with equal coefficients, which
+    began as the same expert, remain equal. A step sees 1 / R of its items on each of R different
+    routes, so the rate is divided by the square root of R (Malladi et al., 2022, arXiv 2205.10287).
 
     A particle learns from its own sequence of minibatches, without the fold of dev that is held out
     for it; of F = round(1 / holdout) folds, particle i has the fold i mod F. The result of an
@@ -300,7 +309,10 @@ class Descent:
             ]
             for row, answer in zip(rows, (yield wanted), strict=True):
                 if np.isfinite(answer.slope).all():
-                    x[row] = self._adam_step(particles[row], x[row], answer.slope * masks[row])
+                    slope, sets = answer.slope * masks[row], self.routes
+                    if items < MIN_ROUTE_ITEMS * self.routes:
+                        slope, sets = self._tie_routes(x[row], slope)
+                    x[row] = self._adam_step(particles[row], x[row], slope, sets)
             tail = [*tail, x.copy()][-max(1, self.steps // 2) :]
             self.reached = np.mean(tail, axis=0)
         if rows and self._split_holdout(0, items)[1]:
@@ -344,8 +356,23 @@ class Descent:
         )
         return (draws.random(size) >= self.dropout) / (1 - self.dropout)
 
-    def _adam_step(self, particle: int, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        """Take one Adam step of a position [G * K]; the rate grows in the first steps."""
+    def _tie_routes(self, x: np.ndarray, slope: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return each route's slope, summed over routes of equal coefficients, and their number.
+
+        Such routes began as the same expert or soup; they learn as one, from the items of all.
+        """
+        rows = x.reshape(self.routes, -1)
+        owner = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+        sums = np.zeros((int(owner.max()) + 1, rows.shape[1]))
+        np.add.at(sums, owner, slope.reshape(rows.shape))
+        return sums[owner].reshape(-1), len(sums)
+
+    def _adam_step(self, particle: int, x: np.ndarray, slope: np.ndarray, sets: int) -> np.ndarray:
+        """Take one Adam step of a position [G * K]; the rate grows in the first steps.
+
+        Args:
+            sets: Number of routes with coefficients of their own.
+        """
         experts = x.size // self.groups
         by_group = slope.reshape(self.routes, -1, experts)
         gradient = np.concatenate([by_group.sum(axis=1).reshape(-1), slope])
@@ -359,7 +386,7 @@ class Descent:
         rate = self.rate * self.rate_factor[particle] * min(1.0, count / (self.warmup + 1))
         rows = x.reshape(by_group.shape)
         shared = rows.mean(axis=1, keepdims=True)
-        rates = rate * self.step_scales / self.routes**0.5
+        rates = rate * self.step_scales / sets**0.5
         shared_size = self.routes * experts
         moved = shared - rates * scaled[:shared_size].reshape(shared.shape)
         if self.groups == self.routes:

@@ -318,6 +318,24 @@ def test_a_descent_learns_groups_apart() -> None:
     np.testing.assert_allclose(end.value.value[0], optimum, atol=0.1)
 
 
+@pytest.mark.parametrize(("items", "alike"), [(59, True), (60, False)])
+def test_routes_that_begin_alike_learn_as_one_from_few_items(items: int, alike: bool) -> None:
+    """Three routes, of which the first two have one start and different optima."""
+    optimum = np.array([1.0, 0.0, 0.0, 1.0, 0.25, 0.75])
+    descent = Descent(steps=80, batch=4, holdout=0.0, rate=0.05, warmup=0)
+    descent.start(1, 3, 2, seed=0, routes=3)
+    course = descent.descend(np.array([[0.8, 0.2, 0.8, 0.2, 0.0, 1.0]]), [0], items)
+    wanted = next(course)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            apart = wanted[0].position - optimum
+            wanted = course.send([type("S", (), {"loss": 0.0, "slope": 2 * apart})()])
+    first, second, third = end.value.value[0].reshape(3, 2)
+    assert np.array_equal(first, second) == alike
+    np.testing.assert_allclose(first, [0.5, 0.5] if alike else [1.0, 0.0], atol=0.1)
+    np.testing.assert_allclose(third, [0.25, 0.75], atol=0.1)
+
+
 def descending(folder: Path, base: Path, pool: Path, **more: Any) -> list[str]:
     keys = {
         "optimizer": "gradient",

@@ -56,6 +56,7 @@ NUMBERS: dict[str, tuple[Rule, str]] = {
     "rate": (POSITIVE, "the change of a coefficient in a step"),
     "fine_rate": (NOT_NEGATIVE, "of a group's deviation, as a multiple of rate"),
     "pull": (BELOW_ONE, "by which deviations shrink in a step"),
+    "route_pull": (BELOW_ONE, "the share of the way back to the start in a step"),
     "dropout": (BELOW_ONE, "probability that a coefficient is 0 in a step"),
     "warmup": (COUNT, "steps with a growing rate"),
     "holdout": (BELOW_ONE, "fraction of dev excluded from the gradient"),
@@ -181,10 +182,11 @@ class Descent:
     over groups) and each group's deviation from them; the two have separate Adam moments, and
     deviations are pulled to zero, so that 60 groups of 9 experts overfit little more than one.
 
-    With R routes of prompts each has its own G groups, and nothing is shared between routes, except
-    that with fewer than `MIN_ROUTE_ITEMS` dev items a route those with equal coefficients, which
-    began as the same expert, remain equal. A step sees 1 / R of its items on each of R different
-    routes, so the rate is divided by the square root of R (Malladi et al., 2022, arXiv 2205.10287).
+    With R routes of prompts each has its own G groups, and nothing is shared between routes. A step
+    sees 1 / R of its items on a route, so the rate is divided by the square root of R (Malladi et
+    al., 2022, arXiv 2205.10287). With fewer than `MIN_ROUTE_ITEMS` dev items a route, those with
+    equal coefficients, which began as the same expert, learn as one, and all are pulled back to
+    where they began.
 
     A particle learns from its own sequence of minibatches, without the fold of dev that is held out
     for it; of F = round(1 / holdout) folds, particle i has the fold i mod F. The result of an
@@ -202,6 +204,8 @@ class Descent:
         rate: Adam's rate for the shared coefficients.
         fine_rate: Rate for the deviations of groups, as a multiple of `rate`.
         pull: Share by which deviations shrink per step.
+        route_pull: With several routes and fewer than `MIN_ROUTE_ITEMS` dev items on each, the
+            share of the way back to the start of the descent per step.
         dropout: Probability that a coefficient is 0 in a step; the others are divided by one minus
             it (Srivastava et al., 2014). No coefficient can then rely on all the others being
             exactly what they are, which narrows the gap between dev and test.
@@ -219,6 +223,7 @@ class Descent:
     rate: float = 0.1
     fine_rate: float = 0.5
     pull: float = 0.02
+    route_pull: float = 0.1
     dropout: float = 0.0
     warmup: int = 5
     holdout: float = 0.2
@@ -313,6 +318,8 @@ class Descent:
                     if items < MIN_ROUTE_ITEMS * self.routes:
                         slope, sets = self._tie_routes(x[row], slope)
                     x[row] = self._adam_step(particles[row], x[row], slope, sets)
+                    if sets > 1 and items < MIN_ROUTE_ITEMS * sets:
+                        x[row] -= self.route_pull * (x[row] - positions[row])
             tail = [*tail, x.copy()][-max(1, self.steps // 2) :]
             self.reached = np.mean(tail, axis=0)
         if rows and self._split_holdout(0, items)[1]:

@@ -322,7 +322,7 @@ def test_a_descent_learns_groups_apart() -> None:
 def test_routes_that_begin_alike_learn_as_one_from_few_items(items: int, alike: bool) -> None:
     """Three routes, of which the first two have one start and different optima."""
     optimum = np.array([1.0, 0.0, 0.0, 1.0, 0.25, 0.75])
-    descent = Descent(steps=80, batch=4, holdout=0.0, rate=0.05, warmup=0)
+    descent = Descent(steps=80, batch=4, holdout=0.0, rate=0.05, warmup=0, route_pull=0.0)
     descent.start(1, 3, 2, seed=0, routes=3)
     course = descent.descend(np.array([[0.8, 0.2, 0.8, 0.2, 0.0, 1.0]]), [0], items)
     wanted = next(course)
@@ -334,6 +334,26 @@ def test_routes_that_begin_alike_learn_as_one_from_few_items(items: int, alike: 
     assert np.array_equal(first, second) == alike
     np.testing.assert_allclose(first, [0.5, 0.5] if alike else [1.0, 0.0], atol=0.1)
     np.testing.assert_allclose(third, [0.25, 0.75], atol=0.1)
+
+
+@pytest.mark.parametrize(("items", "distance"), [(39, 9.0), (40, 60.5)])
+def test_routes_with_few_items_stay_near_their_start(items: int, distance: float) -> None:
+    """A slope that never ends: each step is the rate, and with few items .1 of the way back.
+
+    After many steps the way back of 10 rates is a step; after it, 9 are left. Without it 80 steps
+    end, by the mean of the last half, 60.5 rates away.
+    """
+    descent = Descent(steps=80, batch=4, holdout=0.0, rate=0.1, warmup=0)
+    descent.start(1, 2, 2, seed=0, routes=2)
+    start = np.array([[1.0, 0.0, 0.0, 1.0]])
+    course = descent.descend(start, [0], items)
+    wanted = next(course)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            slope = np.ones_like(wanted[0].position)
+            wanted = course.send([type("S", (), {"loss": 0.0, "slope": slope})()])
+    moved = start - end.value.value
+    np.testing.assert_allclose(moved, distance * 0.1 / np.sqrt(2), rtol=0.02)
 
 
 def descending(folder: Path, base: Path, pool: Path, **more: Any) -> list[str]:

@@ -32,7 +32,7 @@ class FinalEvaluation:
         ask_again: Scores in other batches than the search did.
         begin: Callback before each scoring, with its kind and number of items.
         searched, held_out: Dev indices that the search saw, and held-out ones.
-        unlearnt: Numbers of the searched items that no gradient used, if others were used.
+        without_gradient: Numbers of the searched items that no gradient used, if others were used.
         by_kept: Whether the held-out items decide among the finalists.
         precision: The lower precision that the search asked in; its finalists and its best expert
             are scored again in that of `model.dtype`, on which the verdict rests. `None`: it asked
@@ -48,7 +48,7 @@ class FinalEvaluation:
     begin: Callable[[str, int], None]
     searched: Sequence[int]
     held_out: Sequence[int]
-    unlearnt: Sequence[int] = ()
+    without_gradient: Sequence[int] = ()
     by_kept: bool = False
     precision: str | None = None
     item_routes: np.ndarray | None = None

@@ -80,9 +80,8 @@ def final_metrics(
     dev = [ending.task.items("dev")[index] for index in ending.searched]
     for name, index in (("starting", before), ("ending", after)):
         metrics |= _prefixed_summary(f"{name}_best_validation", task, ending.dev_scores(index), dev)
-    # A utility of parts needs items of each.
-    if ending.unlearnt and after[0] and not hasattr(task, "subtask_utilities"):
-        metrics["unlearnt"] = _unlearnt_metrics(ending, after)
+    if found := _metrics_without_gradient(ending, after):
+        metrics["no_gradient"] = found
     if ending.held_out:
         metrics["confirm"] = _holdout_metrics(ending, before, after)
     if noise_floor:
@@ -168,15 +167,20 @@ def _holdout_metrics(
     }
 
 
-def _unlearnt_metrics(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any]:
-    """Return the utility of the best position on the dev items that no gradient used."""
+def _metrics_without_gradient(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any]:
+    """Return the utility of the best position on the dev items that no gradient used.
+
+    Empty if no gradient came before it, or for a task with parts: its utility needs items of each.
+    """
+    before = ending.record.iterations[: after[0] + 1]
+    descended = any(entry.get("gradients_computed") for entry in before)
+    task, items = ending.metric_task, ending.without_gradient
+    if not items or not descended or hasattr(task, "subtask_utilities"):
+        return {}
     scores = ending.dev_scores(after)
-    found = utility_with_interval(ending.metric_task, [scores[index] for index in ending.unlearnt])
-    return {
-        "items": len(ending.unlearnt),
-        "ending": found.mean,
-        "ending_interval": [found.low, found.high],
-    }
+    found = utility_with_interval(task, [scores[index] for index in items])
+    interval = [found.low, found.high]
+    return {"items": len(items), "ending": found.mean, "ending_interval": interval}
 
 
 def _noise_floor(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any]:

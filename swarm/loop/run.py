@@ -48,7 +48,7 @@ from swarm.optimizers.base import (
     SupportsGradients,
     SupportsRoutes,
 )
-from swarm.optimizers.gradient import plan_descent, unlearnt_items
+from swarm.optimizers.gradient import items_without_gradient, plan_descent
 from swarm.runs.describe import format_form_warnings
 from swarm.runs.pareto_front import (
     check_objectives,
@@ -498,7 +498,7 @@ class Run:
                 self._start_evaluation,
                 self._searched,
                 self._kept,
-                unlearnt_items(self.optimizer, len(self._searched)),
+                items_without_gradient(self.optimizer, len(self._searched)),
                 self.choose == "kept",
                 self.precision,
                 self._item_routes,

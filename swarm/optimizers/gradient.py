@@ -40,11 +40,10 @@ NORM_LIMIT = 4.0
 """Multiple of the median norm from which an expert counts less in soups and moves less."""
 
 MIN_ROUTE_ITEMS = 20
-"""Mean number of dev items on a route below which routes that begin alike learn as one.
+"""Mean number of dev items on a route below which `pool.groups=auto` is one set for all modules.
 
-From it on, `pool.groups=auto` also divides modules. With 6 items a set for each module had less on
-items that the search did not see than the best expert of each route, and one set for all modules
-the same (docs/decisions.md).
+Below it, routes of equal coefficients also learn as one, and if the number is still below it for
+those that differ, they are pulled back (`Descent`). Measured in docs/decisions.md.
 """
 
 ARRAYS = ("first", "second", "count", "rate_factor", "held_loss")
@@ -161,17 +160,18 @@ def plan_descent(optimizer: object, items: int) -> DescentPlan | None:
     return None
 
 
-def unlearnt_items(optimizer: object, items: int) -> tuple[int, ...]:
-    """Return the dev items that no descent has used; for one particle, those held out for it.
+def items_without_gradient(optimizer: object, items: int) -> tuple[int, ...]:
+    """Return the dev items that no gradient has used; for one particle, those held out for it.
 
-    The utility on them is nearly unbiased, as for a search that selects among few positions.
+    The utility on them is less biased than on all dev items, but not unbiased: all items choose the
+    start of a descent, its rate and the best position.
 
     Args:
         optimizer: As for `plan_descent`.
         items: Number of dev items.
     """
     descent = getattr(getattr(optimizer, "inner_optimizer", optimizer), "descent", None)
-    return descent.unlearnt_items(items) if isinstance(descent, Descent) else ()
+    return descent.items_without_gradient(items) if isinstance(descent, Descent) else ()
 
 
 @dataclass(kw_only=True)
@@ -185,8 +185,9 @@ class Descent:
     With R routes of prompts each has its own G groups, and nothing is shared between routes. A step
     sees 1 / R of its items on a route, so the rate is divided by the square root of R (Malladi et
     al., 2022, arXiv 2205.10287). With fewer than `MIN_ROUTE_ITEMS` dev items a route, those with
-    equal coefficients, which began as the same expert, learn as one, and all are pulled back to
-    where they began.
+    equal coefficients, which began as the same expert, learn as one, and R is the number of routes
+    that differ. If there are several, and fewer than `MIN_ROUTE_ITEMS` dev items for each, all are
+    pulled back to the position before the iteration's steps.
 
     A particle learns from its own sequence of minibatches, without the fold of dev that is held out
     for it; of F = round(1 / holdout) folds, particle i has the fold i mod F. The result of an
@@ -204,8 +205,8 @@ class Descent:
         rate: Adam's rate for the shared coefficients.
         fine_rate: Rate for the deviations of groups, as a multiple of `rate`.
         pull: Share by which deviations shrink per step.
-        route_pull: With several routes and fewer than `MIN_ROUTE_ITEMS` dev items on each, the
-            share of the way back to the start of the descent per step.
+        route_pull: Share of the way back to the position before the iteration's steps, per step,
+            if several routes differ and have fewer than `MIN_ROUTE_ITEMS` dev items each.
         dropout: Probability that a coefficient is 0 in a step; the others are divided by one minus
             it (Srivastava et al., 2014). No coefficient can then rely on all the others being
             exactly what they are, which narrows the gap between dev and test.
@@ -349,7 +350,7 @@ class Descent:
         """Return whether a particle no longer descends."""
         return bool(self.rate_factor[particle] <= MIN_RATE_FACTOR)
 
-    def unlearnt_items(self, items: int) -> tuple[int, ...]:
+    def items_without_gradient(self, items: int) -> tuple[int, ...]:
         """Return the dev items held out for every particle that has descended."""
         folds = [set(self._split_holdout(int(i), items)[1]) for i in np.flatnonzero(self.count)]
         return tuple(sorted(set.intersection(*folds))) if folds else ()

@@ -475,14 +475,13 @@ def list_caveats(metrics: dict[str, Any], too_long: Sequence[str] = ()) -> list[
         *unread_answers(metrics),
     ]
     points = metrics.get("in_points", False)
-    if found := metrics.get("unlearnt"):
-        count = metrics["ending_best_validation_items"]
+    if found := metrics.get("no_gradient"):
         low, high = found["ending_interval"]
         lines.append(
-            f"The best found learnt from {count - found['items']} of {count} dev items; the "
-            f"{found['items']} others give {found['ending']:.3f} (95 % interval {low:.3f} to "
-            f"{high:.3f}), a fairer estimate than the "
-            f"{metrics['ending_best_validation_utility']:.3f} of all."
+            f"No gradient used {found['items']} of the "
+            f"{metrics['ending_best_validation_items']} dev items that the search saw. On these "
+            f"the best found has {found['ending']:.3f} (95 % interval {low:.3f} to {high:.3f}), on "
+            f"all {metrics['ending_best_validation_utility']:.3f}."
         )
     if found := metrics.get("confirm"):
         bias = found["ending_searched"] - found["ending"]

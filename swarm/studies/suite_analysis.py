@@ -190,7 +190,7 @@ def _method_row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str
     tests = [records[seed]["test"] for seed in seeds]
     devs = [records[seed]["dev"] for seed in seeds]
     known = None not in devs
-    unlearnt = [one for seed in seeds if (one := records[seed].get("unlearnt")) is not None]
+    untouched = [one for s in seeds if (one := records[s].get("dev_no_gradient")) is not None]
 
     def mean_of(key: str) -> float:
         return fmean(records[seed][key] for seed in seeds)
@@ -203,7 +203,9 @@ def _method_row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str
         "tests": tests,
         "interval": list(interval_over_seeds(item_values(records, seeds))),
         "gap": fmean(devs) - fmean(tests) if known else None,
-        "unlearnt_gap": fmean(unlearnt) - fmean(tests) if len(unlearnt) == len(seeds) else None,
+        "no_gradient_gap": fmean(untouched) - fmean(tests)
+        if len(untouched) == len(seeds)
+        else None,
         "prompt_equivalents": mean_of("prompt_equivalents"),
         "seconds": mean_of("seconds"),
         "cpu_seconds": mean_of("cpu_seconds"),
@@ -276,8 +278,11 @@ def _summarize_methods(
                 "worse": sum(pair["difference"] < 0 for pair in sure),
             }
         shares = [row["gap"] for row in mine if row["gap"] is not None and _is_share(row)]
-        unlearnt = [row["unlearnt_gap"] for row in mine if _is_share(row)]
-        unlearnt = [gap for gap in unlearnt if gap is not None]
+        untouched = [
+            row["no_gradient_gap"]
+            for row in mine
+            if row["no_gradient_gap"] is not None and _is_share(row)
+        ]
         rows.append(
             {
                 "method": one.name,
@@ -286,7 +291,7 @@ def _summarize_methods(
                 "against": against,
                 "gap": fmean(shares) if shares else None,
                 "largest_gap": max(shares) if shares else None,
-                "unlearnt_gap": fmean(unlearnt) if unlearnt else None,
+                "no_gradient_gap": fmean(untouched) if untouched else None,
                 "mean_test": fmean(row["test"] for row in mine),
             }
         )
@@ -409,7 +414,7 @@ def _format_ranks(one: Mapping[str, Any]) -> list[str]:
         *(f"vs {name}" for name in names),
         "dev - test",
         "largest",
-        "unlearnt - test",
+        "no gradient",
     )
     ranked = sorted(one["methods"], key=lambda row: row["rank"]["rank"] if row["rank"] else 99)
     rows = []
@@ -422,7 +427,7 @@ def _format_ranks(one: Mapping[str, Any]) -> list[str]:
             cells_.append(
                 f"+{pair['better']} -{pair['worse']} of {pair['tasks']}" if pair["tasks"] else ""
             )
-        gaps = (row["gap"], row["largest_gap"], row["unlearnt_gap"])
+        gaps = (row["gap"], row["largest_gap"], row["no_gradient_gap"])
         rows.append((row["method"], *cells_, *map(_format_signed, gaps)))
     return format_table(head, rows)
 
@@ -474,7 +479,8 @@ def _explain_columns(found: Mapping[str, Any]) -> list[str]:
         f"worse (-) with p < {SIGNIFICANCE_LEVEL} than {against}: exact sign-flip tests paired on "
         "the test items, seeds averaged, with Holm's correction over all methods and tasks of a "
         'budget. "dev - test": the mean over tasks scored by right answers, and the largest; '
-        '"unlearnt": the same for the dev items that no gradient used, where results record it.',
+        '"no gradient": dev minus test with the dev items that no gradient used, on the tasks '
+        "whose results record it.",
     ]
 
 

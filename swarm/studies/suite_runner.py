@@ -260,7 +260,7 @@ class CellPlanner:
         return {
             "start": dict(expert=run.experts[run.best_expert()[1]], dev=dev["starting"], **before),
             "dev": dev["ending"],
-            "unlearnt": run.metrics.get("unlearnt", {}).get("ending"),
+            "dev_no_gradient": run.metrics.get("no_gradient", {}).get("ending"),
             **self._record_test(run, best, task),
             "found": f"{label}: {description}" if label else description,
             "experts": run.experts,

@@ -199,7 +199,7 @@ def record(suite: Suite, values: list[str | list[float]], **more: Any) -> None:
                 "start": {"expert": "amber", "dev": 0.5, "test": 0.25, "values": "01"},
                 "constant": {"answer": "Yes", "test": 0.125, "by_domain": 0.25},
                 "dev": more.get("dev", 0.75),
-                "unlearnt": more.get("unlearnt"),
+                "dev_no_gradient": more.get("dev_no_gradient"),
                 "test": round(float(np.mean(numbers)), 6),
                 "values": mine,
                 "found": "1.00 amber",
@@ -219,7 +219,7 @@ def test_numbers_are_those_by_hand(tmp_path: Path) -> None:
         tmp_path, budgets=[6], tasks={"one": GIVEN["tasks"]["one"]}, methods={"a": {}, "b": {}}
     )
     record(suite, ["00000000", "00000000"], method="a")
-    record(suite, ["11111111", "11111110"], method="b", dev=1.0, unlearnt=0.5)
+    record(suite, ["11111111", "11111110"], method="b", dev=1.0, dev_no_gradient=0.5)
     found = suite_analysis.analyse_suite(suite)
     assert (found["there"], found["expected"]) == (4, 4)
     (block,) = found["blocks"]
@@ -231,7 +231,7 @@ def test_numbers_are_those_by_hand(tmp_path: Path) -> None:
     assert against["p"] == pytest.approx(2 / 2**8) == against["p_holm"]
     assert against["difference"] == 15 / 16 and a["against"] == {}
     (summary,) = found["summaries"]
-    assert [row["unlearnt_gap"] for row in summary["methods"]] == [None, 0.5 - 15 / 16]
+    assert [row["no_gradient_gap"] for row in summary["methods"]] == [None, 0.5 - 15 / 16]
     assert "-0.438" in "\n".join(suite_analysis.format_summary(found))
     ranks = {row["method"]: row["rank"]["rank"] for row in summary["methods"]}
     assert ranks == {"a": 2, "b": 1}

@@ -365,7 +365,7 @@ class Descent:
         return (draws.random(size) >= self.dropout) / (1 - self.dropout)
 
     def _tie_routes(self, x: np.ndarray, slope: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return each route's slope, summed over routes of equal coefficients, and their number.
+        """Return each route's slope, summed over routes of equal coefficients, and how many differ.
 
         Such routes began as the same expert or soup; they learn as one, from the items of all.
         """

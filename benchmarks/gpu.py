@@ -33,10 +33,12 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from swarm.engine.base_model import BaseModel, make_head_contiguous
 from swarm.engine.batched_lora import PRODUCTS, ProductChooser, time_product
 from swarm.engine.hf import HFEngine
+from swarm.engine.slots import cache_tokens
 from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.loop.cost_model import SearchWorkload, estimate_memory, read_model_shape
 from swarm.loop.evaluator import Batching
@@ -90,7 +93,11 @@ SMOLLM = Path(__file__).parent / "SmolLM2-135M-Instruct"
 """Folder of the one model with trained weights, which is used if it exists."""
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-LETTERS = (" A", " B", " C", " D")
+LETTERS = ("A", "B", "C", "D")
+"""Choices of one token, as usual."""
+
+LONG_LETTERS = tuple(f" {letter}" for letter in LETTERS)
+"""Choices of two tokens, where results are compared."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,6 @@ class RandomBase:
             bos_token_id=1,
             eos_token_id=2,
         )
-        torch.manual_seed(0)
         before = torch.get_default_dtype()
         torch.set_default_dtype(getattr(torch, self.dtype))
         try:
@@ -166,6 +172,14 @@ class RandomBase:
         finally:
             torch.set_default_dtype(before)
         model.eval().requires_grad_(False)
+        # Drawn in float32 and then rounded: a type of 16 bits may have random numbers of its own.
+        generator = torch.Generator(device).manual_seed(0)
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                drawn = torch.randn(
+                    weight.shape, generator=generator, device=device, dtype=torch.float32
+                )
+                weight.copy_(drawn * config.initializer_range)
         make_head_contiguous(model)
         return model, byte_tokenizer()
 
@@ -281,7 +295,7 @@ def answer_alone(model: Any, tokenizer: Any, prompts: Sequence[str], new: int) -
     found = []
     for prompt in prompts:
         ids = torch.tensor([encode_prompt(tokenizer, prompt)], device=model.device)
-        letters = [encode_choice(tokenizer, prompt, letter) for letter in LETTERS]
+        letters = [encode_choice(tokenizer, prompt, letter) for letter in LONG_LETTERS]
         scores = []
         for letter in letters:
             row = torch.cat([ids, torch.tensor([letter], device=model.device)], dim=1)
@@ -292,25 +306,34 @@ def answer_alone(model: Any, tokenizer: Any, prompts: Sequence[str], new: int) -
     return found
 
 
-def check_answers(name: str, device: str, work: Workload, dtype: str) -> Iterator[dict]:
-    """Compare every plan, space and kind of group with explicitly merged weights."""
-    few = replace(
-        work, particles=min(3, work.particles), items=min(4, work.items), new=min(24, work.new)
+def few_of(name: str, work: Workload) -> Workload:
+    """Return the sizes of comparisons, in which texts are answered one by one."""
+    positions, items, new = (3, 4, 24) if name == "tiny" else (2, 2, 8)
+    return replace(
+        work,
+        particles=min(positions, work.particles),
+        experts=min(4, work.experts),
+        items=min(items, work.items),
+        new=min(new, work.new),
     )
+
+
+def check_answers(name: str, device: str, work: Workload) -> Iterator[dict]:
+    """Compare every plan, space and kind of group with explicitly merged weights."""
+    few = few_of(name, work)
     prompts = prompts_of(few, few.items)
     plain, tokenizer = find_base(name, "float32").load(device)
     for space in ("factor", "delta"):
         for groups in ("global", "per_module"):
             basis = random_basis(plain, few, device, space, groups)
             positions = positions_of(few, len(basis) if groups == "per_module" else 1)
-            exact: list[list] = []
-            rounded: list[list] = []
+            merged: dict[str, list] = {"float32": [], "bfloat16": []}
             for position in positions:
-                for kind, into in (("float32", exact), (dtype, rounded)):
-                    made = merged_model(plain, basis, position, getattr(torch, kind))
+                for dtype, into in merged.items():
+                    made = merged_model(plain, basis, position, getattr(torch, dtype))
                     into.append(answer_alone(made, tokenizer, prompts, few.new))
                     del made
-            for plan in ("swap", "merged", "stacked"):
+            for dtype, plan in product(merged, ("swap", "merged", "stacked")):
                 engine = open_engine(name, dtype, device, few, plan, space, groups)[0]
                 # As positions with routes are: different numbers of prompts, in the same batches.
                 ragged = plan == "stacked" and space == "delta"
@@ -318,13 +341,13 @@ def check_answers(name: str, device: str, work: Workload, dtype: str) -> Iterato
                 counts = [max(1, few.items - i) for i in range(len(positions))]
                 for decoded in ("batches", "slots", *mixed):
                     engine.continuous = "slots" in decoded
-                    yield compare_answers(
+                    yield {"type": dtype} | compare_answers(
                         engine,
                         positions,
                         [prompts[:n] if "ragged" in decoded else prompts for n in counts],
                         few.new,
-                        exact,
-                        rounded,
+                        merged["float32"],
+                        merged[dtype],
                         f"{plan}, {space}, {groups}, {decoded}",
                     )
                 del engine
@@ -344,7 +367,9 @@ def compare_answers(
     Each position answers its first prompts in `exact`, which is float32. In the mean the engine
     may differ from it by three times as much as weights merged in its own type do, or by 1e-4.
     """
-    scored = engine.generate(positions, [[Request(p, 0, LETTERS) for p in row] for row in prompts])
+    scored = engine.generate(
+        positions, [[Request(p, 0, LONG_LETTERS) for p in row] for row in prompts]
+    )
     texts = engine.generate(positions, [[Request(p, new) for p in row] for row in prompts])
     asked = [(i, j) for i, row in enumerate(prompts) for j in range(len(row))]
     true = np.array([exact[i][j][0] for i, j in asked])
@@ -367,7 +392,7 @@ def compare_answers(
 
 def check_gradient(name: str, device: str, work: Workload) -> Iterator[dict]:
     """Compare gradients with autograd through the weights themselves, in float32."""
-    few = replace(work, particles=1, items=min(3, work.items))
+    few = replace(few_of(name, work), particles=1)
     prompts = prompts_of(few, few.items)
     examples = [Example(prompt, (" B C",)) for prompt in prompts]
     for space in ("factor", "delta"):
@@ -404,7 +429,7 @@ def check_gradient(name: str, device: str, work: Workload) -> Iterator[dict]:
 def answer_in_process(name: str, device: str, work: Workload) -> list:
     """Return the scores of all positions; runs in a process of its own."""
     engine, positions, _ = open_engine(name, "float32", device, work, "auto", "delta", "global")
-    asked = [Request(p, 0, LETTERS) for p in prompts_of(work, 4)]
+    asked = [Request(p, 0, LONG_LETTERS) for p in prompts_of(work, 4)]
     return [
         [one.logprobs for one in row]
         for row in engine.generate(positions, [asked] * len(positions))
@@ -413,7 +438,7 @@ def answer_in_process(name: str, device: str, work: Workload) -> list:
 
 def check_processes(name: str, device: str, work: Workload) -> dict:
     """Compare two workers on one device, at the same time, with this process."""
-    few = replace(work, particles=3)
+    few = few_of(name, work)
     with multiprocessing.get_context("spawn").Pool(2) as workers:
         answers = workers.starmap(answer_in_process, [(name, device, few)] * 2, chunksize=1)
     mine = np.array(answer_in_process(name, device, few))
@@ -423,8 +448,7 @@ def check_processes(name: str, device: str, work: Workload) -> dict:
 
 def correctness(name: str, device: str, work: Workload) -> dict:
     """Run all comparisons of a model that is small enough to be held several times."""
-    rows = [{"type": "float32", **row} for row in check_answers(name, device, work, "float32")]
-    rows += [{"type": "bfloat16", **row} for row in check_answers(name, device, work, "bfloat16")]
+    rows = list(check_answers(name, device, work))
     rows += [{"type": "float32", **row} for row in check_gradient(name, device, work)]
     rows.append({"type": "float32", **check_processes(name, device, work)})
     return {"rows": rows, "passed": all(row["passed"] for row in rows)}
@@ -449,7 +473,7 @@ def products(name: str, device: str, work: Workload) -> dict:
         for module, layer in reversed(stack._layers.items())
     }
     step = len(few) * work.job_items
-    prefill = min(step * work.prompt, engine._budget // 4 // len(few) * len(few))
+    prefill = min(step * work.prompt, engine._budget // len(few) * len(few))
     rows = []
     for module, layer in by_shape.values():
         for kind, tokens in (("step", step), ("prefill", prefill)):
@@ -477,7 +501,7 @@ def time_products(layer: Any, tokens: int, device: str) -> dict:
     for way, multiply in PRODUCTS.items():
         found[way] = time_product(way, (inputs, out, down, up), None, 5)
         if math.isfinite(found[way]):
-            mine = multiply(inputs, out, down, up).float()
+            mine = multiply(inputs, out.clone(), down, up).float()
             found[f"error, {way}"] = ((mine - exact).norm() / exact.norm()).item()
     return found
 
@@ -488,10 +512,10 @@ def decoding(name: str, device: str, work: Workload) -> dict:
     bandwidth = device_rates(device, dtype, work)[1]
     engine, positions, _ = open_engine(name, dtype, device, work, "stacked", "factor", "global")
     random = np.random.default_rng(3)
-    prompts = prompts_of(work, work.job_items)
-    uneven = random.integers(1, work.new + 1, len(prompts)).tolist()
+    prompts, longest = prompts_of(work, work.job_items), max(1, work.new // 2)
+    uneven = random.integers(1, longest + 1, len(prompts)).tolist()
     rows: list[dict] = []
-    for lengths, new in (("equal", [work.new] * len(prompts)), ("uneven", uneven)):
+    for lengths, new in (("equal", [longest] * len(prompts)), ("uneven", uneven)):
         asked = [Request(prompt, count) for prompt, count in zip(prompts, new, strict=True)]
         found = time_decoding(
             engine, positions[: work.job_particles], asked, device, work, bandwidth
@@ -509,7 +533,7 @@ def time_decoding(
     work: Workload,
     bandwidth: float,
 ) -> list[dict]:
-    """Time the ways of decoding, interleaved, after two turns that warm up and capture."""
+    """Time the ways of decoding, interleaved, after turns that warm up, or capture all steps."""
     ways = ["batches", "slots"] if device == "cpu" else ["batches", "slots", "slots, no graphs"]
     decoders: dict[str, Any] = dict.fromkeys(ways)
     seconds: dict[str, list[float]] = {way: [] for way in ways}
@@ -519,14 +543,16 @@ def time_decoding(
         answers = engine.generate(positions, [asked] * len(positions))
         texts[way] = [one.text for row in answers for one in row]
 
+    few = [replace(one, max_new_tokens=min(2, one.max_new_tokens)) for one in asked]
+    answer(engine, positions, few)
     for turn in range(work.repeats + 2):
-        for way in ways:
+        for way in ways if turn >= 2 else ways[1:2]:
             engine.continuous, engine._decoder = way != "batches", decoders[way]
             spent = time_call(partial(run, way), device)
             decoders[way] = engine._decoder
             if turn >= 2:
                 seconds[way].append(spent)
-            if way == "slots, no graphs":
+            if way == "slots, no graphs" and engine._decoder:
                 engine._decoder.capture = None
     count = sum(one.max_new_tokens for one in asked) * len(positions)
     rows = []
@@ -734,15 +760,39 @@ def time_iteration(
 ) -> dict:
     """Time all positions on all requests, and one model on as many requests, interleaved.
 
-    The positions are answered in the jobs of a search, the plain model's requests in one call.
+    The positions are answered in the jobs of a search, and in jobs with all items; the plain
+    model's requests in one call. For texts, that call has a quarter of them and counts four times.
     """
-    ours = partial(answer_jobs, engine, positions, asked, work)
-    alone = partial(answer, plain, np.zeros((1, 0)), [*asked] * len(positions))
-    ours()
-    alone()
-    times = [(time_call(ours, device), time_call(alone, device)) for _ in range(work.repeats)]
-    mine, single = (statistics.median(column) for column in zip(*times, strict=True))
-    return {"seconds": mine, "plain seconds": single, "share of plain": single / mine}
+    text = bool(asked[0].max_new_tokens)
+    turns = max(1, len(positions) // 4) if text else len(positions)
+    wide = replace(work, job_items=len(asked))
+    acts = {
+        "seconds": partial(answer_jobs, engine, positions, asked, work),
+        "seconds, jobs of all items": partial(answer_jobs, engine, positions, asked, wide),
+        "plain seconds": partial(answer, plain, np.zeros((1, 0)), [*asked] * turns),
+    }
+    if wide.job_items <= work.job_items:
+        del acts["seconds, jobs of all items"]
+    times: dict[str, list[float]] = {name: [] for name in acts}
+    for turn in range(work.repeats + 1 if not text else 1):
+        for name, act in acts.items():
+            if text:  # capture the steps, which the first two uses of a shape do
+                part = positions[: work.job_particles]
+                for _ in range(2):
+                    if name == "seconds":
+                        answer(engine, part, asked[: work.job_items])
+                    elif name == "plain seconds":
+                        act()
+                    else:
+                        answer(engine, part, asked)
+            spent = time_call(act, device)
+            if turn or text:
+                times[name].append(spent)
+    found = {name: statistics.median(taken) for name, taken in times.items()}
+    found["plain seconds"] *= len(positions) / turns
+    for name in [one for one in found if one != "plain seconds"]:
+        found[name.replace("seconds", "share of plain")] = found["plain seconds"] / found[name]
+    return found
 
 
 def change_seconds(engine: HFEngine, chosen: torch.Tensor, device: str) -> dict[str, float]:
@@ -896,6 +946,7 @@ def estimate_job_memory(
         job_items=min(work.job_items, work.items),
         plan=plan,
         max_tokens=engine._budget,
+        cache_tokens=cache_tokens(engine._model, engine._budget, engine._facts.free_bytes),
         item_bytes=engine._model.dtype.itemsize,
         slots=slots,
     )
@@ -909,7 +960,7 @@ def plan(name: str, device: str, work: Workload) -> dict:
     rows = []
     few = positions[: work.job_particles]
     for count in work.plan_items:
-        asked = [Request(p, min(16, work.new)) for p in prompts_of(work, count)]
+        asked = [Request(p, min(8, work.new)) for p in prompts_of(work, count)]
         seconds: dict[str, list[float]] = {one: [] for one in ("swap", "merged", "stacked", "auto")}
         for turn in range(work.repeats + 1):
             for one, taken in seconds.items():
@@ -941,10 +992,14 @@ LARGE = ("llama-8b",)
 
 
 def workload_of(name: str, quick: bool) -> Workload:
-    """Return the sizes for a model; a long text of the largest is asked for fewer items."""
+    """Return the sizes for a model; the largest answers fewer items."""
     if quick:
         return QUICK
-    return Workload(text_items=20, repeats=1) if name in LARGE else Workload()
+    if name in LARGE:
+        return Workload(items=50, text_items=20, repeats=1, plan_items=(4, 25, 100))
+    if name == "tiny":  # its results matter, not its speed
+        return Workload(items=50, text_items=50, new=50, repeats=1, plan_items=(4, 25))
+    return Workload(repeats=2)
 
 
 def environment(device: str) -> dict:
@@ -1037,6 +1092,7 @@ def run_part(name: str, part: str, device: str, work: Workload, file: Path) -> N
     try:
         result = PARTS[part](name, device, work)
     except Exception as error:  # one part must not end the others
+        traceback.print_exc()
         print(f"{name}, {part}: {type(error).__name__}: {error}", file=sys.stderr)
         return
     finally:

@@ -119,7 +119,8 @@ def search(model: ModelShape, asked: argparse.Namespace, device: DeviceSpec) -> 
         max_tokens=asked.max_tokens,
         slots=True,
     )
-    return replace(made, plan=choose_auto_plan(made, model, device, True)[0])
+    made = replace(made, plan=choose_auto_plan(made, model, device, True)[0])
+    return cost_model.fit_cache(made, model, device)
 
 
 def rows(name: str, model: ModelShape, asked: argparse.Namespace) -> Iterator[tuple[str, ...]]:

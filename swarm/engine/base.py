@@ -28,7 +28,10 @@ POSITIONS_BUCKET = 16
 """Multiple to which the number of positions with different requests is rounded up in slots."""
 
 PREFILL_DIVISOR = 4
-"""Share of a batch's tokens that is read at once into slots, which hold a cache of their own."""
+"""Share of the slots' tokens that is read at once."""
+
+CACHE_BATCHES = 4
+"""Tokens of all slots on a GPU, per token of a batch: a step computes only one in each slot."""
 
 
 class ExpertPool(Protocol):
@@ -346,6 +349,17 @@ def profile_device(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> 
     free = torch.cuda.mem_get_info(device)[0] if gpu else available_memory_bytes()
     size = sum(rows * columns for rows, columns in shapes) * model.dtype.itemsize
     return DeviceProfile(gpu, model.dtype == torch.float32, size, free)
+
+
+def limit_cache_tokens(budget: int, token_bytes: int, free_bytes: int) -> int:
+    """Return the maximum number of tokens in all slots of a GPU.
+
+    Args:
+        budget: Padded tokens in a batch.
+        token_bytes: Bytes of one token in the key-value cache.
+        free_bytes: Memory beside the weights, of which the cache takes at most half.
+    """
+    return min(CACHE_BATCHES * budget, max(budget, free_bytes // 2 // token_bytes))
 
 
 def available_memory_bytes() -> int:

@@ -68,7 +68,9 @@ def multiply_batched(
     up: torch.Tensor,
     routing: Routing | None = None,
 ) -> torch.Tensor:
-    """Return `out + rows A^T B^T` by batched products over equal blocks; ignores `routing`.
+    """Add `rows A^T B^T` to `out` by batched products over equal blocks; ignores `routing`.
+
+    In place, as all of `PRODUCTS`: otherwise `out` would be copied first.
 
     Args:
         rows: [N, in], the tokens of all rows.
@@ -77,7 +79,8 @@ def multiply_batched(
     """
     particles = len(down)
     low = torch.bmm(rows.view(particles, -1, rows.shape[1]), down.transpose(1, 2))
-    return torch.baddbmm(out.view(particles, -1, out.shape[1]), low, up).view(out.shape)
+    out.view(particles, -1, out.shape[1]).baddbmm_(low, up)
+    return out
 
 
 def multiply_grouped(
@@ -87,7 +90,7 @@ def multiply_grouped(
     up: torch.Tensor,
     routing: Routing | None = None,
 ) -> torch.Tensor:
-    """Return the same by grouped products, for rows in the order of particles, of any number."""
+    """Do the same by grouped products, for rows in the order of particles, of any number."""
     if routing is None:
         ends = torch.arange(1, len(down) + 1, dtype=torch.int32, device=rows.device)
         ends = ends * (len(rows) // len(down))
@@ -95,7 +98,7 @@ def multiply_grouped(
         assert routing.ends is not None
         ends = routing.ends * (len(rows) // len(routing.particles))
     low = torch._grouped_mm(rows, down.transpose(1, 2), offs=ends)
-    return out + torch._grouped_mm(low, up, offs=ends)
+    return out.add_(torch._grouped_mm(low, up, offs=ends))
 
 
 def multiply_masked(
@@ -105,7 +108,7 @@ def multiply_masked(
     up: torch.Tensor,
     routing: Routing | None = None,
 ) -> torch.Tensor:
-    """Return the same by products with all particles' factors, masked in between.
+    """Do the same by products with all particles' factors, masked in between.
 
     Rows may be in any order. The arithmetic of the updates is P times as much, but the factors are
     read once and not gathered for every row.
@@ -119,7 +122,7 @@ def multiply_masked(
             others = routing.others
         # Not multiplied by 0: a particle that overflows would spoil the rows of all.
         low.view(len(others), -1, particles, rank).masked_fill_(others, 0)
-    return torch.addmm(out, low, up.flatten(0, 1))
+    return out.addmm_(low, up.flatten(0, 1))
 
 
 PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
@@ -127,7 +130,7 @@ PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
     "grouped": multiply_grouped,
     "masked": multiply_masked,
 }
-"""Ways to apply particles' updates; equal up to rounding."""
+"""Ways to add particles' updates; equal up to rounding."""
 
 MIN_GAIN = 0.9
 """Share of the default product's time below which another one replaces it."""
@@ -204,12 +207,14 @@ def time_product(
     """Return the median of a product's wall seconds; infinity if the device does not have it."""
     device = tensors[0].device
     wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    rows, out, down, up = tensors
+    out = out.clone()
     seconds = []
     try:
         for _ in range(repeats + 1):
             wait()
             began = time.perf_counter()
-            PRODUCTS[way](*tensors, routing)
+            PRODUCTS[way](rows, out, down, up, routing)
             wait()
             seconds.append(time.perf_counter() - began)
     except torch.OutOfMemoryError:
@@ -290,7 +295,7 @@ class BatchedLoraLinear(nn.Module):
             own = shares if self.routing is None else shares[self.routing.particles]
             low = nn.functional.linear(tokens, down)
             low = (low.view(len(own), -1, len(down)) * own).to(rows.dtype)
-            return torch.addmm(sums, low.view(-1, len(down)), up.T).view(out.shape)
+            return sums.addmm_(low.view(-1, len(down)), up.T).view(out.shape)
         way = self.chooser.choose(tokens, sums, down, up, routing=self.routing)
         return PRODUCTS[way](tokens, sums, down, up, self.routing).view(out.shape)
 

@@ -471,7 +471,7 @@ class HFEngine:
         import torch
 
         from swarm.engine.batched_lora import BatchedLoraModel
-        from swarm.engine.slots import fit_decoder
+        from swarm.engine.slots import cache_tokens, fit_decoder
 
         stack = self._stack if isinstance(self._stack, BatchedLoraModel) else None
         count = routed.count if routed else len(requests)
@@ -479,13 +479,14 @@ class HFEngine:
         while waiting:
             longest = max(self._count_row_tokens(requests[p][i]) for p, i in waiting)
             rows = [self._build_row(requests[p][i]) for p, i in waiting]
-            slots = max(1, self._budget // longest)
+            tokens = cache_tokens(self._model, self._budget, self._facts.free_bytes)
+            slots = max(1, tokens // longest)
             try:
                 self._decoder = fit_decoder(
                     self._decoder,
                     (self._model, stack, self._tokenizer.pad_token_id),
                     (len(rows), longest, self._context),
-                    self._budget,
+                    tokens,
                 )
                 slots = self._decoder.slots
                 particles = [routed.particles[i] if routed else p for p, i in waiting]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from swarm.engine.base import LENGTH_BUCKET, PREFILL_DIVISOR
+from swarm.engine.base import LENGTH_BUCKET, PREFILL_DIVISOR, limit_cache_tokens
 from swarm.engine.batched_lora import BatchedLoraModel, Routing, find_others
 from swarm.engine.decode import (
     COMPACT_BELOW,
@@ -512,27 +512,38 @@ def capture_graph(pool: Any, act: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
+def cache_tokens(model: Any, budget: int, free_bytes: int) -> int:
+    """Return the maximum number of tokens in all slots; see `limit_cache_tokens`."""
+    if model.device.type == "cpu":
+        return budget
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    token_bytes = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
+    return limit_cache_tokens(budget, token_bytes, free_bytes)
+
+
 def fit_decoder(
     last: SlotDecoder | None,
     parts: tuple[Any, BatchedLoraModel | None, int],
     work: tuple[int, int, float],
-    budget: int,
+    tokens: int,
 ) -> SlotDecoder:
     """Return a decoder for some rows: the last one if its cache is large enough, or a new one.
 
     Args:
         parts: Model, LoRA layers if there are any, and pad token.
         work: Number of rows, tokens of the longest, and the model's context.
-        budget: Number of tokens in all slots.
+        tokens: Maximum number of tokens in all slots.
     """
     (model, stack, pad), (rows, longest, context) = parts, work
     length = int(min(round_length(longest), context))
-    slots = max(1, min(rows, budget // length))
+    slots = max(1, min(rows, tokens // length))
     if last is None or slots > last.slots or length > last.length:
         size = slots, length
-        if last and max(slots, last.slots) * max(length, last.length) <= budget:
+        if last and max(slots, last.slots) * max(length, last.length) <= tokens:
             # For the rows before, too, whose captured steps would else be lost again.
             size = max(slots, last.slots), max(length, last.length)
-        last = SlotDecoder(model, stack, *size, pad, budget // PREFILL_DIVISOR)
+        last = SlotDecoder(model, stack, *size, pad, tokens // PREFILL_DIVISOR)
     last.limit, last.row_length = slots, length
     return last

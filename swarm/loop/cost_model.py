@@ -9,12 +9,17 @@ of data sheets for GPUs; a CPU is benchmarked for half a second.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from swarm.engine.base import LENGTH_BUCKET, PREFILL_DIVISOR, available_memory_bytes
+from swarm.engine.base import (
+    LENGTH_BUCKET,
+    PREFILL_DIVISOR,
+    available_memory_bytes,
+    limit_cache_tokens,
+)
 from swarm.errors import UserError
 
 # Supported decoders: four attention and three feed-forward matrices per layer.
@@ -204,6 +209,7 @@ class SearchWorkload:
         job_particles, job_items: Positions and items per job.
         plan: "swap", "merged" or "stacked".
         max_tokens: Maximum number of padded tokens in a batch.
+        cache_tokens: That of all slots; `None` is that of a batch.
         item_bytes: Bytes per weight in the model: 2 in bfloat16, 4 in float32.
         slots: Whether texts are decoded in slots (`swarm.engine.slots`), as on a GPU.
     """
@@ -221,6 +227,7 @@ class SearchWorkload:
     job_items: int = 50
     plan: str = "stacked"
     max_tokens: int = 65536
+    cache_tokens: int | None = None
     item_bytes: int = 2
     slots: bool = False
 
@@ -259,8 +266,9 @@ def estimate_memory(model: ModelShape, search: SearchWorkload) -> dict[str, int]
     if search.slots:
         # The slots' cache remains, and is filled from that of a prefill.
         length = ceil(search.tokens_per_row / LENGTH_BUCKET) * LENGTH_BUCKET
-        rows = max(1, min(together * search.job_items, search.max_tokens // length))
-        read = min(rows, max(1, search.max_tokens // PREFILL_DIVISOR // search.longest))
+        tokens = search.cache_tokens or search.max_tokens
+        rows = max(1, min(together * search.job_items, tokens // length))
+        read = min(rows, max(1, tokens // PREFILL_DIVISOR // search.longest))
         prompts = read * search.longest
         phases = [((rows * length + prompts) * token, activate(read, prompts))]
     cache, activations = max(phases, key=sum)
@@ -271,6 +279,17 @@ def estimate_memory(model: ModelShape, search: SearchWorkload) -> dict[str, int]
         "cache": cache,
         "activations": activations,
     }
+
+
+def fit_cache(search: SearchWorkload, model: ModelShape, device: DeviceSpec) -> SearchWorkload:
+    """Return the workload with the number of tokens that the engine's slots would have."""
+    if not search.slots:
+        return search
+    size = search.item_bytes
+    used = model.parameter_count * size + search.experts * search.adapter * 4
+    free = max(0, device.memory - used)
+    tokens = limit_cache_tokens(search.max_tokens, model.kv_cache_width * size, free)
+    return replace(search, cache_tokens=tokens)
 
 
 def count_rows_that_fit(model: ModelShape, search: SearchWorkload, device: DeviceSpec) -> int:

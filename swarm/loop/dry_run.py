@@ -479,7 +479,7 @@ def resolve_plan(
         routes = len(router.names) if router else 1
         mixed = routes == 1 or getattr(run.pool, "space", "") == "delta"
         plan, reason = choose_auto_plan(search, model, device, gpu, routes, mixed)
-    return replace(search, plan=plan), reason
+    return cost.fit_cache(replace(search, plan=plan), model, device), reason
 
 
 def choose_auto_plan(

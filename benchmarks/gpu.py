@@ -23,6 +23,7 @@ plan         the automatic plan against the three it chooses from
 
 import argparse
 import copy
+import gc
 import json
 import math
 import multiprocessing
@@ -1096,6 +1097,7 @@ def run_part(name: str, part: str, device: str, work: Workload, file: Path) -> N
         print(f"{name}, {part}: {type(error).__name__}: {error}", file=sys.stderr)
         return
     finally:
+        gc.collect()  # a decoder and its cache refer to each other
         if device != "cpu":
             torch.cuda.empty_cache()
     data = {

@@ -187,6 +187,9 @@ RULES = {
 """Rows of the table, with their racing rule and chunk; "assigned" gives each worker an equal share
 of the jobs before any is run, in all others a free worker takes the next one."""
 
+VLLM_PREFILL_SHARE = 0.7
+"""Share of the matmul speed that a prefill in vLLM reaches, all in all; an assumption."""
+
 VLLM_LAUNCH = 1e-4
 """Minimum seconds per layer of a forward in vLLM with CUDA graphs; an assumption.
 
@@ -335,7 +338,9 @@ class Simulation:
 
     def __init__(self, model: ModelShape, search: SearchWorkload, device: DeviceSpec) -> None:
         self.model, self.search = model, replace(search, plan="stacked")
-        self.device = replace(device, launch=VLLM_LAUNCH)
+        self.device = replace(
+            device, share=VLLM_PREFILL_SHARE, launch=VLLM_LAUNCH, passes=0, graph=None
+        )
         needed = cost_model.count_devices_needed(model, self.search, device)
         self.groups = tuple(group for group in GROUPS if group >= needed)
         if not self.groups:

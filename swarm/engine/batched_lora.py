@@ -435,7 +435,7 @@ class BatchedLoraModel:
     def _move_coefficients(self, coefficients: torch.Tensor) -> torch.Tensor:
         """Return coefficients in float32 on the device, in one transfer for all layers."""
         coefficients = coefficients.to(torch.float32)
-        if self.device.type == "cuda" and not coefficients.requires_grad:
+        if self.device.type == "cuda" and coefficients.device.type == "cpu":
             # Pinned memory is copied without waiting for the device.
             return coefficients.pin_memory().to(self.device, non_blocking=True)
         return coefficients.to(self.device)

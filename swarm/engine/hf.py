@@ -480,7 +480,7 @@ class HFEngine:
             longest = max(self._count_row_tokens(requests[p][i]) for p, i in waiting)
             rows = [self._build_row(requests[p][i]) for p, i in waiting]
             tokens = cache_tokens(self._model, self._budget, self._facts.free_bytes)
-            slots = max(1, tokens // longest)
+            slots = max(1, min(len(rows), tokens // longest))
             try:
                 self._decoder = fit_decoder(
                     self._decoder,
@@ -488,7 +488,6 @@ class HFEngine:
                     (len(rows), longest, self._context),
                     tokens,
                 )
-                slots = self._decoder.slots
                 particles = [routed.particles[i] if routed else p for p, i in waiting]
                 self._decoder.generate(rows, particles, count, self._ends)
             except torch.OutOfMemoryError:

@@ -185,10 +185,10 @@ class SlotDecoder:
         self._model, self._stack, self._pad = model, stack, pad
         self._ends: frozenset[int] = frozenset()
         self._prefill_tokens = prefill_tokens
-        on_gpu = model.device.type == "cuda"
-        self.steps_per_read = STEPS_PER_READ if on_gpu else 1
+        self._on_gpu = model.device.type == "cuda"
+        self.steps_per_read = STEPS_PER_READ if self._on_gpu else 1
         self.capture: Callable[[Callable[[], None]], Callable[[], None]] | None = None
-        if on_gpu:
+        if self._on_gpu:
             self.capture = partial(capture_graph, torch.cuda.graph_pool_handle())
         self.shape = StepShape(slots, length, False, -1)
         self.forwards: Counter[tuple[int, int]] = Counter()
@@ -252,7 +252,7 @@ class SlotDecoder:
                 # A masked value that is NaN would still spoil a later row of its slot.
                 self._rows = [None] * self.slots
                 self._cache = None
-                self._graphs.clear()
+                self._forget_graphs()
 
     def _begin(self, rows: Sequence[DecodingRow], count: int) -> None:
         """Prepare for these rows: shape of the steps, routing, and shared prefix."""
@@ -266,7 +266,7 @@ class SlotDecoder:
         factors = self._stack.static_addresses() if self._stack else ()
         if (addresses := (count, factors)) != self._addresses:
             self._addresses = addresses
-            self._graphs.clear()
+            self._forget_graphs()
             particles = torch.zeros_like(self._tokens)
             others = find_others(particles, count)
             self._routing = Routing(particles, others) if count > 1 else None
@@ -275,6 +275,12 @@ class SlotDecoder:
         prompts = [row.prompt for row in rows]
         if len(rows) > count and (skip := shared_prefix_length(prompts)) >= MINIMUM_PREFIX:
             self._prefix, self._skip = read_prefix(self._model, prompts[0][:skip], count), skip
+
+    def _forget_graphs(self) -> None:
+        self._graphs.clear()
+        if self._on_gpu and self.capture is not None:
+            # A pool whose graphs are all gone cannot be used again.
+            self.capture = partial(capture_graph, torch.cuda.graph_pool_handle())
 
     def _route_rows(self, routing: Routing | None) -> None:
         if self._stack is not None:

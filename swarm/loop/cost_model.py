@@ -143,15 +143,20 @@ def _shape_from_config(config: Mapping[str, Any]) -> ModelShape:
 
 
 GIB = 1 << 30
-PREFILL_SHARE = 0.7
-"""Share of a GPU's matmul speed reached in prefill; an assumption, usual for large batches."""
+PREFILL_SHARE = 0.8
+"""Share of a GPU's speed of a large matmul that those of a prefill reach."""
 
-GPU_LAUNCH_SECONDS = 1e-3
-"""Minimum seconds per layer of a GPU forward, due to kernel launches from Python.
+ACTIVATION_PASSES = 9
+"""Times that a prefill of transformers moves all activations of a layer, outside of matmuls.
 
-An estimate from gpt-fast's eager start: 39 ms a token with the 32 layers of a 7B
-(pytorch.org/blog/accelerating-generative-ai-2).
+This and the two times below are measured on one H100 (benchmarks/results/gpu, docs/scaling.md).
 """
+
+GPU_LAUNCH_SECONDS = 2e-3
+"""Minimum seconds per layer of a GPU forward, due to kernel launches from Python."""
+
+GRAPH_SECONDS = 3.6e-4
+"""Seconds per layer of a step that is replayed as a CUDA graph, beside its memory traffic."""
 
 USABLE_MEMORY = 0.9
 """Usable share of device memory; the rest is for the context, fragmentation and single layers."""
@@ -169,8 +174,10 @@ class DeviceSpec:
         flops: Operations per second of a large matmul in the model's type.
         bandwidth: Bytes per second that a copy reads and writes.
         memory: Bytes.
-        share: Share of `flops` that a full forward reaches.
+        share: Share of `flops` that the matmuls of a full forward reach.
         launch: Minimum seconds per layer of a forward, regardless of the number of rows.
+        passes: See `ACTIVATION_PASSES`.
+        graph: Seconds per layer of a captured step, beside its traffic; `None` if steps are not.
     """
 
     name: str
@@ -179,17 +186,18 @@ class DeviceSpec:
     memory: int
     share: float = PREFILL_SHARE
     launch: float = GPU_LAUNCH_SECONDS
+    passes: float = ACTIVATION_PASSES
+    graph: float | None = GRAPH_SECONDS
 
     def scale_by(self, count: int) -> "DeviceSpec":
         """Return `count` devices as one, assuming that splitting a model is free (a best case)."""
         name = f"{count} x {self.name}" if count > 1 else self.name
-        return DeviceSpec(
-            name,
-            self.flops * count,
-            self.bandwidth * count,
-            self.memory * count,
-            self.share,
-            self.launch,
+        return replace(
+            self,
+            name=name,
+            flops=self.flops * count,
+            bandwidth=self.bandwidth * count,
+            memory=self.memory * count,
         )
 
 
@@ -234,7 +242,8 @@ class SearchWorkload:
     def batch_shape(self, positions: int, items: int) -> tuple[int, int]:
         """Return the number of positions in a batch, and of rows of each."""
         together = positions if self.plan == "stacked" else 1
-        return together, min(items, max(1, self.max_tokens // (self.tokens_per_row * together)))
+        tokens = (self.slots and self.cache_tokens) or self.max_tokens
+        return together, min(items, max(1, tokens // (self.tokens_per_row * together)))
 
     @property
     def tokens_per_row(self) -> int:
@@ -315,12 +324,19 @@ def estimate_batch_seconds(
     token = 2 * (model.linear_weights + update)
     reading = rows * (search.prompt * (token + wide * search.prompt / 2) + 2 * model.head_weights)
     floor = device.launch * model.layers
-    prefill = max(reading / (device.flops * device.share), weights / device.bandwidth, floor)
+    activations = model.layers * (3 * model.intermediate + 4 * model.hidden) * size
+    moved = rows * search.prompt * activations * device.passes / device.bandwidth
+    reading = reading / (device.flops * device.share) + moved
+    prefill = max(reading, weights / device.bandwidth, floor)
     context = search.prompt + search.new / 2
     work = rows * (token + 2 * model.head_weights + wide * context) / device.flops
     traffic = (weights + rows * model.kv_cache_width * context * size) / device.bandwidth
     # Arithmetic and traffic overlap partly: take the midpoint of full overlap and none.
-    step = max(max(work, traffic) + min(work, traffic) / 2, floor)
+    step = max(work, traffic) + min(work, traffic) / 2
+    if search.slots and device.graph is not None:
+        step += device.graph * model.layers
+    else:
+        step = max(step, floor)
     return prefill, max(0, search.new - 1) * step
 
 
@@ -408,7 +424,7 @@ FLOAT32_SLOWDOWN = 15
 """Slowdown of float32 matmuls against bfloat16 on a GPU: an H200 reaches 67 and 989 TFLOP/s."""
 
 CPU_SHARE = 0.7
-"""Share of a CPU's matmul speed that a full forward reaches (SmolLM2, see docs/scaling.md)."""
+"""Share of a CPU's matmul speed that a whole forward reaches (SmolLM2, see docs/scaling.md)."""
 
 CPU_LAUNCH_SECONDS = 5e-4
 """Seconds per layer spent in Python and on one core."""
@@ -485,6 +501,8 @@ def measure_cpu(inputs: int, outputs: int, size: int, workers: int = 1) -> Devic
         available_memory_bytes() // workers,
         CPU_SHARE,
         CPU_LAUNCH_SECONDS,
+        passes=0,
+        graph=None,
     )
 
 

@@ -85,10 +85,11 @@ def test_a_7b_on_an_h200() -> None:
         5900, rel=0.05
     )
     assert cost_model.count_devices_needed(QWEN_7B, of(QWEN_7B), H200) == 1
-    # 600,000 tokens are 7.84e15 operations in the linear layers: 14.2 s at 70 %.
+    # 600,000 tokens are 7.84e15 operations in the linear layers, 12.4 s at 80 %, and nine passes
+    # over the activations of 28 layers: 5.2 s.
     merged = of(QWEN_7B, plan="merged", job_particles=1, job_items=200, new=0)
     one = cost_model.estimate_total_seconds(QWEN_7B, merged, H200, 1, 20, 200)
-    assert one == pytest.approx(14.2, rel=0.05)
+    assert one == pytest.approx(17.6, rel=0.01)
 
 
 @pytest.mark.parametrize("key", ["items", "particles", "prompt", "new"])
@@ -108,7 +109,7 @@ def test_workers_and_rows_save_time_and_take_memory() -> None:
     spent = [
         cost_model.estimate_total_seconds(QWEN_7B, search, H200, n, 20, 200) for n in (1, 2, 8)
     ]
-    assert spent[0] > spent[1] > spent[2] >= spent[0] / 8
+    assert spent[0] > spent[1] > spent[2]
     assert spent[2] == pytest.approx(spent[0] / 8), "16 jobs are two for each of eight"
     assert total(QWEN_7B) > total(QWEN_7B, max_tokens=1024)
     assert total(QWEN_7B, item_bytes=4) > total(QWEN_7B)

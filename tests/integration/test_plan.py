@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swarm.engine.base import STACK_BELOW_CPU, STACK_BELOW_GPU, DeviceProfile, choose_plan
+from swarm.engine.base import STACK_BELOW, DeviceProfile, choose_plan
 
 CPU = DeviceProfile(gpu=False, exact_merge=True, copy_bytes=1, free_bytes=2)
 
@@ -11,11 +11,12 @@ CPU = DeviceProfile(gpu=False, exact_merge=True, copy_bytes=1, free_bytes=2)
 @pytest.mark.parametrize(
     ("particles", "rows", "facts", "plan"),
     [
-        (5, STACK_BELOW_CPU - 1, CPU, "stacked"),
-        (5, STACK_BELOW_CPU, CPU, "merged"),
+        (5, STACK_BELOW - 1, CPU, "stacked"),
+        (5, STACK_BELOW, CPU, "merged"),
         (1, 4, CPU, "merged"),
         (5, 50, DeviceProfile(True, False, 1, 2), "stacked"),
-        (5, STACK_BELOW_GPU, DeviceProfile(True, False, 1, 2), "swap"),
+        (5, 500, DeviceProfile(True, False, 1, 2), "stacked"),
+        (1, 500, DeviceProfile(True, False, 1, 2), "swap"),
         (5, 200, DeviceProfile(False, True, 3, 2), "swap"),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swarm.engine.base import STACK_BELOW, DeviceProfile, choose_plan
+from swarm.engine.base import STACK_BELOW, DeviceProfile, choose_plan, limit_cache_tokens
 
 CPU = DeviceProfile(gpu=False, exact_merge=True, copy_bytes=1, free_bytes=2)
 
@@ -37,3 +37,12 @@ def test_merging_rounds_a_small_update_away_in_bfloat16() -> None:
     error = float((merged - update).norm() / update.norm())
     alone = float((update.bfloat16().float() - update).norm() / update.norm())
     assert 0.1 < error < 0.25 and alone < 0.003
+
+
+@pytest.mark.parametrize(
+    ("free", "tokens"), [(80 << 30, 4 * 65536), (6 << 30, 98304), (1 << 20, 65536)]
+)
+def test_slots_take_at_most_half_of_the_memory_left_but_hold_a_batch(
+    free: int, tokens: int
+) -> None:
+    assert limit_cache_tokens(65536, 32768, free) == tokens

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,20 @@ def test_a_device_without_graphs_decodes_step_by_step(
     decoder.capture = refuse
     assert_same(engine.generate(positions, asked), expected)
     assert decoder.capture is None and "decoding without CUDA graphs" in caplog.text
+
+
+def test_a_pool_of_graphs_is_not_used_again_without_its_graphs(
+    family: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch refuses a pool whose graphs are all gone, and another number of positions drops all."""
+    engine = opened(*family, True, "stacked", max_tokens=400)
+    engine.generate(np.eye(4)[:2], requests(3, 2))
+    decoder = engine._decoder
+    assert decoder is not None
+    decoder._on_gpu, decoder.capture = True, partial(slots.capture_graph, "first")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "second")
+    decoder._begin([], 3)
+    assert isinstance(decoder.capture, partial) and decoder.capture.args == ("second",)
 
 
 def test_out_of_memory_continues_with_fewer_slots(family: tuple[Path, Path]) -> None:

@@ -12,11 +12,11 @@ correctness  all plans, spaces and groups against explicitly merged weights, gre
 products     the ways to apply particles' updates, for each shape of layer, in a prefill and a step
 decoding     texts in refilled slots (static cache, CUDA graphs) against texts in batches, of equal
              and of uneven lengths: seconds, and the share of the copy rate; slots are what a GPU
-             uses, so this decides whether they remain; `--decoding batches` runs all without them
+             uses; `--decoding batches` runs all without them
 speed        an iteration (20 particles, 10 experts, 200 items, prompts of 150 tokens; choices, and
              200 new tokens) in the jobs of a search, against the reference procedure and against
              plain inference of one model; prefill as a share of the device's matmul rate and decode
-             of its copy rate; a step; a change of positions
+             (in batches) of its copy rate; a step; a change of positions
 memory       peak memory against the estimate of a dry run
 plan         the automatic plan against the three it chooses from
 """
@@ -874,17 +874,17 @@ def phase_shares(
     found = {
         "plan": engine._choose_plan([asked] * len(few)),
         "tokens per batch": engine._budget,
-        "rows per batch": max(one.rows for one in calls),
+        "in batches: rows": max(one.rows for one in calls),
         "prefill share of matmul rate": arithmetic / sum(one.seconds for one in reads) / flops,
     }
     if asked[0].max_new_tokens and steps:
         traffic = sum(fixed + one.rows * one.length * each for one in steps)
         seconds = sum(one.seconds for one in steps)
         found |= {
-            "decode steps": len(steps),
-            "bytes per step": traffic / len(steps),
-            "decoded tokens/s": sum(one.rows for one in steps) / seconds,
-            "decode share of copy rate": traffic / seconds / bandwidth,
+            "in batches: decode steps": len(steps),
+            "in batches: bytes per step": traffic / len(steps),
+            "in batches: decoded tokens/s": sum(one.rows for one in steps) / seconds,
+            "in batches: decode share of copy rate": traffic / seconds / bandwidth,
         }
     return found
 

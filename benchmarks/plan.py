@@ -119,8 +119,7 @@ def search(model: ModelShape, asked: argparse.Namespace, device: DeviceSpec) -> 
         max_tokens=asked.max_tokens,
         slots=True,
     )
-    made = replace(made, plan=choose_auto_plan(made, model, device, True)[0])
-    return cost_model.fit_cache(made, model, device)
+    return replace(made, plan=choose_auto_plan(made, model, device, True)[0])
 
 
 def rows(name: str, model: ModelShape, asked: argparse.Namespace) -> Iterator[tuple[str, ...]]:
@@ -132,6 +131,7 @@ def rows(name: str, model: ModelShape, asked: argparse.Namespace) -> Iterator[tu
     while needed < cost_model.count_devices_needed(model, wanted, device):
         needed *= 2  # attention heads are split in equal parts
     worker = device.scale_by(needed)
+    wanted = cost_model.fit_cache(wanted, model, worker)
     for gpus in asked.gpus:
         workers, times = gpus // needed, ("does not fit", "")
         if workers:
@@ -337,7 +337,8 @@ class Simulation:
     """
 
     def __init__(self, model: ModelShape, search: SearchWorkload, device: DeviceSpec) -> None:
-        self.model, self.search = model, replace(search, plan="stacked")
+        self.model = model
+        self.search = replace(search, plan="stacked", cache_tokens=None)
         self.device = replace(
             device, share=VLLM_PREFILL_SHARE, launch=VLLM_LAUNCH, passes=0, graph=None
         )

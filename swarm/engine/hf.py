@@ -24,6 +24,7 @@ from swarm.engine.base import (
     check_mixed_finite,
     check_precision,
     choose_plan,
+    out_of_memory,
     profile_device,
     request_shapes,
 )
@@ -71,8 +72,8 @@ class HFEngine:
             a copy of the weights, "stacked" runs all of a job at once; "auto" chooses
             (`swarm.engine.base.choose_plan`).
         max_tokens: Maximum number of padded prompt and new tokens in one batch; `None` chooses
-            4,096 on a CPU and 65,536 on a GPU. Halved permanently when the device runs out of
-            memory.
+            4,096 on a CPU and 65,536 on a GPU, where the slots of texts have up to four times as
+            many. Halved permanently when the device runs out of memory.
         checkpointing: Recompute activations in the backward pass of a gradient, which costs one
             more forward pass and much less memory; switched on when memory runs out.
         precision: See `swarm.engine.base.SupportsPrecision`.
@@ -89,6 +90,7 @@ class HFEngine:
     continuous: bool | None = None
     products: "ProductChooser | None" = None
     _decoder: "SlotDecoder | None" = None
+    _slot_tokens: float = math.inf  # in all slots, after more did not fit into memory
 
     def __init__(
         self,
@@ -107,8 +109,7 @@ class HFEngine:
         if precision not in (None, *PRECISIONS):
             allowed = ", ".join(PRECISIONS)
             raise UserError(f"engine.precision={precision}: must be null or one of {allowed}")
-        self.max_tokens, self.checkpointing = max_tokens, checkpointing
-        self.precision = precision
+        self.max_tokens, self.checkpointing, self.precision = max_tokens, checkpointing, precision
         self._tokens = TokenCache()
         self._logged: set[str] = set()
 
@@ -179,8 +180,7 @@ class HFEngine:
         self._ends = end_token_ids(self._model, self._tokenizer)
         self._context = context_length_of(self._model)
         self._stack: Any = None
-        self._reduced = False
-        self._packs_choices = None
+        self._reduced, self._packs_choices = False, None
         self.replace_adapters(base, device, basis, folder, summed)
 
     def replace_adapters(
@@ -479,7 +479,8 @@ class HFEngine:
         while waiting:
             longest = max(self._count_row_tokens(requests[p][i]) for p, i in waiting)
             rows = [self._build_row(requests[p][i]) for p, i in waiting]
-            tokens = cache_tokens(self._model, self._budget, self._facts.free_bytes)
+            most = cache_tokens(self._model, self._budget, self._facts.free_bytes)
+            tokens = int(min(most, self._slot_tokens))
             slots = max(1, min(len(rows), tokens // longest))
             try:
                 self._decoder = fit_decoder(
@@ -492,7 +493,11 @@ class HFEngine:
                 self._decoder.generate(rows, particles, count, self._ends)
             except torch.OutOfMemoryError:
                 self._decoder = None
-                self._reduce_batch(slots, longest)
+                torch.cuda.empty_cache()
+                if slots == 1:
+                    raise out_of_memory(self._model.device, self.plan, 1, longest) from None
+                self._slot_tokens = slots * longest // 2
+                log.warning("out of memory: slots now hold at most %d tokens", self._slot_tokens)
             left = []
             for (particle, i), row in zip(waiting, rows, strict=True):
                 if row.live:
@@ -512,10 +517,7 @@ class HFEngine:
             return
         torch.cuda.empty_cache()
         if self._budget <= tokens:
-            raise UserError(
-                f"out of memory on {self._model.device} with plan={self.plan}, {rows} rows of "
-                f"{tokens} tokens; lower job.particles, max_new_tokens or the model's size"
-            )
+            raise out_of_memory(self._model.device, self.plan, rows, tokens)
         self._budget = max(tokens, min(self._budget, rows * tokens) // 2)
         log.warning("out of memory: batches now hold at most %d tokens", self._budget)
 
@@ -524,10 +526,8 @@ class HFEngine:
     ) -> list[list[Completion]]:
         """Run one batch, either scored or generated."""
         flat = [request for row in requests for request in row]
-        if flat[0].choices:
-            completions = self._score_choices(flat, len(requests), routed)
-        else:
-            completions = self._generate_texts(flat, len(requests), routed)
+        answer = self._score_choices if flat[0].choices else self._generate_texts
+        completions = answer(flat, len(requests), routed)
         size = len(requests[0])
         return [completions[p * size : (p + 1) * size] for p in range(len(requests))]
 

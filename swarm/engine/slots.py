@@ -10,6 +10,7 @@ them every few steps. On a CPU the same steps run one by one. Texts are those of
 """
 
 import logging
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -102,7 +103,8 @@ class SlotLayer(CacheLayerMixin):
             states.new_zeros(decoder.slots, states.shape[1], decoder.length, states.shape[3])
             for states in (source.keys, source.values)
         )
-        self._decoder = decoder
+        # Not a reference in a circle: a decoder that is dropped frees its cache at once.
+        self._decoder: SlotDecoder = weakref.proxy(decoder)
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:

@@ -317,10 +317,8 @@ def _describe_costs(
     device = _measure_device(gpus, workers, model, size)
     search = _build_workload(run, pool, config, prompts, items, bool(gpus), size)
     search, reason = resolve_plan(run, search, model, device, bool(gpus))
-    own_way = replace(
-        _build_workload(run, pool, config, metric_prompts, items, bool(gpus), size),
-        plan=search.plan,
-    )
+    own_way = _build_workload(run, pool, config, metric_prompts, items, bool(gpus), size)
+    own_way = cost.fit_cache(replace(own_way, plan=search.plan), model, device)
     costs = format_costs(model, search, device, workers)
     if gradients := _gradient_seconds(run, model, search, device, workers, items):
         costs["time"] += f", gradients {format_duration(gradients)}"

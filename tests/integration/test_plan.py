@@ -40,7 +40,8 @@ def test_merging_rounds_a_small_update_away_in_bfloat16() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "tokens"), [(80 << 30, 4 * 65536), (6 << 30, 98304), (1 << 20, 65536)]
+    ("free", "tokens"),
+    [(80 << 30, 4 * 65536), (6 << 30, 65536), (9 << 30, 2 * 65536), (1 << 20, 65536)],
 )
 def test_slots_take_at_most_half_of_the_memory_left_but_hold_a_batch(
     free: int, tokens: int

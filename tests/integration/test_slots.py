@@ -1,5 +1,7 @@
 """Decoding in slots that are refilled: the texts of batches, in steps that can be captured."""
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -262,7 +264,20 @@ def test_out_of_memory_continues_with_fewer_slots(family: tuple[Path, Path]) -> 
     engine._model.register_forward_pre_hook(small_device, with_kwargs=True)
     assert_same(engine.generate(positions, asked), expected)
     assert engine._decoder is not None and engine._decoder.slots <= 3 < max(sizes)
-    assert engine._budget < 300
+    assert engine._slot_tokens < 300 and engine._budget == 600
+
+
+def test_a_decoder_that_is_dropped_frees_its_cache_at_once(family: tuple[Path, Path]) -> None:
+    engine = opened(*family, True, "stacked", max_tokens=400)
+    engine.generate(np.eye(4)[:2], requests(9, 2))
+    assert engine._decoder is not None
+    layer = weakref.ref(engine._decoder._cache.layers[0])
+    gc.disable()
+    try:
+        engine._decoder = None
+        assert layer() is None
+    finally:
+        gc.enable()
 
 
 def test_models_without_full_attention_are_decoded_in_batches(tmp_path: Path) -> None:

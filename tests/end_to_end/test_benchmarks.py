@@ -155,8 +155,9 @@ def test_gpu_benchmark_runs_on_a_cpu_and_needs_few_packages(tmp_path: Path) -> N
     ]
     assert all(row["equal texts"] == "6 of 6" for row in decoded) and decoded[1]["steps"] == 3
     text = results["tiny_speed"]["result"]["text"]
-    assert text["share of plain"] > 0 and 0 < text["decode share of copy rate"] < 1
+    assert text["share of plain"] > 0 and 0 < text["in batches: decode share of copy rate"] < 1
     # A job of 2 positions and 3 items in one stacked batch, as a search would answer it.
-    assert text["plan"] == "stacked" and text["rows per batch"] == 6 and text["decode steps"] == 3
+    assert text["plan"] == "stacked" and text["in batches: rows"] == 6
+    assert text["in batches: decode steps"] == 7
     assert [row["items"] for row in results["tiny_plan"]["result"]["rows"]] == [2, 3]
     assert "tiny, correctness ..." in out and "tiny, correctness ..." not in run_it()

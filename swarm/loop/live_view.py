@@ -17,8 +17,10 @@ from rich.text import Text
 from swarm._util.terminal import format_duration
 from swarm.executors import JobResult
 from swarm.runs.describe import (
+    compare_with_constants,
     compare_with_soup,
-    conclude_test,
+    compare_with_unbeaten,
+    conclude_gain,
     describe_constant_answers,
     describe_position,
     domain_table,
@@ -114,7 +116,8 @@ class SearchProgress:
         now, before = self._clock(), self.spent
         self.add_iteration(entry)
         began = self._began if self._iteration_began is None else self._iteration_began
-        self._paces.append((now - began, self.spent - before))
+        if self.spent > before:  # an iteration that evaluates nothing has no pace
+            self._paces.append((now - began, self.spent - before))
         self._iteration_began, self._current_cost = now, 0
 
     def add_iteration(self, entry: Mapping[str, Any]) -> None:
@@ -439,7 +442,8 @@ def summary_lines(
     words = describe_position(experts, metrics["ending_best_position"], groups)
     name = metrics.get("ending_best_label")
     tested = "test_gain" in metrics
-    verdict = [conclude_test(metrics), *compare_with_soup(metrics)] if tested else []
+    parts = (conclude_gain(metrics), *compare_with_unbeaten(metrics)) if tested else ()
+    verdict = [*parts, *compare_with_constants(metrics), *compare_with_soup(metrics)]
     return [
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
         "so biased upwards; test was not used by the search.",

@@ -208,6 +208,20 @@ def compare_with_baselines(metrics: Mapping[str, Any], name: str = MODEL_LABELS[
     ]
 
 
+def compare_with_unbeaten(metrics: Mapping[str, Any]) -> list[str]:
+    """Compare the best found with each baseline that it does not beat on test, the best first.
+
+    Without the uniform soup, for which there is `compare_with_soup`.
+    """
+    unbeaten = [
+        one
+        for one in metrics.get("baselines", ())
+        if one["name"] != "soup" and (one["gain"] <= 0 or one["p_value"] >= 0.05)
+    ]
+    unbeaten.sort(key=lambda one: -one["test"]["utility"])
+    return compare_with_baselines({**metrics, "baselines": unbeaten})
+
+
 def _compare_with_baseline(
     label: str, utility: float, found: Mapping[str, Any], metrics: Mapping[str, Any], name: str
 ) -> str:

@@ -199,7 +199,11 @@ def test_the_time_left_is_that_of_the_last_iterations() -> None:
         if number == 0:
             assert progress.seconds_left() == 30 + 4 * 60 and progress.prompts_per_second == 50 / 30
         clock += seconds / 2
-        progress.end_iteration({"utilities": [0.5, 0.5]})
+        progress.end_iteration({"utilities": [0.5, 0.5], "prompts_scored": 100})
+    assert progress.seconds_left() == 2 * 11
+    # One that evaluates nothing has no pace.
+    clock += 0.1
+    progress.end_iteration({"utilities": [0.5, 0.5], "prompts_scored": 0})
     assert progress.seconds_left() == 2 * 11
     progress.start_evaluation("test", 3, 1, 100, to_come=2)
     clock += 5

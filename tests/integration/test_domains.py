@@ -30,6 +30,7 @@ from swarm.report.paired_comparison import PairedComparison, iterate_data_items
 from swarm.runs.describe import (
     compare_with_baselines,
     compare_with_soup,
+    compare_with_unbeaten,
     conclude_test,
     domain_table,
     format_form_warnings,
@@ -649,6 +650,29 @@ def baselines(
     assert result.returncode == 0, result.stderr
     state = json.loads((place / "search" / "run" / "state.json").read_text())
     return words, state, " ".join(result.stdout.split())
+
+
+def test_the_verdict_names_every_baseline_that_is_not_beaten() -> None:
+    rows = [("soup", -0.1, 0.001), ("base", 0.3, 0.001), ("recipe", 0.01, 0.4)]
+    rows += [("routes", -0.04, 0.06), ("experts", -0.11, 0.001)]
+    metrics = {
+        "in_points": True,
+        "baselines": [
+            {
+                "name": name,
+                "label": name,
+                "gain": gain,
+                "gain_interval": (gain - 0.05, gain + 0.05),
+                "p_value": p,
+                "test": {"utility": 0.6 - gain},
+            }
+            for name, gain, p in rows
+        ],
+    }
+    told = compare_with_unbeaten(metrics)
+    assert [words.split()[1] for words in told] == ["experts", "routes", "recipe"]
+    assert "11 points below it, distinguishable" in told[0]
+    assert "4 points below it, not distinguishable" in told[1]
 
 
 def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], str]) -> None:

@@ -343,7 +343,8 @@ def profile_device(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> 
     """Return the profile that `choose_plan` needs, from the shapes of the adapted linear layers."""
     import torch
 
-    if gpu := device != "cpu":
+    gpu = device != "cpu"
+    if gpu:
         torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0] if gpu else available_memory_bytes()
     size = sum(rows * columns for rows, columns in shapes) * model.dtype.itemsize

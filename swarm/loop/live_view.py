@@ -441,9 +441,13 @@ def summary_lines(
     """
     words = describe_position(experts, metrics["ending_best_position"], groups)
     name = metrics.get("ending_best_label")
-    tested = "test_gain" in metrics
-    parts = (conclude_gain(metrics), *compare_with_unbeaten(metrics)) if tested else ()
-    verdict = [*parts, *compare_with_constants(metrics), *compare_with_soup(metrics)]
+    verdict = []
+    if "test_gain" in metrics:
+        compared = (compare_with_unbeaten, compare_with_constants, compare_with_soup)
+        verdict = [
+            conclude_gain(metrics),
+            *(one for compare in compared for one in compare(metrics)),
+        ]
     return [
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
         "so biased upwards; test was not used by the search.",

@@ -6,6 +6,7 @@ the batched LoRA layers (`swarm.engine.batched_lora`), where autograd sums the d
 adapted module into the coefficients of its group.
 """
 
+import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,13 @@ OVERFLOW = (
     "(float16: 65,504; try bfloat16 or float32)"
 )
 """Warning about a nonfinite derivative."""
+
+LINE_TOKENS = 128
+"""Least number of tokens of a line of several rows."""
+
+ATTENTION_TOKENS = 4096
+"""Length of a line at which attention costs as much as all else (SmolLM2-135M on a CPU, by what was
+measured at 200)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,86 +100,119 @@ def assign_routes(rows: Sequence[TokenizedExample], router: PromptRouter | None)
 
 
 class ExampleBatch:
-    """Examples as one batch of rows, padded on the left.
+    """Examples as one batch, of which the model computes logits only where answers are predicted.
 
     A row is a prompt with all but the last token of a choice; choices of one token share the row of
     their prompt. In a packed row all choices follow the prompt, and each attends to the prompt and
+    to itself. A line of the batch is one row, padded on the left, or several, each of which attends
     to itself.
 
+    Args:
+        examples: Examples, the longest first.
+        pad: Token of padding.
+        packed: Whether a row may contain several choices; see `can_pack_choices`.
+        line: About how many tokens a line has; 0 for one row each.
+
     Attributes:
-        width: Number of last positions that contain all those that predict answers.
-        routes: Route of each row.
+        predicting: Positions in the flattened batch whose logits are computed.
+        routes: Route of each line, or of each token if a line has several rows.
+        needs_mask: Whether tokens do not attend to all that precede them in their line.
     """
 
     def __init__(
-        self, examples: Sequence[TokenizedExample], pad: int, packed: bool = False
+        self, examples: Sequence[TokenizedExample], pad: int, packed: bool = False, line: int = 0
     ) -> None:
         rows: dict[tuple[tuple[int, ...], ...], int] = {}
         routes: list[int] = []
         self.examples = [one.example for one in examples]
         self.sizes = [len(one.choices) for one in examples]
         self.lengths: list[int] = []
-        targets: list[tuple[int, int, int, int]] = []
+        # For each token of an answer: the row and the place in it that predict it.
+        sources: list[tuple[int, int]] = []
+        self.token: list[int] = []
         for one in examples:
-            # For each choice: its row, and how far before the row's end its tokens are predicted.
             places: dict[tuple[int, ...], list[tuple[int, int]]] = {}
             for tails in one.rows(packed):
                 row = rows.setdefault((tuple(one.prompt), *tails), len(rows))
                 # A route depends on the prompt alone, so equal rows have equal routes.
                 routes += [one.route] * (row == len(routes))
-                total = left = sum(map(len, tails))
+                end = len(one.prompt)
                 for tail in tails:
-                    places[tail] = [(row, total), *((row, left - 1 - i) for i in range(len(tail)))]
-                    left -= len(tail)
+                    places[tail] = [(row, len(one.prompt) - 1)]
+                    places[tail] += [(row, end + i) for i in range(len(tail))]
+                    end += len(tail)
             for choice in one.choices:
-                found = zip(places[tuple(choice[:-1])], choice, strict=True)
-                targets += [(row, back, token, len(self.lengths)) for (row, back), token in found]
+                sources += places[tuple(choice[:-1])]
+                self.token += choice
                 self.lengths.append(len(choice))
-        self.row, backs, self.token, self.choice = zip(*targets, strict=True)
-        self.width = max(backs) + 1
-        self.place = [self.width - 1 - back for back in backs]
-        self.rows, self.routes, self.pad = list(rows), routes, pad
+        starts = self._lay_out(list(rows), line, pad)
+        where = [starts[row] + place for row, place in sources]
+        self.predicting = sorted(set(where))
+        index = {place: i for i, place in enumerate(self.predicting)}
+        self.target = [index[place] for place in where]
+        several = len(self.ids) < len(rows)
+        # Padding, row -1, takes the last row's.
+        self.routes = [routes[row] for row in self.rows.flatten()] if several else routes
+        self.needs_mask = several or any(len(row) > 2 for row in rows)
+
+    def _lay_out(
+        self, rows: Sequence[tuple[tuple[int, ...], ...]], line: int, pad: int
+    ) -> list[int]:
+        """Set token ids, positions, rows and parts, [B, L] each; return the rows' first tokens.
+
+        Padding has row -1, a prompt part 0, and what follows it parts 1, 2, ...
+        """
+        sizes = [sum(map(len, row)) for row in rows]
+        lines = assign_lines(sizes, line)
+        filled = np.bincount(lines, sizes).astype(int)
+        shape = len(filled), max(filled)
+        self.ids, self.rows = np.full(shape, pad), np.full(shape, -1)
+        self.positions, self.parts = np.zeros(shape, dtype=int), np.zeros(shape, dtype=int)
+        starts: list[int] = []
+        column = shape[1] - filled  # of each line's next token
+        for number, (row, on) in enumerate(zip(rows, lines, strict=True)):
+            starts.append(int(on * shape[1] + column[on]))
+            for part, tokens in enumerate(row):
+                here = on, slice(column[on], column[on] + len(tokens))
+                first = len(row[0]) if part else 0
+                self.ids[here], self.rows[here], self.parts[here] = tokens, number, part
+                self.positions[here] = range(first, first + len(tokens))
+                column[on] += len(tokens)
+        return starts
 
     def compute_logits(self, model: Any) -> torch.Tensor:
-        """Return the logits [R, width, vocabulary] of the rows' last positions."""
-        longest = max(sum(map(len, row)) for row in self.rows)
-        ids, parts, positions = [], [], []
-        for prompt, *tails in self.rows:
-            pads = longest - len(prompt) - sum(map(len, tails))
-            ids.append([self.pad] * pads + [token for part in (prompt, *tails) for token in part])
-            parts.append([-1] * pads + [0] * len(prompt))
-            positions.append([0] * pads + [*range(len(prompt))])
-            for number, tail in enumerate(tails, 1):
-                parts[-1] += [number] * len(tail)
-                positions[-1] += range(len(prompt), len(prompt) + len(tail))
-        part = torch.tensor(parts, device=model.device)
-        mask: torch.Tensor = (part >= 0).long()
-        if max(map(len, self.rows)) > 2:
-            mask = _mask_other_parts(part, model.dtype)
-        out = model(
-            input_ids=torch.tensor(ids, device=model.device),
-            attention_mask=mask,
-            position_ids=torch.tensor(positions, device=model.device),
-            use_cache=False,
-            logits_to_keep=self.width,
+        """Return the logits [P, vocabulary] at `predicting`."""
+        device = model.device
+        rows, parts = (torch.tensor(each, device=device) for each in (self.rows, self.parts))
+        mask = _mask_others(rows, parts, model.dtype) if self.needs_mask else (rows >= 0).long()
+        chosen = torch.tensor(self.predicting, device=device)
+        hook = model.get_output_embeddings().register_forward_pre_hook(
+            lambda _, states: (states[0].flatten(0, 1)[chosen][None],)
         )
+        try:
+            out = model(
+                input_ids=torch.tensor(self.ids, device=device),
+                attention_mask=mask,
+                position_ids=torch.tensor(self.positions, device=device),
+                use_cache=False,
+            )
+        finally:
+            hook.remove()
         logits: torch.Tensor = out.logits
-        return logits
+        assert logits.shape[:2] == (1, len(chosen)), "the model does not call its output embeddings"
+        return logits[0]
 
     def compute_loss(self, model: Any) -> torch.Tensor:
         """Return the sum of the examples' weighted losses, float32."""
-        device, logits = model.device, self.compute_logits(model)
-        row, position, token, choice = (
-            torch.tensor(index, device=device)
-            for index in (self.row, self.place, self.token, self.choice)
+        logits = self.compute_logits(model).float()
+        choice = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        target, token, choices = (
+            torch.tensor(index, device=model.device) for index in (self.target, self.token, choice)
         )
-        # Drop positions that predict no answer before the float32 copy over the vocabulary.
-        pairs, where = torch.unique(row * self.width + position, return_inverse=True)
-        logits = logits.flatten(0, 1)[pairs].float()
         normalized = logits - logits.logsumexp(-1, keepdim=True)
-        logprobs = normalized[where, token]
-        sums = logprobs.new_zeros(len(self.lengths)).index_add(0, choice, logprobs)
-        return self._weighted_loss(sums, normalized, where)
+        logprobs = normalized[target, token]
+        sums = logprobs.new_zeros(len(self.lengths)).index_add(0, choices, logprobs)
+        return self._weighted_loss(sums, normalized, target)
 
     def _weighted_loss(
         self, sums: torch.Tensor, logprobs: torch.Tensor, targets: torch.Tensor
@@ -201,15 +242,15 @@ class ExampleBatch:
         return total
 
 
-def _mask_other_parts(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mask [R, 1, L, L] to add to attention scores, from each token's part [R, L].
+def _mask_others(rows: torch.Tensor, parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask [B, 1, L, L] to add to attention scores, from tokens' rows and parts [B, L].
 
-    Part 0 is the prompt; -1 is padding, which attends to padding, as rows without a key are NaN.
+    Padding attends to padding, as positions that attend to nothing are NaN.
     """
-    query, key = part[:, :, None], part[:, None, :]
-    allowed = ((key == query) | ((key == 0) & (query > 0))).tril()
-    mask = torch.full(allowed.shape, torch.finfo(dtype).min, dtype=dtype, device=part.device)
-    return mask.masked_fill(allowed, 0.0)[:, None]
+    query, key = parts[:, :, None], parts[:, None, :]
+    allowed = (rows[:, :, None] == rows[:, None, :]) & ((key == query) | (key == 0))
+    mask = torch.full(allowed.shape, torch.finfo(dtype).min, dtype=dtype, device=rows.device)
+    return mask.masked_fill(allowed.tril(), 0.0)[:, None]
 
 
 def can_pack_choices(model: Any) -> bool:
@@ -226,10 +267,10 @@ def can_pack_choices(model: Any) -> bool:
         try:
             packed = ExampleBatch(
                 [TokenizedExample(prompt, [[*first, 0], [*second, 0]], example)], 0, True
-            ).compute_logits(model)[0, -1]
+            ).compute_logits(model)[-1]
             alone = ExampleBatch(
                 [TokenizedExample(prompt, [[*second, 0]], example)], 0
-            ).compute_logits(model)[0, -1]
+            ).compute_logits(model)[-1]
         except (TypeError, ValueError, RuntimeError):
             return False
     # bfloat16 differs by some hundredths; a wrong mask by as much as logits differ from each other.
@@ -280,16 +321,62 @@ def compute_loss_and_gradient(
 
 
 def batch_examples(
-    examples: Sequence[TokenizedExample], pad: int, budget: int, packed: bool = False
+    examples: Sequence[TokenizedExample],
+    pad: int,
+    budget: int,
+    packed: bool = False,
+    fill: bool = False,
 ) -> Iterator[ExampleBatch]:
-    """Yield batches of at most `budget` tokens, padding included, the longest examples first."""
+    """Yield batches, the longest examples first.
+
+    Args:
+        examples: Examples of any lengths.
+        pad: Token of padding.
+        budget: Tokens of a batch. If each row has a line, they contain the padding; otherwise,
+            there is little.
+        packed: Whether a row may contain several choices, if that fits into the budget.
+        fill: Whether a line may contain several packed rows: these may differ in their coefficients
+            but not in their factors.
+    """
+    packed = packed and max(one.row_length(True) for one in examples) <= budget
+    line = LINE_TOKENS if packed and fill else 0
     waiting = sorted(examples, key=lambda one: -one.row_length(packed))
     while waiting:
-        rows = [len(one.rows(packed)) for one in waiting]
-        limit = budget // waiting[0].row_length(packed)
-        size = max(1, int(np.searchsorted(np.cumsum(rows), limit, side="right")))
-        yield ExampleBatch(waiting[:size], pad, packed)
+        sizes = [one.row_length(packed) if line else len(one.rows(packed)) for one in waiting]
+        limit = budget if line else budget // waiting[0].row_length(packed)
+        size = max(1, int(np.searchsorted(np.cumsum(sizes), limit, side="right")))
+        yield ExampleBatch(waiting[:size], pad, packed, line)
         waiting = waiting[size:]
+
+
+def assign_lines(sizes: Sequence[int], line: int) -> list[int]:
+    """Return the line of each row: lines of `line` to twice as many tokens, with little padding.
+
+    Args:
+        sizes: Tokens of the rows, in descending order.
+        line: Tokens of a line if all rows are shorter; 0 for one row each.
+    """
+    if not line:
+        return list(range(len(sizes)))
+    widths = np.linspace(1, 2, 9) * max(line, *sizes)
+    plans = [_balance_lines(sizes, math.ceil(sum(sizes) / width)) for width in widths]
+
+    def cost(lines: list[int]) -> float:
+        filled = np.bincount(lines, sizes)
+        return float(len(filled) * filled.max() * (1 + filled.max() / ATTENTION_TOKENS))
+
+    return min(plans, key=cost)
+
+
+def _balance_lines(sizes: Sequence[int], count: int) -> list[int]:
+    """Return the line of each row, the emptiest of `count` at the time."""
+    filled = [(0, number) for number in range(count)]
+    lines = []
+    for size in sizes:
+        tokens, number = filled[0]
+        lines.append(number)
+        heapq.heapreplace(filled, (tokens + size, number))
+    return lines
 
 
 @contextmanager

@@ -272,20 +272,20 @@ class HFEngine:
 
         rows = [self._tokenize_example(one) for one in examples]
         position = position.reshape(assign_routes(rows, self.router), -1)
-        if self._packs_choices is None and any(len(one.rows(packed=False)) > 1 for one in rows):
+        if self._packs_choices is None:
             self._stack.clear_positions()
             self._packs_choices = can_pack_choices(self._model)
-        longest = max(one.row_length(packed=True) for one in rows)
-        packed = bool(self._packs_choices) and longest <= self._budget
+        fill = len(position) == 1 or self._stack.shares_factors
+        pad, packed = self._tokenizer.pad_token_id, self._packs_choices
         while True:
-            batches = batch_examples(rows, self._tokenizer.pad_token_id, self._budget, packed)
+            batches = batch_examples(rows, pad, self._budget, packed, fill)
             try:
                 found = compute_loss_and_gradient(
                     self._model, self._stack, position, batches, slope, self.checkpointing
                 )
             except torch.OutOfMemoryError:
                 if self._decoder or self.checkpointing or not slope:
-                    self._reduce_batch(len(rows), max(one.row_length(packed) for one in rows))
+                    self._reduce_batch(len(rows), max(one.row_length(False) for one in rows))
                     continue
                 # Costs one more forward pass, and needs memory for one layer instead of all.
                 log.warning("out of memory: activations are recomputed (engine.checkpointing)")

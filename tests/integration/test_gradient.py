@@ -15,8 +15,9 @@ import searches
 import tiny
 import torch
 
+from swarm.engine import gradient
 from swarm.engine.base_model import BaseModel
-from swarm.engine.gradient import can_pack_choices
+from swarm.engine.gradient import TokenizedExample, batch_examples, can_pack_choices
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.models.base import Example, Request
@@ -155,10 +156,43 @@ def test_packed_choices_have_the_loss_and_slope_of_single_ones(tmp_path: Path, k
     np.testing.assert_allclose(found[0].slope, found[1].slope, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("line", [20, 60, 1000])
+def test_rows_that_share_a_line_attend_to_themselves(
+    tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch, line: int
+) -> None:
+    engine, pool = opened(tiny_llama, tiny_pool, space="delta")
+    position = drawn(pool)
+    alone = [engine.compute_gradient(position, [example]) for example in EXAMPLES]
+    monkeypatch.setattr(gradient, "LINE_TOKENS", line)
+    together = engine.compute_gradient(position, EXAMPLES)
+    assert together.loss == pytest.approx(sum(one.loss for one in alone), rel=1e-5)
+    slope = np.sum([one.slope for one in alone], axis=0)
+    np.testing.assert_allclose(together.slope, slope, rtol=1e-3, atol=1e-4)
+
+
+def test_lines_hold_every_row_with_little_padding() -> None:
+    random = np.random.default_rng(0)
+    prompts = [random.integers(3, 99, size).tolist() for size in random.integers(5, 90, 200)]
+    rows = [TokenizedExample(prompt, [[1, 2]], EXAMPLES[0], i) for i, prompt in enumerate(prompts)]
+    seen, padded, tokens = [], 0, 0
+    for batch in batch_examples(rows, pad=0, budget=2000, packed=True, fill=True):
+        padded += batch.ids.size
+        tokens += int((batch.ids > 0).sum())
+        assert batch.ids.size <= 2200 and batch.ids.shape[1] <= 300
+        for row in range(batch.rows.max() + 1):
+            mine = batch.rows == row
+            seen.append(batch.ids[mine].tolist())
+            assert batch.positions[mine].tolist() == list(range(mine.sum()))
+            (route,) = {batch.routes[place] for place in np.flatnonzero(mine)}
+            assert [*prompts[route], 1] == seen[-1]
+            # The last two tokens of a row predict the two of its answer.
+            assert set(np.flatnonzero(mine)[-2:]) <= set(batch.predicting)
+    assert len(seen) == 200
+    assert padded < 1.1 * tokens
+
+
 def test_whether_choices_are_packed_is_measured(tiny_llama: Path, tiny_pool: Path) -> None:
     engine, pool = opened(tiny_llama, tiny_pool)
-    engine.compute_gradient(drawn(pool), EXAMPLES[:1])
-    assert engine._packs_choices is None, "a single choice has nothing to pack"
     # Positions of an earlier batch do not decide.
     engine.generate(np.stack([drawn(pool)] * 3), [[Request("the answer", 2)]] * 3)
     engine.compute_gradient(drawn(pool), EXAMPLES)

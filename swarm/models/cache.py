@@ -48,7 +48,6 @@ CREATE_TABLE = (
 )
 CLAIMS = "CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner INTEGER)"
 CLAIM = "INSERT OR REPLACE INTO claims (key, owner) VALUES (?, ?)"
-RELEASE = "DELETE FROM claims WHERE key = ? AND owner = ?"
 DELETE_ROW = "DELETE FROM answers WHERE key = ?"
 SELECT_RANGE = "SELECT key, value FROM answers WHERE key BETWEEN ? AND ? ORDER BY key"
 INSERT_ROW = "INSERT OR IGNORE INTO answers (key, value, time, label) VALUES (?, ?, ?, ?)"
@@ -107,10 +106,8 @@ class Cache:
         """
         found: dict[str, Any] = {}
         with self.open_connection() as connection:
-            for first in range(0, len(keys), KEYS_PER_QUERY):
-                chunk = keys[first : first + KEYS_PER_QUERY]
-                placeholders = ",".join("?" * len(chunk))
-                query = f"SELECT key, value FROM answers WHERE key IN ({placeholders})"
+            for chunk, which in _chunk_keys(keys):
+                query = f"SELECT key, value FROM answers WHERE {which}"
                 found.update(connection.execute(query, chunk).fetchall())
         return _parse_values(found)
 
@@ -155,8 +152,7 @@ class Cache:
                 with connection:
                     connection.execute("BEGIN IMMEDIATE")
                     new = connection.executemany(INSERT_ROW, rows).rowcount
-        found = {key: json.loads(value) for key, value, *_ in rows}
-        return found if new == len(rows) else found | self.get(list(values))
+        return dict(values) if new == len(rows) else {**values, **self.get(list(values))}
 
     def claim(self, keys: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         """Claim answers before requesting them; `release` them once they are stored.
@@ -174,14 +170,11 @@ class Cache:
             presence = _presence(self.path)
             connection.execute("BEGIN IMMEDIATE")
             try:
-                for first in range(0, len(keys), KEYS_PER_QUERY):
-                    chunk = keys[first : first + KEYS_PER_QUERY]
-                    query = f"FROM answers WHERE key IN ({','.join('?' * len(chunk))})"
-                    found = dict(connection.execute(f"SELECT key, value {query}", chunk).fetchall())
-                    query = query.replace("answers", "claims")
-                    claims = dict(
-                        connection.execute(f"SELECT key, owner {query}", chunk).fetchall()
-                    )
+                for chunk, which in _chunk_keys(keys):
+                    query = f"SELECT key, value FROM answers WHERE {which}"
+                    found = dict(connection.execute(query, chunk).fetchall())
+                    query = f"SELECT key, owner FROM claims WHERE {which}"
+                    claims = dict(connection.execute(query, chunk).fetchall())
                     others = {*claims.values()} - {presence.number}
                     alive = {owner for owner in others if presence.sees(owner)}
                     free = [k for k in chunk if k not in found and claims.get(k) not in alive]
@@ -205,7 +198,9 @@ class Cache:
             number = _presence(self.path).number
             connection.execute("BEGIN IMMEDIATE")
             with connection:
-                connection.executemany(RELEASE, [(key, number) for key in keys])
+                for chunk, which in _chunk_keys(keys):
+                    query = f"DELETE FROM claims WHERE {which} AND owner = ?"
+                    connection.execute(query, [*chunk, number])
 
     def once(
         self,
@@ -286,6 +281,13 @@ def make_cache_key(*parts: Any) -> str:
     """Return a key that depends on all parts, which are JSON values."""
     text = _encode_sorted_json(parts)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _chunk_keys(keys: Sequence[str]) -> Iterator[tuple[Sequence[str], str]]:
+    """Yield the keys of each query, and its SQL condition that selects them."""
+    for first in range(0, len(keys), KEYS_PER_QUERY):
+        chunk = keys[first : first + KEYS_PER_QUERY]
+        yield chunk, f"key IN ({','.join('?' * len(chunk))})"
 
 
 def _parse_values(found: dict[str, str]) -> dict[str, Any]:

@@ -207,7 +207,7 @@ class Scheduler(Generic[T]):
         self.new: list[QueuedSample] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.claimed: dict[str, Cache] = {}  # by cache key
-        self.released: list[str] = []
+        self.released: set[str] = set()  # claims to release: their answers have arrived
         self.requested_elsewhere: dict[
             str, tuple[ModelQueue, Request, int]
         ] = {}  # requested by other processes
@@ -291,7 +291,9 @@ class Scheduler(Generic[T]):
         self.received += 1
         self.failed += isinstance(outcome, UserError)
         if key in self.claimed:
-            self.released.append(key)
+            if not self.released:
+                self._spawn_task(self._release_later())
+            self.released.add(key)
         for _, waiting, index in self.wanted.pop(key):
             waiting.outcomes[index] = outcome
             waiting.missing -= 1
@@ -310,7 +312,6 @@ class Scheduler(Generic[T]):
 
     def _settle_samples(self) -> None:
         """Deliver cached samples, queue the others until none is new, then send batches."""
-        self._release(self.released)
         while self.new:
             new, self.new = self.new, []
             for model_queue, sought in self._group_uncached(new).values():
@@ -415,6 +416,13 @@ class Scheduler(Generic[T]):
             self._deliver_outcome(key, completion)
         return set(claimed)
 
+    async def _release_later(self) -> None:
+        """Release the claims of answers together: other processes do not look more often."""
+        await asyncio.sleep(LOOK)
+        # A sample that is wanted again is being requested under its first claim.
+        self._release([key for key in self.released if key not in self.wanted])
+        self.released.clear()
+
     def _release(self, keys: list[str]) -> None:
         caches: dict[int, tuple[Cache, list[str]]] = {}
         for key in keys:
@@ -422,7 +430,6 @@ class Scheduler(Generic[T]):
             caches.setdefault(id(cache), (cache, []))[1].append(key)
         for cache, claimed_keys in caches.values():
             cache.release(claimed_keys)
-        self.released = []
 
     def _await(self, model_queue: ModelQueue, one: tuple[str, Request, int]) -> None:
         """Wait for the answer of another process, which is polled."""

@@ -17,8 +17,9 @@ from rich.console import Console
 
 from swarm.errors import UserError
 from swarm.executors import JobResult
-from swarm.loop.live_view import LiveView, SearchProgress
+from swarm.loop.live_view import PIECE_GAP, LiveView, iteration_pieces
 from swarm.loop.live_view import render_progress as live_view
+from swarm.loop.progress import SearchProgress
 from swarm.tasks.base import Score
 
 LIVE_COLUMNS = 80
@@ -39,8 +40,7 @@ def draw(folder: Path, picture: Path) -> None:
         known = [u for u in entry["utilities"] if u is not None]
         best = max([u for u in (best, *known) if u is not None], default=None)
         # As it is printed, but for speed and time left, which the state does not keep.
-        span = f"{min(known):.3f} to {max(known):.3f}" if known else "none"
-        view.print_line(f"iteration {number:>3}  best {best:.3f}  particles {span}")
+        view.print_line(PIECE_GAP.join(iteration_pieces(number, best, known)))
     view.print_summary(state["metrics"], state["experts"], state.get("groups", ["all"]))
     _write(console, picture, folder)
 

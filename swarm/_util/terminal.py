@@ -41,8 +41,14 @@ def format_interval(value: float, ends: Sequence[float] | None) -> str:
 
 
 def format_p_value(p: float) -> str:
-    """Format with three digits, as in the sentences of `swarm.runs.describe`."""
-    return f"{p:.3g}"
+    """Format a p-value for a table: three digits, and "< .001" below."""
+    return "< .001" if p < 0.001 else f"{p:.3g}"
+
+
+def format_p(p: float) -> str:
+    """Format a p-value for a sentence: "p = 0.0123", "p < .001"."""
+    words = format_p_value(p)
+    return f"p {words}" if words.startswith("<") else f"p = {words}"
 
 
 def format_percent(share: float | None) -> str:

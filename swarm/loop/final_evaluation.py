@@ -30,7 +30,8 @@ class FinalEvaluation:
         task: The run's task.
         ask: Scores as the search did.
         ask_again: Scores in other batches than the search did.
-        begin: Callback before each scoring, with its kind and number of items.
+        begin: Callback before each scoring, with its kind, its number of items, and the name of the
+            model where it is on test.
         searched, held_out: Dev indices that the search saw, and held-out ones.
         without_gradient: Numbers of the searched items that no gradient used, if others were used.
         by_kept: Whether the held-out items decide among the finalists.
@@ -45,7 +46,7 @@ class FinalEvaluation:
     task: Task
     ask: ScoreFn
     ask_again: ScoreFn
-    begin: Callable[[str, int], None]
+    begin: Callable[[str, int, str], None]
     searched: Sequence[int]
     held_out: Sequence[int]
     without_gradient: Sequence[int] = ()
@@ -192,9 +193,9 @@ class FinalEvaluation:
         position = self.record.position_at(index)
         return self._load_or_score("again", position, "judged", self.searched, self.ask_again)
 
-    def test_scores(self, index: ParticleIndex) -> list[Score]:
-        """Return the scores on the test split."""
-        return self.score_position_on_test(self.record.position_at(index))
+    def test_scores(self, index: ParticleIndex, name: str = "model") -> list[Score]:
+        """Return the scores on the test split; `name` is that of the model, for messages."""
+        return self.score_position_on_test(self.record.position_at(index), name=name)
 
     def score_position_on_dev(self, position: Sequence[float]) -> list[Score]:
         """Score a position, possibly new to the search, on the searched part of dev.
@@ -211,21 +212,27 @@ class FinalEvaluation:
         return self._load_or_score("judged", position, "judged", self.searched)
 
     def score_position_on_test(
-        self, position: Sequence[float], indices: Sequence[int] | None = None
+        self,
+        position: Sequence[float],
+        indices: Sequence[int] | None = None,
+        name: str = "model",
     ) -> list[Score]:
         """Score a position on the test split, or on some indices of it.
 
         Indices of a split that was scored as a whole are taken from there, for the reason given in
         `score_position_on_dev`.
+
+        Args:
+            name: Name of the model, for messages.
         """
         items = self.task.items("test")
         if indices is None:
-            return self._load_or_score("test", position, "test", range(len(items)))
+            return self._load_or_score("test", position, "test", range(len(items)), name=name)
         whole = self.record.load_answers(
             "test", position, short_digest([dict(item) for item in items])
         )
         if whole is None:
-            return self._load_or_score("test", position, "test", indices)
+            return self._load_or_score("test", position, "test", indices, name=name)
         return [records_to_scores(whole)[i] for i in indices]
 
     def _load_or_score(
@@ -235,13 +242,14 @@ class FinalEvaluation:
         split: str,
         indices: Sequence[int],
         ask: ScoreFn | None = None,
+        name: str = "",
     ) -> list[Score]:
         """Return one position's scores, from the record if they are stored there."""
         items = [self.task.items(data_split(split))[index] for index in indices]
-        name = short_digest([dict(item) for item in items])
-        rows = self.record.load_answers(kind, position, name)
+        digest = short_digest([dict(item) for item in items])
+        rows = self.record.load_answers(kind, position, digest)
         if rows is None:
-            self.begin(kind, len(items))
+            self.begin(kind, len(items), name)
             rows = scores_to_records(items, (ask or self.ask)([position], split, indices)[0])
-            self.record.save_answers(kind, position, name, rows)
+            self.record.save_answers(kind, position, digest, rows)
         return records_to_scores(rows)

@@ -195,7 +195,10 @@ def _test_metrics(
     ending: FinalEvaluation, before: ParticleIndex, after: ParticleIndex
 ) -> dict[str, Any]:
     task = ending.metric_task
-    start, end = ending.test_scores(before), ending.test_scores(after)
+    start, end = (
+        ending.test_scores(index, name)
+        for index, name in zip((before, after), MODEL_LABELS, strict=True)
+    )
     gain = paired_gain(task, end, start)
     metrics: dict[str, Any] = {
         "starting_best_single_test_accuracy": task.utility(start),
@@ -227,17 +230,17 @@ def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) 
     elif name == "routes":
         position, dev = _best_expert_by_route(ending)
         found["position"] = position
-        scores = ending.score_position_on_test(position)
+        scores = ending.score_position_on_test(position, name=found["label"])
     elif name == "recipe":
         label, position, dev = _best_merge_or_expert(ending)
         found["label"] += f" ({label})"
         found["position"] = position
-        scores = ending.score_position_on_test(position)
+        scores = ending.score_position_on_test(position, name=found["label"])
     else:
         # Extra rows that are not the user's experts, such as noise, are not part of a soup.
         share = 0.0 if name == "base" else 1 / own_count
         position = [share * (row < own_count) for row in range(rows)] * groups
-        dev, scores = [], ending.score_position_on_test(position)
+        dev, scores = [], ending.score_position_on_test(position, name=found["label"])
     if dev:
         found["dev"] = utility_summary(task, dev)
     gain = paired_gain(task, ending.test_scores(after), scores)
@@ -260,7 +263,8 @@ def _test_forms(
     items, found = task.items("test"), []
     if "base" in baselines:
         position = [0.0] * len(state["experts"]) * len(state["groups"])
-        base = {BASELINE_LABELS["base"]: ending.score_position_on_test(position)}
+        label = BASELINE_LABELS["base"]
+        base = {label: ending.score_position_on_test(position, name=label)}
         # Unread answers are in the summary of each baseline.
         found += [one for one in find_form_mismatches(task, items, base) if one.get("contained")]
     if not any("cut" in one for one in state.get("answer_forms", ())):
@@ -307,7 +311,9 @@ def _best_expert_by_domain(
     test: dict[int, Score] = {}
     for domain, indices in group_items_by_domain(task.items("test")).items():
         position = ending.record.position_at((0, best.get(domain, overall)))
-        test |= dict(zip(indices, ending.score_position_on_test(position, indices), strict=True))
+        name = BASELINE_LABELS["experts"]
+        scores = ending.score_position_on_test(position, indices, name)
+        test |= dict(zip(indices, scores, strict=True))
     mine = [answers[best[item_domain(item)]][i] for i, item in enumerate(dev)]
     named = {domain: state["experts"][i] for domain, i in best.items()}
     return mine, [test[index] for index in sorted(test)], named
@@ -342,7 +348,8 @@ def _constraint_metrics(
             mine = _subtask_scores(ending, name, ending.test_scores(after))
             found[name]["test"] = utility_summary(part, mine)
             if base and front.base_index is not None:
-                theirs = _subtask_scores(ending, name, ending.test_scores(front.base_index))
+                base_scores = ending.test_scores(front.base_index, BASELINE_LABELS["base"])
+                theirs = _subtask_scores(ending, name, base_scores)
                 gain = paired_gain(part, mine, theirs)
                 found[name]["test_base"] = part.utility(theirs)
                 found[name]["test_gain"] = gain.difference
@@ -362,7 +369,7 @@ def _front_metrics(ending: FinalEvaluation, limit: int) -> list[dict[str, Any]]:
         one: dict[str, Any] = {"place": list(index)}
         for split, scores in (
             ("dev", ending.dev_scores(index)),
-            ("test", ending.test_scores(index)),
+            ("test", ending.test_scores(index, f"point {number} of the front")),
         ):
             one[f"{split}_parts"] = {
                 name: utility_summary(part, _subtask_scores(ending, name, scores))
@@ -401,7 +408,10 @@ def _ensemble_metrics(ending: FinalEvaluation, limit: int, test: bool) -> dict[s
         ],
     }
     if test:
-        voters = [ending.test_scores(member) for member in members[:size]]
+        voters = [
+            ending.test_scores(member, f"voter {number}")
+            for number, member in enumerate(members[:size], 1)
+        ]
         voted = majority_vote(task, task.items("test"), voters, weights[:size])
         metrics["ending_top-k_ensemble_test_accuracy"] = task.utility(voted)
         metrics |= _prefixed_summary("ending_top-k_ensemble_test", task, voted, task.items("test"))

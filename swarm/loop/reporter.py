@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -14,9 +15,10 @@ from rich.console import Console
 
 from swarm._util.files import private
 from swarm._util.secrets import clean
-from swarm._util.terminal import pluralize
+from swarm._util.terminal import format_duration, pluralize
 from swarm.executors import JobResult
-from swarm.loop.live_view import LiveView, SearchProgress
+from swarm.loop.live_view import LiveView, format_saved, format_seconds
+from swarm.loop.progress import SearchProgress
 from swarm.optimizers.gradient import DescentPlan
 from swarm.runs.lock import RunLock
 from swarm.runs.run_folder import RunRecord
@@ -87,6 +89,22 @@ def describe_descent(plan: DescentPlan) -> str:
     return f"{count}, {plan.steps} steps{each} of {plan.batch} items"
 
 
+def describe_cost(counts: Mapping[str, int], saved: Mapping[str, int]) -> str:
+    """Describe what a budget counts: "198 prompts, 126 gradients at 3 prompts each, in all 576".
+
+    Args:
+        counts: As returned by `swarm.runs.run_folder.RunRecord.count_prompts`.
+        saved: As in `SearchProgress`; answers from other searches are counted.
+    """
+    parts = [pluralize(counts["prompts_scored"], "prompt")]
+    if "prompt_equivalents" in counts:
+        parts.append(f"{counts['gradients_computed']} gradients at 3 prompts each")
+        parts.append(f"{counts['losses_computed']} losses at 1")
+        parts.append(f"in all {counts['prompt_equivalents']}")
+    free = format_saved({cause: n for cause, n in saved.items() if cause != "shared"})
+    return f"cost on dev: {', '.join(parts)}{f'; not counted: {free}' if free else ''}"
+
+
 log = logging.getLogger(__name__)
 
 LONG_PHASE_S = 10.0
@@ -121,6 +139,7 @@ class RunReporter:
         self._hold: RunLock | None = None
         self._phase: tuple[str, float] | None = None
         self._phase_seconds: dict[str, float] = {}
+        self._began, self._resumed = time.monotonic(), False
 
     def acquire_lock(self) -> None:
         """Lock the run's folder for this process, which writes its status there.
@@ -144,7 +163,8 @@ class RunReporter:
         if positions:
             each = " each" if positions > 1 else ""
             count = pluralize(positions, "position")
-            self._announce_phase(what, f"{what}: {count}, {items} items{each}")
+            about = self._format_estimate()
+            self._announce_phase(what, f"{what}: {count}, {items} items{each}{about}")
         self._update_lock_status()
 
     def on_gradients_start(self, iteration: int, plan: DescentPlan | None, examples: int) -> None:
@@ -160,12 +180,24 @@ class RunReporter:
         self._announce_phase("gradients", f"gradient steps: {size}")
         self._update_lock_status()
 
-    def on_final_evaluation_start(self, activity: str, items: int, to_come: int = 0) -> None:
-        """Report the evaluation of a model after the search, and how many follow at most."""
+    def on_final_evaluation_start(
+        self, kind: str, activity: str, items: int, to_come: int = 0
+    ) -> None:
+        """Report the evaluation of a model after the search.
+
+        Args:
+            kind: Evaluations of a kind take about equally long.
+            to_come: Number of items of those that follow, at most.
+        """
         rounds = len(self.record.iterations)
         self.progress.start_evaluation(activity, rounds, 1, items, to_come)
-        self._announce_phase(activity.partition(",")[0], f"{activity}: {items} items")
+        self._announce_phase(kind, f"{activity}, {items} items{self._format_estimate()}")
         self._update_lock_status()
+
+    def _format_estimate(self) -> str:
+        """Return the time that the evaluation will take; empty if unknown."""
+        seconds = self.progress.estimate_seconds(self.progress.total)
+        return "" if seconds is None else f", about {format_seconds(seconds)}"
 
     def _announce_phase(self, kind: str, line: str) -> None:
         """Print a line on the phase that begins, unless the last one of its kind was short."""
@@ -196,9 +228,12 @@ class RunReporter:
         Args:
             resumed: Whether the folder contained a search before.
             facts: `task`, `dev` (number of searched items), `kept` (number of held-out items),
-                `base` (substitute of the base model, if any), `notes` (further lines).
+                `base` (substitute of the base model, if any), `notes` (further lines),
+                `final_items` (maximum number of items to evaluate after the search).
         """
+        self.progress.final_items = facts.get("final_items", 0)
         finished = len(self.record.iterations)
+        self._resumed = resumed
         how = f"resumes after {finished} evaluated rounds" if resumed and finished else "begins"
         kept = f", {facts['kept']} more held out to confirm" if facts["kept"] else ""
         line = (
@@ -237,16 +272,18 @@ class RunReporter:
             self.progress.tokens,
         )
 
-    def print_warnings(self, lines: Sequence[str]) -> None:
-        """Print and log warnings about the answers."""
+    def print_warnings(self, lines: Sequence[str], brief: Sequence[str]) -> None:
+        """Log warnings about the answers, and print them in brief."""
         for line in lines:
             log.info(line)
-            self.view.print_line(line)
+        for line in brief:
+            self.view.print_once(line)
 
     def on_search_end(self, reason: str) -> None:
         """Report that no iteration follows."""
         log.info("search ends: %s", reason)
         self.view.print_line(f"search ends: {reason}")
+        self.view.print_line(describe_cost(self.record.count_prompts(), self.progress.saved))
 
     def on_run_end(self, metrics: dict[str, Any], groups: Sequence[str], saved: str) -> None:
         """Report the final metrics.
@@ -258,4 +295,15 @@ class RunReporter:
         """
         state = self.record.state
         self.view.print_summary(metrics, state["experts"], groups, state.get("too_long", ()))
-        self.view.print_line(f"best {saved}: {self.record.folder / 'global_best'}")
+        took = ""
+        if self._phase:  # this process has evaluated something
+            took = format_duration(time.monotonic() - self._began)
+            took = f" (after {took} {'since it was resumed' if self._resumed else 'in all'})"
+        folder = self.record.folder
+        self.view.print_line(f"best {saved}: {folder / 'global_best'}{took}")
+        path, target = (shlex.quote(one) for one in (str(folder), f"exported/{folder.name}"))
+        export = f", python -m swarm.export {path} to={target} (the {saved})"
+        self.view.print_line(
+            f"next: python -m swarm.report {path} (the result as a page)"
+            f"{export if saved != 'mixture' else ''}"
+        )

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ class Run:
         self._known = EvaluatedPositions(self.record)
         self._item_routes: np.ndarray | None = None
         self._derive_at = 0.0
-        self._tested = 0
+        self._tested: Counter[str] = Counter()
         self.differentiating: SupportsGradients | None = None
         self.notes: list[str] = []
         self._changed: list[str] = []
@@ -237,6 +238,7 @@ class Run:
                 "kept": len(self._kept),
                 "base": f"{self.model.path} as {base}" if base else None,
                 "notes": self.notes,
+                "final_items": self.max_tested_models() * self._test_items,
             },
         )
 
@@ -382,7 +384,9 @@ class Run:
         }
         if found := find_form_mismatches(self.task, items, answers):
             self.record.state["answer_forms"] = [{**one, "split": "dev"} for one in found]
-            self.reporter.print_warnings(format_form_warnings(found, "dev"))
+            self.reporter.print_warnings(
+                format_form_warnings(found, "dev"), format_form_warnings(found, "dev", brief=True)
+            )
 
     @property
     def precision(self) -> str | None:
@@ -542,17 +546,20 @@ class Run:
         voters = self.ensemble if getattr(metric_task(self.task), "votes", True) else 0
         return 2 + len(self.applicable_baselines()) + voters + front
 
-    def _start_evaluation(self, kind: str, items: int) -> None:
+    @property
+    def _test_items(self) -> int:
+        return len(self.task.items("test")) if self.test else 0
+
+    def _start_evaluation(self, kind: str, items: int, name: str) -> None:
         """Report the evaluation of a model of this kind (`FinalEvaluation`) after the search."""
         activity, to_come = FINAL_ACTIVITIES[kind], 0
-        if kind == "test" and items == len(self.task.items("test")):
-            self._tested += 1
-            limit = max(self._tested, self.max_tested_models())
-            activity, to_come = (
-                f"{activity}, model {self._tested} of at most {limit}",
-                limit - self._tested,
-            )
-        self.reporter.on_final_evaluation_start(activity, items, to_come)
+        if kind == "test":
+            self._tested[name] += items
+            number = list(self._tested).index(name) + 1
+            limit = max(len(self._tested), self.max_tested_models())
+            activity = f"{activity}: {name} ({number} of at most {limit})"
+            to_come = max(0, limit * self._test_items - self._tested.total())
+        self.reporter.on_final_evaluation_start(kind, activity, items, to_come)
 
     def _score_rebatched(self) -> ScoreFn:
         """Return a function that scores as the search does, without cache, in other batches."""
@@ -564,7 +571,7 @@ class Run:
 
 
 FINAL_ACTIVITIES = {
-    "test": "evaluating test",
+    "test": "test",
     "judged": "evaluating dev",
     "confirm": "evaluating held-out dev items",
     "again": "evaluating dev once more in other batches",

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from swarm._util.terminal import format_p
 from swarm.tasks.metrics import KIND_PREFIX
 from swarm.tasks.parsing import PARSER_MEANINGS
 
@@ -62,20 +63,32 @@ def describe_position(
     rows = np.reshape(np.asarray(position, dtype=np.float64), (len(groups), len(experts)))
     if len(rows) == 1 or len({tuple(row) for row in rows}) == 1:
         return _describe_coefficients(experts, rows[0])
-    routes, means = route_means(groups, position)
+    routes = describe_by_route(experts, position, groups)
     if len(routes) > 1:
-        described = (
-            f"{name}: {_describe_coefficients(experts, row, MAX_SHARES)}"
-            for name, row in zip(routes, means, strict=True)
-        )
+        described = "; ".join(f"{name}: {words}" for name, words in routes.items())
         each = len(groups) // len(routes)
-        return "; ".join(described) + (f" (means of {each} groups)" if each > 1 else "")
+        return described + (f" (means of {each} groups)" if each > 1 else "")
     if len(rows) <= 3:
         return "; ".join(
             f"{name}: {_describe_coefficients(experts, row)}"
             for name, row in zip(groups, rows, strict=True)
         )
     return f"{_describe_coefficients(experts, rows.mean(axis=0))} (mean of {len(rows)} groups)"
+
+
+def describe_by_route(
+    experts: Sequence[str], position: Sequence[float], groups: Sequence[str]
+) -> dict[str, str]:
+    """Describe a position by the largest shares of each route of prompts.
+
+    Returns:
+        Name of the route -> "1.00 rooms - 0.08 logic"; means where it has several groups.
+    """
+    routes, means = route_means(groups, position)
+    return {
+        name: _describe_coefficients(experts, row, MAX_SHARES)
+        for name, row in zip(routes, means, strict=True)
+    }
 
 
 def _describe_coefficients(
@@ -133,8 +146,8 @@ def compare_with_soup(metrics: Mapping[str, Any]) -> list[str]:
     """Compare the best found with the uniform soup on test: a short sentence, or none."""
     scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
     return [
-        f"Against the {one['label']}: {scale * one['gain']:+.3g}{unit} (p = {one['p_value']:.3g}; "
-        f"95 % interval {scale * one['gain_interval'][0]:+.3g} to "
+        f"Against the {one['label']}: {scale * one['gain']:+.3g}{unit} "
+        f"({format_p(one['p_value'])}; 95 % interval {scale * one['gain_interval'][0]:+.3g} to "
         f"{scale * one['gain_interval'][1]:+.3g})."
         for one in metrics.get("baselines", ())
         if one["name"] == "soup"
@@ -170,7 +183,7 @@ def describe_difference(
     chance = "is" if p < 0.05 else "is not"
     return (
         f"The {kind} of {scale * abs(gain):.3g}{unit} on {items} {of} {chance} distinguishable "
-        f"from chance (p = {p:.3g}; 95 % interval {low} to {high})."
+        f"from chance ({format_p(p)}; 95 % interval {low} to {high})."
     )
 
 
@@ -232,7 +245,7 @@ def _compare_with_baseline(
     sure = "" if found["p_value"] < 0.05 else "not "
     return (
         f"The {label} has {utility:.3f} on test: the {name} is {scale * abs(found['gain']):.3g}"
-        f"{unit} {side} it, {sure}distinguishable from chance (p = {found['p_value']:.3g}; "
+        f"{unit} {side} it, {sure}distinguishable from chance ({format_p(found['p_value'])}; "
         f"95 % interval {low} to {high})."
     )
 
@@ -285,15 +298,18 @@ def format_one_answer_warnings(
     return warnings
 
 
-def format_form_warnings(found: Sequence[Mapping[str, Any]], split: str) -> list[str]:
+def format_form_warnings(
+    found: Sequence[Mapping[str, Any]], split: str, brief: bool = False
+) -> list[str]:
     """Return a warning of cut answers, and for each domain in which they have another form.
 
     Args:
         found: Result of `swarm.tasks.metrics.find_form_mismatches`.
         split: The split of the answers.
+        brief: Without an example and long remedies, which the report has.
     """
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    warnings = [_format_cut_warning(one, split) for one in found if "cut" in one]
+    warnings = [_format_cut_warning(one, split, brief) for one in found if "cut" in one]
     for one in (one for one in found if "cut" not in one):
         key = one["domain"], one["parser"], one["choices"], one["contained"] > 0
         groups.setdefault(key, []).append(one)
@@ -309,6 +325,11 @@ def format_form_warnings(found: Sequence[Mapping[str, Any]], split: str) -> list
         what = "are empty or cannot be read"
         if contained:
             what = "contain the gold answer but do not match it"
+        if brief:
+            others = f" and {len(models) - 1} more" * (len(models) > 1)
+            words = f"Warning: {split} answers{where} {what} ({shares[0]}{others}); see the report."
+            warnings.append(words)
+            continue
         given = quote_answer(first["text"]) if first["text"] else "nothing"
         warnings.append(
             f"Warning: on the {first['items']} {split} items{where}, answers {what} ({listed}): "
@@ -318,23 +339,26 @@ def format_form_warnings(found: Sequence[Mapping[str, Any]], split: str) -> list
     return warnings
 
 
-def _format_cut_warning(one: Mapping[str, Any], split: str) -> str:
+def _format_cut_warning(one: Mapping[str, Any], split: str, brief: bool) -> str:
     """Return the warning of answers that end at the maximum number of tokens."""
     whose = "of each domain's best model" if one["several"] else f"of {one['model']}"
     ends = f"ends with {quote_answer(one['text'])}" if one["text"] else "writes nothing visible"
+    gold = quote_answer(one["gold"])
+    example = "" if brief else f": where {gold} is right, {one['model']} {ends}"
     return (
         f"Warning: {100 * one['cut']:.0f} % of the answers {whose} to the {one['items']} {split} "
-        f"items are cut at {one['limit']} tokens and wrong: where {quote_answer(one['gold'])} is "
-        f"right, {one['model']} {ends}. Allow longer answers: {one['key']}={4 * one['limit']}."
+        f"items are cut at {one['limit']} tokens and wrong{example}. Allow longer answers: "
+        f"{one['key']}={4 * one['limit']}."
     )
 
 
-def form_warnings(metrics: Mapping[str, Any]) -> list[str]:
+def form_warnings(metrics: Mapping[str, Any], brief: bool = False) -> list[str]:
     """Return the warnings on the form of the experts' dev answers, and of the base's on test."""
     found = metrics.get("answer_forms", ())
     return [
-        *format_form_warnings([one for one in found if one["split"] == "dev"], "dev"),
-        *format_form_warnings([one for one in found if one["split"] == "test"], "test"),
+        words
+        for split in ("dev", "test")
+        for words in format_form_warnings([f for f in found if f["split"] == split], split, brief)
     ]
 
 
@@ -475,16 +499,19 @@ def describe_constraint(part: str, one: Mapping[str, Any]) -> str:
     return f"{line}."
 
 
-def list_caveats(metrics: dict[str, Any], too_long: Sequence[str] = ()) -> list[str]:
+def list_caveats(
+    metrics: dict[str, Any], too_long: Sequence[str] = (), brief: bool = False
+) -> list[str]:
     """Return caveats on the numbers: changed items, constant answers, held-out items, and noise.
 
     Args:
         metrics: Result of `swarm.loop.final_metrics.final_metrics`; empty while a search runs.
         too_long: Lines on dropped or truncated items (`swarm.loop.prompt_stats.fit_to_context`).
+        brief: Shorter warnings, which refer to the report.
     """
     lines = [
         *(f"{line}." for line in too_long),
-        *form_warnings(metrics),
+        *form_warnings(metrics, brief),
         *one_answer_warnings(metrics),
         *unread_answers(metrics),
     ]

@@ -18,18 +18,20 @@ import pytest
 import searches
 from rich.console import Console
 
+from swarm._util.terminal import format_p, format_p_value
 from swarm.engine.gradient import Gradient
 from swarm.executors import JobResult
 from swarm.loop.evaluator import scores_to_records
 from swarm.loop.final_metrics import sum_scoring_costs
 from swarm.loop.live_view import (
     LiveView,
-    SearchProgress,
     draw_sparkline,
     render_particles,
     render_progress,
-    scoring_cost_line,
 )
+from swarm.loop.progress import SearchProgress
+from swarm.loop.reporter import describe_cost
+from swarm.loop.summary import position_lines, scoring_cost_line
 from swarm.runs.describe import conclude_test, describe_position
 from swarm.runs.run_folder import RunRecord
 from swarm.tasks.base import Score
@@ -175,7 +177,8 @@ def test_the_picture_says_what_is_saved_and_written() -> None:
     progress.writing = "new bests"
     text = render_progress(progress, 100, 20).plain
     # Put: 77 in each of 2 rounds; 15 saved by racing, 5 met before, 3 shared.
-    assert "saved 46 of 200 prompts (racing 30, known 10, shared 6)  writing new bests" in text
+    saved = "of 200 prompts: 30 stopped early, 10 answered before, 6 from other searches"
+    assert f"{saved}  writing new bests" in text
     assert "improved by 0.010 in iteration 1" in text
 
 
@@ -205,10 +208,65 @@ def test_the_time_left_is_that_of_the_last_iterations() -> None:
     clock += 0.1
     progress.end_iteration({"utilities": [0.5, 0.5], "prompts_scored": 0})
     assert progress.seconds_left() == 2 * 11
-    progress.start_evaluation("test", 3, 1, 100, to_come=2)
+    progress.start_evaluation("test", 3, 1, 100, to_come=200)
     clock += 5
     progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 50], prompts=50, tokens=500))
     assert progress.seconds_left() == 5 + 2 * 10 and progress.share == 1
+
+
+def test_the_time_left_includes_the_evaluation_on_test() -> None:
+    clock = 0.0
+    progress = SearchProgress(4, lambda: clock)
+    progress.final_items = 300
+    out = io.StringIO()
+    view = LiveView(progress, Console(file=out))
+    progress.start_evaluation("iteration 0: evaluating dev", 0, 2, 50)
+    clock += 10
+    progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 50] * 2, prompts=100, tokens=500))
+    progress.end_iteration({"utilities": [0.5, 0.5], "prompts_scored": 100})
+    view.print_iteration()
+    # Four iterations of 10 s, and 0.1 s for each item on test.
+    assert progress.seconds_left() == 4 * 10 + 300 * 0.1
+    assert "at most 1 min 10 s left with test" in out.getvalue()
+    progress.start_evaluation("test: best found (1 of at most 3)", 0, 1, 100, to_come=200)
+    assert progress.seconds_left() == 30, "the rate of the search, until there is another"
+    clock += 10
+    progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 50], prompts=50, tokens=500))
+    assert progress.seconds_left() == 10 + 200 * 0.2
+
+
+def test_a_long_evaluation_tells_how_far_it_is() -> None:
+    clock, out = 0.0, io.StringIO()
+    progress = SearchProgress(4, lambda: clock)
+    view = LiveView(progress, Console(file=out, width=100))
+    told = []
+    progress.start_evaluation("iteration 1: gradient steps", 1, 1, 400)
+    for second in range(200):
+        clock += 1
+        if second % 2:
+            progress.add_job_result(JobResult(0, [], 2, 0, Gradient(1.0, np.ones(2))))
+        view.report_progress()
+        if line := out.getvalue():
+            told.append(line.strip())
+            out.seek(0)
+            out.truncate()
+    assert told == [
+        "iteration 1: gradient steps: 20 of 400 items after 20 s, about 6 min 20 s more",
+        "iteration 1: gradient steps: 40 of 400 items after 40 s, about 6 min 00 s more",
+        "iteration 1: gradient steps: 80 of 400 items after 1 min 20 s, about 5 min 20 s more",
+        "iteration 1: gradient steps: 160 of 400 items after 2 min 40 s, about 4 min 00 s more",
+    ]
+    progress.start_evaluation("iteration 1: evaluating dev", 1, 1, 400)
+    clock += 19
+    view.report_progress()
+    assert not out.getvalue(), "a new evaluation"
+    clock += 1
+    view.report_progress()
+    assert out.getvalue() == "iteration 1: evaluating dev: 0 of 400 items after 20 s\n"
+    progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 400], prompts=400, tokens=500))
+    clock += 100
+    view.report_progress()
+    assert out.getvalue().count("\n") == 1, "nothing after its end"
 
 
 def test_under_a_budget_the_page_shows_its_share() -> None:
@@ -260,8 +318,8 @@ def test_what_an_iteration_says() -> None:
         progress.end_iteration({"utilities": [0.25, None, 0.5]})
         view.print_iteration()
     line = out.getvalue()
-    assert "best 0.500" in line and "0.250 to 0.500" in line and "prompts/s" in line
-    assert "at most" in line and "\x1b" not in line
+    assert "best 0.500" in line and "this iteration 0.250 to 0.500" in line and "prompts/s" in line
+    assert "at most" in line and "\x1b" not in line and len(line) <= 110
 
 
 def test_a_position_reads_as_a_sentence() -> None:
@@ -271,6 +329,43 @@ def test_a_position_reads_as_a_sentence() -> None:
         == "0.41 cot + 0.33 lima - 0.08 sharegpt"
     )
     assert describe_position(names, [-1.2, 0.0, 0.2, 0.0]) == "- 1.20 cot + 0.20 sharegpt"
+
+
+def test_the_best_of_many_kinds_of_prompts_takes_a_few_lines() -> None:
+    names, routes = ["cot", "lima"], [f"kind{number}" for number in range(16)]
+    groups = [f"{route} / {part}" for route in routes for part in ("mlp", "attention")]
+    position = np.repeat([[number / 10, 1.0] for number in range(16)], 2, axis=0).ravel().tolist()
+    lines = position_lines({"ending_best_position": position}, names, groups)
+    assert len(lines) == 8 and lines[0].startswith("best found = a model for each kind of prompt")
+    assert lines[1:3] == ["  kind0   1.00 lima", "  kind1   1.00 lima + 0.10 cot"]
+    assert lines[-1] == "  and 10 more, which the report lists"
+    metrics = {"ending_best_position": [0.5, 0.5] * 32, "ending_best_label": "uniform soup"}
+    assert position_lines(metrics, names, groups) == [
+        "best found = uniform soup: 0.50 cot + 0.50 lima"
+    ]
+
+
+def test_the_cost_says_what_the_budget_counts() -> None:
+    counts = {"prompts_scored": 198, "prompts_saved": 0}
+    assert describe_cost(counts, {"racing": 0, "known": 0, "shared": 6}) == (
+        "cost on dev: 198 prompts"
+    )
+    counts |= {"losses_computed": 22, "gradients_computed": 126, "prompt_equivalents": 598}
+    assert describe_cost(counts, {"racing": 0, "known": 18, "shared": 0}) == (
+        "cost on dev: 198 prompts, 126 gradients at 3 prompts each, 22 losses at 1, in all 598; "
+        "not counted: 18 answered before"
+    )
+
+
+def test_a_small_p_value_is_a_bound() -> None:
+    assert [format_p(p) for p in (1.6e-65, 0.00099, 0.001, 0.0123, 1.0)] == [
+        "p < .001",
+        "p < .001",
+        "p = 0.001",
+        "p = 0.0123",
+        "p = 1",
+    ]
+    assert format_p_value(1.6e-65) == "< .001"
 
 
 def judgement(text: str, cost: float) -> Score:

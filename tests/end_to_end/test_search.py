@@ -38,7 +38,11 @@ def test_it_says_what_came_of_it(done: tuple[Path, str]) -> None:
         r"distinguishable from chance \(p =|found nothing better", " ".join(output.split())
     )
     assert f"best adapter: {folder / 'global_best'}" in output
-    assert re.search(r"^evaluating test, model 1 of at most \d+: \d+ items$", output, re.M)
+    named = r"^test: best initial expert \(1 of at most \d+\), 16 items, about [\d.]+ s$"
+    assert re.search(named, output, re.M)
+    assert re.search(r"^cost on dev: \d+ prompts", output, re.M)
+    assert re.search(r"^best adapter: \S+ \(after [\d.]+ s in all\)$", output, re.M)
+    assert output.splitlines()[-1].startswith(f"next: python -m swarm.report {folder} (")
     assert "\x1b[" not in output, "colours where there is no terminal"
 
 

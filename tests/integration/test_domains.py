@@ -260,6 +260,11 @@ def test_answers_in_another_form_are_warned_of(tmp_path: Path) -> None:
     assert 'where "word0" is right, sentences gives "The answer is word0."' in sentence
     assert "contain the gold answer but do not match it (sentences 100 %)" in sentence
     assert "task.parser is whole and may be anchored" in sentence
+    brief, _ = format_form_warnings([*found.values()], "dev", brief=True)
+    assert brief == (
+        "Warning: dev answers contain the gold answer but do not match it (sentences 100 %); "
+        "see the report."
+    )
     assert "are empty or cannot be read (silent 60 %)" in silent and "gives nothing" in silent
     # The original's parser accepts the gold answer anywhere.
     loose = ExactMatch("forms", path, parser="original")
@@ -337,11 +342,14 @@ def test_a_search_warns_of_cut_answers(tmp_path: Path, tiny_llama: Path, tiny_po
     words = [word for word in words if not word.startswith(("task=", "task.scoring"))]
     done = searches.run([*words, "task=nlgraph_mini"])
     assert done.returncode == 0, done.stderr
-    start, end = done.stdout.split("iteration   0", 1)
-    for shown in (start, end):
-        shown = " ".join(shown.split())
-        assert "dev items are cut at 4 tokens and wrong: where" in shown
-        assert "Allow longer answers: task.max_new_tokens=16." in shown
+    start, end = (" ".join(part.split()) for part in done.stdout.split("iteration   0", 1))
+    warning = (
+        "dev items are cut at 4 tokens and wrong. Allow longer answers: task.max_new_tokens=16."
+    )
+    assert warning in start
+    assert "are cut at" not in end, "printed once"
+    again = " ".join(searches.run([*words, "task=nlgraph_mini"]).stdout.split())
+    assert warning in again, "also when shown again"
     report = build_report(tmp_path / "search" / "run")
     assert any("are cut at 4 tokens" in words for words in report.warnings)
     page = [*load_run_series(tmp_path / "search" / "run").sentences]
@@ -377,9 +385,11 @@ def test_a_search_warns_of_the_form_of_answers(
     assert done.returncode == 0, done.stderr
     start, end = done.stdout.split("iteration   0", 1)
     warning = "answers are empty or cannot be read"
-    assert warning in start and warning in end and "Unread answers on test" in end
+    assert f"Warning: dev {warning} (" in start and "; see the report." in start
+    assert warning not in end and "Unread answers on test" in end
+    assert "where " not in start and "task.scoring=logits" not in start
     report = build_report(tmp_path / "search" / "run")
-    assert any(warning in words for words in report.warnings)
+    assert any(warning in words and "task.scoring=logits" in words for words in report.warnings)
 
 
 def test_unread_answers_of_a_baseline_are_mentioned() -> None:

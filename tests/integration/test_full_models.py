@@ -443,7 +443,9 @@ def test_a_search_saves_the_best_as_a_model(
     first = state["rounds"][0]
     assert np.array_equal(np.array(first["positions"])[:3], np.eye(3))
     assert len({u for entry in state["rounds"] for u in entry["utilities"]}) > 2
-    assert result.stdout.splitlines()[-1] == f"best model: {folder / 'global_best'}"
+    last, following = result.stdout.splitlines()[-2:]
+    assert last.startswith(f"best model: {folder / 'global_best'} (after ")
+    assert following.endswith(f"python -m swarm.export {folder} to=exported/run (the model)")
     task = MultipleChoice("tiny", str(place / "tiny.json"), scoring="logits")
     best = folder / "global_best"
     engine = HFEngine("swap")

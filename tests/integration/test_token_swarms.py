@@ -361,7 +361,9 @@ def test_a_search_finds_at_least_the_best_model(
     assert metrics["starting_best_validation_utility"] == max(first["utilities"][:3])
     assert metrics["ending_best_validation_utility"] >= max(first["utilities"][:3])
     assert len({u for entry in state["rounds"] for u in entry["utilities"]}) > 2
-    assert result.stdout.splitlines()[-1] == f"best mixture: {folder / 'global_best'}"
+    last, following = result.stdout.splitlines()[-2:]
+    assert last.startswith(f"best mixture: {folder / 'global_best'} (after ")
+    assert following == f"next: python -m swarm.report {folder} (the result as a page)"
 
 
 def test_the_saved_mixture_answers_as_it_was_evaluated(

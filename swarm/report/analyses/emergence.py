@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm._util.terminal import format_share, format_span, format_table
+from swarm._util.terminal import format_p, format_share, format_span, format_table
 from swarm.runs.run_reader import RunFolder
 from swarm.stats.significance import PairedTest, mean_interval, paired_test
 
@@ -185,7 +185,7 @@ def _format_best_alone(found: dict[str, Any]) -> list[str]:
             chosen = ", on which it was chosen" if split == "dev" else ""
             lines.append(
                 f"- {split}{chosen}: {one['gained']} items won, {one['lost']} lost of "
-                f"{paired.n}, p = {paired.p:.3g}"
+                f"{paired.n}, {format_p(paired.p)}"
             )
     if "test" not in found:
         lines.append("- test: not evaluated")

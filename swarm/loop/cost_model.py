@@ -161,6 +161,16 @@ Rounded: 1.6 ms (8B) and 2.4 ms (1B) of a step with ten rows.
 GRAPH_SECONDS = 3.6e-4
 """Seconds per layer of a step that is replayed as a CUDA graph, beside its memory traffic."""
 
+GRADIENT_PASSES = 2.2
+"""Seconds of a gradient per second of its forward pass (SmolLM2 on a CPU, docs/scaling.md).
+
+The base is frozen, so the backward pass computes derivatives by activations alone, in as many
+products as the forward. A budget counts three, as with derivatives by weights.
+"""
+
+GRADIENT_LAUNCHES = 2.5
+"""Kernel launches of a forward with a graph of derivatives, per launch of one without (H100)."""
+
 USABLE_MEMORY = 0.9
 """Usable share of device memory; the rest is for the context, fragmentation and single layers."""
 
@@ -355,6 +365,22 @@ def estimate_job_seconds(
     mixing += 2 * search.adapted * search.item_bytes if search.plan == "merged" else 0
     reading = sum(prefill for prefill, _ in seconds) + mixing / device.bandwidth
     return turns * reading, turns * sum(decode for _, decode in seconds)
+
+
+def estimate_gradient_seconds(
+    model: ModelShape, search: SearchWorkload, device: DeviceSpec, examples: int, tokens: float
+) -> float:
+    """Estimate the seconds of the gradient of a position on a batch of examples.
+
+    Args:
+        examples: Number of examples, of which one batch consists.
+        tokens: Mean number of tokens that an example reads.
+    """
+    slower = replace(device, launch=GRADIENT_LAUNCHES * device.launch)
+    batch = replace(search, plan="stacked", prompt=tokens)
+    forward, _ = estimate_batch_seconds(model, batch, slower, 1, examples)
+    mixing = search.experts * search.adapter * 4 / device.bandwidth
+    return GRADIENT_PASSES * forward + mixing
 
 
 def list_job_sizes(search: SearchWorkload, positions: int, items: int) -> list[tuple[int, int]]:

@@ -320,9 +320,10 @@ def _describe_costs(
     own_way = _build_workload(run, pool, config, metric_prompts, items, bool(gpus), size)
     own_way = cost.fit_cache(replace(own_way, plan=search.plan), model, device)
     costs = format_costs(model, search, device, workers)
-    if gradients := _gradient_seconds(run, model, search, device, workers, items):
+    gradients = _gradient_seconds(run, model, search, prompts, device, workers, items)
+    if gradients:
         costs["time"] += f", gradients {format_duration(gradients)}"
-    seconds = _total_seconds(run, model, search, own_way, device, workers, items)
+    seconds = gradients + _total_seconds(run, model, search, own_way, device, workers)
     total = SearchCost(work, seconds, f"{workers} x {device.name}")
     memory = sum(cost.estimate_memory(model, search).values())
     judging = " without judging" if _describe_judging(run) else ""
@@ -335,7 +336,7 @@ def _describe_costs(
         f"{format_amount(model.linear_weights)} of them in linear layers",
         "device": f"{workers} x {device.name}: {format_amount(device.flops, 'FLOP/s')}, "
         f"{format_amount(device.bandwidth, 'B/s')} a worker{nodes}"
-        f"{_suggest_settings(gpus, workers, size, cost.estimate_memory(model, search))}",
+        f"{_suggest_settings(run, gpus, workers, size, memory, items)}",
         "plan": f"{search.plan}: {reason}",
         **costs,
         **_describe_finalist_scoring(run, model, own_way, device, workers),
@@ -358,13 +359,11 @@ def _total_seconds(
     own_way: SearchWorkload,
     device: DeviceSpec,
     workers: int,
-    items: int,
 ) -> float:
-    """Return the seconds of a search and its test, an upper bound."""
+    """Return the seconds of a search without gradients, and of its test, an upper bound."""
     seconds = search.rounds * cost.estimate_total_seconds(
         model, search, device, workers, search.particles, search.items
     )
-    seconds += _gradient_seconds(run, model, search, device, workers, items)
     seconds += _choice_seconds(run, model, own_way, device, workers)
     seconds += _test_seconds(run, model, own_way, device, workers)
     if recipes := _count_recipes(run):
@@ -377,19 +376,24 @@ def _gradient_seconds(
     run: Run,
     model: ModelShape,
     search: SearchWorkload,
+    prompts: PromptStats,
     device: DeviceSpec,
     workers: int,
     items: int,
 ) -> float:
-    """Estimate the seconds of all gradients, at three times the reading of their prompts."""
+    """Estimate the seconds of all gradients and of the losses without."""
     plan = plan_search(run, items)
     if plan.descent is None:
         return 0.0
     batch = max(1, min(plan.descent.batch, run.job.examples))
-    reading, _ = cost.estimate_batch_seconds(model, search, device, 1, batch)
-    mixing = search.experts * search.adapter * 4 / device.bandwidth
-    together = min(workers, plan.descent.particles)
-    return plan.gradient_cost / batch * (reading + mixing) / together
+    one = cost.estimate_gradient_seconds(model, search, device, batch, prompts.gold) / batch
+    together = min(workers, _count_gradient_jobs(plan.descent, run.job.examples))
+    return one * (plan.gradients + plan.losses / cost.GRADIENT_PASSES) / together
+
+
+def _count_gradient_jobs(descent: DescentPlan, examples: int) -> int:
+    """Return the number of jobs of a gradient step, which workers do at the same time."""
+    return descent.particles * -(-descent.batch // max(1, examples))
 
 
 def _count_workers(config: Mapping[str, Any]) -> int:
@@ -398,20 +402,26 @@ def _count_workers(config: Mapping[str, Any]) -> int:
 
 
 def _suggest_settings(
-    gpus: Sequence[int], workers: int, size: int, memory: Mapping[str, float]
+    run: Run, gpus: Sequence[int], workers: int, size: int, memory: float, items: int
 ) -> str:
     """Suggest what makes a search quicker on a CPU; empty if nothing does, and on GPUs.
 
     Small batches hardly use a second thread, so the cores are better divided among workers.
     """
+    if gpus:
+        return ""
     words, cores = [], os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    fitting = int(available_memory_bytes() // (2 * sum(memory.values())))
-    most = min(cores, MAX_SUGGESTED_WORKERS, fitting)
-    if not gpus and workers == 1 < most:
+    most = min(cores, MAX_SUGGESTED_WORKERS, int(available_memory_bytes() // (2 * memory)))
+    if workers == 1 < most:
         words.append(f"executor=processes executor.workers={most} (each with this memory)")
-    if not gpus and size == 4 and has_bfloat16_instructions():
+        workers = most
+    descent = plan_search(run, items).descent
+    if descent and _count_gradient_jobs(descent, run.job.examples) < workers:
+        # On a GPU, launches would take as long for fewer examples.
+        words.append(f"job.examples={-(-descent.particles * descent.batch // workers)}")
+    if size == 4 and has_bfloat16_instructions():
         words.append("model.dtype=bfloat16")
     return f"; usually quicker: {', '.join(words)}" if words else ""
 

@@ -9,6 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 from swarm.engine.base_model import BaseModel, quiet_transformers
@@ -53,11 +55,14 @@ class PromptStats:
         tokens: Prompt tokens of each request, of all rounds of `Task.run`.
         new: Maximum number of tokens of an answer.
         method: Description of how tokens were counted.
+        gold: Mean number of tokens that the gradient of an item reads: its prompt and gold answers;
+            0 without gold answers.
     """
 
     tokens: list[int]
     new: int
     method: str
+    gold: float = 0.0
 
 
 class TokenCounter:
@@ -272,19 +277,24 @@ def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
     first, later = collect_requests(task)
     each = [*first, *later]
     new = max(request.max_new_tokens for request in each)
-    empty = "; later rounds are counted with empty answers" if later else ""
-    if tokenizer:
-        tokens = [count_tokens_read(tokenizer, request) for request in each]
-        return PromptStats(tokens, new, f"counted by the base's tokenizer{empty}")
-    texts = (
-        r.prompt if isinstance(r.prompt, str) else "".join(turn.content for turn in r.prompt)
-        for r in each
-    )
-    how = (
-        f"estimated at {CHARACTERS_PER_TOKEN} characters per token, as the base is not on this disk"
-        f"{empty}"
-    )
-    return PromptStats([-(-len(text) // CHARACTERS_PER_TOKEN) for text in texts], new, how)
+    method = "counted by the base's tokenizer"
+    if not tokenizer:
+        method = f"estimated at {CHARACTERS_PER_TOKEN} characters per token, "
+        method += "as the base is not on this disk"
+    method += "; later rounds are counted with empty answers" if later else ""
+    count = partial(count_tokens_read, tokenizer) if tokenizer else _estimate_tokens
+    gold = 0.0
+    if isinstance(task, HasGoldAnswers) and gold_answers_error(task) is None:
+        examples = task.gold_examples(task.items("dev"))
+        gold = fmean(count(Request(one.prompt, 0, one.choices)) + one.final for one in examples)
+    return PromptStats([count(request) for request in each], new, method, gold)
+
+
+def _estimate_tokens(request: Request) -> int:
+    """Estimate what `count_tokens_read` counts, without a tokenizer."""
+    prompt = request.prompt
+    text = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
+    return sum(-(-len(part) // CHARACTERS_PER_TOKEN) for part in (text, *request.choices))
 
 
 def collect_requests(task: Task, rounds: int = MAX_ROUNDS) -> tuple[list[Request], list[Request]]:

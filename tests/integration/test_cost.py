@@ -19,7 +19,9 @@ from task_items import write
 from swarm.errors import UserError
 from swarm.loop import cost_model
 from swarm.loop import cost_model as speed
-from swarm.loop.cost_model import H200, ModelShape, SearchWorkload, read_model_shape
+from swarm.loop.cost_model import H200, DeviceSpec, ModelShape, SearchWorkload, read_model_shape
+from swarm.loop.prompt_stats import count_prompt_tokens
+from swarm.tasks.exact_match import ExactMatch
 
 QWEN_7B = ModelShape(3584, 28, 28, 4, 128, 18944, 152064, tied=False)
 LLAMA_8B = ModelShape(4096, 32, 32, 8, 128, 14336, 128256, tied=False)
@@ -207,6 +209,36 @@ def test_a_dry_run_suggests_workers_for_idle_cores(command: list[str]) -> None:
     assert suggested in searches.run([*command, "dry_run=true"]).stdout
     two = [*command, "executor=processes", "executor.workers=2", "dry_run=true"]
     assert suggested not in searches.run(two).stdout
+
+
+def test_a_gradient_takes_a_little_over_two_forward_passes() -> None:
+    """On a GPU, one of few tokens takes as long as its launches (H100: 0.21 s for 32 x 150)."""
+    model, search = (
+        ModelShape(2048, 16, 32, 8, 64, 8192, 128256, tied=True),
+        of(QWEN_7B, prompt=150),
+    )
+    processor = DeviceSpec("CPU", 1e11, 1e10, 1 << 35, 0.7, 0, 0, None)
+    forward, _ = cost_model.estimate_batch_seconds(model, search, processor, 1, 8)
+    found = cost_model.estimate_gradient_seconds(model, search, processor, 8, 150)
+    assert 2 * forward < found < 2.5 * forward
+    few = cost_model.estimate_gradient_seconds(model, search, H200, 4, 150)
+    assert few == cost_model.estimate_gradient_seconds(model, search, H200, 8, 150)
+    assert 0.15 < few < 0.25
+
+
+def test_tokens_of_a_gradient_are_those_of_prompts_and_gold_answers(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    items = [{"id": 0, "question": "the answer is", "answer": "true or no"}]
+    task = ExactMatch("tiny", str(write(tmp_path / "tiny.json", {"dev": items, "test": items})))
+    counted = count_prompt_tokens(task, tokenizer)
+    (example,) = task.gold_examples(task.items("dev"))
+    answer = len(tokenizer(example.choices[0], add_special_tokens=False).input_ids)
+    assert counted.gold == counted.tokens[0] + answer + example.final - 1
+    assert count_prompt_tokens(task, None).gold > 0
 
 
 def test_a_dry_run_counts_all_rounds_of_a_play(command: list[str], tmp_path: Path) -> None:

@@ -473,6 +473,9 @@ def test_a_search_descends_within_its_budget(
     assert f"for at most {12 * positions} prompts on dev and gradients at the cost of" in plan
     assert f"at most {positions} positions evaluated on dev (5 at the start, then 1 an" in plan
     assert f"before at most {len(descents)} iterations: 1 position, 3 steps of 4 items" in plan
+    workers = [*words, "executor=processes", "executor.workers=2", "dry_run=true"]
+    assert "usually quicker: job.examples=2" in searches.run(workers).stdout
+    assert "job.examples" not in searches.run([*workers, "job.examples=2"]).stdout
     before, after = (np.array(r["positions"][4]) for r in (rounds[0], rounds[-1]))
     moved = [
         not np.array_equal(a, b)

@@ -39,6 +39,7 @@ run compare --count 1000 --cached 1000 --latency 0 --repeats 1
 run iteration --particles 4 --items 16 --repeats 1 --cases plain
 run update --repeats 1
 run batching --rows 4,10 --particles 4 --repeats 1
+run gradient --steps 2 --repeats 1
 run precision --items 16 --positions 3 --compared 3 --out "$work/precision.json"
 run workers --items 8 --repeats 1
 run voices --new 10 --repeats 1

@@ -22,6 +22,7 @@ SMALLEST = {
         "example",
     ],
     "batching.py": ["--rows", "2,3", "--particles", "2", "--repeats", "1"],
+    "gradient.py": ["--steps", "1", "--repeats", "1"],
     "journal.py": ["--iterations", "12", "--particles", "5"],
     "startup.py": ["--repeats", "1"],
     "token_swarms.py": ["--items", "3", "--particles", "2", "--repeats", "1"],

@@ -40,7 +40,11 @@ run iteration --particles 4 --items 16 --repeats 1 --cases plain
 run update --repeats 1
 run batching --rows 4,10 --particles 4 --repeats 1
 run gradient --steps 2 --repeats 1
-run precision --items 16 --positions 3 --compared 3 --out "$work/precision.json"
+if "$python" -c 'from swarm.engine.base_model import has_bfloat16_instructions as has; exit(not has())'; then
+  run precision --items 16 --positions 3 --compared 3 --out "$work/precision.json"
+elif [[ -z ${ONLY:-} ]]; then
+  printf '| `precision` | not run: the processor has no bfloat16 instructions |\n' >>"$work/table"
+fi
 run workers --items 8 --repeats 1
 run voices --new 10 --repeats 1
 run journal --iterations 200

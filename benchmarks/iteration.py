@@ -1,7 +1,7 @@
 """A whole iteration: the reference procedure against this project, on the same particles and items.
 
     python benchmarks/iteration.py [--particles 8] [--items 32] [--repeats 2] [--cases short,...]
-                                   [--dtypes float32,bfloat16]
+                                   [--dtypes float32,...]
 
 Three cases: short questions, questions of 80 tokens, and these behind an in-context example, as
 Knowledge Crosswords has one. A CPU is busy reading prompts: what counts is what need not be read.
@@ -10,7 +10,8 @@ The reference procedure is re-created from its description (docs/decisions.md): 
 process a phase, the base loaded anew for every particle, batches of 10, ten new tokens without
 early stop, and five disk merges a particle. Unlike the original its padding is masked here, so that
 its answers can be compared. Both read answers by the same parser; in float32 they have to agree.
-Each of the two runs in every data type, in the same rounds.
+Each of the two runs in every data type, in the same rounds: by default float32, and bfloat16 where
+the processor has its instructions.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from batching import default_base
 from timing import interleaved, machine
 from update import disk_step, lay_out
 
-from swarm.engine.base_model import BaseModel
+from swarm.engine.base_model import BaseModel, has_bfloat16_instructions
 from swarm.engine.hf import HFEngine
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.pool.pool import Pool
@@ -99,7 +100,8 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--cases", default="short,plain,example")
-    parser.add_argument("--dtypes", default="float32,bfloat16")
+    fast = has_bfloat16_instructions()
+    parser.add_argument("--dtypes", default="float32,bfloat16" if fast else "float32")
     options = parser.parse_args()
     base = BaseModel(options.model) if options.model else default_base()
     pool = Pool(options.pool).open()

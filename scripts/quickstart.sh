@@ -2,7 +2,7 @@
 # The main job on this machine, set-up included: installs the project into .venv, fetches the base
 # model, and searches nine small experts of one skill each for one model that has all nine.
 # On two cores that multiply bfloat16 a search for one adapter took 2 min 37 s; with AVX2 only, in
-# float32, the search and its comparison on test took 18 min 40 s. A second run skips finished steps. Arguments go to the search.
+# float32, the search and its comparison on test took 15 min 16 s. A second run skips finished steps. Arguments go to the search.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/install.sh
@@ -17,5 +17,5 @@ fi
 if [[ " $* " != *" gpus="* && " $* " != *" executor"* && $(nproc 2>/dev/null || echo 2) -gt 1 ]]; then
     set -- executor=processes executor.workers=2 "$@"
 fi
-echo "searching: on two cores about three minutes with bfloat16 instructions, ten with AVX-512, twenty without ..."
+echo "searching: on two cores about three minutes with bfloat16 instructions, ten with AVX-512, fifteen without ..."
 exec "$python" -m swarm.search task=skills experiment=quickstart name=quickstart "$@"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm._util.terminal import format_p
+from swarm._util.terminal import format_p, pluralize
 from swarm.tasks.metrics import KIND_PREFIX
 from swarm.tasks.parsing import PARSER_MEANINGS
 
@@ -326,9 +326,11 @@ def format_form_warnings(
         if contained:
             what = "contain the gold answer but do not match it"
         if brief:
-            others = f" and {len(models) - 1} more" * (len(models) > 1)
-            words = f"Warning: {split} answers{where} {what} ({shares[0]}{others}); see the report."
-            warnings.append(words)
+            share = first["contained" if contained else "unread"]
+            whose = f"{100 * share:.0f} % of those of {first['model']}"
+            others = f", and some of {pluralize(len(models) - 1, 'more model')}"
+            words = f"({whose}{others * (len(models) > 1)}); see the report."
+            warnings.append(f"Warning: {split} answers{where} {what} {words}")
             continue
         given = quote_answer(first["text"]) if first["text"] else "nothing"
         warnings.append(

@@ -262,8 +262,8 @@ def test_answers_in_another_form_are_warned_of(tmp_path: Path) -> None:
     assert "task.parser is whole and may be anchored" in sentence
     brief, _ = format_form_warnings([*found.values()], "dev", brief=True)
     assert brief == (
-        "Warning: dev answers contain the gold answer but do not match it (sentences 100 %); "
-        "see the report."
+        "Warning: dev answers contain the gold answer but do not match it "
+        "(100 % of those of sentences); see the report."
     )
     assert "are empty or cannot be read (silent 60 %)" in silent and "gives nothing" in silent
     # The original's parser accepts the gold answer anywhere.

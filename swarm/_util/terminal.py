@@ -41,12 +41,12 @@ def format_interval(value: float, ends: Sequence[float] | None) -> str:
 
 
 def format_p_value(p: float) -> str:
-    """Format a p-value for a table: three digits, and "< .001" below."""
-    return "< .001" if p < 0.001 else f"{p:.3g}"
+    """Format a p-value for a table: three digits, and "< 0.001" below."""
+    return "< 0.001" if p < 0.001 else f"{p:.3g}"
 
 
 def format_p(p: float) -> str:
-    """Format a p-value for a sentence: "p = 0.0123", "p < .001"."""
+    """Format a p-value for a sentence: "p = 0.0123", "p < 0.001"."""
     words = format_p_value(p)
     return f"p {words}" if words.startswith("<") else f"p = {words}"
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from swarm.engine.batched_lora import BatchedLoraLinear, Routing
 from swarm.engine.decode import can_share_prefix
 from swarm.errors import NotFinite
 from swarm.models.base import Example, prompt_text
@@ -36,8 +37,8 @@ LINE_TOKENS = 128
 """Least number of tokens of a line of several rows."""
 
 ATTENTION_TOKENS = 4096
-"""Length of a line at which attention costs as much as all else (SmolLM2-135M on a CPU, by what was
-measured at 200)."""
+"""Length of a line at which attention costs as much as all else (SmolLM2-135M on a CPU; this is
+extrapolated from 200 tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class ExampleBatch:
     Attributes:
         predicting: Positions in the flattened batch whose logits are computed.
         routes: Route of each line, or of each token if a line has several rows.
+        shares_lines: Whether a line has several rows.
         needs_mask: Whether tokens do not attend to all that precede them in their line.
     """
 
@@ -150,10 +152,11 @@ class ExampleBatch:
         self.predicting = sorted(set(where))
         index = {place: i for i, place in enumerate(self.predicting)}
         self.target = [index[place] for place in where]
-        several = len(self.ids) < len(rows)
+        self.shares_lines = len(self.ids) < len(rows)
         # Padding, row -1, takes the last row's.
-        self.routes = [routes[row] for row in self.rows.flatten()] if several else routes
-        self.needs_mask = several or any(len(row) > 2 for row in rows)
+        tokens = [routes[row] for row in self.rows.flatten()]
+        self.routes = tokens if self.shares_lines else routes
+        self.needs_mask = self.shares_lines or any(len(row) > 2 for row in rows)
 
     def _lay_out(
         self, rows: Sequence[tuple[tuple[int, ...], ...]], line: int, pad: int
@@ -186,21 +189,15 @@ class ExampleBatch:
         rows, parts = (torch.tensor(each, device=device) for each in (self.rows, self.parts))
         mask = _mask_others(rows, parts, model.dtype) if self.needs_mask else (rows >= 0).long()
         chosen = torch.tensor(self.predicting, device=device)
-        hook = model.get_output_embeddings().register_forward_pre_hook(
-            lambda _, states: (states[0].flatten(0, 1)[chosen][None],)
-        )
-        try:
+        with _select_states(model.get_output_embeddings(), chosen):
             out = model(
                 input_ids=torch.tensor(self.ids, device=device),
                 attention_mask=mask,
                 position_ids=torch.tensor(self.positions, device=device),
                 use_cache=False,
             )
-        finally:
-            hook.remove()
-        logits: torch.Tensor = out.logits
-        assert logits.shape[:2] == (1, len(chosen)), "the model does not call its output embeddings"
-        return logits[0]
+        logits: torch.Tensor = out.logits.flatten(0, 1)
+        return logits if len(logits) == len(chosen) else logits[chosen]
 
     def compute_loss(self, model: Any) -> torch.Tensor:
         """Return the sum of the examples' weighted losses, float32."""
@@ -240,6 +237,24 @@ class ExampleBatch:
                 loss = mine.logsumexp(0) - mine[example.gold]
             total, first = total + example.weight * loss, first + size
         return total
+
+
+@contextmanager
+def _select_states(head: Any, chosen: torch.Tensor) -> Iterator[None]:
+    """Compute the logits at the chosen positions of the flattened batch alone, inside the block.
+
+    An adapted head computes all, as it needs to know the particle of each position.
+    """
+    if head is None or isinstance(head, BatchedLoraLinear):
+        yield
+        return
+    hook = head.register_forward_pre_hook(
+        lambda _, states: (states[0].flatten(0, 1)[chosen][None],)
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _mask_others(rows: torch.Tensor, parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -304,7 +319,11 @@ def compute_loss_and_gradient(
         with torch.set_grad_enabled(slope), checkpoint_activations(model, checkpointing and slope):
             for batch in batches:
                 # Attach again for each batch: a backward pass frees the graph of the coefficients.
-                stack.attach_positions(leaf if len(leaf) == 1 else leaf[batch.routes])
+                by_line = len(leaf) > 1 and not batch.shares_lines
+                stack.attach_positions(leaf[batch.routes] if by_line else leaf)
+                by_token = len(leaf) > 1 and batch.shares_lines
+                routing = Routing.of_rows(batch.routes, len(leaf), model.device)
+                stack.route_rows(routing if by_token else None)
                 loss = batch.compute_loss(model)
                 if not math.isfinite(value := loss.item()):
                     raise NotFinite(
@@ -315,6 +334,7 @@ def compute_loss_and_gradient(
                 total += Gradient(value, np.zeros(position.size))
     finally:
         stack.clear_positions()
+        stack.route_rows(None)
     if leaf.grad is None:
         return total
     return Gradient(total.loss, leaf.grad.flatten().double().cpu().numpy())

@@ -285,9 +285,9 @@ class HFEngine:
                 )
             except torch.OutOfMemoryError:
                 if self._decoder or self.checkpointing or not slope:
-                    self._reduce_batch(len(rows), max(one.row_length(False) for one in rows))
+                    read = sum(len(one.rows(packed=False)) for one in rows)
+                    self._reduce_batch(read, max(one.row_length(False) for one in rows))
                     continue
-                # Costs one more forward pass, and needs memory for one layer instead of all.
                 log.warning("out of memory: activations are recomputed (engine.checkpointing)")
                 self.checkpointing = True
                 torch.cuda.empty_cache()

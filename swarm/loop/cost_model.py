@@ -161,15 +161,15 @@ Rounded: 1.6 ms (8B) and 2.4 ms (1B) of a step with ten rows.
 GRAPH_SECONDS = 3.6e-4
 """Seconds per layer of a step that is replayed as a CUDA graph, beside its memory traffic."""
 
-GRADIENT_PASSES = 2.2
-"""Seconds of a gradient per second of its forward pass (SmolLM2 on a CPU, docs/scaling.md).
+GRADIENT_PASSES = 2.1
+"""Seconds of a gradient per second of its loss (SmolLM2 on a CPU, docs/benchmarks.md).
 
 The base is frozen, so the backward pass computes derivatives by activations alone, in as many
 products as the forward. A budget counts three, as with derivatives by weights.
 """
 
-GRADIENT_LAUNCHES = 2.5
-"""Kernel launches of a forward with a graph of derivatives, per launch of one without (H100)."""
+GRADIENT_LAUNCHES = 3
+"""Kernel launches in a pass of a gradient per launch of a forward (one measurement on an H100)."""
 
 USABLE_MEMORY = 0.9
 """Usable share of device memory; the rest is for the context, fragmentation and single layers."""

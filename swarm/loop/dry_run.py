@@ -18,7 +18,12 @@ from swarm.loop import cost_model as cost
 from swarm.loop.cost_model import DeviceSpec, ModelShape, SearchWorkload, read_model_shape
 from swarm.loop.evaluator import AGREEMENT
 from swarm.loop.final_evaluation import FINALIST_COUNT
-from swarm.loop.prompt_stats import PromptStats, count_judged_texts, count_prompt_tokens
+from swarm.loop.prompt_stats import (
+    PromptStats,
+    count_gold_tokens,
+    count_judged_texts,
+    count_prompt_tokens,
+)
 from swarm.loop.reporter import buffer_log, describe_descent
 from swarm.loop.run import Run
 from swarm.loop.search_inputs import requested_precision, search_identity
@@ -91,7 +96,9 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> tuple[str, SearchCost]
         **({"precision": PRECISION_WORDS[precision]} if precision else {}),
         **({"optimizer": "; ".join(run.notes)} if run.notes else {}),
     }
-    found, total = _describe_costs(run, run.pool, config, folder, prompts, metric_prompts, items)
+    found, total = _describe_costs(
+        run, run.pool, config, folder, prompts, metric_prompts, tokenizer, items
+    )
     lines |= found
     head = f"dry run: {lines.pop('total')}. Nothing is started or written; computed, not measured."
     return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())]), total
@@ -296,6 +303,7 @@ def _describe_costs(
     folder: Path | None,
     prompts: PromptStats,
     metric_prompts: PromptStats,
+    tokenizer: Any,
     items: int,
 ) -> tuple[dict[str, str], SearchCost]:
     """Estimate memory, time and traffic, if the base model's shape is known.
@@ -320,7 +328,7 @@ def _describe_costs(
     own_way = _build_workload(run, pool, config, metric_prompts, items, bool(gpus), size)
     own_way = cost.fit_cache(replace(own_way, plan=search.plan), model, device)
     costs = format_costs(model, search, device, workers)
-    gradients = _gradient_seconds(run, model, search, prompts, device, workers, items)
+    gradients = _gradient_seconds(run, model, search, tokenizer, device, workers, items)
     if gradients:
         costs["time"] += f", gradients {format_duration(gradients)}"
     seconds = gradients + _total_seconds(run, model, search, own_way, device, workers)
@@ -376,7 +384,7 @@ def _gradient_seconds(
     run: Run,
     model: ModelShape,
     search: SearchWorkload,
-    prompts: PromptStats,
+    tokenizer: Any,
     device: DeviceSpec,
     workers: int,
     items: int,
@@ -385,10 +393,14 @@ def _gradient_seconds(
     plan = plan_search(run, items)
     if plan.descent is None:
         return 0.0
+    tokens = count_gold_tokens(run.task, tokenizer)
     batch = max(1, min(plan.descent.batch, run.job.examples))
-    one = cost.estimate_gradient_seconds(model, search, device, batch, prompts.gold) / batch
-    together = min(workers, _count_gradient_jobs(plan.descent, run.job.examples))
-    return one * (plan.gradients + plan.losses / cost.GRADIENT_PASSES) / together
+    job = cost.estimate_gradient_seconds(model, search, device, batch, tokens)
+    turns = -(-_count_gradient_jobs(plan.descent, run.job.examples) // workers)
+    steps = (plan.gradients + plan.losses / cost.GRADIENT_PASSES) / (
+        plan.descent.particles * plan.descent.batch
+    )
+    return steps * turns * job
 
 
 def _count_gradient_jobs(descent: DescentPlan, examples: int) -> int:

@@ -1,5 +1,7 @@
 """Terminal view of a running search: a live view, or plain lines where there is no terminal."""
 
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
@@ -107,7 +109,8 @@ def _saved_pieces(progress: SearchProgress) -> list[Text | str]:
 def format_time_left(progress: SearchProgress) -> list[str]:
     """Return the time left as a piece; empty if unknown."""
     seconds = progress.seconds_left()
-    test = " with test" if progress.searching and progress.final_items else ""
+    with_test = progress.searching and progress.estimate_seconds(progress.final_items)
+    test = " with test" if with_test else ""
     return [f"at most {format_seconds(seconds)} left{test}"] if seconds else []
 
 
@@ -261,10 +264,12 @@ class LiveView:
         self._report_at = elapsed + min(self._report_at, MAX_REPORT_GAP_S)
         line = f"{progress.activity}: {progress.done} of {progress.total} items after "
         line += format_seconds(elapsed)
-        if progress.done:
-            left = elapsed / progress.done * (progress.total - progress.done)
+        if left := progress.evaluation_seconds_left():
             line += f", about {format_seconds(left)} more"
-        self.print_line(line)
+        try:
+            self.print_line(line)
+        except SystemExit:  # the reader of a pipe is gone; in this thread it would end nothing
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def print_phase(self, line: str) -> None:
         """Print what begins, where no live view shows it."""

@@ -23,7 +23,7 @@ class SearchProgress:
         iteration: The current iteration, or the last one.
         done, total: Items of the current evaluation, counted for every position or gradient step.
         began: When the current evaluation began, by the clock.
-        final_items: Number of items to evaluate after the last iteration, at most.
+        final_items: Number of items of all models on test, at most.
         utilities: [particles][iterations], `None` where none was measured.
         lowest: The lowest utility so far.
         best: The highest utility so far; `gain` is its improvement over the previous one,
@@ -71,11 +71,11 @@ class SearchProgress:
             activity: Description; it begins with "iteration" until the last iteration is over.
             to_come: Number of items to evaluate after the last iteration and this evaluation.
         """
+        self.began = self._clock()  # first, as a thread may print at any time
         self.activity, self.iteration = activity, iteration
         self.done, self.total = 0, positions * items
         self.prompts = self.tokens = 0
         self._items_to_come = to_come
-        self.began = self._clock()
         if self._iteration_began is None:
             self._iteration_began = self.began
 
@@ -104,6 +104,7 @@ class SearchProgress:
         if self.spent > before:  # an iteration that evaluates nothing has no pace
             self._paces.append((now - began, self.spent - before))
         self._iteration_began, self._current_cost = now, 0
+        self.total = self.done  # racing may have ended it early
 
     def add_iteration(self, entry: Mapping[str, Any]) -> None:
         """Count an iteration of the record, of this process or an earlier one."""
@@ -147,7 +148,7 @@ class SearchProgress:
         sooner, and then for `final_items`. Afterwards: until the end of this evaluation and of
         those announced with it.
         """
-        here = self._evaluation_seconds_left()
+        here = self.evaluation_seconds_left()
         if not self.searching:
             here = self.estimate_seconds(self.total) if here is None else here
             return (
@@ -234,7 +235,7 @@ class SearchProgress:
         """Seconds since the current evaluation began."""
         return max(self._clock() - self.began, 1e-9)
 
-    def _evaluation_seconds_left(self) -> float | None:
+    def evaluation_seconds_left(self) -> float | None:
         """Return the seconds that the current evaluation still takes."""
         if not self.done:
             return None

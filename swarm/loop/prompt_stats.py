@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -55,14 +54,11 @@ class PromptStats:
         tokens: Prompt tokens of each request, of all rounds of `Task.run`.
         new: Maximum number of tokens of an answer.
         method: Description of how tokens were counted.
-        gold: Mean number of tokens that the gradient of an item reads: its prompt and gold answers;
-            0 without gold answers.
     """
 
     tokens: list[int]
     new: int
     method: str
-    gold: float = 0.0
 
 
 class TokenCounter:
@@ -282,16 +278,25 @@ def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
         method = f"estimated at {CHARACTERS_PER_TOKEN} characters per token, "
         method += "as the base is not on this disk"
     method += "; later rounds are counted with empty answers" if later else ""
-    count = partial(count_tokens_read, tokenizer) if tokenizer else _estimate_tokens
-    gold = 0.0
-    if isinstance(task, HasGoldAnswers) and gold_answers_error(task) is None:
-        examples = task.gold_examples(task.items("dev"))
-        gold = fmean(count(Request(one.prompt, 0, one.choices)) + one.final for one in examples)
-    return PromptStats([count(request) for request in each], new, method, gold)
+    return PromptStats([_count_tokens(request, tokenizer) for request in each], new, method)
 
 
-def _estimate_tokens(request: Request) -> int:
-    """Estimate what `count_tokens_read` counts, without a tokenizer."""
+def count_gold_tokens(task: Task, tokenizer: Any) -> float:
+    """Return the mean number of tokens that the gradient of a dev item reads.
+
+    That is its prompt and its gold answers, except for their last tokens.
+    """
+    assert isinstance(task, HasGoldAnswers)
+    return fmean(
+        _count_tokens(Request(one.prompt, 0, one.choices), tokenizer) + one.final
+        for one in task.gold_examples(task.items("dev"))
+    )
+
+
+def _count_tokens(request: Request, tokenizer: Any) -> int:
+    """Return the tokens read, estimated without a tokenizer."""
+    if tokenizer:
+        return count_tokens_read(tokenizer, request)
     prompt = request.prompt
     text = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
     return sum(-(-len(part) // CHARACTERS_PER_TOKEN) for part in (text, *request.choices))

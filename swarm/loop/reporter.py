@@ -229,7 +229,7 @@ class RunReporter:
             resumed: Whether the folder contained a search before.
             facts: `task`, `dev` (number of searched items), `kept` (number of held-out items),
                 `base` (substitute of the base model, if any), `notes` (further lines),
-                `final_items` (maximum number of items to evaluate after the search).
+                `final_items` (maximum number of items of all models on test).
         """
         self.progress.final_items = facts.get("final_items", 0)
         finished = len(self.record.iterations)

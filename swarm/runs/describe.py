@@ -316,22 +316,23 @@ def format_form_warnings(
     for (domain, _, _, contained), models in groups.items():
         first = models[0]
         where = f" in {describe_domain(domain)}" if domain else ""
-        shares = [
-            f"{one['model']} {100 * one['contained' if contained else 'unread']:.0f} %"
-            for one in models[:MAX_LISTED]
-        ]
-        more = len(models) - MAX_LISTED
-        listed = ", ".join(shares) + (f" and {more} more" if more > 0 else "")
         what = "are empty or cannot be read"
         if contained:
             what = "contain the gold answer but do not match it"
+        shares = [100 * one["contained" if contained else "unread"] for one in models]
         if brief:
-            share = first["contained" if contained else "unread"]
-            whose = f"{100 * share:.0f} % of those of {first['model']}"
             others = f", and some of {pluralize(len(models) - 1, 'more model')}"
-            words = f"({whose}{others * (len(models) > 1)}); see the report."
-            warnings.append(f"Warning: {split} answers{where} {what} {words}")
+            warnings.append(
+                f"Warning: {split} answers{where} {what} ({shares[0]:.0f} % of those of "
+                f"{first['model']}{others if len(models) > 1 else ''}); see the report."
+            )
             continue
+        listed = ", ".join(
+            f"{one['model']} {share:.0f} %"
+            for one, share in zip(models[:MAX_LISTED], shares, strict=False)
+        )
+        more = len(models) - MAX_LISTED
+        listed += f" and {more} more" if more > 0 else ""
         given = quote_answer(first["text"]) if first["text"] else "nothing"
         warnings.append(
             f"Warning: on the {first['items']} {split} items{where}, answers {what} ({listed}): "

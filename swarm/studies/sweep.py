@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from swarm._util.files import write_atomic, write_json
-from swarm._util.terminal import format_table
+from swarm._util.terminal import format_p, format_table
 from swarm.errors import UserError
 from swarm.runs.describe import (
     MAX_DOMAINS,
@@ -183,7 +183,7 @@ def _describe_conclusions(summary: Mapping[str, Any]) -> list[str]:
         *lines,
         f"- Its test value, not used for selection: {_format_test(best)}, "
         f"{_format_gain(best)} against"
-        f" the best initial expert's {before['test']:.3f}, paired p = {best['p']:.3g}.",
+        f" the best initial expert's {before['test']:.3f}, paired {format_p(best['p'])}.",
         *(f"- {words}" for words in warnings),
         f"- Over the trials: {summary['gained_on_test']} of {count} gained on test,"
         f" {summary['gained_with_p_below_0.05']} of them with p < 0.05 (not corrected for {count}"

@@ -322,6 +322,27 @@ def test_what_an_iteration_says() -> None:
     assert "at most" in line and "\x1b" not in line and len(line) <= 110
 
 
+def test_a_report_into_a_closed_pipe_ends_the_search() -> None:
+    code = """
+import sys, time
+from swarm.loop import live_view
+from swarm.loop.progress import SearchProgress
+live_view.FIRST_REPORT_S = 0.1
+progress = SearchProgress(3)
+with live_view.LiveView(progress):
+    progress.start_evaluation("iteration 1", 1, 1, 10)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        sys.exit(7)
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writer, timeout=50)
+    os.close(writer)
+    assert done.returncode == 7
+
+
 def test_a_position_reads_as_a_sentence() -> None:
     names = ["cot", "lima", "sharegpt", "oasst"]
     assert (
@@ -359,13 +380,13 @@ def test_the_cost_says_what_the_budget_counts() -> None:
 
 def test_a_small_p_value_is_a_bound() -> None:
     assert [format_p(p) for p in (1.6e-65, 0.00099, 0.001, 0.0123, 1.0)] == [
-        "p < .001",
-        "p < .001",
+        "p < 0.001",
+        "p < 0.001",
         "p = 0.001",
         "p = 0.0123",
         "p = 1",
     ]
-    assert format_p_value(1.6e-65) == "< .001"
+    assert format_p_value(1.6e-65) == "< 0.001"
 
 
 def judgement(text: str, cost: float) -> Score:

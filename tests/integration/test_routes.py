@@ -201,6 +201,38 @@ def test_a_position_that_is_not_finite_is_named(
     assert caught.value.position == 1
 
 
+def test_a_gradient_of_routes_passes_through_an_adapted_head(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Its product depends on each position's route, in lines of several prompts or of one."""
+    from safetensors.torch import load_file, save_file
+
+    targets = ("q_proj", "lm_head")
+    for seed in (1, 2):
+        folder = tmp_path / "pool" / f"e{seed}"
+        file = tiny.expert(tiny_llama, folder, seed, targets=targets) / "adapter_model.safetensors"
+        kept = {name: tensor for name, tensor in load_file(file).items() if ".lora_" in name}
+        save_file(kept, file)
+    routed = Pool(tmp_path / "pool", space="delta", routes=router().to_dict()).open()
+    plain = Pool(tmp_path / "pool", space="delta").open()
+    position, rows = routed_position(routed)
+    examples = [Example(text, (" 2 3 4" if i % 2 else " 5",)) for i, text in enumerate(prompts(7))]
+    routes = router().assign(prompts(7))
+    engine = open_engine(tiny_llama, plain)
+    alone = [
+        engine.compute_gradient(rows[route], [one])
+        for route, one in zip(routes, examples, strict=True)
+    ]
+    engine = open_engine(tiny_llama, routed)
+    for packed in (True, False):
+        engine._packs_choices = packed
+        found = engine.compute_gradient(position, examples)
+        assert found.loss == pytest.approx(sum(one.loss for one in alone), rel=1e-5)
+        for number, slope in enumerate(found.slope.reshape(len(rows), -1)):
+            mine = [one.slope for one, route in zip(alone, routes, strict=True) if route == number]
+            np.testing.assert_allclose(slope, np.sum(mine, axis=0), rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("space", ["delta", "factor"])
 def test_a_gradient_is_that_of_each_route(tiny_llama: Path, tiny_pool: Path, space: str) -> None:
     routed = Pool(tiny_pool, space=space, groups="kind", routes=router().to_dict()).open()

@@ -207,7 +207,7 @@ class Scheduler(Generic[T]):
         self.new: list[QueuedSample] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.claimed: dict[str, Cache] = {}  # by cache key
-        self.released: set[str] = set()  # claims to release: their answers have arrived
+        self.released: set[str] = set()  # claims to release: their answers are stored
         self.requested_elsewhere: dict[
             str, tuple[ModelQueue, Request, int]
         ] = {}  # requested by other processes
@@ -290,7 +290,9 @@ class Scheduler(Generic[T]):
         """Deliver an outcome to all scripts that wait for it."""
         self.received += 1
         self.failed += isinstance(outcome, UserError)
-        if key in self.claimed:
+        if key in self.claimed and isinstance(outcome, UserError):
+            self._release([key])  # at once: it is not stored, and may be claimed again
+        elif key in self.claimed:
             if not self.released:
                 self._spawn_task(self._release_later())
             self.released.add(key)
@@ -419,8 +421,7 @@ class Scheduler(Generic[T]):
     async def _release_later(self) -> None:
         """Release the claims of answers together: other processes do not look more often."""
         await asyncio.sleep(LOOK)
-        # A sample that is wanted again is being requested under its first claim.
-        self._release([key for key in self.released if key not in self.wanted])
+        self._release(list(self.released))
         self.released.clear()
 
     def _release(self, keys: list[str]) -> None:

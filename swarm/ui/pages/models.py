@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from nicegui import ui
 
-from swarm._util.terminal import escape_control_chars, format_interval, format_signed
+from swarm._util.terminal import escape_control_chars, format_interval, format_p, format_signed
 from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
 from swarm.evaluation.positions import SCORED_NOW, MixtureScoring, ScoredPosition
@@ -302,7 +302,7 @@ def draw_scores(found: list[ScoredPosition]) -> None:
         difference = "–"
         if gain := one.gain:
             interval = f"[{format_signed(gain.low)}, {format_signed(gain.high)}]"
-            difference = f"{format_signed(gain.difference)} {interval}, p = {gain.p:.3g}"
+            difference = f"{format_signed(gain.difference)} {interval}, {format_p(gain.p)}"
         name = escape_control_chars(f"{one.name}: {one.words}")
         utility = f"{format_interval(one.utility, one.interval)}, n = {one.items}"
         rows.append([name, utility, difference, one.source])

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Run every benchmark that needs no GPU, endpoint, finished search or other project, at small sizes, and
-# write one page with the date, the processor and its features; about ten minutes on two idle cores.
+# write one page with the date, the processor and its features; about ten minutes on two idle cores
+# with AVX-512 and 17 with AVX2.
 #   bash benchmarks/all.sh [FILE]
 #   ONLY="update voices" bash benchmarks/all.sh FILE       these alone
 # Without FILE, the table also replaces the one in docs/benchmarks.md.

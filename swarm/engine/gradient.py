@@ -153,9 +153,10 @@ class ExampleBatch:
         index = {place: i for i, place in enumerate(self.predicting)}
         self.target = [index[place] for place in where]
         self.shares_lines = len(self.ids) < len(rows)
-        # Padding, row -1, takes the last row's.
-        tokens = [routes[row] for row in self.rows.flatten()]
-        self.routes = tokens if self.shares_lines else routes
+        self.routes = routes
+        if self.shares_lines:
+            # Padding, row -1, takes the last row's.
+            self.routes = [routes[row] for row in self.rows.flatten()]
         self.needs_mask = self.shares_lines or any(len(row) > 2 for row in rows)
 
     def _lay_out(
@@ -319,11 +320,14 @@ def compute_loss_and_gradient(
         with torch.set_grad_enabled(slope), checkpoint_activations(model, checkpointing and slope):
             for batch in batches:
                 # Attach again for each batch: a backward pass frees the graph of the coefficients.
-                by_line = len(leaf) > 1 and not batch.shares_lines
-                stack.attach_positions(leaf[batch.routes] if by_line else leaf)
-                by_token = len(leaf) > 1 and batch.shares_lines
-                routing = Routing.of_rows(batch.routes, len(leaf), model.device)
-                stack.route_rows(routing if by_token else None)
+                if len(leaf) == 1:
+                    stack.attach_positions(leaf)
+                elif batch.shares_lines:
+                    stack.attach_positions(leaf)
+                    stack.route_rows(Routing.of_rows(batch.routes, len(leaf), model.device))
+                else:
+                    stack.attach_positions(leaf[batch.routes])
+                    stack.route_rows(None)
                 loss = batch.compute_loss(model)
                 if not math.isfinite(value := loss.item()):
                     raise NotFinite(
@@ -344,8 +348,8 @@ def batch_examples(
     examples: Sequence[TokenizedExample],
     pad: int,
     budget: int,
-    packed: bool = False,
-    fill: bool = False,
+    packed: bool,
+    fill: bool,
 ) -> Iterator[ExampleBatch]:
     """Yield batches, the longest examples first.
 

@@ -164,9 +164,9 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
             if number is not None:
                 row.append(_format_with_interval(number, metrics[f"{when}_best_{split}_interval"]))
         if when == "starting" and "test_gain" in metrics:
-            stored = ("gain", "gain_interval", "gain_p_value")
-            gain = {key: metrics[f"test_{key}"] for key in stored}
-            row.append(_format_gain(metrics, gain | {"p_value": gain["gain_p_value"]}))
+            gain = {key: metrics[f"test_{key}"] for key in ("gain", "gain_interval")}
+            gain["p_value"] = metrics["test_gain_p_value"]
+            row.append(_format_gain(metrics, gain))
         rows.append(row)
     # A vote of one is the best found.
     if "ending_top-k_ensemble_test_accuracy" in metrics and metrics["ensemble_size"] > 1:

@@ -123,7 +123,7 @@ class FinalEvaluation:
             scores = self.holdout_scores if self.by_kept else self.dev_scores
             items = range(len(self.held_out)) if self.by_kept else unused
             if self._utility_on(scores(after), items) < self._utility_on(scores(start), items):
-                return start, list(group_by_route(self.record.state["groups"]))
+                return start, ["all"]
             return after, []
         kept: dict[int, ParticleIndex] = {}
         for route in np.unique(routes).tolist():

@@ -389,14 +389,13 @@ def test_unread_answers_of_a_baseline_are_mentioned() -> None:
     assert line in list_caveats(metrics)
 
 
-def test_default_baselines_have_each_domains_expert_if_items_name_domains(tmp_path: Path) -> None:
+def test_default_baselines_can_be_deployed_as_the_result_can(tmp_path: Path) -> None:
     named = MultipleChoice("doors", str(choice_file(tmp_path / "doors.json")))
     kinds = match(tmp_path, "kinds", ["Yes", "1", "red"], ["Yes", "2", "blue"])
     pool = SimpleNamespace(saves="adapter", expert_count=2)
-    large = SimpleNamespace(saves="adapter", expert_count=40)
-    assert resolve_baselines("auto", named, pool) == ["base", "soup", "experts"]
-    assert resolve_baselines("auto", named, large) == ["base", "soup"]
-    assert resolve_baselines("auto", kinds, pool) == ["base", "soup"]
+    routed = SimpleNamespace(saves="adapter", expert_count=2, router=object())
+    assert resolve_baselines("auto", named, pool) == ["base", "recipe"]
+    assert resolve_baselines("auto", named, routed) == ["base", "recipe", "routes"]
     assert resolve_baselines(["experts"], kinds, pool) == ["experts"]
     assert resolve_baselines([], named, pool) == []
 
@@ -540,7 +539,7 @@ def test_a_sweep_and_the_list_of_runs_mark_one_answer(
     assert "] (!) |" in text and "Warning: in all domains of test, the best of run" in text
     assert "by domain: doors 0." in text and "The best constant answer (" in text
     line = RunIndex(folder.parent).get_run("run")
-    assert line is not None and line.gain_text.endswith("] (one answer)")
+    assert line is not None and line.gain_text.endswith(" (one answer)")
 
 
 def test_runs_side_by_side_show_domains_and_warnings(

@@ -86,7 +86,7 @@ def test_the_noise_floor_is_measured(confirmed: tuple[Path, str]) -> None:
 
 
 def test_the_size_of_the_vote_is_chosen_on_dev(confirmed: tuple[Path, str]) -> None:
-    folder, output = confirmed
+    folder, _ = confirmed
     metrics = read(folder)["metrics"]
     by_size = metrics["ensemble_dev_by_size"]
     assert len(by_size) == 3, "ensemble=3 is the limit"
@@ -97,7 +97,6 @@ def test_the_size_of_the_vote_is_chosen_on_dev(confirmed: tuple[Path, str]) -> N
     for member in content["members"]:
         note = json.loads((folder / member["folder"] / "swarm.json").read_text())
         assert note["validation_utility"] == member["utility"]
-    assert "chosen on dev" in " ".join(output.split())
 
 
 def test_a_budget_ends_a_search_in_mid_iteration(

@@ -285,7 +285,7 @@ IDENTITY_KEYS = (
 """Configuration sections that identify a search; engine and devices may change on resume."""
 
 IGNORED_SCORER_KEYS = re.compile(
-    r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens|sandbox)(\.|$)"
+    r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens)(\.|$)"
 )
 """Keys of a scorer's access, cost or execution; they do not change its scores and may change."""
 

@@ -28,12 +28,11 @@ from swarm.pool.adapter import ROUTER_FILE
 from swarm.pool.prompt_router import WORD_PATTERN
 from swarm.pool.synthetic_rows import EliteExperts
 from swarm.runs.describe import (
-    compare_with_baselines,
-    conclude_test,
     describe_position,
     list_caveats,
     route_means,
 )
+from swarm.runs.verdict import format_gain, judge_search, list_alternatives
 
 UNQUOTED_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_/.][\w/.@-]*", re.IGNORECASE)
 """Texts that Hydra parses unquoted."""
@@ -464,6 +463,10 @@ class ModelCard:
                     *_separate_paragraphs([*describe_metrics(metrics), *self._notes_on_numbers()]),
                 ]
             )
+        if name := self.source.baseline:
+            known = {one.name: one for one in list_alternatives(self.source.state["metrics"])}
+            tested = _format_utility(known[name].test)
+            return f"The {known[name].label} of a search, which compared it: {tested} on test."
         if point := self.source.point_metrics:
             return "\n".join(
                 _separate_paragraphs([*_describe_point(point), *self._notes_on_numbers()])
@@ -567,7 +570,7 @@ class ModelCard:
             export.append(f"quantize={self.dtype}")
         elif kind == "merged" and self.dtype not in (None, "bfloat16"):
             export.append(f"dtype={self.dtype}")
-        for key in ("particle", "point"):
+        for key in ("particle", "point", "baseline"):
             if (number := getattr(self.source, key)) is not None:
                 export.append(f"{key}={number}")
         if self.source.arguments:
@@ -603,6 +606,10 @@ def _describe_point(point: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _format_utility(found: tuple[float, float, float]) -> str:
+    return "{:.3f} [{:.3f}, {:.3f}]".format(*found)
+
+
 def _format_measurement(one: Mapping[str, Any]) -> str:
     low, high = one["interval"]
     return f"{one['utility']:.3f} [{low:.3f}, {high:.3f}] (n = {one['items']})"
@@ -614,15 +621,13 @@ def describe_metrics(metrics: dict[str, Any]) -> list[str]:
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
         "so biased upwards; test was not used by the search."
     ]
-    sentences = [conclude_test(metrics)] if "test_gain" in metrics else ["It was not tested."]
-    if "test_gain" in metrics and not (
-        metrics["test_gain"] > 0 and metrics["test_gain_p_value"] < 0.05
-    ):
-        sentences.append("Thus it was not shown to be better than the best initial expert.")
     # For a truncated adapter the card has a more detailed note.
     rest = {key: value for key, value in metrics.items() if key != "reconstruction_error"}
-    compared = compare_with_baselines(metrics) if "test_gain" in metrics else []
-    return [*found, " ".join([*sentences, *compared]), *list_caveats(rest)]
+    compared = [
+        f"Gain over the {one.label}, {one.test[0]:.3f} on test: {format_gain(metrics, one)}."
+        for one in list_alternatives(metrics)
+    ]
+    return [str(judge_search(metrics)), *found, " ".join(compared), *list_caveats(rest)]
 
 
 def _separate_paragraphs(found: Sequence[str]) -> list[str]:

@@ -296,8 +296,8 @@ PAPER_LINK = "[Model Swarms](https://arxiv.org/abs/2410.11163)"
 
 ROUTES_NOTE = (
     "Each kind of prompt has one of these adapters, in the folder of its name; no single adapter "
-    f"is the result. `{ROUTER_FILE}` assigns a prompt to one by the words of its template. The "
-    "table has the mean over the adapted modules."
+    f"is the result. `{ROUTER_FILE}` assigns a prompt to one by its words. The table "
+    "has the mean over the adapted modules."
 )
 
 ROUTED_SNIPPET = """\

@@ -1,8 +1,8 @@
 """A router of prompts: which of R sets of coefficients answers a prompt.
 
 Questions of several kinds need several models: no single combination of nine adapters does what
-each of them does. A router divides prompts by the words of their templates, without labels, so that
-each kind can have coefficients of its own while all share one base and one pool.
+each of them does. A router divides prompts by their words, without labels, so that each kind can
+have separate coefficients while all share one base and one pool.
 """
 
 import re
@@ -159,8 +159,8 @@ def parse_routes(value: Any) -> tuple[int | str | None, PromptRouter | None]:
 def fit_router(texts: Sequence[str], routes: int | str = AUTO) -> PromptRouter | None:
     """Divide prompts into routes by average linkage of their word vectors.
 
-    Words in too few or in all prompts do not count, nor do numbers and single letters, so that the
-    template of a prompt decides and not its content.
+    Words in too few or in all prompts do not count, nor do numbers and single letters: templates
+    decide more than contents, but frequent words of the content, such as months, decide as well.
 
     Args:
         texts: Prompts, without labels.

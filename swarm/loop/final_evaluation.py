@@ -126,16 +126,19 @@ class FinalEvaluation:
                 return start, ["all"]
             return after, []
         kept: dict[int, ParticleIndex] = {}
-        for route in np.unique(routes).tolist():
-            mine = np.flatnonzero(routes == route).tolist()
+        rows = np.reshape(self.record.position_at(after), (self.routes, -1))
+        # Routes with equal coefficients are one kind.
+        kinds = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+        for kind in np.unique(kinds[routes]).tolist():
+            mine = np.flatnonzero(kinds[routes] == kind).tolist()
             known = {index: self._utility_on(self.dev_scores(index), mine) for index in starts}
             start = max(starts, key=lambda index: (known[index], self._rank_key(index)))
             items = [index for index in unused if index in mine]
             values = [self._utility_on(self.dev_scores(index), items) for index in (after, start)]
             if items and values[0] < values[1]:
-                kept[route] = start
+                kept |= dict.fromkeys(np.flatnonzero(kinds == kind).tolist(), start)
         names = list(group_by_route(self.record.state["groups"]))
-        return self._compose_routes(after, kept), [names[route] for route in kept]
+        return self._compose_routes(after, kept), [names[route] for route in sorted(kept)]
 
     def _utility_on(self, scores: Sequence[Score], items: Iterable[int]) -> float:
         """Return the utility of some of the scores; of a part of a mixture, their mean."""

@@ -169,8 +169,8 @@ def start_optimizer(
     if isinstance(pool, Pool) and pool.router:
         kinds = ", ".join(pool.router.names)
         notes.append(
-            f"coefficients of their own for {len(pool.router.names)} kinds of prompts, by their "
-            f"words: {kinds} (pool.routes=1 searches one adapter for all)"
+            f"separate coefficients for at most {len(pool.router.names)} kinds of prompts, by "
+            f"their words: {kinds} (pool.routes=1 searches one adapter for all)"
         )
     return as_gradient_optimizer(optimizer, missing), notes, item_routes
 

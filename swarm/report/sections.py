@@ -547,7 +547,7 @@ def configuration_section(models: PairedComparison) -> ReportSection:
     routes = group_by_route(run.groups)
     if len(routes) > 1:
         kinds = ", ".join(routes)
-        words.append(f"{len(routes)} kinds of prompts with separate coefficients: {kinds}.")
+        words.append(f"At most {len(routes)} kinds of prompts with separate coefficients: {kinds}.")
     named = [run.groups[i].rpartition(ROUTE_SEPARATOR)[2] for i in next(iter(routes.values()))]
     if (count := len(named)) > 1:
         if count > MAX_EXPERTS_NAMED:

@@ -40,13 +40,21 @@ def group_by_route(groups: Sequence[str]) -> dict[str, list[int]]:
 def route_means(groups: Sequence[str], position: Sequence[float]) -> tuple[list[str], np.ndarray]:
     """Return the routes' names, and the mean coefficients [R, K] over each route's groups.
 
+    Routes with equal coefficients are one, such as "dates and 2 more".
+
     Args:
         groups: The names of the R * G groups.
         position: [R * G * K].
     """
     rows = np.reshape(np.asarray(position, dtype=np.float64), (len(groups), -1))
-    routes = group_by_route(groups)
-    return list(routes), np.array([rows[indices].mean(axis=0) for indices in routes.values()])
+    alike: dict[bytes, list[str]] = {}
+    means = {}
+    for name, indices in group_by_route(groups).items():
+        key = rows[indices].tobytes()
+        alike.setdefault(key, []).append(name)
+        means[key] = rows[indices].mean(axis=0)
+    names = [one[0] + f" and {len(one) - 1} more" * (len(one) > 1) for one in alike.values()]
+    return names, np.array(list(means.values()))
 
 
 def describe_position(
@@ -66,7 +74,7 @@ def describe_position(
     routes = describe_by_route(experts, position, groups)
     if len(routes) > 1:
         described = "; ".join(f"{name}: {words}" for name, words in routes.items())
-        each = len(groups) // len(routes)
+        each = len(groups) // len(group_by_route(groups))
         return described + (f" (means of {each} groups)" if each > 1 else "")
     if len(rows) <= 3:
         return "; ".join(

@@ -1,6 +1,7 @@
 """Exports: the adapter, the whole model, their card, and the hub, over a server on loopback."""
 
 import base64
+import contextlib
 import http.server
 import json
 import shlex
@@ -58,6 +59,9 @@ def front(folder: Path) -> dict[str, Any]:
 def test_the_best_of_a_search_as_an_adapter_with_its_card(
     found: Path, tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
+    import torch
+    from peft import PeftModel
+
     told = Export(str(found), str(tmp_path / "mine")).write()
     mine, best = tmp_path / "mine", found / "global_best"
     assert sorted(path.name for path in mine.iterdir()) == [
@@ -75,6 +79,13 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
         f"vllm serve {tiny_llama} --enable-lora --max-lora-rank 8 --lora-modules mine={mine}"
     )
     card = (mine / "README.md").read_text()
+    code = card.partition("```python\n")[2].partition("```")[0]
+    assert code.count("PeftModel.from_pretrained") == 1
+    space: dict[str, Any] = {}
+    with contextlib.chdir(tmp_path):
+        exec(code, space)
+    saved = PeftModel.from_pretrained(tiny.load(tiny_llama), best)
+    assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
     metrics = json.loads((found / "state.json").read_text())["metrics"]
     assert describe_position(note["experts"], note["coefficients"]) in card
     for key in ("starting", "ending"):

@@ -401,6 +401,29 @@ def describe_constraint(part: str, one: Mapping[str, Any]) -> str:
     return f"{line}."
 
 
+def _describe_held_out(metrics: Mapping[str, Any]) -> list[str]:
+    """Describe the best found on dev items that the search did not see; empty without such items."""
+    found = metrics.get("confirm")
+    if not found:
+        return []
+    bias = found["ending_searched"] - found["ending"]
+    chosen = found.get("selected_on_held_out", False)
+    points = metrics.get("in_points", False)
+    return [
+        f"The search measured {found['ending_searched']:.3f}; the {found['items']} held-out dev "
+        f"items give {found['ending']:.3f} (difference {bias:+.3f}; the maximum of many is biased "
+        f"upwards).{' It was chosen among the finalists by these items.' * chosen}",
+        describe_difference(
+            found["gain"],
+            found["gain_interval"],
+            found["p_value"],
+            found["items"],
+            "kept dev items",
+            points,
+        ),
+    ]
+
+
 def list_caveats(
     metrics: dict[str, Any], too_long: Sequence[str] = (), brief: bool = False
 ) -> list[str]:
@@ -417,7 +440,6 @@ def list_caveats(
         *one_answer_warnings(metrics),
         *unread_answers(metrics),
     ]
-    points = metrics.get("in_points", False)
     if (found := metrics.get("start", {})).get("routes") and not found["whole"]:
         lines.append(
             f"On {pluralize(len(found['routes']), 'kind')} of prompts the best of the first "
@@ -431,26 +453,7 @@ def list_caveats(
             f"the best found has {found['ending']:.3f} (95 % interval {low:.3f} to {high:.3f}), on "
             f"all {metrics['ending_best_validation_utility']:.3f}."
         )
-    if found := metrics.get("confirm"):
-        bias = found["ending_searched"] - found["ending"]
-        chose = " It was chosen among the finalists by these items." * found.get(
-            "selected_on_held_out", False
-        )
-        lines.append(
-            f"The search measured {found['ending_searched']:.3f}; the {found['items']} "
-            f"held-out dev items give {found['ending']:.3f} (difference {bias:+.3f}; the "
-            f"maximum of many is biased upwards).{chose}"
-        )
-        lines.append(
-            describe_difference(
-                found["gain"],
-                found["gain_interval"],
-                found["p_value"],
-                found["items"],
-                "kept dev items",
-                points,
-            )
-        )
+    lines += _describe_held_out(metrics)
     for part, one in (metrics.get("constraints") or {}).items():
         lines.append(describe_constraint(part, one))
     if error := metrics.get("reconstruction_error"):

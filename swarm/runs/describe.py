@@ -402,7 +402,7 @@ def describe_constraint(part: str, one: Mapping[str, Any]) -> str:
 
 
 def _describe_held_out(metrics: Mapping[str, Any]) -> list[str]:
-    """Describe the best found on dev items that the search did not see; empty without such items."""
+    """Describe the best found on dev items that the search did not see, if there are any."""
     found = metrics.get("confirm")
     if not found:
         return []

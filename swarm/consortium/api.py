@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_TOKENS = 2048
-"""Default maximum number of new tokens of an answer."""
-
 
 @dataclass(frozen=True, slots=True)
 class ConsortiumQuestion:
@@ -178,7 +175,7 @@ def create_consortium(
     strategy: str = "default",
     log: bool = False,
     temperature: float | None = None,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int | None = None,
     members: MemberRegistry | None = None,
     **settings: Any,
 ) -> "Orchestrator":
@@ -198,7 +195,8 @@ def create_consortium(
         raw: Include the arbiter's verbatim replies in results.
         log: Record runs, including failed ones, in consortium.db in llm's folder.
         temperature: Default temperature of calls; `None` leaves it to each model.
-        max_tokens: Default maximum number of new tokens of an answer.
+        max_tokens: Default maximum number of new tokens of an answer; `None` sends no limit to an
+            endpoint.
         members: Registry of models; `None`: `MemberRegistry()`.
         **settings: Other fields of `ConsortiumSettings`, such as `quorum` or `roles`.
 
@@ -304,7 +302,7 @@ class Orchestrator:
         raw: bool = False,
         log: bool = False,
         temperature: float | None = None,
-        max_tokens: int = MAX_TOKENS,
+        max_tokens: int | None = None,
     ) -> None:
         self.config, self.raw, self.log = config, raw, log
         self.request_fields = {"temperature": temperature, "max_new_tokens": max_tokens}

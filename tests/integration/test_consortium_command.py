@@ -19,8 +19,9 @@ import pytest
 import searches
 import yaml
 from click.testing import CliRunner, Result
-from endpoints import Reply, chat, endpoint
+from endpoints import Asked, Reply, chat, endpoint
 
+from swarm.consortium import create_consortium
 from swarm.consortium.cli import COMMANDS, consortium
 from swarm.consortium.cli import run as running
 from swarm.consortium.run_log import RunLog
@@ -30,7 +31,6 @@ from swarm.multi_agent.consortium.config import (
     ConsortiumSettings,
     MemberSpec,
     build_consortium,
-    read_preset,
 )
 from swarm.multi_agent.consortium.consortium import STRATEGIES
 from swarm.multi_agent.consortium.store import ConsortiumStore
@@ -589,11 +589,53 @@ def test_members_elsewhere_have_a_time_and_those_here_the_time_they_need() -> No
     assert [one.timeout for one in slots] == [TIMEOUT, None, 7, TIMEOUT]
 
 
-def test_the_preset_without_a_key_is_short_unless_told() -> None:
-    """At most 4 x 256 + 2 x 32 new tokens, as the answers and the choice are; not 6 x 2048."""
-    assert running.request_settings({}, running.LOCAL_TOKENS) == {"max_new_tokens": 256}
-    assert running.request_settings({"max_tokens": 24}, running.LOCAL_TOKENS) == {
-        "max_new_tokens": 24
-    }
-    arbiter = read_preset(running.LOCAL).arbiter
-    assert arbiter and arbiter.max_tokens == 32
+LONG = " ".join(f"w{number}" for number in range(3000))
+VERDICT = "<synthesis>all of it</synthesis><confidence>0.9</confidence>"
+
+
+def limited(asked: Asked) -> Reply:
+    """Answer like a server that ends text at max_tokens, of which a word is one."""
+    words = (VERDICT if asked.body["model"] == "judge" else LONG).split()
+    limit = asked.body.get("max_tokens", len(words))
+    thinks = asked.body["model"] == "thinker"
+    said = " ".join(words[:limit])
+    reply = chat("" if thinks else said, new=min(limit, len(words)))
+    if thinks:
+        reply.body["choices"][0]["message"]["reasoning_content"] = said
+    reply.body["choices"][0]["finish_reason"] = "length" if limit < len(words) else "stop"
+    return reply
+
+
+LIMITED = ("-m", "long:2", "-m", "thinker", "--arbiter", "judge", "--max-iterations", "1")
+
+
+def test_long_answers_reach_the_arbiter_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    with endpoint(limited) as made:
+        monkeypatch.setenv("OPENAI_BASE_URL", made.url)
+        found = result("Why?", *LIMITED)
+        served = create_consortium(["long"], arbiter="judge").orchestrate("Why?")
+    judged = [asked.body for asked in made.asked if asked.body["model"] == "judge"]
+    assert len(judged) == 2 and all(LONG in one["messages"][-1]["content"] for one in judged)
+    assert not any("max_tokens" in asked.body for asked in made.asked)
+    finishes = [one.get("finish") for one in (*found["model_responses"], found["synthesis"])]
+    assert finishes == ["stop", "stop", "stop", "stop"]
+    assert served["model_responses"][0]["completion_tokens"] == 3000
+    assert served["metadata"]["warnings"] == []
+
+
+def test_truncated_answers_are_named_once_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with endpoint(limited) as made:
+        monkeypatch.setenv("OPENAI_BASE_URL", made.url)
+        done = fine("Why?", *LIMITED, "--max-tokens", "100", "--output", "result.json")
+    cut = "long: an answer ended at its token limit; raise max_tokens"
+    assert done.stderr.count(cut) == 1 and "judge: an answer" not in done.stderr
+    used_up = (
+        "thinker: no answer: its limit of 100 new tokens was used up by its reasoning; raise "
+        "max_tokens, or set none"
+    )
+    assert used_up in done.stderr
+    kept = RunLog().get(RunLog().list()[0]["id"])["result"]
+    for found in (json.loads(Path("result.json").read_text()), kept):
+        finishes = [one["finish"] for one in found["model_responses"]]
+        assert finishes == ["length", "length", "length"] and found["synthesis"]["finish"] == "stop"
+        assert cut in found["metadata"]["warnings"]

@@ -18,7 +18,9 @@ import llm
 import pytest
 import searches
 import sqlite_utils
+import yaml
 from click.testing import CliRunner, Result
+from endpoints import Asked, Reply, chat, endpoint
 from llm.cli import cli
 from llm.migrations import migrate
 from llm.parts import ToolCallPart, ToolResultPart
@@ -307,6 +309,28 @@ def test_a_turn_is_logged_though_another_program_writes_for_long(home: Path) -> 
         end.join()
         other.close()
     assert "could not log" not in done.stderr and len(logs()) == 1
+
+
+def test_models_of_llm_have_no_token_limit_by_default(home: Path) -> None:
+    words = "long " * 3000
+
+    def answer(asked: Asked) -> Reply:
+        limit = asked.body.get("max_tokens")
+        reply = chat(" ".join(words.split()[:limit]), new=limit or 3000)
+        reply.body["choices"][0]["finish_reason"] = "length" if limit else "stop"
+        return reply
+
+    with endpoint(answer) as made:
+        model = {"model_id": "extra", "model_name": "extra", "api_base": made.url}
+        (home / "extra-openai-models.yaml").write_text(yaml.safe_dump([model]))
+        council = (parse_member("extra"),)
+        ConsortiumStore().save("long", ConsortiumSettings(council, None, "vote"))
+        text = fine("-m", "long", "Why?", "--no-stream").stdout
+        limited = fine("-m", "long", "Why?", "-o", "max_tokens", "7")
+    assert text.count("long") == 3000 and "max_tokens" not in made.asked[0].body
+    assert "extra: an answer ended at its token limit; raise max_tokens" in limited.stderr
+    finishes = [one["response_json"]["model_responses"][0]["finish"] for one in logs()]
+    assert finishes == ["stop", "length"]
 
 
 def test_names_of_other_models_are_left_to_them(home: Path) -> None:

@@ -36,9 +36,9 @@ from swarm.multi_agent.consortium.prompts import (
 from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration, MemberAnswer
 from swarm.multi_agent.consortium.strategies import STRATEGY_FUNCTIONS, UNSURE
 from swarm.multi_agent.scheduler import (
-    EMPTY_ANSWER,
     AgentCall,
     Script,
+    describe_empty_answer,
     ignore_event,
     run_in_lockstep,
 )
@@ -287,11 +287,11 @@ def _confidence_or_lowest(iteration: Iteration) -> float:
 
 def _to_member_answer(member: ConsortiumMember, answer: AgentAnswer) -> MemberAnswer:
     """Convert an answer to the form shown to others; one with reasoning only counts as empty."""
-    if answer.error:
+    if answer.error or answer.completion is None:
         return MemberAnswer(answer, member.instance)
     text, confidence = split_confidence(answer.text)
     if not text:
-        answer = replace(answer, error=EMPTY_ANSWER)
+        answer = replace(answer, error=describe_empty_answer(answer.completion))
     return MemberAnswer(answer, member.instance, text, confidence)
 
 

@@ -145,6 +145,7 @@ def _response_to_json(opinion: MemberAnswer) -> dict[str, Any]:
             "completion_tokens": completion.new_tokens,
             "cost": completion.known_cost,
             "seconds": completion.seconds,
+            "finish": completion.finish,
         }
     return fields
 
@@ -159,6 +160,7 @@ def _synthesis_to_json(verdict: Verdict, raw: bool) -> dict[str, Any]:
         "refinement_areas": list(verdict.refinement_areas),
         "reasoning": verdict.reasoning,
         "source": verdict.source,
+        "finish": verdict.finish,
     }
     if verdict.ranking:
         fields["ranking"] = list(verdict.ranking)

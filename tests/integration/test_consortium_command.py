@@ -214,10 +214,9 @@ def test_doubts_are_told() -> None:
     assert f"warning: {BLUE} is the only member" in fine("?", "-m", BLUE, "--arbiter", JUDGE).stderr
 
 
-def test_without_members_it_is_a_preset_and_a_line_says_which() -> None:
-    done = fine("Why?", "--dry-run")
-    assert "preset local, as llm has not classic's models and keys: local/base" in done.stderr
-    assert "4 to 6 calls in all" in done.stdout
+def test_a_preset_can_be_planned() -> None:
+    done = fine("Why?", "--dry-run", "--consortium", "local")
+    assert "consortium local: local/base" in done.stderr and "4 to 6 calls in all" in done.stdout
     done = fine("--dry-run", "--consortium", "council", "--max-iterations", "2")
     assert "strategy peer-review" in done.stdout and not RunLog().list()
 

@@ -284,6 +284,14 @@ def test_nobody_answers(home: Path) -> None:
     assert {run["status"] for run in RunLog().list()} == {"failed"}
 
 
+def test_without_models_and_keys_one_line_names_both_ways_out(home: Path) -> None:
+    done = typed("consortium", "Why?")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "llm keys set openai" in done.stderr and "--consortium local" in done.stderr
+    assert not RunLog().list()
+    assert "local/rooms" in fine("consortium", "Why?", "--consortium", "local", "--dry-run").stdout
+
+
 def test_the_command_logs_its_turn_unless_the_log_is_off(home: Path) -> None:
     words = ("consortium", "Why?", "-m", BLUE, "-m", GREEN, "--arbiter", JUDGE)
     assert fine(*words, "--max-iterations", "1").stdout == "answer 1\n"

@@ -361,19 +361,26 @@ def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "-
 
 
 def _starting_config(options: Mapping[str, Any]) -> ResolvedConfig | None:
-    """Return the base configuration of the options; `None` if they are complete."""
+    """Return the base configuration of the options; `None` if they are complete.
+
+    Raises:
+        UserError: They name no models, and a default model or its key is missing.
+    """
     if name := options.get("consortium"):
         return ResolvedConfig(load_config(name), name, f"consortium {name}")
     if options.get("models"):
         return None
     classic = read_preset("classic")
-    available = all(
-        is_available_in_llm(one.model) for one in (*classic.members, *_as_list(classic.arbiter))
-    )
-    name, verb = ("classic", "has") if available else ("local", "has not")
-    return ResolvedConfig(
-        read_preset(name), name, f"preset {name}, as llm {verb} classic's models and keys"
-    )
+    for one in (*classic.members, classic.arbiter):
+        try:
+            LLM(one.model if one else "").check()
+        except UserError as error:
+            raise UserError(
+                "no models are given: store a key (llm keys set openai) and name them (-m gpt-4o), "
+                "or take those of this machine (--consortium local); the default needs llm-"
+                f"consortium's four models, and {error}"
+            ) from None
+    return ResolvedConfig(classic, "classic", "preset classic")
 
 
 def parse_single_member(option: str, spec: str, members: MemberRegistry) -> MemberSpec:
@@ -404,10 +411,6 @@ def _apply_to_each(config: ConsortiumSettings, each: Mapping[str, Any]) -> Conso
         arbiter=with_defaults(config.arbiter),
         fallback=with_defaults(config.fallback),
     )
-
-
-def _as_list(one: MemberSpec | None) -> list[MemberSpec]:
-    return [one] if one else []
 
 
 FILE_NAME_PATTERN = re.compile(r"[\w.~/\\-]*\.(?:txt|md|prompt|yaml|json)")

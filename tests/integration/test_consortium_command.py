@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -17,11 +16,10 @@ import click
 import consortium_members
 import pytest
 import searches
-import yaml
 from click.testing import CliRunner, Result
 from endpoints import Asked, Reply, chat, endpoint
 
-from swarm.consortium import create_consortium
+from swarm.consortium import create_consortium, install_alias
 from swarm.consortium.cli import COMMANDS, consortium
 from swarm.consortium.cli import run as running
 from swarm.consortium.run_log import RunLog
@@ -184,11 +182,9 @@ def test_raw_shows_what_all_said_and_nothing_steers_the_terminal() -> None:
         (["save", "gpt-4o", *TWO], "llm already has a model of this name"),
         (["Why?", *TWO, "--confidence-threshold", "1.5"], "from 0 to 1, or 10 to 100 as percent"),
         (["run-info", ""], "run-info needs the id of a run"),
-        (["import", "nosuch.yaml"], "Error: consortium nosuch.yaml cannot be read: No such file"),
         (["run-info", "12"], "no run with this id"),
         (["runs", "--since", "soon"], "is not a date"),
         (["compare", "Why?", "-m", BLUE], "at least two models"),
-        (["import", "nowhere.db"], "no such file"),
     ],
 )
 def test_mistakes_are_told_in_one_line_and_nobody_is_asked(words: list[str], told: str) -> None:
@@ -344,51 +340,22 @@ def test_every_option_is_saved_and_told() -> None:
     assert (other.system, other.strategy, other.roles) == ("From a file.", "roles", ("critic",))
 
 
-def test_saved_ones_are_kept_replaced_exported_and_removed() -> None:
+def test_saved_ones_are_kept_replaced_and_removed() -> None:
     assert ("no consortium is saved") in fine("list").stdout and "preset classic:" in fine(
         "list"
     ).stdout
     assert "use it as llm -m council" in fine("save", "council", *TWO).stdout
-    done = typed("save", "council", *TWO, "--max-iterations", "7")
-    assert done.exit_code == 1 and "use --replace to replace it" in done.stderr
-    assert ConsortiumStore().get("council").max_iterations == 3
-    fine("save", "council", "--consortium", "council", "--replace", "--max-iterations", "7")
+    done = fine("save", "council", "--consortium", "council", "--max-iterations", "7")
+    assert done.stdout.startswith("replaced council: ")
     assert ConsortiumStore().get("council").max_iterations == 7
-    fine("export", "council", "--output", "mine.yaml")
-    assert yaml.safe_load(Path("mine.yaml").read_text())["max_iterations"] == 7
     fine("save", "above", "-m", "council", "-m", BLUE, "--arbiter", JUDGE)
-    done = typed("save", "council", "-m", "above", "--arbiter", JUDGE, "--replace")
+    done = typed("save", "council", "-m", "above", "--arbiter", JUDGE)
     assert done.exit_code == 1 and "council would contain itself, by above" in done.stderr
     fine("remove", "above")
+    assert result("Why?", "--consortium", "council", "--max-iterations", "1")["metadata"]["run"]
+    assert RunLog().list()[0]["name"] == "council"
     fine("remove", "council")
-    fine("import", "mine.yaml", "--name", "again")
-    assert (
-        ConsortiumStore().list_names() == ["again"]
-        and ConsortiumStore().get("again").members[0].model == BLUE
-    )
-    assert result("Why?", "--consortium", "again", "--max-iterations", "1")["metadata"]["run"]
-    assert RunLog().list()[0]["name"] == "again"
-
-
-def test_what_older_programs_saved_is_taken_over(place: Path) -> None:
-    folder = place / "llm"
-    folder.mkdir()
-    with sqlite3.connect(folder / "logs.db") as old:
-        old.execute("CREATE TABLE consortium_configs (name TEXT PRIMARY KEY, config TEXT)")
-        config = {
-            "models": {BLUE: 2},
-            "arbiter": JUDGE,
-            "confidence_threshold": 80.0,
-            "max_iterations": 3,
-            "minimum_iterations": 1,
-            "system_prompt": None,
-        }
-        old.execute("INSERT INTO consortium_configs VALUES ('old', ?)", [json.dumps(config)])
-    assert f"llm consortium import {folder / 'logs.db'}" in fine("list").stderr
-    assert "saved old" in fine("import").stdout
-    found = ConsortiumStore().get("old")
-    assert (found.members[0].count, found.confidence_threshold) == (2, 0.8)
-    assert "nothing to import" in fine("import").stdout
+    assert ConsortiumStore().list_names() == []
 
 
 def test_runs_are_listed_shown_and_counted() -> None:
@@ -476,9 +443,14 @@ def test_an_interrupt_and_no_torch(place: Path) -> None:
     }
 
 
-def test_what_the_page_has_for_python_programs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("package", ["swarm.consortium", "llm_consortium"])
+def test_what_the_page_has_for_python_programs_runs(
+    package: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (searches.ROOT / "docs" / "consortium.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = code.replace("from swarm.consortium ", f"from {package} ")
+    install_alias()
     names = {"gpt-4o:2": f"{BLUE}:2", "claude-3-opus": GREEN, "gpt-4o": JUDGE}
     for name, ours in names.items():
         code = code.replace(f'"{name}"', f'"{ours}"')
@@ -549,11 +521,14 @@ def test_ctrl_c_keeps_what_members_have_answered(place: Path) -> None:
     assert "the quick answer" in fine("run-info", run["id"]).stdout
 
 
-def test_names_of_strategies_in_llm_consortium_are_told_todays() -> None:
-    done = typed("Why?", *TWO, "--strategy", "voting")
-    assert (
-        done.exit_code == 2 and "did you mean vote?" in done.stderr and not consortium_members.heard
-    )
+def test_strategies_have_their_names_in_llm_consortium_too() -> None:
+    for theirs, ours in (("voting", "vote"), ("role", "roles"), ("semantic", "default")):
+        done = fine("Why?", *TWO, "--strategy", theirs, "--dry-run")
+        assert done.stdout.startswith(f"strategy {ours};")
+        assert ("answers are not clustered here" in done.stderr) == (theirs == "semantic")
+    done = typed("Why?", *TWO, "--strategy", "tropical")
+    assert done.exit_code == 2 and "'tropical' is not one of" in done.stderr
+    assert not consortium_members.heard
 
 
 def test_a_threshold_without_effect_is_told() -> None:

@@ -436,10 +436,7 @@ class Consortium(BaseConsortium):
 
     def _check_shape(self) -> None:
         if self.strategy not in STRATEGIES:
-            suggestion = LEGACY_STRATEGIES.get(str(self.strategy))
-            matches = (
-                [suggestion] if suggestion else get_close_matches(str(self.strategy), STRATEGIES, 1)
-            )
+            matches = get_close_matches(str(self.strategy), STRATEGIES, 1)
             hint = f"; did you mean {matches[0]}?" if matches else ""
             raise UserError(
                 f"strategy={self.strategy!r} is not one of {', '.join(STRATEGIES)}{hint}"

@@ -19,8 +19,6 @@ COMMANDS = {
     "remove": "swarm.consortium.cli.manage.remove",
     "runs": "swarm.consortium.cli.history.runs",
     "run-info": "swarm.consortium.cli.history.run_info",
-    "leaderboard": "swarm.consortium.cli.history.leaderboard",
-    "compare": "swarm.consortium.cli.history.compare",
     "strategies": "swarm.consortium.cli.manage.strategies",
 }
 """Location of each command's function."""
@@ -32,8 +30,6 @@ EXAMPLES = {
     "remove": "council",
     "runs": "--since 2026-01-31",
     "run-info": "3",
-    "leaderboard": "--since 2026-01-31",
-    "compare": '"Why is the sky blue?" -m gpt-4o -m qwen2:7b --judge gpt-4o',
 }
 """Arguments of each command's example."""
 

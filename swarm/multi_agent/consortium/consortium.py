@@ -39,14 +39,11 @@ from swarm.multi_agent.scheduler import (
     AgentCall,
     Script,
     describe_empty_answer,
-    ignore_event,
-    run_in_lockstep,
 )
 from swarm.multi_agent.types import (
     AgentAnswer,
     AgentSpec,
     Messages,
-    OnEvent,
     add_system_text,
     prompt_to_messages,
 )
@@ -518,20 +515,6 @@ class Consortium(BaseConsortium):
             raise outcome
         yield Delta(outcome.final.text)
         return outcome.final
-
-    def collect_member_answers(
-        self, request: Request, watch: OnEvent = ignore_event
-    ) -> list[MemberAnswer]:
-        """Return the members' answers to the request, without judging them.
-
-        Raises:
-            UserError: Too few members answered.
-        """
-        run = ConsortiumRun(self, request, set(), lambda event: None)
-        (answers,) = run_in_lockstep([run.collect_member_answers(1)], watch, self.trace)
-        if isinstance(answers, UserError):
-            raise answers
-        return answers
 
     def _iterate_rounds(
         self, request: Request, logged: set[str], notify: Callable[[Any], None]

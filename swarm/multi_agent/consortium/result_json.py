@@ -113,19 +113,6 @@ def partial_result_to_json(
     }
 
 
-def responses_to_json(prompt: str, answers: Sequence[MemberAnswer]) -> dict[str, Any]:
-    """Convert answers that were not judged to JSON.
-
-    Args:
-        prompt: The user's prompt.
-        answers: The members' answers.
-    """
-    return {
-        "original_prompt": prompt,
-        "model_responses": [_response_to_json(one) for one in answers],
-    }
-
-
 def _response_to_json(opinion: MemberAnswer) -> dict[str, Any]:
     """Convert a member's answer or error, with confidence and usage, to JSON."""
     answer = opinion.answer

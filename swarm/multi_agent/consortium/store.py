@@ -29,10 +29,6 @@ CREATE_TABLES = (
     "strategy TEXT, status TEXT NOT NULL, error TEXT, prompt TEXT, answer TEXT, confidence REAL, "
     "iterations INTEGER, best INTEGER, calls INTEGER, prompt_tokens INTEGER, "
     "new_tokens INTEGER, cost REAL, seconds REAL, config TEXT, result TEXT)",
-    "CREATE TABLE IF NOT EXISTS answers (run TEXT NOT NULL REFERENCES runs(id), number INTEGER, "
-    "iteration INTEGER, member TEXT, instance INTEGER, role TEXT, text TEXT, error TEXT, "
-    "confidence REAL, rank INTEGER, ranked INTEGER, chosen INTEGER, prompt_tokens INTEGER, "
-    "new_tokens INTEGER, cost REAL, seconds REAL, PRIMARY KEY (run, number))",
     "CREATE INDEX IF NOT EXISTS runs_time ON runs (time)",
 )
 SELECT_LAST_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'runs_time'"

@@ -347,7 +347,7 @@ def test_names_of_other_models_are_left_to_them(home: Path) -> None:
         done = fine("-m", "talker", "hi")
         assert done.stdout == "user: hi\n"
         assert done.stderr.count("the consortium talker is not registered") == 1
-        done = typed("consortium", "save", "talker", "-m", BLUE, "--arbiter", JUDGE, "--replace")
+        done = typed("consortium", "save", "talker", "-m", BLUE, "--arbiter", JUDGE)
         assert done.exit_code == 1 and "llm already has a model of this name" in done.stderr
     assert fine("-m", "talker", "hi").stdout == "answer 1\n"
 
@@ -380,7 +380,7 @@ def test_consortia_may_sit_in_others_but_not_in_themselves(home: Path) -> None:
     fine("aliases", "set", "other", "outer")
     for name in ("outer", "other", "llm/outer", "llm/other", "consortium/outer"):
         ConsortiumStore().save(
-            "inner", ConsortiumSettings((parse_member(name),), parse_member(JUDGE)), replace=True
+            "inner", ConsortiumSettings((parse_member(name),), parse_member(JUDGE))
         )
         done = typed("-m", "outer", "Why?")
         assert done.exit_code == 1 and "contains itself" in done.stderr, name

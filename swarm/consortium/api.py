@@ -304,8 +304,8 @@ class ConsortiumConfig(ConsortiumSettings):
         counts = {one.model: one.count for one in self.members}
         if self.members == tuple(MemberSpec(*pair) for pair in counts.items()):
             found["models"] = counts
-        if self.arbiter == MemberSpec(self.arbiter.model if self.arbiter else "-"):
-            found["arbiter"] = self.arbiter.model if self.arbiter else None
+        if self.arbiter and self.arbiter == MemberSpec(self.arbiter.model):
+            found["arbiter"] = self.arbiter.model
         judging = self.strategy if self.strategy in ("pick-one", "rank") else "default"
         strategy = self.strategy if judging == "default" else "default"
         names = {new: old for old, new in LEGACY_STRATEGIES.items() if new != "default"}

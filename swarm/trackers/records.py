@@ -476,25 +476,21 @@ def log_deliberation(tracker: Tracker, result: Mapping[str, Any]) -> dict[str, A
     """Log the answer of a consortium, one iteration per step; return the summary.
 
     Args:
-        result: As made by `swarm.multi_agent.consortium.result_json.result_to_json` or
-            `responses_to_json`.
+        result: As made by `swarm.multi_agent.consortium.result_json.result_to_json`.
     """
-    rounds: Sequence[Mapping[str, Any]] = result.get("iterations") or [
-        {"iteration": 1, "model_responses": result["model_responses"]}
-    ]
+    rounds: Sequence[Mapping[str, Any]] = result["iterations"]
     for number, one in enumerate(rounds):
-        values = {"confidence": one.get("synthesis", {}).get("confidence")}
+        values = {"confidence": one["synthesis"]["confidence"]}
         tracker.log(
             number,
             _drop_missing(values | _combine_calls(one["model_responses"], "completion_tokens")),
         )
     tables = {
-        "responses": TrackerTable(["iteration", *RESPONSE_COLUMNS], list(_response_rows(rounds)))
+        "responses": TrackerTable(["iteration", *RESPONSE_COLUMNS], list(_response_rows(rounds))),
+        "verdicts": _verdict_table(rounds),
     }
-    if "iterations" in result:
-        tables["verdicts"] = _verdict_table(rounds)
     tracker.log(len(rounds), tables)
-    verdict, about = result.get("synthesis", {}), result.get("metadata", {})
+    verdict, about = result["synthesis"], result["metadata"]
     names = (
         "strategy",
         "arbiter",

@@ -381,7 +381,6 @@ COMMAND_EXAMPLES = {
     "compare run": ("questions.yaml models=local/base,local/rooms", "questions.yaml dry_run=true"),
     "compare view": ("answers.jsonl", "answers.csv --sort-by quality --descending"),
     "compare.view": ("answers.jsonl", "answers.csv --sort-by quality --descending"),
-    "compare import": ("llmcomp_cache",),
     "compare finetune": ("validate chats.jsonl", "create chats.jsonl --local --epochs 3"),
     "compare finetune update": ("",),
     "compare finetune validate": ("chats.jsonl",),

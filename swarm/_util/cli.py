@@ -381,6 +381,8 @@ COMMAND_EXAMPLES = {
     "compare run": ("questions.yaml models=local/base,local/rooms", "questions.yaml dry_run=true"),
     "compare view": ("answers.jsonl", "answers.csv --sort-by quality --descending"),
     "compare.view": ("answers.jsonl", "answers.csv --sort-by quality --descending"),
+    "compare update-jobs": ("", "llmcomp_models"),
+    "compare validate-file": ("chats.jsonl",),
     "compare finetune": ("validate chats.jsonl", "create chats.jsonl --local --epochs 3"),
     "compare finetune update": ("",),
     "compare finetune validate": ("chats.jsonl",),

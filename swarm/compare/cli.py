@@ -67,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     cli.add_parsers(
         tuning.add_subparsers(dest="command", required=True, parser_class=RaisingParser)
     )
+    cli.add_script_parsers(verbs)
     return parser
 
 

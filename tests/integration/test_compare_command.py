@@ -197,6 +197,23 @@ def test_finetune_hangs_in(server: endpoints.Endpoint, said: Any) -> None:
     assert said("finetune", "models", "--data-dir", "none") == (0, "none: no models\n", "")
 
 
+def test_llmcomps_scripts_are_commands(server: endpoints.Endpoint, said: Any) -> None:
+    turns = [{"role": "user", "content": "a bird?"}, {"role": "assistant", "content": "wren"}]
+    line = json.dumps({"messages": turns}) + "\n"
+    Path("train.jsonl").write_text(line * 9)
+    code, out, _ = said("validate-file", "train.jsonl")
+    assert code == 1 and "not valid" in out and "tokens" not in out
+    Path("train.jsonl").write_text(line * 10)
+    code, out, _ = said("validate-file", "train.jsonl")
+    assert code == 0 and "valid; 10 examples" in out and "tokens" in out
+    code, out, err = said("update-jobs")
+    assert (code, out) == (1, "") and err.startswith("error: llmcomp_models: no such folder")
+    Path("jobs").mkdir()
+    job = {"id": "ftjob-1", "status": "succeeded", "model": "ft:a", "suffix": "birds"}
+    Path("jobs/jobs.jsonl").write_text(json.dumps(job) + "\n")
+    assert said("update-jobs", "jobs") == (0, "running: 0, succeeded: 1, failed: 0\n", "")
+
+
 def test_an_interrupt_is_code_130(
     server: endpoints.Endpoint, said: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

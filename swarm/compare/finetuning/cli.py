@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from swarm.compare.finetuning.manager import JOB_COLUMNS, MODEL_COLUMNS, FinetuningManager
@@ -171,6 +172,31 @@ def add_parsers(subparsers: Any) -> None:
         lambda g: FinetuningManager(g.data_dir).delete(g.name),
     )
     one.add_argument("name", help="name of a model, or id of a job")
+
+
+def add_script_parsers(subparsers: Any) -> None:
+    """Add the commands with the names and arguments of llmcomp's scripts; see `add_parsers`."""
+    text = "update the fine-tuning jobs that are not finished"
+    one = subparsers.add_parser("update-jobs", help=text, description=text)
+    one.add_argument("data_dir", nargs="?", default=DATA_DIR, help="default %(default)s")
+    one.set_defaults(handler=_update_existing)
+    text = "check a JSONL training file; show the tokens of a valid one"
+    one = subparsers.add_parser("validate-file", help=text, description=text)
+    one.add_argument("file")
+    one.set_defaults(handler=_validate_with_cost)
+
+
+def _update_existing(given: argparse.Namespace) -> None:
+    if not Path(given.data_dir).expanduser().is_dir():
+        raise InvalidArgument(f"{given.data_dir}: no such folder; name that of the jobs: DATA_DIR")
+    update_jobs(given.data_dir)
+
+
+def _validate_with_cost(given: argparse.Namespace) -> int:
+    if not validate_file(given.file):
+        return 1
+    print_cost(given.file)
+    return 0
 
 
 def _add_create_options(one: argparse.ArgumentParser) -> None:

@@ -208,7 +208,7 @@ def _add_create_options(one: argparse.ArgumentParser) -> None:
     for name in ("--epochs", "--batch-size"):
         one.add_argument(name, type=_parse_auto_or(int), help='an integer, or "auto" at a server')
     one.add_argument("--seed", type=int)
-    one.add_argument("--blocking", action="store_true", help="wait until it finishes")
+    one.add_argument("--blocking", action="store_true", help="wait until a server's job has ended")
     server = one.add_argument_group("at a server")
     server.add_argument(
         "--api-key-env",

@@ -180,7 +180,7 @@ def test_an_interrupted_one_goes_on_to_the_same_weights(
 
 
 @pytest.mark.slow
-def test_a_killed_one_is_told_from_a_running_one_and_resumes(
+def test_a_killed_training_is_shown_as_interrupted_and_resumes(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, wish = tmp_path / "data", wanted(tiny_llama, tmp_path, epochs=100)

@@ -16,7 +16,6 @@ FROM = {
     "RatingJudge": "swarm.compare.judges",
     "Runner": "swarm.compare.runner",
     "get_error_bars": "swarm.stats.summary_table",
-    "import_cache": "swarm.compare.import_llmcomp",
     "read_jsonl": "swarm._util.jsonl",
     "write_jsonl": "swarm._util.jsonl",
 }

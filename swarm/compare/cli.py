@@ -1,4 +1,4 @@
-"""Command line: run the questions of a file, view answers, import llmcomp's cache, fine-tune."""
+"""Command line: run the questions of a file, view answers, fine-tune."""
 
 import argparse
 from collections.abc import Sequence
@@ -63,14 +63,11 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
-    older = verbs.add_parser("import", help="import the answers cached by llmcomp")
-    older.add_argument("folder", help="llmcomp's cache folder; default llmcomp_cache")
-    older.add_argument("--base-url", help="endpoint of its models, if discovery fails")
-    older.set_defaults(handler=_import_command)
     tuning = verbs.add_parser("finetune", help="create, follow and list fine-tunings")
     cli.add_parsers(
         tuning.add_subparsers(dest="command", required=True, parser_class=RaisingParser)
     )
+    cli.add_script_parsers(verbs)
     return parser
 
 
@@ -106,10 +103,3 @@ def _run_command(options: argparse.Namespace) -> int:
     from swarm.compare.run_file import run_file
 
     return run_file(find_path(options.file), read_settings(options.settings))
-
-
-def _import_command(options: argparse.Namespace) -> int:
-    from swarm.compare.import_llmcomp import import_cache
-
-    print(import_cache(options.folder, base_url=options.base_url))
-    return 0

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from itertools import chain, cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm.compare import validation, yaml_loader
 from swarm.compare.dataframe import (
@@ -23,6 +23,7 @@ from swarm.compare.dataframe import (
     ParaphraseBlock,
     SampleRow,
     build_frame,
+    copy_request,
     print_failures,
 )
 from swarm.compare.judge_cache import CacheOnlyReplay, content_as_text, replay_from_cache
@@ -359,6 +360,45 @@ class Question(ABC):
 
         return ask_questions(questions, model_groups, details)
 
+    def get_results(self, models: Sequence[str]) -> "list[Result]":
+        """Query the models, or read their cached answers, without a data frame.
+
+        Args:
+            models: Names of models, each once.
+
+        Raises:
+            InvalidArgument: The models are not a list of different names.
+        """
+        if not isinstance(models, str) and not models:
+            return []
+        plans = build_plans([self], {"all": models})
+        if len(plans[0].models) < len(models):
+            raise InvalidArgument("get_results: each model may be named once")
+        return [
+            Result(
+                self,
+                model,
+                [
+                    {
+                        "api_kwargs": copy_request(block.api_kwargs),
+                        "question": block.question,
+                        "paraphrase_ix": block.paraphrase_ix,
+                        **row.columns,
+                        "error": row.error,
+                    }
+                    for block in blocks
+                    for row in block.rows
+                ],
+            )
+            for model, blocks in ask_plans(plans)[0].items()
+        ]
+
+    def many_models_execute(self, models: Sequence[str]) -> "list[Result]":
+        """Query the models again; the new answers replace the cached ones. See `get_results`."""
+        for model in [] if isinstance(models, str) else models:
+            self.clear_cache(model)
+        return self.get_results(models)
+
     def clear_cache(self, model: str, judges: bool = False) -> bool:
         """Delete a model's cached answers to this question.
 
@@ -370,6 +410,19 @@ class Question(ABC):
             Whether anything was deleted.
         """
         return forget_answers(self, model, judges)
+
+
+class Result(NamedTuple):
+    """Answers of one model to a question.
+
+    Attributes:
+        data: One mapping per paraphrase and sample, with "answer", "question", "paraphrase_ix",
+            "api_kwargs", "error" and the columns of the question type.
+    """
+
+    question: Question
+    model: str
+    data: list[dict[str, Any]]
 
 
 class QuestionPlan:
@@ -432,15 +485,23 @@ def ask_questions(
         raise missing_extra_error(error, "compare") from None
     for part in parts:
         part.question.layout.list_columns(details)
+    with reduce_gc_frequency():
+        return [
+            build_frame(part.question.layout, part.groups, blocks, details)
+            for part, blocks in zip(parts, ask_plans(parts), strict=True)
+        ]
+
+
+def ask_plans(parts: Sequence[QuestionPlan]) -> list[dict[str, list[ParaphraseBlock]]]:
+    """Return the answers to each question by model; print how many failed."""
     title = parts[0].question.name if len(parts) == 1 else f"{len(parts)} questions"
     found = []
     with reduce_gc_frequency():
         with ExitStack() as during:
             rows = iter(run_all(parts, during, title))
         for part in parts:
-            blocks = part.take_blocks(rows)
-            print_failures(part.question.name, blocks)
-            found.append(build_frame(part.question.layout, part.groups, blocks, details))
+            found.append(part.take_blocks(rows))
+            print_failures(part.question.name, found[-1])
     return found
 
 

@@ -46,12 +46,15 @@ T = TypeVar("T")
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 
-FIRST_WAIT, MAX_WAIT = 0.5, 30.0
-"""Seconds before the first retry, doubled on each, and their maximum."""
+FIRST_WAIT, GROWTH, MAX_WAIT = 0.25, 1.4, 30.0
+"""Seconds before the first retry, the factor of each further wait, and the maximum in seconds."""
 
-OVERTAKEN_BEFORE_BACKOFF, MAX_OVERTAKEN = 3, 10
-"""Number of refusals while other requests are accepted, after which a request backs off behind
-them, and may fail for good.
+MAX_RETRY_S = 300.0
+"""Seconds after the first fault during which a call is retried; slow faults get fewer retries."""
+
+OVERTAKEN, MAX_OVERTAKEN = 3, 10
+"""Number of refusals while other requests are accepted, after which a refusal does not count for
+the rate, and after which a request may fail for good.
 """
 
 
@@ -230,7 +233,7 @@ class RetryingClient(Generic[T]):
                 wait = (
                     failed.rate_limit_delay(sent, self.throttle, self._rate_limit_timeout)
                     if isinstance(error, RateLimited)
-                    else self._retry_delay(error, failed.times - failed.limited - 1)
+                    else self._retry_delay(error, failed)
                 )
                 if wait is None or exchange.started:
                     raise error.with_attempt_count(failed.times) from None
@@ -255,15 +258,18 @@ class RetryingClient(Generic[T]):
     def _rate_limit_timeout(self) -> float:
         return self.turns.limits.rate_limit_timeout
 
-    def _retry_delay(self, error: RequestError, attempt: int) -> float | None:
-        """Return the seconds until a retry, or `None` if there must be none."""
-        if not error.passing or attempt >= self.turns.limits.retries:
+    def _retry_delay(self, error: RequestError, failed: "CallFailures") -> float | None:
+        """Return the seconds until a retry after a fault, or `None` if there must be none."""
+        faults = failed.times - failed.limited
+        late = time.monotonic() - failed.first_fault > MAX_RETRY_S
+        if not error.passing or faults > self.turns.limits.retries or late:
             return None
-        spread = random.SystemRandom().uniform(0.5, 1.0)
-        if error.after is None:
-            return float(min(MAX_WAIT, FIRST_WAIT * 2**attempt) * spread)
-        self.throttle.pause_for(error.after)
-        return max(error.after, FIRST_WAIT * spread)
+        return max(error.after or 0.0, random_wait(GROWTH ** (faults - 1)))
+
+
+def random_wait(factor: float) -> float:
+    """Return the seconds of a wait: spread at random, so that requests do not return together."""
+    return min(MAX_WAIT, FIRST_WAIT * factor) * random.SystemRandom().uniform(0.5, 1.0)
 
 
 @dataclass
@@ -272,14 +278,16 @@ class CallFailures:
 
     Attributes:
         times: Number of failed attempts.
+        first_fault: Time of the first other failure, as of `time.monotonic`.
         limited: Number of attempts refused by a rate limit.
-        first: Time of the first such refusal, as of `time.monotonic`.
+        first: Time of the first such refusal.
         overtaken: Number of such refusals although the server had accepted other requests since the
             previous one.
         last: Error of the last attempt.
     """
 
     times: int = 0
+    first_fault: float = math.inf
     limited: int = 0
     first: float = 0.0
     overtaken: int = 0
@@ -300,6 +308,8 @@ class CallFailures:
             elif throttle.accepted > self._accepted:
                 self.overtaken += 1
             self.limited, self._accepted = self.limited + 1, throttle.accepted
+        else:
+            self.first_fault = min(self.first_fault, time.monotonic())
 
     def is_exhausted(self, limit: float, throttle: AdaptiveThrottle) -> bool:
         """Return whether `limit` seconds of refusals have passed.
@@ -332,15 +342,12 @@ class CallFailures:
         assert error
         if not error.passing:
             return None
-        throttle.record_refusal(sent, error.after, self.overtaken > OVERTAKEN_BEFORE_BACKOFF)
+        throttle.record_refusal(sent, error.after, self.overtaken > OVERTAKEN)
         if (error.after or 0.0) > limit or self.is_exhausted(limit, throttle):
             self.build_final_error(limit)
             return None
         # Back off behind other requests, exponentially in how often this one was overtaken.
-        behind = (
-            FIRST_WAIT * 2.0**self.overtaken if self.overtaken > OVERTAKEN_BEFORE_BACKOFF else 0.0
-        )
-        return max(error.after or 0.0, min(MAX_WAIT, behind))
+        return max(error.after or 0.0, random_wait(2.0**self.overtaken))
 
     def build_final_error(self, limit: float) -> RequestError:
         """Mark the last error as final and return it."""

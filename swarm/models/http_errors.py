@@ -175,6 +175,7 @@ def error_message(content: Any) -> str:
 
 def to_one_line(words: str) -> str:
     """Shorten a server's message to one printable line."""
+    words = words.strip()[: 10 * MAX_MESSAGE_LENGTH]
     line = " ".join("".join(c if c.isprintable() else " " for c in words).split())
     return line if len(line) <= MAX_MESSAGE_LENGTH else f"{line[:MAX_MESSAGE_LENGTH]} ..."
 

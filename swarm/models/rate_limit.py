@@ -24,7 +24,7 @@ class Limits:
         connect_timeout: Seconds to establish a connection.
         timeout: Seconds for a complete request, however slowly data arrives.
         retries: Number of retries after 408, 409, 425, 5xx, a lost connection, a timeout or a
-            malformed response.
+            malformed response; none later than 300 s after the first of these.
         rate_limit_timeout: Seconds to retry a rate-limited request (429), counted from its first
             refusal or from when the server last accepted another request. These do not count as
             `retries`; meanwhile the rate of all requests is reduced (`AdaptiveThrottle`). 0 retries
@@ -39,7 +39,7 @@ class Limits:
     tokens_per_minute: float | None = None
     connect_timeout: float = 10.0
     timeout: float = 120.0
-    retries: int = 6
+    retries: int = 12
     rate_limit_timeout: float = 600.0
 
     def __post_init__(self) -> None:
@@ -88,20 +88,28 @@ class AdaptiveThrottle:
     """Rate at which a server accepts requests, learned from its 429 responses.
 
     Additive increase, multiplicative decrease (Chiu and Jain, 1989) of requests per second; there
-    is no limit before the first 429. A refusal lowers the rate of all requests: slightly if the
-    server accepted many at this rate, more if few. Refusals of requests sent before the last
-    decrease count once. If nothing was accepted since then, a lower rate does not help: sending
+    is no limit at first. Some servers refuse a share of the requests at any rate, so the rate falls
+    only if more than this share is refused, or, after a decrease, at the first refusal if the
+    decrease had ended them. All requests then wait for the Retry-After of that refusal. A decrease
+    is slight if the server accepted many at this rate, larger if few. Refusals of requests sent
+    before it do not count. If nothing was accepted since then, a lower rate does not help: sending
     pauses instead, twice as long each time. The number of concurrent requests falls with the rate.
-    All requests honour a Retry-After.
 
-    The constants are the best of 162 sets simulated, for token buckets, sliding and fixed windows.
+    The constants were simulated for token buckets, fixed windows and random refusals.
 
     Attributes:
         rate: Requests per second; `None` is no limit.
+        active: Number of requests sent and not answered.
         accepted: Number of requests answered by the server.
         last_accepted: Time of the last answer, as of `time.monotonic`.
     """
 
+    TOLERATED, EXCESS = 0.2, 5.0
+    """Share of refusals that does not lower the rate, and the number of refusals in excess of it
+    that does (a cumulative sum, Page, 1954).
+    """
+    ENDED = 10
+    """Number of requests accepted in a row after a decrease that had ended the refusals."""
     MANY, ENOUGH = 0.95, 20
     """Factor of a small decrease, and the number of requests accepted since the last decrease that
     it requires.
@@ -120,10 +128,11 @@ class AdaptiveThrottle:
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        self.accepted, self.last_accepted = 0, 0.0
+        self.active = self.accepted = 0
+        self.last_accepted = 0.0
         self._increase = self._lowered_to = 0.0
         self._changed = self._increased = self._free = 0.0
-        self._since, self._fruitless = 0, 0
+        self._since, self._refused, self._fruitless, self._excess = 0, 0, 0, 0.0
         self._quiet_until = self._paused_until = 0.0
         self._sent_at: deque[float] = deque(maxlen=1000)
         self._accepted_at: deque[float] = deque(maxlen=1000)
@@ -185,6 +194,7 @@ class AdaptiveThrottle:
     def record_send(self) -> float:
         """Count a request sent now; return the time."""
         now = time.monotonic()
+        self.active += 1
         self._sent_at.append(now)
         if self.rate is not None:
             self._free = max(now, self._free) + 1.0 / self.rate
@@ -196,6 +206,7 @@ class AdaptiveThrottle:
         self.accepted, self.last_accepted = self.accepted + 1, now
         self._fruitless, self._paused_until = 0, 0.0
         self._accepted_at.append(now)
+        self._excess = max(0.0, self._excess - self.TOLERATED / (1.0 - self.TOLERATED))
         if self.rate is None or sent < self._changed:
             return
         self._since += 1
@@ -204,18 +215,22 @@ class AdaptiveThrottle:
         self.rate, self._increased = self.rate + step * reference, now
 
     def record_refusal(self, sent: float, after: float | None, overtaken: bool = False) -> None:
-        """Record a refusal of a request sent at `sent`.
+        """Record a refusal of a request sent at `sent`; it lowers the rate if there are too many.
 
         Args:
             after: Seconds to wait requested by the server; `None` if not given.
             overtaken: True if the server repeatedly accepted other requests while refusing this
                 one, so that the refusal does not reflect the rate.
         """
-        if after is not None:
-            self.pause_for(after)
         if sent < self._changed or overtaken:
             return
+        self._excess, self._refused = self._excess + 1.0, self._refused + 1
+        alone = self.rate and self._refused == 1 and not 0 < self._since < self.ENDED
+        # Refusals arrive before the answers to requests that were sent at the same time.
+        if self._excess < self.EXCESS + self.TOLERATED * self.active and not alone:
+            return
         now = time.monotonic()
+        self.pause_for(after or 0.0)
         if self.rate is None:
             self._lower_rate(
                 self.FEW * max(1, sum(sent_at > now - 1.0 for sent_at in self._sent_at)),
@@ -241,7 +256,7 @@ class AdaptiveThrottle:
 
     def _lower_rate(self, rate: float, increase: float) -> None:
         self.rate = self._lowered_to = rate
-        self._increase, self._since = increase, 0
+        self._increase, self._since, self._refused, self._excess = increase, 0, 0, 0.0
         self._changed = self._increased = time.monotonic()
         self._free = self._changed + 1.0 / rate
 
@@ -326,4 +341,5 @@ class ConcurrencySlot:
             return throttle.record_send()
 
     async def __aexit__(self, *_: object) -> None:
+        self._throttle.active -= 1
         self._gate.release()

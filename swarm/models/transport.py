@@ -7,7 +7,7 @@ import json
 import os
 import re
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -122,22 +122,34 @@ class ServerSentEvent(NamedTuple):
 
 
 class EventStreamParser:
-    """Incremental parser of server-sent events (WHATWG HTML, 9.2.6)."""
+    """Incremental parser of server-sent events (WHATWG HTML, 9.2.6).
+
+    Attributes:
+        pending: Bytes of the event that is not complete yet.
+    """
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self.pending = 0
+        self._parts: list[bytes] = []
         self._name = ""
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
         """Yield the events completed by this chunk, which may be cut at any byte."""
-        buffer = self._buffer + chunk
+        self.pending += len(chunk)
+        held = self._parts[-1:] and self._parts[-1].endswith(b"\r")
+        self._parts.append(chunk)
+        if not held and LINE_END.search(chunk) is None:
+            return
+        buffer = b"".join(self._parts)
         # A trailing carriage return may be the first half of a CRLF.
         complete_length = len(buffer) - buffer.endswith(b"\r")
         *lines, rest = LINE_END.split(buffer[:complete_length])
-        self._buffer = rest + buffer[complete_length:]
+        self._parts = [rest + buffer[complete_length:]]
         for line in lines:
             yield from self._parse_line(line.decode("utf-8", "replace").removeprefix("\ufeff"))
+        if not self._data:
+            self.pending = len(self._parts[0])
 
     def flush_pending(self) -> Iterator[ServerSentEvent]:
         """Yield the last event; some servers omit the empty line after it."""
@@ -154,6 +166,9 @@ class EventStreamParser:
         elif field == "event":
             self._name = value.removeprefix(" ")
 
+
+MAX_BODY_BYTES, MAX_EVENT_BYTES, MAX_STREAM_BYTES = 64 * 2**20, 16 * 2**20, 2**30
+"""Maximum size of a response, of one event of a stream, and of a stream; uncompressed."""
 
 _encode_json = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -209,7 +224,7 @@ class HttpTransport:
 
         try:
             async with self._send(body) as response:
-                raw = await response.read()
+                raw = await self._read_body(response.content.iter_any())
         except (aiohttp.ClientError, OSError) as error:
             raise self._connection_error(error) from None
         return self._parse_response(response, raw)
@@ -234,22 +249,43 @@ class HttpTransport:
     async def _read_events(
         self, response: "aiohttp.ClientResponse", take: Callable[[Any], None]
     ) -> bool:
-        events, begin = EventStreamParser(), b""
-        chunks = response.content.iter_any()
-        async for chunk in chunks:
-            begin += chunk
-            if begin.strip():
+        events, chunks = EventStreamParser(), self._count_chunks(response)
+        first = b""
+        async for first in chunks:
+            if first.strip():
                 break
         # No line of an event stream begins with a brace.
-        if response.status >= 300 or begin.lstrip().startswith(b"{"):
-            take(self._parse_response(response, begin + await response.content.read()))
+        if response.status >= 300 or first.lstrip().startswith(b"{"):
+            take(self._parse_response(response, await self._read_body(chunks, first)))
             return True
-        if self._dispatch_events(events.feed(begin), take):
+        if self._dispatch_events(events.feed(first), take):
             return True
         async for chunk in chunks:
             if self._dispatch_events(events.feed(chunk), take):
                 return True
+            self._check_size("an event", events.pending, MAX_EVENT_BYTES)
         return self._dispatch_events(events.flush_pending(), take)
+
+    async def _read_body(self, chunks: AsyncIterator[bytes], first: bytes = b"") -> bytearray:
+        body = bytearray(first)
+        async for chunk in chunks:
+            body += chunk
+            self._check_size("the response", len(body), MAX_BODY_BYTES)
+        return body
+
+    async def _count_chunks(self, response: "aiohttp.ClientResponse") -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in response.content.iter_any():
+            size += len(chunk)
+            self._check_size("the stream", size, MAX_STREAM_BYTES)
+            yield chunk
+
+    def _check_size(self, part: str, size: int, limit: int) -> None:
+        """Raise an error, which is not retried, if a part of a response is above its limit."""
+        if size > limit:
+            error = ServerFault(f"{self.label}: {part} is longer than {limit // 2**20} MiB")
+            error.passing = False
+            raise error
 
     def _dispatch_events(
         self, events: Iterable[ServerSentEvent], take: Callable[[Any], None]
@@ -285,7 +321,7 @@ class HttpTransport:
             description += " (is the server running, and is this its URL?)"
         return ConnectionFailed(f"{self.label}: the connection failed: {description}")
 
-    def _parse_response(self, response: "aiohttp.ClientResponse", raw: bytes) -> Any:
+    def _parse_response(self, response: "aiohttp.ClientResponse", raw: bytearray) -> Any:
         """Parse the body of a response.
 
         Raises:

@@ -100,7 +100,7 @@ def test_consortium_runs() -> None:
 
 def test_rate_limits() -> None:
     out = run("rate_limit.py", "--count", "40", "--rate", "40")
-    assert out.count("| 40 |") == 6, out
+    assert out.count("| 40 |") == 8, out
 
 
 def test_no_fault_of_a_sample_is_a_traceback_a_hang_or_silent() -> None:

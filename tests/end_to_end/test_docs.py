@@ -60,7 +60,6 @@ NOT_HERE = {
     "python -m swarm.judge flask": "test_flask.py, with a judge on loopback",
     "MODEL=moa/lite JUDGE=gpt-4o bash scripts/eval_mt_bench.sh": "test_flask.py, on loopback",
     "python -m swarm.compare run": "test_compare_command.py, with functions as models",
-    "python -m swarm.compare import": "test_compare_command.py",
     "python -m swarm.compare finetune": "test_compare_command.py",
     "python -m swarm.compare.view": "test_compare_view.py, on a free port",
     "pip": "takes the network",

@@ -171,8 +171,6 @@ def test_a_dry_run_says_what_would_be_asked(server: endpoints.Endpoint, said: An
         ("run broken.yaml models=a", 1, "broken.yaml"),
         ("run odd.yaml models=a", 1, "colour"),
         ("run judges.yaml models=a", 1, "contains no questions"),
-        ("import nowhere", 1, "not a cache of llmcomp"),
-        ("import", 2, "required: folder"),
         ("view nowhere.csv", 1, "nowhere.csv: no such file"),
         ("view", 2, "required: FILE"),
         ("view birds.yaml --port 99999", 2, "--port"),
@@ -192,30 +190,28 @@ def test_a_wrong_command_is_one_line_and_asks_nothing(
     assert err.startswith("error: ") and err.count("\n") == 1 and told in err
 
 
-def test_llmcomps_cache_is_taken_over(server: endpoints.Endpoint, said: Any) -> None:
-    place = Path("llmcomp_cache/question/birds")
-    place.mkdir(parents=True)
-    messages = [{"role": "user", "content": "Name a bird."}]
-    lines = [
-        {"name": "birds", "model": "a", "last_update": "2026-01-01"},
-        {
-            "answer": "crow",
-            "messages": messages,
-            "api_kwargs": {"messages": messages, "temperature": 1, "max_tokens": 1024},
-        },
-    ]
-    (place / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    code, out, err = said("import", "llmcomp_cache", "--base-url", server.url)
-    assert (code, err) == (0, "") and out.startswith("1 answer")
-    assert said("run", "birds.yaml", "models=a", "questions=birds", "samples=1")[0] == 0
-    assert '"answer": "crow"' in Path("compare/birds/birds/data.jsonl").read_text()
-
-
 def test_finetune_hangs_in(server: endpoints.Endpoint, said: Any) -> None:
     Path("train.jsonl").write_text('{"messages": []}\n')
     code, out, _ = said("finetune", "validate", "train.jsonl", "--min-examples", "1")
     assert code == 1 and out.startswith("train.jsonl: not valid, 1 error; 1 example\n")
     assert said("finetune", "models", "--data-dir", "none") == (0, "none: no models\n", "")
+
+
+def test_llmcomps_scripts_are_commands(server: endpoints.Endpoint, said: Any) -> None:
+    turns = [{"role": "user", "content": "a bird?"}, {"role": "assistant", "content": "wren"}]
+    line = json.dumps({"messages": turns}) + "\n"
+    Path("train.jsonl").write_text(line * 9)
+    code, out, _ = said("validate-file", "train.jsonl")
+    assert code == 1 and "not valid" in out and "tokens" not in out
+    Path("train.jsonl").write_text(line * 10)
+    code, out, _ = said("validate-file", "train.jsonl")
+    assert code == 0 and "valid; 10 examples" in out and "tokens" in out
+    code, out, err = said("update-jobs")
+    assert (code, out) == (1, "") and err.startswith("error: llmcomp_models: no such folder")
+    Path("jobs").mkdir()
+    job = {"id": "ftjob-1", "status": "succeeded", "model": "ft:a", "suffix": "birds"}
+    Path("jobs/jobs.jsonl").write_text(json.dumps(job) + "\n")
+    assert said("update-jobs", "jobs") == (0, "running: 0, succeeded: 1, failed: 0\n", "")
 
 
 def test_an_interrupt_is_code_130(

@@ -390,3 +390,25 @@ def test_a_library_that_is_missing_is_named(
         UserError, match=rf"{missing}.* is not installed: {re.escape(install_command('compare'))}"
     ):
         getattr(free_form("hi"), call)({"g": ["own"]})
+
+
+def test_results_are_the_rows_of_a_model() -> None:
+    with compare_endpoint.endpoint() as server:
+        question = free_form("a", "b", samples_per_paraphrase=2)
+        first, second = question.get_results(["m2", "m1"])
+        assert (first.model, second.model, len(server.asked)) == ("m2", "m1", 8)
+        assert [(row["paraphrase_ix"], row["answer"]) for row in first.data] == [
+            *[(0, "so: a")] * 2,
+            *[(1, "so: b")] * 2,
+        ]
+        assert first.question is question and first.data[3]["question"] == "b"
+        assert first.data[0]["error"] is None and first.data[0]["api_kwargs"]["model"] == "m2"
+        assert question.get_results(["m1"]) == [second] and len(server.asked) == 8
+        assert question.many_models_execute(["m1"]) == [second] and len(server.asked) == 12
+        assert list(question.df({"g": ["m1", "m2"]})["error"]) == [None] * 8
+        assert len(server.asked) == 12 and question.get_results([]) == []
+        for wrong in (["m1", "m1"], "m1", [3]):
+            with pytest.raises(InvalidArgument):
+                question.get_results(wrong)
+    [failed] = question.many_models_execute(["m1"])
+    assert [row["answer"] for row in failed.data] == [None] * 4 and failed.data[0]["error"]

@@ -140,7 +140,7 @@ def test_a_server_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch)
         heard = run_scripts([script(asked(f"q{n}")) for n in range(300)])
         assert texts(heard) == [None] * 300
         assert time.monotonic() - began < 10
-        assert len(server.asked) == 15, "three requests, five times each"
+        assert len(server.asked) == 39, "three requests, 13 times each"
     [later] = run_scripts([script(asked("q0"))])
     assert isinstance(later, UserError), "the server is gone"
 
@@ -166,7 +166,7 @@ def test_a_prompt_that_fails_for_ever_does_not_stop_the_others(
 
 
 def test_a_silent_server_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.compare.sampling.resolve.MAX_RETRIES", 0)
+    monkeypatch.setattr("swarm.models.http.MAX_RETRY_S", -1.0)
     Config.timeout = 0.2
     with compare_endpoint.endpoint(lambda _: endpoints.Reply({}, wait=60.0)):
         began = time.monotonic()

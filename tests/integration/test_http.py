@@ -1,15 +1,21 @@
 """Many requests at once, to servers that answer, fail, stall, refuse and drop the line."""
 
 import asyncio
+import dataclasses
 import email.utils
+import gzip
 import http.server
+import itertools
 import logging
 import os
 import pickle
+import random
 import signal
 import threading
 import time
 import traceback
+import tracemalloc
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import aiohttp
@@ -18,7 +24,7 @@ import pytest
 from endpoints import Asked, Endpoint, Rationed, Reply, endpoint, in_turn
 
 from swarm.errors import UserError
-from swarm.models.http import Call, HttpClient, RetryingClient
+from swarm.models.http import Call, CallFailures, HttpClient, RetryingClient
 from swarm.models.http_errors import (
     AccessDenied,
     BadRequest,
@@ -125,37 +131,98 @@ def test_lost_connections_and_wrong_answers_are_asked_again(broken: Reply) -> No
             client(server, retries=1).run_calls(numbers(1), said)
 
 
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_an_endless_body_ends_at_a_limit(encoding: str) -> None:
+    """Of what it contains, not of what is sent; and it is not requested again."""
+    blanks: Iterable[bytes] = itertools.repeat(b" " * 2**20)
+    if encoding == "gzip":
+        blanks = [gzip.compress(b" " * 2**27)]
+    with endpoint(lambda _: Reply(pieces=blanks, headers={"Content-Encoding": encoding})) as server:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ServerFault, match=r"the response is longer than 64 MiB$"):
+                client(server, timeout=30.0).run_calls(numbers(1), said)
+            assert tracemalloc.get_traced_memory()[1] < 250e6
+        finally:
+            tracemalloc.stop()
+        assert len(server.asked) == 1
+
+
+def test_blanks_before_an_answer_end_at_the_timeout() -> None:
+    def pieces() -> Iterator[bytes | float]:
+        while True:
+            yield b" "
+            yield 0.01
+
+    with (
+        endpoint(lambda _: Reply(pieces=pieces())) as server,
+        pytest.raises(RequestTimeout, match=r"no response within 0.5 s"),
+    ):
+        client(server, timeout=0.5, retries=0).run_calls(numbers(1), said)
+
+
 def test_waits_grow_and_are_spread() -> None:
-    mine = RetryingClient("Echo", RateLimiter(Limits()), said, None)
-    fault = ServerFault("busy")
-    for attempt, most in enumerate((0.5, 1.0, 2.0, 4.0, 8.0, 16.0)):
-        waits = [mine._retry_delay(fault, attempt) for _ in range(50)]
+    mine = RetryingClient("Echo", RateLimiter(Limits(retries=6)), said, None)
+    failed, fault = CallFailures(), ServerFault("busy")
+    for most in (0.25 * 1.4**n for n in range(6)):
+        failed.add(fault, mine.throttle)
+        waits = [mine._retry_delay(fault, failed) for _ in range(50)]
         assert all(w is not None and most / 2 <= w <= most for w in waits)
         assert len(set(waits)) > 10
-    assert mine._retry_delay(fault, 6) is None
-    assert mine._retry_delay(BadRequest("wrong"), 0) is None
+        assert mine._retry_delay(BadRequest("wrong"), failed) is None
+    slow = dataclasses.replace(failed, first_fault=failed.first_fault - 301)
+    assert mine._retry_delay(fault, slow) is None
+    failed.add(fault, mine.throttle)
+    assert mine._retry_delay(fault, failed) is None
 
 
-def test_retry_after_is_heeded_by_all_requests() -> None:
-    """By those too that another worker was about to send, and in another call."""
-
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_retry_after_delays_its_request_alone(status: int) -> None:
     def answer(asked: Asked) -> Reply:
-        if asked.body["n"] == 0 and len(server.asked) <= 2:
-            return Reply({"error": "slow down"}, 429, {"Retry-After": "1"})
-        end = time.monotonic() + 60
-        while not mine.throttle._quiet_until and time.monotonic() < end:
-            time.sleep(0.01)  # n=1 ends after it was heard that 0 has to wait
-        return Reply({"said": asked.body["n"]})
+        first = asked.body["n"] == 0 and len(zeros) == 0
+        zeros.extend([asked.time] * (asked.body["n"] == 0))
+        return Reply({"error": "later"}, status, {"Retry-After": "2"}) if first else echo(asked)
 
+    zeros: list[float] = []
     with endpoint(answer) as server:
         mine = client(server, concurrency=2, retries=1)
-        assert mine.run_calls(numbers(4), said) == [0, 1, 2, 3]
-        times = [asked.time for asked in server.asked]
-        assert len(times) == 5 and all(later - times[0] >= 0.99 for later in times[2:])
+        assert mine.run_calls(numbers(20), said) == list(range(20))
+        others = [asked.time for asked in server.asked if asked.body["n"]]
+    assert zeros[1] - zeros[0] >= 1.99 and max(others) < zeros[1]
+    assert mine.throttle.rate is None and not mine.throttle.remaining_pause > 0
+
+
+def test_a_retry_after_of_most_requests_pauses_all() -> None:
+    refused = Reply({"error": "slow down"}, 429, {"Retry-After": "2"})
+    with endpoint(lambda asked: refused if open_at > asked.time else echo(asked)) as server:
+        open_at = time.monotonic() + 1.0
+        mine = client(server, concurrency=16)
+        thread = threading.Thread(target=mine.run_calls, args=(numbers(16), said))
+        thread.start()
+        while not mine.throttle.remaining_pause > 0 and thread.is_alive():
+            time.sleep(0.01)
+        paused_until = time.monotonic() + mine.throttle.remaining_pause
+        assert mine.run_calls(numbers(1), said) == [0] and time.monotonic() >= paused_until
+        thread.join()
+        assert sum(asked.time < open_at for asked in server.asked) == 16
+
+
+def test_requests_refused_at_random_do_not_lower_the_rate() -> None:
+    """One in eight, before the others that were sent at the same time are answered."""
+
+    def answer(asked: Asked) -> Reply:
+        with server.lock:
+            refused = draw.random() < 0.125
+        if refused:
+            return Reply({"error": "slow down"}, 429, {"Retry-After": "1"})
+        return Reply({"said": asked.body["n"]}, wait=0.05)
+
+    draw = random.Random(1)
+    with endpoint(answer) as server:
+        mine = client(server, concurrency=64, retries=0)
         began = time.monotonic()
-        mine.throttle.pause_for(0.5)
-        mine.run_calls(numbers(1), said)
-        assert time.monotonic() - began >= 0.49
+        assert mine.run_calls(numbers(400), said) == list(range(400))
+        assert time.monotonic() - began < 15 and mine.throttle.rate is None
 
 
 def test_a_wait_that_is_too_long_ends_it_at_once() -> None:
@@ -507,12 +574,14 @@ def test_a_rate_limited_model_holds_no_place_while_it_waits() -> None:
     with endpoint(told) as server:
         shared = client(server, concurrency=2)
         slow, quick = shared.for_model("slow"), shared.for_model("quick")
-        calls = [Call({"n": n, "model": "slow"}) for n in range(2)]
-        for _ in range(2):
+        calls = [Call({"n": n, "model": "slow"}) for n in range(8)]
+        for _ in range(8):
             threading.Thread(target=slow.run_each_call, args=(calls, said), daemon=True).start()
-            while not slow.throttle.remaining_pause > 0:
-                time.sleep(0.01)
-        time.sleep(0.2)  # the second two are in line
+        while len(server.asked) < 16:
+            time.sleep(0.01)
+        time.sleep(0.2)  # all wait, and another two are in line
+        assert slow.throttle.remaining_pause > 0
+        threading.Thread(target=slow.run_each_call, args=(calls[:2], said), daemon=True).start()
         began = time.monotonic()
         found = quick.run_calls([Call({"n": n, "model": "quick"}) for n in range(8)], said)
         assert found == list(range(8)) and time.monotonic() - began < 2
@@ -524,8 +593,7 @@ def test_a_refusal_after_a_lull_keeps_the_rate(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("swarm.models.rate_limit.time.monotonic", lambda: now)
     throttle = AdaptiveThrottle()
     for _ in range(10):
-        throttle.record_send()
-    throttle.record_refusal(now, None)
+        throttle.record_refusal(throttle.record_send(), None)
     for _ in range(40):
         now += 0.1
         throttle.record_success(throttle.record_send())

@@ -1,9 +1,11 @@
 """Answers that come in pieces: whole, cut anywhere, broken off, stalled, and left by the reader."""
 
 import asyncio
+import itertools
 import json
 import signal
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -233,6 +235,39 @@ def test_what_breaks_off_is_an_error_and_never_a_short_answer(fault: str, tmp_pa
             next(stream)
         assert len(server.asked) == 1 and str(caught.value).startswith("small (http")
         assert drained(mine.stream(ASK))[1].text == "well"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "words"),
+    [
+        (b"", b" " * 2**20, "the stream is longer than 32 MiB"),
+        (b"", (b": " + b"a" * 1000 + b"\n\n") * 1000, "the stream is longer than 32 MiB"),
+        (b'{"choices": [', b" " * 2**20, "the response is longer than 64 MiB"),
+        (b"data: ", b"a" * 2**20, "an event is longer than 16 MiB"),
+        (
+            piece("half an"),
+            (b"data: " + b"a" * 1000 + b"\r\n") * 1000,
+            "an event is longer than 16 MiB",
+        ),
+    ],
+    ids=["blanks", "comments", "JSON", "line", "event"],
+)
+def test_an_endless_stream_ends_at_a_limit(
+    first: bytes, then: bytes, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "stream" in words:
+        monkeypatch.setattr("swarm.models.transport.MAX_STREAM_BYTES", 2**25)
+    reply = sent()
+    reply.pieces = itertools.chain([first] * bool(first), itertools.repeat(then))
+    with endpoint(in_turn(reply)) as server:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ServerFault, match=rf"^small \(http.*: {words}$"):
+                drained(model(server, timeout=30.0).stream(ASK))
+            assert tracemalloc.get_traced_memory()[1] < 250e6
+        finally:
+            tracemalloc.stop()
+        assert len(server.asked) == 1
 
 
 EMPTY_HANDED = {

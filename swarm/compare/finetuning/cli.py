@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from swarm.compare.finetuning.manager import JOB_COLUMNS, MODEL_COLUMNS, FinetuningManager
@@ -173,6 +174,31 @@ def add_parsers(subparsers: Any) -> None:
     one.add_argument("name", help="name of a model, or id of a job")
 
 
+def add_script_parsers(subparsers: Any) -> None:
+    """Add the commands with the names and arguments of llmcomp's scripts; see `add_parsers`."""
+    text = "update the fine-tuning jobs that are not finished"
+    one = subparsers.add_parser("update-jobs", help=text, description=text)
+    one.add_argument("data_dir", nargs="?", default=DATA_DIR, help="default %(default)s")
+    one.set_defaults(handler=_update_existing)
+    text = "check a JSONL training file; show the tokens of a valid one"
+    one = subparsers.add_parser("validate-file", help=text, description=text)
+    one.add_argument("file")
+    one.set_defaults(handler=_validate_with_cost)
+
+
+def _update_existing(given: argparse.Namespace) -> None:
+    if not Path(given.data_dir).expanduser().is_dir():
+        raise InvalidArgument(f"{given.data_dir}: no such folder; name that of the jobs: DATA_DIR")
+    update_jobs(given.data_dir)
+
+
+def _validate_with_cost(given: argparse.Namespace) -> int:
+    if not validate_file(given.file):
+        return 1
+    print_cost(given.file)
+    return 0
+
+
 def _add_create_options(one: argparse.ArgumentParser) -> None:
     one.add_argument("file", help="JSONL of chats")
     one.add_argument(
@@ -182,7 +208,7 @@ def _add_create_options(one: argparse.ArgumentParser) -> None:
     for name in ("--epochs", "--batch-size"):
         one.add_argument(name, type=_parse_auto_or(int), help='an integer, or "auto" at a server')
     one.add_argument("--seed", type=int)
-    one.add_argument("--blocking", action="store_true", help="wait until it finishes")
+    one.add_argument("--blocking", action="store_true", help="wait until a server's job has ended")
     server = one.add_argument_group("at a server")
     server.add_argument(
         "--api-key-env",

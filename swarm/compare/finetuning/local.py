@@ -1,20 +1,12 @@
-"""Local fine-tuning jobs: LoRA training on chats, in a separate process or in this one.
+"""Local fine-tuning jobs: LoRA training on chats, in this process.
 
-Training resumes from its last checkpoint, so that a killed process loses a few steps only. As a
-script, this module is the worker process of one job: python -m swarm.compare.finetuning.local ID
---data-dir FOLDER.
+Training resumes from its last checkpoint, so that a killed process loses a few steps only.
 """
 
-import argparse
 import hashlib
 import math
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,12 +195,6 @@ def _save_expert(adapted: Any, job: JobRow, note: dict[str, Any]) -> None:
 DEFAULT_EXPERT_FOLDER = Path("initial_experts")
 """Default folder of experts."""
 
-MAX_STARTS = 3
-"""Maximum number of processes per job: one that was killed this often will be killed again."""
-
-LOG_TAIL_CHARS = 300
-"""Characters of a log's end that are included in an error."""
-
 
 class LocalJobs:
     """Creates local jobs and tracks them."""
@@ -237,16 +223,14 @@ class LocalJobs:
             same = all(job.get(key) == value for key, value in row.items())
             if same and job["state"] not in FINAL_STATES and not self._is_running(job):
                 print(f"{job['suffix']}: resuming {job['id']}, which was interrupted")
-                return self.store.update_row(
-                    "jobs", job["id"], state="starting", starts=0, reported=False
-                )
+                return self.store.update_row("jobs", job["id"], state="starting")
         used = {expert_folder(job) for job in jobs if job["state"] not in ("cancelled", "deleted")}
         row |= {"expert": row["suffix"]}
         for number in range(2, len(jobs) + 1000):
             if expert_folder(row) not in used and not expert_folder(row).exists():
                 break
             row["expert"] = f"{row['suffix']}-{number}"
-        return self.store.add_row("jobs", row | {"state": "starting", "models": [], "starts": 0})
+        return self.store.add_row("jobs", row | {"state": "starting", "models": []})
 
     def run_in_process(self, job: JobRow) -> str:
         """Train in this process and return the model's name.
@@ -257,95 +241,34 @@ class LocalJobs:
         with self.store.hold_lock(_lock_name(job), wait=False) as lock:
             if lock is None:
                 raise UserError(f"{job['id']} is being trained by another process")
-            self.store.update_row("jobs", job["id"], blocking=True)
             job_row = run_job(self.store, job["id"])
-        self.store.update_row("jobs", job_row["id"], reported=True)
         print(f"✓ {job_row['suffix']}: succeeded → {model_name(job_row)}")
         return model_name(job_row)
 
-    def start_worker(self, job: JobRow) -> JobRow:
-        """Train in a process that outlives this one.
-
-        The process inherits the job's locked file, so that the lock is held until it ends.
-
-        Raises:
-            UserError: The process cannot be started.
-        """
-        with self.store.hold_lock(_lock_name(job), wait=False) as lock:
-            if lock is None:
-                return job
-            folder = self.store.folder / "training" / job["id"]
-            job = self.store.update_row(
-                "jobs", job["id"], starts=job.get("starts", 0) + 1, pid=None, blocking=False
-            )
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                with (folder / "log.txt").open("ab") as log:
-                    subprocess.Popen(
-                        [
-                            sys.executable,
-                            "-m",
-                            "swarm.compare.finetuning.local",
-                            job["id"],
-                            "--data-dir",
-                            str(self.store.folder.resolve()),
-                        ],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,
-                        pass_fds=[lock.fileno()],
-                    )
-            except OSError as error:
-                raise UserError(f"{folder}: the training cannot be started: {error}") from None
-        return job
-
-    def update_job(self, job: JobRow) -> tuple[JobRow, str]:
-        """Return the current job and a status line; restart it if it was killed."""
+    def describe_job(self, job: JobRow) -> str:
+        """Return a status line of an unfinished job."""
         alive = self._is_running(job)
-        # The process may have ended between the two reads.
-        job = self.store.get_row("jobs", job["id"]) or job
-        suffix = job["suffix"]
-        if job["state"] == "succeeded":
-            return job, f"✓ {suffix}: succeeded → {model_name(job)}"
-        if job["state"] in FINAL_STATES:
-            return job, f"✗ {suffix}: {job['state']}: {job.get('error') or 'no reason given'}"
+        job = self.store.get_row("jobs", job["id"]) or job  # it may have ended before the lock did
         step = f"step {job.get('step', 0)} of {job.get('steps', '?')}"
         if job.get("loss") is not None:
             step += f", loss {job['loss']:.4f}"
-        if alive:
-            return job, f"… {suffix} ({job['base_model']}): {job['state']}, {step}"
-        if job["state"] == "stopped":
-            return job, f"… {suffix}: cancelled at {step}; the same create_job resumes"
-        if job.get("starts", 0) < MAX_STARTS:
-            return self.start_worker(
-                job
-            ), f"… {suffix}: its process was killed; resuming after {step}"
-        reason = (
-            f"its process was killed {MAX_STARTS} times, the last time at {step}"
-            f"{self._log_tail(job)}"
-        )
-        return self.store.update_row("jobs", job["id"], state="failed", error=reason), (
-            f"✗ {suffix}: failed: {reason}"
-        )
+        if alive or job["state"] in FINAL_STATES:
+            return f"… {job['suffix']} ({job['base_model']}): {job['state']}, {step}"
+        return f"… {job['suffix']}: interrupted at {step}; the same create_job resumes"
 
     def cancel_job(self, job: JobRow) -> JobRow:
         """Cancel a job.
 
         Raises:
-            UserError: It has already ended, or is trained by another blocking process.
+            UserError: It has already ended, or a process trains it.
         """
         if job["state"] in FINAL_STATES:
             raise UserError(f"{job['id']} is {job['state']}: it cannot be cancelled")
         if self._is_running(job):
-            if job.get("blocking"):
-                raise UserError(
-                    f"{job['id']}: is running in process {job['pid']}; stop that process"
-                )
-            if not job.get("pid"):
-                raise UserError(f"{job['id']} is about to start; try again")
-            os.kill(job["pid"], signal.SIGTERM)
-        cancelled = self.store.update_row("jobs", job["id"], state="cancelled", reported=True)
+            raise UserError(
+                f"{job['id']}: is running in process {job.get('pid')}; stop that process"
+            )
+        cancelled = self.store.update_row("jobs", job["id"], state="cancelled")
         shutil.rmtree(self.store.folder / "training" / job["id"], ignore_errors=True)
         return cancelled
 
@@ -371,35 +294,6 @@ class LocalJobs:
         with self.store.hold_lock(_lock_name(job), wait=False) as lock:
             return lock is None
 
-    def _log_tail(self, job: JobRow) -> str:
-        try:
-            path = self.store.folder / "training" / job["id"] / "log.txt"
-            text = " ".join(path.read_text("utf-8", "replace").split())
-        except OSError:
-            return ""
-        return f"; its log ends with: {text[-LOG_TAIL_CHARS:]}" if text else ""
-
 
 def _lock_name(job: JobRow) -> str:
     return f"training/{job['id']}"
-
-
-def run_worker(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line of the worker process."""
-    parser = argparse.ArgumentParser(prog="python -m swarm.compare.finetuning.local")
-    parser.add_argument("id")
-    parser.add_argument("--data-dir", default="llmcomp_models")
-    options = parser.parse_args(arguments)
-    try:
-        run_job(JobStore(options.data_dir), options.id)
-        return 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
-    except Exception:
-        traceback.print_exc()
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker())

@@ -328,8 +328,8 @@ class FinetuningManager:
         """Create a fine-tuning job, or resume an interrupted one with the same parameters.
 
         Args:
-            params: Parameters of the job.
-            blocking: Wait until it has ended; a local job is trained in this process.
+            params: Parameters of the job; a local one is trained in this process.
+            blocking: Wait until a server's job has ended.
 
         Returns:
             The id of the job, or the new model's name with `blocking`; `None` if a file is invalid,
@@ -356,33 +356,27 @@ class FinetuningManager:
             self._check_suffix(row)
             if isinstance(params, LocalTrainingParams):
                 job = self._local.prepare_job(params, row)
-                job = job if blocking else self._local.start_worker(job)
             else:
                 job = self._remote_jobs.submit_job(self._remote_jobs.prepare_job(params, row))
         print(f"{job['suffix']}: {job['id']} on {job['base_model']}, {job['state']}")
-        if not blocking:
-            return str(job["id"])
-        return (
-            self._local.run_in_process(job) if job["kind"] == "local" else self._wait_for_job(job)
-        )
+        if job["kind"] == "local":
+            name = self._local.run_in_process(job)
+            return name if blocking else str(job["id"])
+        return self._wait_for_job(job) if blocking else str(job["id"])
 
     def update_jobs(self) -> None:
-        """Update every unfinished job, resume interrupted ones, and print their status."""
+        """Update every unfinished job and print its status."""
         import_llmcomp_jobs(self.store)
         problems = []
         remote = JobPoller(self._remote_jobs)
         for job in self.store.list_rows("jobs"):
-            local = job["kind"] == "local"
-            # A local job ends without an update; its outcome is reported once.
-            if job["kind"] == "imported" or (
-                job["state"] in FINAL_STATES and not self._needs_report(job)
-            ):
+            if job["kind"] == "imported" or job["state"] in FINAL_STATES:
+                continue
+            if job["kind"] == "local":
+                print(self._local.describe_job(job))
                 continue
             try:
-                job, line = (self._local if local else remote).update_job(job)
-                print(line)
-                if local and job["state"] in FINAL_STATES:
-                    self.store.update_row("jobs", job["id"], reported=True)
+                print(remote.update_job(job)[1])
             except UserError as error:
                 problems.append(f"  {job['id']}: {error}")
         states = [job["state"] for job in self.store.list_rows("jobs") if job["state"] != "deleted"]
@@ -492,9 +486,6 @@ class FinetuningManager:
         state = job["state"] if remaining else "deleted"
         self.store.update_row("jobs", job["id"], models=models, state=state)
         print("\n".join(f"{one}: deleted" for one in names or [job["id"]]))
-
-    def _needs_report(self, job: JobRow) -> bool:
-        return job["kind"] == "local" and job["state"] != "deleted" and not job.get("reported")
 
     def _validate_files(self, params: OpenaiTrainingParams | LocalTrainingParams) -> bool:
         local = isinstance(params, LocalTrainingParams)

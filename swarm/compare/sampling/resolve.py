@@ -30,9 +30,6 @@ from swarm.models.rate_limit import Limits
 if TYPE_CHECKING:
     from swarm.models.providers import Provider
 
-MAX_RETRIES = 4
-"""Retries of a request that failed temporarily; the delays between them double."""
-
 _backends_lock = threading.Lock()
 _backends: dict[Any, Backend] = {}
 _clients: dict[Any, KeyedClient] = {}
@@ -204,7 +201,6 @@ def _shared_client(client: Any) -> KeyedClient:
         concurrency=get_max_workers(),
         requests_per_minute=Config.requests_per_minute,
         timeout=Config.timeout,
-        retries=MAX_RETRIES,
     )
     settings = (client.base_url, client.api_key, limits)
     if settings not in _clients:

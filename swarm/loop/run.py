@@ -51,7 +51,7 @@ from swarm.optimizers.base import (
     SupportsRoutes,
 )
 from swarm.optimizers.gradient import items_without_gradient, plan_descent
-from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
+from swarm.optimizers.static_merges import count_static_merges
 from swarm.runs.describe import format_form_warnings
 from swarm.runs.pareto_front import (
     check_objectives,
@@ -158,7 +158,7 @@ class Run:
         self._kept: list[int] = []
         self._known = EvaluatedPositions(self.record)
         self._item_routes: np.ndarray | None = None
-        self._derive_at = self._iteration_began = 0.0
+        self._derive_at = self._iteration_began = self._scoring_seconds = 0.0
         self._tested: Counter[str] = Counter()
         self.differentiating: SupportsGradients | None = None
         self.notes: list[str] = []
@@ -342,7 +342,6 @@ class Run:
         )
         new = [i for i in wanted if positions[i] not in self._known]
         self.reporter.on_dev_start(number, len(new), len(self._searched))
-        scoring = time.monotonic()
         raced = self.racing.race_particles(
             self._score_dev,
             {i: positions[i] for i in new},
@@ -351,7 +350,6 @@ class Run:
             self.seed,
             number,
         )
-        scoring = time.monotonic() - scoring
         self._known.fill_known_scores(raced.scores, positions, wanted)
         if number == 0:
             self.record.state["scale"] = calibrate_scale(
@@ -382,10 +380,7 @@ class Run:
             facts["objectives"] = objectives_to_lists(objectives)
             scores = next(iter(raced.complete_scores().values()))
             self.record.state.setdefault("objectives", count_items_by_subtask(self.task, scores))
-        if self.limit.minutes is not None:
-            now = time.monotonic()
-            facts |= {"seconds": now - self._iteration_began, "scoring_seconds": scoring}
-            self._iteration_began = now
+        facts |= self._take_seconds()
         self.reporter.on_write("answers")
         self.record.add_iteration(positions, utilities, rows, self.optimizer.state_dict(), facts)
         if time.monotonic() >= self._derive_at:
@@ -495,8 +490,17 @@ class Run:
         self, positions: Sequence[Sequence[float]], *, items: Sequence[int]
     ) -> list[list[Score]]:
         chosen = [self._searched[index] for index in items]
-        done = self.reporter.on_job_done
-        return self._evaluate.score_positions(positions, "dev", done, chosen, self.precision)
+        done, began = self.reporter.on_job_done, time.monotonic()
+        found = self._evaluate.score_positions(positions, "dev", done, chosen, self.precision)
+        self._scoring_seconds += time.monotonic() - began
+        return found
+
+    def _take_seconds(self) -> dict[str, float]:
+        """Return the seconds since the last iteration and those of scoring, for a time limit."""
+        now, began, scoring = time.monotonic(), self._iteration_began, self._scoring_seconds
+        self._iteration_began, self._scoring_seconds = now, 0.0
+        found = {"seconds": now - began, "scoring_seconds": scoring}
+        return found if self.limit.minutes is not None else {}
 
     def _score_positions(
         self, positions: Sequence[Sequence[float]], split: str, items: Sequence[int]
@@ -571,11 +575,8 @@ class Run:
 
     def count_recipes(self) -> int:
         """Return the number of static merges among which the baseline "recipe" is chosen on dev."""
-        if "recipe" not in self._tested_baselines():
-            return 0
-        experts = self.pool.expert_count
-        static = static_start_positions(experts)[0]
-        return len(static) + len(utility_start_positions(np.arange(experts), experts)[0])
+        tested = "recipe" in self._tested_baselines()
+        return count_static_merges(self.pool.expert_count) if tested else 0
 
     def final_items(self) -> int:
         """Return the maximum number of items to evaluate after the search, on test and on dev."""

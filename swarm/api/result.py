@@ -280,10 +280,10 @@ class Result:
 
     def __str__(self) -> str:
         models = PairedComparison(self.run)
-        _, headline, words = sections.summarize_verdict(models)
+        verdict = sections.summarize_verdict(models)
         facts = [f"{name}: {value}" for name, value in sections.headline_figures(models)]
         made = f"best found = {self.best.words}"
-        return "\n".join([f"{headline}. {words}", *facts, made, f"folder: {self.folder}"])
+        return "\n".join([str(verdict), *facts, made, f"folder: {self.folder}"])
 
     def __repr__(self) -> str:
         return f"Result({str(self.folder)!r}): {self.best.words}, {self.best.utility:.3f} on dev"
@@ -291,7 +291,7 @@ class Result:
     def _repr_html_(self) -> str:
         """Return the HTML shown by a notebook."""
         models = PairedComparison(self.run)
-        _, headline, words = sections.summarize_verdict(models)
+        verdict = sections.summarize_verdict(models)
         facts = [
             *sections.headline_figures(models),
             ("best found", self.best.words),
@@ -302,7 +302,7 @@ class Result:
             f'<td style="text-align:left">{escape(value)}</td></tr>'
             for name, value in facts
         )
-        summary = f"<p><b>{escape(headline)}</b>. {escape(words)}</p>"
+        summary = f"<p><b>{escape(verdict.headline)}</b>: {escape(verdict.sentence)}</p>"
         return f"{summary}<table>{rows}</table>{self._history_image()}"
 
     def _history_image(self) -> str:

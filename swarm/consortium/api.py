@@ -19,12 +19,18 @@ from swarm.errors import UserError
 from swarm.models.base import Message, Request
 from swarm.multi_agent.collaboration import map_events, stream_events
 from swarm.multi_agent.consortium.config import (
+    RENAMED_KEYS,
     ConsortiumSettings,
+    MemberSpec,
     build_consortium,
     convert_settings,
     parse_member,
 )
-from swarm.multi_agent.consortium.consortium import Consortium, format_event
+from swarm.multi_agent.consortium.consortium import (
+    LEGACY_STRATEGIES,
+    Consortium,
+    format_event,
+)
 from swarm.multi_agent.consortium.member_spec import member_from_config
 from swarm.multi_agent.consortium.result_json import partial_result_to_json, result_to_json
 from swarm.multi_agent.consortium.results import Iteration
@@ -34,9 +40,6 @@ from swarm.multi_agent.types import AgentAnswer, OnEvent
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-MAX_TOKENS = 2048
-"""Default maximum number of new tokens of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ LEGACY_ARGUMENTS = {"minimum_iterations": "min_iterations", "judging_method": "s
 
 
 def create_consortium(
-    models: Sequence[str],
+    models: Sequence[str] | Mapping[str, int],
     confidence_threshold: float = 0.8,
     max_iterations: int = 3,
     min_iterations: int = 1,
@@ -178,14 +181,16 @@ def create_consortium(
     strategy: str = "default",
     log: bool = False,
     temperature: float | None = None,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int | None = None,
     members: MemberRegistry | None = None,
+    config_name: str | None = None,
     **settings: Any,
 ) -> "Orchestrator":
     """Create a consortium, with the argument names of llm-consortium.
 
     Args:
-        models: Members: names, optionally with a count and options as in "gpt-4o:2,temperature=1".
+        models: Members: names, optionally with a count and options as in "gpt-4o:2,temperature=1",
+            or a mapping of names to counts.
         confidence_threshold: See `Consortium`; from 0 to 1, or 10 to 100 as percent.
             `minimum_iterations` and `judging_method` are legacy names of `min_iterations` and
             `strategy`.
@@ -198,8 +203,10 @@ def create_consortium(
         raw: Include the arbiter's verbatim replies in results.
         log: Record runs, including failed ones, in consortium.db in llm's folder.
         temperature: Default temperature of calls; `None` leaves it to each model.
-        max_tokens: Default maximum number of new tokens of an answer.
+        max_tokens: Default maximum number of new tokens of an answer; `None` sends no limit to an
+            endpoint.
         members: Registry of models; `None`: `MemberRegistry()`.
+        config_name: Name of the consortium in recorded runs.
         **settings: Other fields of `ConsortiumSettings`, such as `quorum` or `roles`.
 
     Raises:
@@ -214,10 +221,15 @@ def create_consortium(
     for old, new in LEGACY_ARGUMENTS.items():
         if old in settings:
             options[new] = settings.pop(old)
-    if isinstance(models, (str, Mapping)) or not models:
-        raise UserError(f"models={models!r}: must be a list of at least one name")
+    if isinstance(models, str) or not models:
+        raise UserError(
+            f"models={models!r}: must be a list of at least one name, or a mapping to counts"
+        )
     found = members or MemberRegistry()
-    specs = [parse_member(one, found.is_known_name, default_count) for one in models]
+    if isinstance(models, Mapping):
+        specs = [MemberSpec(name, count) for name, count in models.items()]
+    else:
+        specs = [parse_member(one, found.is_known_name, default_count) for one in models]
     if arbiter is None:
         judge = default_arbiter(str(options["strategy"]), specs)
     else:
@@ -230,7 +242,7 @@ def create_consortium(
         and config.strategy in UNSURE
     ):
         logger.warning("confidence_threshold has no effect with strategy %s", config.strategy)
-    return Orchestrator(config, found, raw, log, temperature, max_tokens)
+    return Orchestrator(config, config_name, found, raw, log, temperature, max_tokens)
 
 
 class ConsortiumConfig(ConsortiumSettings):
@@ -281,12 +293,31 @@ class ConsortiumConfig(ConsortiumSettings):
             **{field.name: getattr(validated, field.name) for field in fields(ConsortiumSettings)}
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to JSON with the keys of llm-consortium; `from_dict` reads it.
+
+        Members and arbiter are names and counts, or mappings if one has settings of its own.
+        """
+        found = super().to_dict()
+        for old, new in RENAMED_KEYS.items():
+            found[old] = found.pop(new)
+        counts = {one.model: one.count for one in self.members}
+        if self.members == tuple(MemberSpec(*pair) for pair in counts.items()):
+            found["models"] = counts
+        if self.arbiter and self.arbiter == MemberSpec(self.arbiter.model):
+            found["arbiter"] = self.arbiter.model
+        judging = self.strategy if self.strategy in ("pick-one", "rank") else "default"
+        strategy = self.strategy if judging == "default" else "default"
+        names = {new: old for old, new in LEGACY_STRATEGIES.items() if new != "default"}
+        return {**found, "judging_method": judging, "strategy": names.get(strategy, strategy)}
+
 
 class Orchestrator:
     """Answers prompts with a consortium, independently; several may run concurrently.
 
     Args:
         config: Settings of the consortium.
+        config_name: Its name in recorded runs.
         members: Registry of its models.
         raw, log, temperature, max_tokens: See `create_consortium`.
 
@@ -300,13 +331,14 @@ class Orchestrator:
     def __init__(
         self,
         config: ConsortiumSettings,
+        config_name: str | None = None,
         members: MemberRegistry | None = None,
         raw: bool = False,
         log: bool = False,
         temperature: float | None = None,
-        max_tokens: int = MAX_TOKENS,
+        max_tokens: int | None = None,
     ) -> None:
-        self.config, self.raw, self.log = config, raw, log
+        self.config, self.config_name, self.raw, self.log = config, config_name, raw, log
         self.request_fields = {"temperature": temperature, "max_new_tokens": max_tokens}
         self.consortium = build_consortium(config, (members or MemberRegistry()).model)
         self.consortium.check()
@@ -331,7 +363,7 @@ class Orchestrator:
                 "the prompt is empty; give a question, or a conversation that ends with one"
             )
         question = ConsortiumQuestion(
-            None, self.config, self.consortium, turns, self.request_fields, self.log
+            self.config_name, self.config, self.consortium, turns, self.request_fields, self.log
         )
         found = answer_question(question, watch)
         if not self.raw:

@@ -15,7 +15,6 @@ from sqlite_utils import Database
 
 from swarm._util.threads import run_in_thread
 from swarm.consortium.api import (
-    MAX_TOKENS,
     ConsortiumQuestion,
     answer_question,
     stream_progress_lines,
@@ -97,7 +96,7 @@ class _SavedConsortium:
         check_unused_options(given, config.strategy, "-o ")
         consortium = build_consortium(config, self._member_registry.model)
         consortium.check()
-        asked.setdefault("max_new_tokens", MAX_TOKENS)
+        asked.setdefault("max_new_tokens", None)
         return ConsortiumQuestion(self.model_id, config, consortium, turns, asked)
 
     def _stream_events(self, prompt: llm.Prompt, stream: bool, response: Any) -> StreamEvents:

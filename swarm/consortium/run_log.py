@@ -1,9 +1,9 @@
-"""Database of consortium runs: prompts, answers of the members, and a leaderboard of members."""
+"""Database of consortium runs, with the answers of the members."""
 
 import json
 import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,6 @@ from swarm.multi_agent.consortium.store import SQLiteDatabase
 
 Row = dict[str, Any]
 Rows = list[Row]
-
-LEADERBOARD_QUERY = """
-WITH judged AS (
-    SELECT DISTINCT run FROM answers JOIN runs ON runs.id = run
-    WHERE chosen IS NOT NULL AND iteration = best
-)
-SELECT member AS model, COUNT(*) AS answers, SUM(a.error IS NOT NULL) AS failures,
-    COUNT(DISTINCT CASE WHEN a.error IS NULL THEN judged.run END) AS judged,
-    COUNT(DISTINCT CASE WHEN chosen AND iteration = best THEN a.run END) AS wins,
-    AVG(rank) AS rank, AVG(CASE WHEN ranked > 1 THEN (ranked - rank) * 1.0 / (ranked - 1) END)
-    AS borda, AVG(a.confidence) AS confidence, SUM(a.prompt_tokens) AS prompt_tokens,
-    SUM(a.new_tokens) AS new_tokens, SUM(a.cost) AS cost, AVG(a.seconds) AS seconds
-FROM answers a JOIN runs ON runs.id = a.run LEFT JOIN judged ON judged.run = a.run
-WHERE role = 'member' AND time >= :since AND (:model IS NULL OR member = :model)
-GROUP BY member
-ORDER BY judged = 0, wins * 1.0 / judged DESC, borda DESC, member
-LIMIT :limit
-"""
 
 
 class RunLog:
@@ -79,13 +61,11 @@ class RunLog:
             **_run_columns(result),
         }
         with self.database.open_transaction() as rows:
-            _insert_row(rows, "runs", run)
-            for index, answer in enumerate(_answer_rows(result)):
-                _insert_row(rows, "answers", {"run": number, "number": index, **answer})
+            _insert_run(rows, run)
         return number
 
     def get(self, number: str) -> Row:
-        """Return a run with its configuration, result and answers, as JSON values.
+        """Return a run with its configuration and result, as JSON values.
 
         Args:
             number: The id, or a unique prefix of it.
@@ -100,38 +80,11 @@ class RunLog:
             if len(found) != 1 or not number:
                 raise UserError(_lookup_error(number, [row["id"] for row in found]))
             run = dict(found[0])
-            answers = rows.execute(
-                "SELECT * FROM answers WHERE run = ? ORDER BY number", [run["id"]]
-            ).fetchall()
         return {
             **run,
             "config": json.loads(run["config"]),
             "result": json.loads(run["result"]),
-            "answers": [_drop_columns(dict(row), "run", "number") for row in answers],
         }
-
-    def leaderboard(
-        self, limit: int = 10, since: str | None = None, model: str | None = None
-    ) -> Rows:
-        """Return statistics of each member, best first; a run is judged if an answer was chosen.
-
-        Each has its "model", the counts of "answers", "failures", "judged" runs and "wins" among
-        them, "win_rate" with Wilson's 95 % interval "low" and "high", the means of "rank", "borda"
-        (1 is always first, 0 always last), "confidence" and "seconds", and the sums of
-        "prompt_tokens", "new_tokens" and "cost". Unknown values are `None`.
-
-        Args:
-            limit: Maximum number of members.
-            since: Only runs from then on; see `list`.
-            model: Only this member.
-
-        Raises:
-            UserError: The date is invalid, or the file cannot be read.
-        """
-        parameters = {"limit": limit, "since": _parse_since(since), "model": model}
-        with self.database.open_for_reading() as rows:
-            found = [dict(row) for row in rows.execute(LEADERBOARD_QUERY, parameters)]
-        return [{**row, **_win_rate(row["wins"], row["judged"])} for row in found]
 
     def list(self, limit: int = 10, since: str | None = None, name: str | None = None) -> Rows:
         """Return the last runs, newest first, without their answers.
@@ -171,60 +124,14 @@ def _run_columns(result: Mapping[str, Any]) -> Row:
     }
 
 
-def _answer_rows(result: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the members' answers of every iteration, each followed by the arbiter's reply."""
-    for iteration in result.get("iterations", []):
-        number, verdict = iteration["iteration"], iteration["synthesis"]
-        ranking = verdict.get("ranking") or [] if verdict else []
-        counted = verdict is not None and verdict["source"] == "counted"
-        # A vote only determines the winners: the first indices, whose answers are equal.
-        first = round(verdict["confidence"] * len(ranking)) if counted and ranking else 1
-        ranked = None if counted or len(ranking) < 2 else len(ranking)
-        for index, response in enumerate(iteration["model_responses"]):
-            yield {
-                "iteration": number,
-                "member": response["model"],
-                "instance": response["instance"],
-                "role": "member",
-                "text": response.get("response"),
-                "error": response.get("error"),
-                "confidence": response.get("confidence"),
-                "ranked": ranked,
-                "rank": ranking.index(index) + 1 if ranked and index in ranking else None,
-                "chosen": index in ranking[:first] if ranking else None,
-                "prompt_tokens": response.get("prompt_tokens"),
-                "new_tokens": response.get("completion_tokens"),
-                "cost": response.get("cost"),
-                "seconds": response.get("seconds"),
-            }
-        if verdict and not counted:
-            yield {
-                "iteration": number,
-                "member": result["metadata"]["arbiter"],
-                "role": "arbiter",
-                "text": verdict.get("raw_arbiter_response") or verdict["synthesis"],
-                "confidence": verdict["confidence"],
-            }
-
-
-def _insert_row(rows: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
+def _insert_run(rows: sqlite3.Connection, row: Mapping[str, Any]) -> None:
     names, placeholders = ", ".join(row), ", ".join(f":{key}" for key in row)
     # SQLite rejects lone surrogates, which models may generate.
     converted = {
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for key, value in row.items()
     }
-    rows.execute(f"INSERT INTO {table} ({names}) VALUES ({placeholders})", converted)
-
-
-def _win_rate(wins: int, judged: int) -> Row:
-    """Return the share of judged runs that were won."""
-    if not judged:
-        return {"win_rate": None, "low": None, "high": None}
-    from swarm.stats.significance import mean_interval
-
-    found = mean_interval([1.0] * wins + [0.0] * (judged - wins))
-    return {"win_rate": found.mean, "low": found.low, "high": found.high}
+    rows.execute(f"INSERT INTO runs ({names}) VALUES ({placeholders})", converted)
 
 
 def _lookup_error(number: str, found: "list[str]") -> str:

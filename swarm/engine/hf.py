@@ -547,7 +547,7 @@ class HFEngine:
         ended, prompt = stop_check(request), self._prompt_ids(request.prompt)
         settled = None if ended is None else (lambda new: ended(decode_text(self._tokenizer, new)))
         return DecodingRow(
-            prompt, request.max_new_tokens, settled, build_sampling_state(request, prompt)
+            prompt, request.token_limit, settled, build_sampling_state(request, prompt)
         )
 
     def _score_choices(
@@ -585,7 +585,7 @@ class HFEngine:
     def _count_row_tokens(self, request: Request) -> int:
         """Return the maximum number of tokens of one row in a batch."""
         longest = max(map(len, self._choice_ids(request)), default=0)
-        return len(self._prompt_ids(request.prompt)) + max(request.max_new_tokens, longest - 1)
+        return len(self._prompt_ids(request.prompt)) + max(request.token_limit, longest - 1)
 
     def _choice_ids(self, request: Request) -> list[list[int]]:
         """Return the token ids of each of the request's choices."""

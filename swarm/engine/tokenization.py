@@ -140,7 +140,7 @@ def clip_new_tokens(
             f"{prompt} tokens and {what} make {needed}, more than the model's {context} "
             f"({limit}): shorten the prompt"
         )
-    return replace(request, max_new_tokens=int(min(request.max_new_tokens, context - prompt)))
+    return replace(request, max_new_tokens=int(min(request.token_limit, context - prompt)))
 
 
 def stop_check(request: Request) -> Callable[[str], bool] | None:

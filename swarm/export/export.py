@@ -144,8 +144,8 @@ class Export:
 
     Args:
         given: A run folder, or an adapter's.
-        to, format, particle, dtype, base, push_to_hub, private, point, quantize, route: See
-            conf/export.yaml.
+        to, format, particle, dtype, base, push_to_hub, private, point, baseline, quantize,
+            route: See conf/export.yaml.
 
     Raises:
         UserError: A value is invalid, or the source does not exist.
@@ -162,6 +162,7 @@ class Export:
         push_to_hub: str | None = None,
         private: bool = True,
         point: int | None = None,
+        baseline: str | None = None,
         quantize: str | None = None,
         route: str | None = None,
     ) -> None:
@@ -181,7 +182,7 @@ class Export:
         self.to, self.format, self.private = as_path(str(to)), format, private
         self.merged, self.quantize = format in ("merged", "gguf"), quantize
         self.repository = push_to_hub
-        self.source = source.read_source(given, particle, point).choose_route(route)
+        self.source = source.read_source(given, particle, point, baseline).choose_route(route)
         if self.source.routes and format != "peft":
             raise UserError(
                 f"format={format}: {self.source.folder} has an adapter for each of "

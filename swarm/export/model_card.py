@@ -25,14 +25,14 @@ from swarm.export.source import CONFIG_DIR_OPTION, ExportSource, read_source
 from swarm.finetune.run import domain_lines, format_metrics, scores_table
 from swarm.finetune.trainer import FRESH_LABEL
 from swarm.pool.adapter import ROUTER_FILE
+from swarm.pool.prompt_router import WORD_PATTERN
 from swarm.pool.synthetic_rows import EliteExperts
 from swarm.runs.describe import (
-    compare_with_baselines,
-    conclude_test,
     describe_position,
     list_caveats,
     route_means,
 )
+from swarm.runs.verdict import format_gain, judge_search, list_alternatives
 
 UNQUOTED_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_/.][\w/.@-]*", re.IGNORECASE)
 """Texts that Hydra parses unquoted."""
@@ -295,11 +295,34 @@ def _licence_from_file(folder: Path) -> str:
 PAPER_LINK = "[Model Swarms](https://arxiv.org/abs/2410.11163)"
 
 ROUTES_NOTE = (
-    "Prompts of different kinds have adapters of their own, each in the folder of its name; "
-    f"`{ROUTER_FILE}` assigns a prompt to one by the words of its template. "
-    "`python -m swarm.serve` does so for each request; elsewhere, choose the adapter of a request "
-    "by its kind. The table has the mean over the adapted modules."
+    "Each kind of prompt has one of these adapters, in the folder of its name; no single adapter "
+    f"is the result. `{ROUTER_FILE}` assigns a prompt to one by its words. The table "
+    "has the mean over the adapted modules."
 )
+
+ROUTED_SNIPPET = """\
+import json, math, re
+{download}from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+folder = {folder}
+with open(f"{{folder}}/{file}", encoding="utf-8") as file:
+    router = json.load(file)
+
+
+def choose_adapter(prompt):
+    words = set(re.findall(r"{pattern}", prompt.lower()))
+    vector = [w * (word in words) for word, w in zip(router["words"], router["weights"])]
+    vector.append(not any(vector))
+    dots = [sum(x * y for x, y in zip(vector, row)) for row in router["centroids"]]
+    near = [dot / math.hypot(*row) for dot, row in zip(dots, router["centroids"])]
+    return router["names"][router["routes"][near.index(max(near))]]
+
+
+prompt = "..."
+base = AutoModelForCausalLM.from_pretrained("{base}")
+model = PeftModel.from_pretrained(base, f"{{folder}}/{{choose_adapter(prompt)}}")"""
+"""Loading of the adapter of a prompt without this package, as `PromptRouter.assign` chooses it."""
 
 SPACE_NOTES = {
     "factor": "A and B of the adapters were mixed separately (the factor space of the paper).",
@@ -366,6 +389,8 @@ class ModelCard:
         what = "A LoRA adapter of" if not self.merged else "A full model, an adapter merged into"
         if self.source.is_full_model:
             what = "A full model, of the architecture of"
+        if self.source.routes:
+            what = f"{len(self.source.routes)} LoRA adapters for different kinds of prompts, of"
         found = f"{what} {self.source.base_name or 'a base model that nobody named'}"
         if stand_in := self.source.stand_in:
             found += f" (measured on {stand_in}, not on the hub's weights)"
@@ -438,6 +463,10 @@ class ModelCard:
                     *_separate_paragraphs([*describe_metrics(metrics), *self._notes_on_numbers()]),
                 ]
             )
+        if name := self.source.baseline:
+            known = {one.name: one for one in list_alternatives(self.source.state["metrics"])}
+            tested = _format_utility(known[name].test)
+            return f"The {known[name].label} of a search, which compared it: {tested} on test."
         if point := self.source.point_metrics:
             return "\n".join(
                 _separate_paragraphs([*_describe_point(point), *self._notes_on_numbers()])
@@ -500,6 +529,8 @@ class ModelCard:
                 "or, after its name is written into Modelfile,\n\n"
                 f"```sh\nollama create {Path(self.title).name} -f Modelfile\n```"
             )
+        if self.source.routes:
+            return self._routed_usage(base)
         code = (
             f'model = AutoModelForCausalLM.from_pretrained("{self.title}")'
             if self.merged
@@ -509,6 +540,22 @@ class ModelCard:
         head = "" if self.merged else "from peft import PeftModel\n"
         head += "from transformers import AutoModelForCausalLM\n\n"
         return f"```python\n{head}{code}\n```\n\nor\n\n```sh\n{self.serve}\n```"
+
+    def _routed_usage(self, base: str) -> str:
+        """Return the use of an export with an adapter for each kind of prompt."""
+        on_hub = "/" in self.title
+        code = ROUTED_SNIPPET.format(
+            download="from huggingface_hub import snapshot_download\n" * on_hub,
+            folder=f'snapshot_download("{self.title}")' if on_hub else f'"{self.title}"',
+            file=ROUTER_FILE,
+            pattern=WORD_PATTERN.pattern,
+            base=base,
+        )
+        return (
+            f"One adapter for each prompt:\n\n```python\n{code}\n```\n\n"
+            "`python -m swarm.serve` chooses it for each request. vLLM serves the adapters under "
+            f"their names, and the caller chooses:\n\n```sh\n{self.serve}\n```"
+        )
 
     def _reproduction_section(self) -> str:
         """Return the commands of the run and of the export, with the versions that were used."""
@@ -523,7 +570,7 @@ class ModelCard:
             export.append(f"quantize={self.dtype}")
         elif kind == "merged" and self.dtype not in (None, "bfloat16"):
             export.append(f"dtype={self.dtype}")
-        for key in ("particle", "point"):
+        for key in ("particle", "point", "baseline"):
             if (number := getattr(self.source, key)) is not None:
                 export.append(f"{key}={number}")
         if self.source.arguments:
@@ -559,6 +606,10 @@ def _describe_point(point: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _format_utility(found: tuple[float, float, float]) -> str:
+    return "{:.3f} [{:.3f}, {:.3f}]".format(*found)
+
+
 def _format_measurement(one: Mapping[str, Any]) -> str:
     low, high = one["interval"]
     return f"{one['utility']:.3f} [{low:.3f}, {high:.3f}] (n = {one['items']})"
@@ -570,15 +621,13 @@ def describe_metrics(metrics: dict[str, Any]) -> list[str]:
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
         "so biased upwards; test was not used by the search."
     ]
-    sentences = [conclude_test(metrics)] if "test_gain" in metrics else ["It was not tested."]
-    if "test_gain" in metrics and not (
-        metrics["test_gain"] > 0 and metrics["test_gain_p_value"] < 0.05
-    ):
-        sentences.append("Thus it was not shown to be better than the best initial expert.")
     # For a truncated adapter the card has a more detailed note.
     rest = {key: value for key, value in metrics.items() if key != "reconstruction_error"}
-    compared = compare_with_baselines(metrics) if "test_gain" in metrics else []
-    return [*found, " ".join([*sentences, *compared]), *list_caveats(rest)]
+    compared = [
+        f"Gain over the {one.label}, {one.test[0]:.3f} on test: {format_gain(metrics, one)}."
+        for one in list_alternatives(metrics)
+    ]
+    return [str(judge_search(metrics)), *found, " ".join(compared), *list_caveats(rest)]
 
 
 def _separate_paragraphs(found: Sequence[str]) -> list[str]:

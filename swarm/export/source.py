@@ -15,6 +15,7 @@ from swarm.runs.describe import ROUTE_SEPARATOR, group_by_route
 from swarm.runs.manifest import read_state, verify_run_file
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_folder import COMMAND_FILE, load_command
+from swarm.runs.verdict import EXPERT
 
 STATE_FILES = {"state.json": "search", "tuning.json": "finetune"}
 """Kind of run folder by its state file."""
@@ -36,6 +37,7 @@ class ExportSource:
         kind: "search", "finetune" or "folder".
         particle: Index of a search's particle; `None` is the best found.
         point: Index of a point of a search's front; `None` is the best found.
+        baseline: Name of an alternative to the best found; `None` is the best found.
         routes: Names of the routes, if the folder has an adapter for each kind of prompt.
         route: Name of the only route that is exported; `None` is all.
         note: Content of its swarm.json.
@@ -49,6 +51,7 @@ class ExportSource:
     kind: str = "folder"
     particle: int | None = None
     point: int | None = None
+    baseline: str | None = None
     routes: tuple[str, ...] = ()
     route: str | None = None
     note: dict[str, Any] = field(default_factory=dict)
@@ -96,8 +99,8 @@ class ExportSource:
     @property
     def metrics(self) -> dict[str, Any]:
         """Metrics of the run if they apply to the exported result; otherwise empty."""
-        best = self.particle is None and self.point is None and self.route is None
-        return (self.state.get("metrics") or {}) if best else {}
+        chosen = (self.particle, self.point, self.baseline, self.route)
+        return (self.state.get("metrics") or {}) if chosen == (None,) * 4 else {}
 
     @property
     def point_metrics(self) -> dict[str, Any]:
@@ -198,13 +201,20 @@ class ExportSource:
         return found if found.is_dir() else None
 
 
-def read_source(given: str, particle: int | None = None, point: int | None = None) -> ExportSource:
+def read_source(
+    given: str,
+    particle: int | None = None,
+    point: int | None = None,
+    baseline: str | None = None,
+) -> ExportSource:
     """Return the result in a run folder or an adapter's folder.
 
     Args:
         given: The folder.
         particle: For a search: use this particle's personal best.
         point: For a search: use this point of its front, saved to front/point_NUMBER in its folder.
+        baseline: For a search: use this alternative of its verdict, `EXPERT` or a name of
+            `swarm.loop.search_inputs.BASELINE_LABELS`, saved to baselines/NAME in its folder.
 
     Raises:
         UserError: It does not exist.
@@ -218,6 +228,11 @@ def read_source(given: str, particle: int | None = None, point: int | None = Non
             f"point={point}: must be null, or a point of a search's front, and then "
             "without particle"
         )
+    if baseline is not None and (kind != "search" or particle is not None or point is not None):
+        raise UserError(
+            f"baseline={baseline}: must be null, or a model that a search was compared with, and "
+            "then without particle and point"
+        )
     folder, state, config, arguments = path, {}, {}, []
     if kind == "search":
         state = read_state(path) or {}
@@ -227,9 +242,11 @@ def read_source(given: str, particle: int | None = None, point: int | None = Non
         found = _read_json(path / "config.json") if (path / "config.json").is_file() else {}
         config, arguments = read_config(found), _read_arguments(path)
         subfolder = "global_best" if particle is None else f"particle_{particle}/personal_best"
-        folder = (
-            path / subfolder if point is None else _save_front_point(path, state, config, point)
-        )
+        folder = path / subfolder
+        if point is not None:
+            folder = _save_front_point(path, state, config, point)
+        elif baseline is not None:
+            folder = _save_baseline(path, state, config, baseline)
         _check_progress(given, state.get("rounds"), folder, particle)
         verify_run_file(folder)
     elif kind == "finetune":
@@ -247,7 +264,7 @@ def read_source(given: str, particle: int | None = None, point: int | None = Non
     name = path.resolve().name
     routes = routed[0].names if routed else ()
     return ExportSource(
-        name, folder, kind, particle, point, routes, None, note, config, state, arguments
+        name, folder, kind, particle, point, baseline, routes, None, note, config, state, arguments
     )
 
 
@@ -285,7 +302,51 @@ def _save_front_point(
         raise UserError(f"point={point}: the front has 0 to {last}; {path}/front.json lists them")
     number, particle = front.front_indices[point]
     entry, folder = front.rounds[number], path / "front" / f"point_{point}"
-    position = entry["positions"][particle]
+    facts = {
+        "iteration": number,
+        "particle": particle,
+        "point": point,
+        "validation_utility": entry["utilities"][particle],
+        "objectives": front.dev_utilities((number, particle)),
+    }
+    _save_position(path, state, config, entry["positions"][particle], folder, facts)
+    return folder
+
+
+def _save_baseline(path: Path, state: dict[str, Any], config: dict[str, Any], name: str) -> Path:
+    """Save an alternative to the best found with the run's pool and return its folder.
+
+    Raises:
+        UserError: It was not compared, is no adapter, or the pool has changed since the search.
+    """
+    metrics = state.get("metrics") or {}
+    found = {one["name"]: one for one in metrics.get("baselines", ()) if "position" in one}
+    found.pop("base", None)
+    if metrics:
+        number, particle = metrics["starting_place"]
+        position = state["rounds"][number]["positions"][particle]
+        found[EXPERT] = {"position": position}
+    if name not in found:
+        names = ", ".join(found) or "none: the search has not ended"
+        raise UserError(f"baseline={name}: {path} has these: {names}")
+    folder = path / "baselines" / name
+    _save_position(path, state, config, found[name]["position"], folder, {"baseline": name})
+    return folder
+
+
+def _save_position(
+    path: Path,
+    state: dict[str, Any],
+    config: dict[str, Any],
+    position: list[float],
+    folder: Path,
+    facts: dict[str, Any],
+) -> None:
+    """Save a position of a search with the run's pool.
+
+    Raises:
+        UserError: The pool is unknown, or has changed since the search.
+    """
     if not config.get("pool"):
         raise UserError(f"{path}: has no configuration of its pool (a run started in Python)")
     from hydra.utils import instantiate
@@ -294,15 +355,7 @@ def _save_front_point(
     pool.open(instantiate(config["model"], _convert_="all"))
     if pool.fingerprint() != state["identity"]["pool weights"]:
         raise UserError(f"{path}: the experts of its pool have changed since the search")
-    facts = {
-        "iteration": number,
-        "particle": particle,
-        "point": point,
-        "validation_utility": entry["utilities"][particle],
-        "objectives": front.dev_utilities((number, particle)),
-    }
     pool.save(position, folder, facts)
-    return folder
 
 
 def _check_progress(given: str, rounds: Any, folder: Path, particle: int | None) -> None:

@@ -40,14 +40,13 @@ from swarm.loop.search_inputs import check_run_path, digest_items, identity_sett
 from swarm.pool.adapter import read_note, write_folder_atomic
 from swarm.pool.pool import Pool
 from swarm.runs.describe import (
-    compare_with_constants,
-    describe_constant_answers,
     describe_difference,
     domain_table,
     one_answer_warnings,
 )
 from swarm.runs.manifest import MANIFEST_FILE, Manifest
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import EXPERT, constant_label, format_gain, list_alternatives
 from swarm.tasks import metrics as certainty
 from swarm.tasks.base import Item, Score, metric_task
 from swarm.tasks.metrics import paired_gain
@@ -174,8 +173,7 @@ def scores_table(metrics: dict[str, Any], before: str, after: str) -> list[str]:
         cells = [
             _format_interval(by_domain[split]) for split in ("dev", "test") if split in by_domain
         ]
-        each = " of each domain" * (len(by_domain["answers"]) > 1)
-        rows.append([f"best constant answer{each} ({describe_constant_answers(constant)})", *cells])
+        rows.append([constant_label(constant), *cells])
     for one in metrics.get("baselines", ()) if tested else ():
         dev = _format_interval(one["dev"]) if "dev" in one else ""
         rows.append([one["label"], dev, _format_interval(one["test"])])
@@ -212,18 +210,9 @@ def format_metrics(metrics: dict[str, Any]) -> list[str]:
             f"Held-out dev items: {held_out['starting']:.3f} before, {held_out['ending']:.3f} "
             f"after. {_describe_gain(held_out, 'held-out dev items')}"
         )
-    if "test_gain" in metrics:
-        test = {
-            "gain": metrics["test_gain"],
-            "gain_interval": metrics["test_gain_interval"],
-            "p_value": metrics["test_gain_p_value"],
-            "items": metrics["ending_best_single_test_items"],
-        }
-        found.append(
-            " ".join(
-                [_describe_gain(test, "test items"), *compare_with_constants(metrics, "tuned one")]
-            )
-        )
+    for one in list_alternatives(metrics):
+        label = metrics["starting_best_expert"] if one.name == EXPERT else f"the {one.label}"
+        found.append(f"Gain on test over {label}: {format_gain(metrics, one)}.")
     if searched := metrics.get("searched"):
         found.append(
             f"Compared to the best found of {searched['run']}, at the cost of "

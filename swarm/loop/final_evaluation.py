@@ -3,13 +3,14 @@
 Everything scored after the search is stored in the record.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from swarm._util.files import short_digest
 from swarm.loop.evaluator import data_split, records_to_scores, scores_to_records
+from swarm.runs.describe import group_by_route
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_folder import ParticleIndex, RunRecord
 from swarm.tasks.base import Score, Task, metric_task
@@ -66,13 +67,15 @@ class FinalEvaluation:
 
         Ties are broken by the searched signal. With constraints, feasible positions (or those with
         the smallest violation) come first. With `by_kept`, the best position is the finalist that
-        is best on the held-out items. The choice is stored in the record's state.
+        is best on the held-out items. Where the strongest start is better on items that no gradient
+        used, it replaces the best position (`_keep_start`). The choice is stored in the record.
         """
         expert_count, front = self.record.state["own"], self.pareto_front
         bound = front is not None and bool(front.constraints)
         own_metric = self.metric_task is self.task
         choosing = bound or self.by_kept or not own_metric or self.precision is not None
-        if choosing and "chosen" not in self.record.state:
+        if "chosen" not in self.record.state:
+            before, after = self.record.best_index(rows=expert_count), self.record.best_index()
             experts = [(0, i) for i in range(expert_count)]
             finalists = self.record.personal_bests(FINALIST_COUNT)
             if self.precision and own_metric:
@@ -85,14 +88,95 @@ class FinalEvaluation:
             if self.by_kept:
                 before = max(experts, key=self._rank_key)
                 after = self._race_finalists([*finalists, *self._best_static_merge(finalists)])
-            elif front is not None and own_metric:
+            elif choosing and front is not None and own_metric:
                 before, after = front.best_index(expert_count), front.best_index()
-            else:
+            elif choosing:
                 found = [*experts, *finalists]
                 before, after = (max(indices, key=self._rank_key) for indices in (experts, found))
-            self.record.state["chosen"] = {"starting": list(before), "ending": list(after)}
-            self.record.save_state()
+            after, kept = self._keep_start(after)
+            if choosing or kept:
+                self.record.state["chosen"] = {"starting": list(before), "ending": list(after)}
+                self.record.state["kept_start"] = kept
+                self.record.save_state()
         return self.record.best_index(rows=expert_count), self.record.best_index()
+
+    def _keep_start(self, after: ParticleIndex) -> tuple[ParticleIndex, list[str]]:
+        """Replace a best found that is below the strongest start by that start, by route.
+
+        The start is the best position of the first iteration on the searched items. The two are
+        compared on the items that no gradient used (`without_gradient`; those of the race with
+        `by_kept`), where the best found does not profit from having been trained on them.
+
+        Returns:
+            The best found or what replaces it, and the names of the routes that are the start's.
+        """
+        if after[0] == 0 or self.pareto_front is not None:
+            return after, []
+        rescored = self.metric_task is not self.task or self.precision is not None
+        count = (
+            self.record.state["own"] if rescored else len(self.record.iterations[0]["utilities"])
+        )
+        starts = [(0, i) for i in range(count) if self.record.utility_at((0, i)) is not None]
+        routes, unused = self.item_routes, self.without_gradient or range(len(self.searched))
+        if self.by_kept or routes is None:
+            start = max(starts, key=self._rank_key)
+            scores = self.holdout_scores if self.by_kept else self.dev_scores
+            items = range(len(self.held_out)) if self.by_kept else unused
+            if self._utility_on(scores(after), items) < self._utility_on(scores(start), items):
+                return start, ["all"]
+            return after, []
+        kept: dict[int, ParticleIndex] = {}
+        rows = np.reshape(self.record.position_at(after), (self.routes, -1))
+        # Routes with equal coefficients are one kind.
+        kinds = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+        for kind in np.unique(kinds[routes]).tolist():
+            mine = np.flatnonzero(kinds[routes] == kind).tolist()
+            known = {index: self._utility_on(self.dev_scores(index), mine) for index in starts}
+            start = max(starts, key=lambda index: (known[index], self._rank_key(index)))
+            items = [index for index in unused if index in mine]
+            values = [self._utility_on(self.dev_scores(index), items) for index in (after, start)]
+            if items and values[0] < values[1]:
+                kept |= dict.fromkeys(np.flatnonzero(kinds == kind).tolist(), start)
+        names = list(group_by_route(self.record.state["groups"]))
+        return self._compose_routes(after, kept), [names[route] for route in sorted(kept)]
+
+    def _utility_on(self, scores: Sequence[Score], items: Iterable[int]) -> float:
+        """Return the utility of some of the scores; of a part of a mixture, their mean."""
+        some = [scores[index] for index in items]
+        if self.item_routes is None and not hasattr(self.task, "subtask_utilities"):
+            return self.metric_task.utility(some)
+        return float(np.mean([score.value for score in some])) if some else 0.0
+
+    def _compose_routes(
+        self, after: ParticleIndex, kept: Mapping[int, ParticleIndex]
+    ) -> ParticleIndex:
+        """Return the index of a position with other coefficients on some routes.
+
+        A new position is recorded as one more round: all its answers are known, as an answer
+        depends on the coefficients of its route alone.
+        """
+        position = np.reshape(self.record.position_at(after), (self.routes, -1))
+        for route, start in kept.items():
+            position[route] = np.reshape(self.record.position_at(start), position.shape)[route]
+        row = position.reshape(-1).tolist()
+        for number, entry in enumerate(self.record.iterations):
+            for i, one in enumerate(entry["positions"]):
+                if one == row and entry["utilities"][i] is not None:
+                    return number, i
+        assert self.item_routes is not None
+        answers = {one: self.record.load_iteration_answers(*one) for one in {after, *kept.values()}}
+        rows = [answers[kept.get(r, after)][i] for i, r in enumerate(self.item_routes.tolist())]
+        particle = after[1]
+        positions = np.array(self.record.iterations[-1]["positions"])
+        positions[particle] = row
+        utilities = np.full(len(positions), np.nan)
+        utilities[particle] = self.task.utility(records_to_scores(rows))
+        scored = [len(rows) if i == particle else None for i in range(len(positions))]
+        facts = {"items_scored": scored, "prompts_scored": 0, "prompts_saved": 0}
+        self.record.add_iteration(
+            positions, utilities, {particle: rows}, self.record.state["optimizer"], facts
+        )
+        return len(self.record.iterations) - 1, particle
 
     def _best_static_merge(self, finalists: Sequence[ParticleIndex]) -> list[ParticleIndex]:
         """Return the best static merge of the first iteration, if it is not a finalist."""

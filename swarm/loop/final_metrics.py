@@ -13,7 +13,12 @@ from swarm.loop.evaluator import (
 from swarm.loop.final_evaluation import FINALIST_COUNT, FinalEvaluation
 from swarm.loop.search_inputs import BASELINE_LABELS
 from swarm.optimizers.multi_objective import BASE_BOUND
-from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
+from swarm.optimizers.pso import SOUP_SCALES
+from swarm.optimizers.static_merges import (
+    FEW_SCALES,
+    static_start_positions,
+    utility_start_positions,
+)
 from swarm.runs.describe import MODEL_LABELS, position_label
 from swarm.runs.run_folder import ParticleIndex, RunRecord
 from swarm.tasks.base import Item, Score, Task
@@ -68,6 +73,7 @@ def final_metrics(
         "ending_best_label": position_label(record.state["optimizer"], record.position_at(after)),
         "starting_place": list(before),
         "ending_place": list(after),
+        "start": _start_facts(ending, after),
         "in_points": getattr(task, "highest", None) == 1.0,
         **_improvement_stats(record),
         **record.count_prompts(),
@@ -110,6 +116,29 @@ def final_metrics(
     if taken := sum_scoring_costs(record):
         metrics["scoring_cost"] = taken
     return metrics
+
+
+def _start_facts(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any]:
+    """Return how much of the best position is what the search started from.
+
+    Returns:
+        "whole", whether it is a position of the first iteration, on each route; "label", which
+            one; and "routes", the routes on which it replaced a worse position that the search had
+            found (`FinalEvaluation.choose_bests`).
+    """
+    state, position = ending.record.state, np.array(ending.record.position_at(after))
+    first, shape = ending.record.iterations[0], (-1, ending.routes, len(position) // ending.routes)
+    known = [u is not None for u in first["utilities"]]
+    starts = np.array(first["positions"])[known].reshape(shape)
+    same = (starts == position.reshape(shape)).all(axis=2).any(axis=0)
+    label = "best of the first iteration" + " for each kind of prompt" * (ending.routes > 1)
+    experts, groups = len(state["experts"]), len(state["groups"])
+    named, rows = static_start_positions(experts, groups, SOUP_SCALES, among=state["own"])
+    named, rows = [*state["experts"], *named], np.vstack([np.tile(np.eye(experts), groups), rows])
+    matching = np.flatnonzero(np.isclose(rows, position).all(axis=1))
+    if len(matching):
+        label = f"{label}: {named[matching[0]]}"
+    return {"whole": bool(same.all()), "label": label, "routes": state.get("kept_start", [])}
 
 
 def _precision_metrics(
@@ -223,24 +252,21 @@ def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) 
     task, state = ending.metric_task, ending.record.state
     own_count, rows, groups = state["own"], len(state["experts"]), len(state["groups"])
     found: dict[str, Any] = {"name": name, "label": BASELINE_LABELS[name]}
-    items = task.items("test")
+    items, dev = task.items("test"), list[Score]()
     if name == "experts":
-        dev, scores, chosen = _best_expert_by_domain(ending)
-        found["experts"] = chosen
-    elif name == "routes":
-        position, dev = _best_expert_by_route(ending)
-        found["position"] = position
-        scores = ending.score_position_on_test(position, name=found["label"])
-    elif name == "recipe":
-        label, position, dev = _best_merge_or_expert(ending)
-        found["label"] += f" ({label})"
-        found["position"] = position
-        scores = ending.score_position_on_test(position, name=found["label"])
+        dev, scores, found["experts"] = _best_expert_by_domain(ending)
     else:
-        # Extra rows that are not the user's experts, such as noise, are not part of a soup.
-        share = 0.0 if name == "base" else 1 / own_count
-        position = [share * (row < own_count) for row in range(rows)] * groups
-        dev, scores = [], ending.score_position_on_test(position, name=found["label"])
+        if name == "routes":
+            position, dev = _best_expert_by_route(ending)
+        elif name == "recipe":
+            label, position, dev = _best_merge_or_expert(ending)
+            found["label"] += f" ({label})"
+        else:
+            # Extra rows that are not the user's experts, such as noise, are not part of a soup.
+            share = 0.0 if name == "base" else 1 / own_count
+            position = [share * (row < own_count) for row in range(rows)] * groups
+        found["position"] = position
+        scores = ending.score_position_on_test(position, name=found["label"])
     if dev:
         found["dev"] = utility_summary(task, dev)
     gain = paired_gain(task, ending.test_scores(after), scores)
@@ -282,8 +308,8 @@ def _best_merge_or_expert(ending: FinalEvaluation) -> tuple[str, list[float], li
     state = ending.record.state
     own_count, names, groups = state["own"], state["experts"], len(state["groups"])
     known = np.array([ending.search_utility((0, i)) for i in range(own_count)])
-    static = static_start_positions(len(names), groups, among=own_count)
-    learnt = utility_start_positions(known, len(names), groups, among=own_count)
+    static = static_start_positions(len(names), groups, FEW_SCALES, among=own_count)
+    learnt = utility_start_positions(known, len(names), groups, FEW_SCALES, among=own_count)
     candidates = dict(zip(static[0] + learnt[0], np.vstack([static[1], learnt[1]]), strict=True))
     scores = {
         label: ending.score_position_on_dev(position.tolist())

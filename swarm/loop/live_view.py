@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -13,7 +14,8 @@ from rich.text import Text
 from swarm._util.terminal import format_duration
 from swarm._util.threads import PeriodicThread
 from swarm.loop.progress import SearchProgress
-from swarm.loop.summary import domain_summary_table, summary_lines, summary_table
+from swarm.loop.summary import summary_lines, summary_table
+from swarm.runs.verdict import judge_search
 
 BLOCK_CHARS = "▁▂▃▄▅▆▇█"
 ASCII_CHARS = "_.-~=+*#"
@@ -303,16 +305,17 @@ class LiveView:
         experts: Sequence[str],
         groups: Sequence[str] = ("all",),
         too_long: Sequence[str] = (),
+        folder: Path | None = None,
     ) -> None:
-        """Print the final table and the comments on it.
+        """Print the verdict, the final table and the comments on it.
 
         Args:
             metrics: As returned by `swarm.loop.final_metrics.final_metrics`.
             experts, groups: The pool's names.
             too_long: Lines on dropped or truncated items.
+            folder: The run folder, for the verdict's command.
         """
+        self.print_line(str(judge_search(metrics, folder)))
         self.console.print(summary_table(metrics))
-        if by_domain := domain_summary_table(metrics):
-            self.console.print(by_domain)
         for line in summary_lines(metrics, experts, groups, too_long):
             self.print_once(line)

@@ -228,10 +228,10 @@ def _item_requests(task: Task, item: Item, split: str) -> list[tuple[Any, Sequen
         earlier = 0
         for requests in _iterate_rounds(played, [item], MAX_ROUNDS):
             # A later round may quote the answers of an earlier one.
-            found += [(one.prompt, one.choices, one.max_new_tokens + earlier) for one in requests]
+            found += [(one.prompt, one.choices, one.token_limit + earlier) for one in requests]
             if earlier and requests:
                 found += [(one.prompt, (), earlier + 1) for one in requests if one.choices]
-            earlier += max((one.max_new_tokens for one in requests), default=0)
+            earlier += max((one.token_limit for one in requests), default=0)
     if split == "dev" and isinstance(task, HasGoldAnswers) and gold_answers_error(task) is None:
         found += [(one.prompt, one.choices, 0) for one in task.gold_examples([item])]
     return found
@@ -272,7 +272,7 @@ def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
     """Count the requests of all rounds on all dev items, and their lengths."""
     first, later = collect_requests(task)
     each = [*first, *later]
-    new = max(request.max_new_tokens for request in each)
+    new = max(request.token_limit for request in each)
     method = "counted by the base's tokenizer"
     if not tokenizer:
         method = f"estimated at {CHARACTERS_PER_TOKEN} characters per token, "

@@ -298,7 +298,8 @@ class RunReporter:
             saved: Format in which the best position is saved in the folder.
         """
         state = self.record.state
-        self.view.print_summary(metrics, state["experts"], groups, state.get("too_long", ()))
+        too_long = state.get("too_long", ())
+        self.view.print_summary(metrics, state["experts"], groups, too_long, self.record.folder)
         took = ""
         if self._phase:  # this process has evaluated something
             took = format_duration(time.monotonic() - self._began)

@@ -37,7 +37,7 @@ from swarm.tasks.base import (
     gold_answers_error,
     is_black_box,
 )
-from swarm.tasks.metrics import group_items_by_domain, has_named_domains
+from swarm.tasks.metrics import group_items_by_domain
 
 BASELINE_LABELS = {
     "base": "base model",
@@ -169,8 +169,8 @@ def start_optimizer(
     if isinstance(pool, Pool) and pool.router:
         kinds = ", ".join(pool.router.names)
         notes.append(
-            f"coefficients of their own for {len(pool.router.names)} kinds of prompts, by their "
-            f"words: {kinds} (pool.routes=1 searches one adapter for all)"
+            f"separate coefficients for at most {len(pool.router.names)} kinds of prompts, by "
+            f"their words: {kinds} (pool.routes=1 searches one adapter for all)"
         )
     return as_gradient_optimizer(optimizer, missing), notes, item_routes
 
@@ -285,7 +285,7 @@ IDENTITY_KEYS = (
 """Configuration sections that identify a search; engine and devices may change on resume."""
 
 IGNORED_SCORER_KEYS = re.compile(
-    r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens|sandbox)(\.|$)"
+    r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens)(\.|$)"
 )
 """Keys of a scorer's access, cost or execution; they do not change its scores and may change."""
 
@@ -407,10 +407,7 @@ def _flatten_config(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 AUTO_BASELINES = "auto"
-"""Value of `baselines` that chooses them: base, soup and, at low cost, experts."""
-
-MAX_DOMAIN_EXPERTS = 10
-"""Maximum number of experts of which `AUTO_BASELINES` compares each domain's best one."""
+"""Value of `baselines` that chooses them: those that can be deployed as the result can."""
 
 
 def validate_baselines(names: str | Sequence[str]) -> str | list[str]:
@@ -433,14 +430,12 @@ def resolve_baselines(names: str | Sequence[str], task: Task, pool: ExpertPool) 
     """Return those of the baselines `names` that are applicable to this pool and task.
 
     A pool of full models has no base among its mixtures, and a single-domain task has no expert per
-    domain. "auto" is base, soup, routes and, if the items name their domains and the experts are at
-    most `MAX_DOMAIN_EXPERTS`, experts: all of them together answer each test item once.
+    domain. "auto" is base, recipe and routes: what can be deployed as the result of a search is.
     """
     items = task.items("test")
     missing = {"base"} if getattr(pool, "saves", "") != "adapter" else set()
     missing |= {"experts"} if len(group_items_by_domain(items)) < 2 else set()
     missing |= {"routes"} if getattr(pool, "router", None) is None else set()
     if names == AUTO_BASELINES:
-        few = pool.expert_count <= MAX_DOMAIN_EXPERTS and has_named_domains(items)
-        names = ["base", "soup", "routes", *(["experts"] if few else [])]
+        names = ["base", "recipe", "routes"]
     return [name for name in names if name not in missing]

@@ -6,18 +6,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from swarm._util.terminal import align_columns, format_p
+from swarm._util.terminal import align_columns
 from swarm.runs.describe import (
-    compare_with_constants,
-    compare_with_soup,
-    compare_with_unbeaten,
-    conclude_gain,
     describe_by_route,
-    describe_constant_answers,
     describe_position,
-    domain_table,
     list_caveats,
 )
+from swarm.runs.verdict import constant_label, format_gain, list_alternatives
 
 MAX_ROUTES = 6
 """Maximum number of kinds of prompts whose coefficients are listed."""
@@ -35,24 +30,8 @@ def summary_table(metrics: dict[str, Any]) -> Table:
     made.add_column(f"dev, n = {metrics['ending_best_validation_items']}", overflow="fold")
     if tested:
         made.add_column(f"test, n = {metrics['ending_best_single_test_items']}", overflow="fold")
-    compared = tested and bool(metrics.get("baselines"))
-    if compared:
         made.add_column("gain of best found", overflow="fold")
     for row in summary_rows(metrics):
-        made.add_row(*map(Text, row[: 2 + tested + compared]))
-    return made
-
-
-def domain_summary_table(metrics: dict[str, Any]) -> Table | None:
-    """Return utilities by domain, on test or else on dev; `None` without several domains."""
-    found = domain_table(metrics, "test" if "test_gain" in metrics else "dev")
-    if found is None:
-        return None
-    header, rows = found
-    made = Table()
-    for name in header:
-        made.add_column(Text(name), overflow="fold")
-    for row in rows:
         made.add_row(*map(Text, row))
     return made
 
@@ -70,13 +49,6 @@ def summary_lines(
         experts, groups: The pool's names.
         too_long: Lines on dropped or truncated items.
     """
-    verdict = []
-    if "test_gain" in metrics:
-        compared = (compare_with_unbeaten, compare_with_constants, compare_with_soup)
-        verdict = [
-            conclude_gain(metrics),
-            *(one for compare in compared for one in compare(metrics)),
-        ]
     return [
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
         "so biased upwards; test was not used by the search.",
@@ -84,7 +56,6 @@ def summary_lines(
         *front_lines(metrics),
         *([scoring_cost_line(metrics["scoring_cost"])] if "scoring_cost" in metrics else []),
         *list_caveats(metrics, too_long, brief=True),
-        *verdict,
         *position_lines(metrics, experts, groups),
     ]
 
@@ -108,9 +79,7 @@ def position_lines(
 
 
 def subtask_lines(metrics: dict[str, Any]) -> list[str]:
-    """Return a line per part of a mixture, on dev and test, unless the domain table shows them."""
-    if domain_summary_table(metrics):
-        return []
+    """Return a line per part of a mixture, on dev and test."""
     lines = []
     for split, name in (("dev", "validation"), ("test", "single_test")):
         after = metrics.get(f"ending_best_{name}_parts", {})
@@ -137,36 +106,25 @@ def scoring_cost_line(spent: dict[str, dict[str, float]]) -> str:
 
 
 def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
-    """Return the rows of the final table: model, dev, test."""
-    names = {
-        "starting": f"best initial expert ({metrics['starting_best_expert']})",
-        "ending": "best found",
-    }
+    """Return the rows of the final table: model, dev, test, gain of the best found on test."""
     rows = []
-    if constant := metrics.get("constant_answers"):
-        found = constant["by_domain"]
-        each = " of each domain" if len(found["answers"]) > 1 else ""
-        row = [f"best constant answer{each} ({describe_constant_answers(constant)}; chosen on dev)"]
-        for split in ("dev", "test"):
-            if split in found:
-                row.append(_format_with_interval(found[split]["utility"], found[split]["interval"]))
-        rows.append([*row, _format_gain(metrics, constant)])
-    for one in metrics.get("baselines", ()):
-        row = [one["label"]]
-        for split in ("dev", "test"):
-            known = one.get(split)
-            row.append(_format_with_interval(known["utility"], known["interval"]) if known else "–")
-        rows.append([*row, _format_gain(metrics, one)])
+    for one in sorted(list_alternatives(metrics), key=lambda one: one.test[0]):
+        dev = _format_with_interval(one.dev[0], one.dev[1:]) if one.dev else "–"
+        test = _format_with_interval(one.test[0], one.test[1:])
+        rows.append([one.label, dev, test, format_gain(metrics, one)])
+    names = {"ending": "best found"}
+    if not rows:
+        names = {"starting": f"best initial expert ({metrics['starting_best_expert']})"} | names
+        if constant := metrics.get("constant_answers"):
+            dev = constant["by_domain"]["dev"]
+            value = _format_with_interval(dev["utility"], dev["interval"])
+            rows.append([constant_label(constant), value])
     for when, name in names.items():
         row = [name]
-        for split, value in (("validation", "validation_utility"), ("single_test", "")):
-            number = metrics.get(f"{when}_best_{value or 'single_test_accuracy'}")
+        for split, measure in (("validation", "utility"), ("single_test", "accuracy")):
+            number = metrics.get(f"{when}_best_{split}_{measure}")
             if number is not None:
                 row.append(_format_with_interval(number, metrics[f"{when}_best_{split}_interval"]))
-        if when == "starting" and "test_gain" in metrics:
-            gain = {key: metrics[f"test_{key}"] for key in ("gain", "gain_interval")}
-            gain["p_value"] = metrics["test_gain_p_value"]
-            row.append(_format_gain(metrics, gain))
         rows.append(row)
     # A vote of one is the best found.
     if "ending_top-k_ensemble_test_accuracy" in metrics and metrics["ensemble_size"] > 1:
@@ -176,15 +134,6 @@ def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
         dev = f"{metrics['ensemble_dev_by_size'][size - 1]:.3f}"
         rows.append([f"vote of the top {size} (chosen on dev)", dev, vote])
     return rows
-
-
-def _format_gain(metrics: dict[str, Any], one: dict[str, Any]) -> str:
-    """Format the gain of the best position over a model on test, with interval and p-value."""
-    if "gain" not in one:
-        return ""
-    scale = 100.0 if metrics.get("in_points", False) else 1.0
-    low, high = (f"{scale * end:+.3g}" for end in one["gain_interval"])
-    return f"{scale * one['gain']:+.3g} [{low}, {high}], {format_p(one['p_value'])}"
 
 
 def _format_with_interval(number: float, interval: Sequence[float]) -> str:

@@ -22,13 +22,18 @@ class Message(NamedTuple):
     content: str
 
 
+LOCAL_TOKEN_LIMIT = 1024
+"""Maximum number of new tokens of a local model if the request has no limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request to a model.
 
     Attributes:
         prompt: Text to continue verbatim, or turns for the model's chat template.
-        max_new_tokens: Maximum number of tokens to generate; 0 with `choices`.
+        max_new_tokens: Maximum number of tokens to generate; 0 with `choices`. `None` sends an
+            endpoint no limit; local models then generate at most `LOCAL_TOKEN_LIMIT`.
         choices: Continuations to score instead of generating: the completion has the log
             probability of each. After an empty prompt they are scored as the beginning of a text.
         stop_check: Maps the text so far to whether more text cannot change the parsed answer; a
@@ -48,7 +53,7 @@ class Request:
     """
 
     prompt: str | tuple[Message, ...]
-    max_new_tokens: int = 16
+    max_new_tokens: int | None = 16
     choices: tuple[str, ...] = ()
     stop_check: Callable[[str], bool] | None = None
     temperature: float | None = None
@@ -58,6 +63,11 @@ class Request:
     sample: int = 0
     timeout: float | None = None
     body: Mapping[str, Any] | None = None
+
+    @property
+    def token_limit(self) -> int:
+        """`max_new_tokens` for local models, which generate without end if they have no limit."""
+        return LOCAL_TOKEN_LIMIT if self.max_new_tokens is None else self.max_new_tokens
 
 
 class Token(NamedTuple):

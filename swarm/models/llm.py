@@ -19,6 +19,7 @@ from swarm.models.http_errors import (
     error_from_response,
     to_one_line,
 )
+from swarm.models.openai_protocol import parse_finish
 from swarm.models.rate_limit import AdaptiveThrottle, DeadlineExceeded, Limits
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ class LLM(ThreadedModel):
             prompt_tokens=usage.input or 0,
             new_tokens=usage.output or 0,
             reasoning="".join(reasoning),
+            finish=_finish_of(response),
             model=response.resolved_model or model.model_id,
             priced=False if model.needs_key else None,
         )
@@ -272,6 +274,13 @@ class LLM(ThreadedModel):
             if key := self._load_model().get_key():
                 text = text.replace(key, "***")
         return to_one_line(text) or type(error).__name__
+
+
+def _finish_of(response: "llm.Response") -> str:
+    """Return the finish reason in the response of the plugin's provider; "" if it reports none."""
+    found: Any = response.response_json or {}
+    parts = found.get("choices") or found.get("candidates") or []
+    return parse_finish(found, *parts)
 
 
 def find_rate_limit(label: str, error: Exception, words: str) -> RateLimited | None:

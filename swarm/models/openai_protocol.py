@@ -39,6 +39,8 @@ def parse_answers(content: Any, limit: int, seconds: float) -> list[CompletionFi
     if not choices:
         raise MalformedResponse(to_one_line(error_message(content)) or "no choices")
     answers = [parse_choice(choice) for choice in list(choices)[:limit]]
+    if finish := parse_finish(content):
+        answers = [{"finish": finish, **answer} for answer in answers]
     usage, model = content.get("usage") or {}, content.get("model")
     for name, counted in USAGE_FIELDS.items():
         part, remainder = divmod(int(usage.get(counted) or 0), len(answers))
@@ -62,11 +64,38 @@ def parse_choice(choice: Mapping[str, Any]) -> CompletionFields:
     if calls := message.get("tool_calls"):
         answer["tool_calls"] = [dict(call) for call in calls]
     refused = message.get("refusal") and not answer["text"]
-    if finish := "refusal" if refused else choice.get("finish_reason"):
-        answer["finish"] = str(finish)
+    if finish := "refusal" if refused else parse_finish(choice):
+        answer["finish"] = finish
     if tokens := parse_tokens(choice):
         answer["tokens"] = tokens
     return answer
+
+
+FINISH_KEYS = ("finish_reason", "finishReason", "stop_reason", "done_reason")
+LENGTH_REASONS = (
+    "length",
+    "max_tokens",
+    "max_output_tokens",
+    "max_completion_tokens",
+    "model_length",
+)
+"""Names of the finish reason "length" at different providers."""
+
+
+def parse_finish(*records: Any) -> str:
+    """Return the first finish reason of a response or its parts, "" if there is none.
+
+    A reached token limit is "length", also where "incomplete_details" report it.
+    """
+    for record in records:
+        if not isinstance(record, Mapping):
+            continue
+        details = record.get("incomplete_details")
+        reasons = [details.get("reason")] if isinstance(details, Mapping) else []
+        for reason in (*reasons, *map(record.get, FINISH_KEYS)):
+            if isinstance(reason, str) and reason:
+                return "length" if reason.casefold() in LENGTH_REASONS else reason
+    return ""
 
 
 def lacks_logprobs(body: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
@@ -289,7 +318,7 @@ def build_body(request: Request, tokens_field: str, fixed: Mapping[str, Any]) ->
     turns = (Message("user", str(request.prompt)),) if plain else request.prompt
     body = {
         "messages": [turn._asdict() for turn in turns],  # type: ignore[union-attr]
-        tokens_field: request.max_new_tokens,
+        **({} if request.max_new_tokens is None else {tokens_field: request.max_new_tokens}),
         **fixed,
     }
     if request.temperature is not None:

@@ -158,6 +158,11 @@ class RequestContext(Generic[S]):
             omitted = f"up to {self._left_out} of the oldest exchanges are"
             omitted = "the oldest exchange is" if self._left_out == 1 else omitted
             self.add_warning(f"context={self.owner.context}: {omitted} left out")
+        for answer in self.stages.answers:
+            if answer.completion and answer.completion.finish == "length" and not answer.error:
+                self.add_warning(
+                    f"{answer.name}: an answer ended at its token limit; raise max_tokens"
+                )
         calls = [answer.completion for answer in self.stages.answers if answer.completion]
         usage = sum_usage(calls)
         self.stages.final = replace(

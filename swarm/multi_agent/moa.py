@@ -180,7 +180,7 @@ class MoARun(RequestContext[Transcript]):
         request = self.request
         max_tokens = slot.max_tokens or request.max_new_tokens
         if choose and texts:
-            max_tokens = slot.max_tokens or max(request.max_new_tokens, PICK_TOKENS)
+            max_tokens = slot.max_tokens or (max_tokens and max(max_tokens, PICK_TOKENS))
             request = replace(request, stop=(), top_logprobs=0, stop_check=has_number_pick)
         return replace(
             request,

@@ -25,7 +25,16 @@ from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted, OnEvent
 S = TypeVar("S", bound=Transcript)
 T = TypeVar("T")
 
-EMPTY_ANSWER = "an empty answer"
+
+def describe_empty_answer(completion: Completion) -> str:
+    """Return why an answer contains no text."""
+    if completion.finish != "length":
+        return "an empty answer"
+    return (
+        f"no answer: its limit of {completion.new_tokens} new tokens was used up by its reasoning; "
+        "raise max_tokens, or set none"
+    )
+
 
 STOPPED = "stopped"
 """Error of an answer in progress when the user stopped it."""
@@ -68,7 +77,7 @@ class AgentCall:
         error = (
             ""
             if completion and completion.text.strip()
-            else EMPTY_ANSWER
+            else describe_empty_answer(completion)
             if completion
             else str(outcome)
         )

@@ -42,7 +42,7 @@ NORM_LIMIT = 4.0
 MIN_ROUTE_ITEMS = 20
 """Mean number of dev items on a route below which `pool.groups=auto` is one set for all modules.
 
-Below it, routes of equal coefficients also learn as one, and if the number is still below it for
+Below it, routes of equal coefficients learn as one, and if the number is still below it for
 those that differ, they are pulled back (`Descent`). Measured in docs/decisions.md.
 """
 
@@ -184,9 +184,9 @@ class Descent:
 
     With R routes of prompts each has its own G groups, and nothing is shared between routes. A step
     sees 1 / R of its items on a route, so the rate is divided by the square root of R (Malladi et
-    al., 2022, arXiv 2205.10287). With fewer than `MIN_ROUTE_ITEMS` dev items a route, those with
-    equal coefficients, which began as the same expert, learn as one, and R is the number of routes
-    that differ. If there are several, and fewer than `MIN_ROUTE_ITEMS` dev items for each, all are
+    al., 2022, arXiv 2205.10287). Routes of the same kind learn as one, and R is the number of
+    kinds; with fewer than `MIN_ROUTE_ITEMS` dev items a kind, all routes with equal coefficients
+    do. If several differ, and there are fewer than `MIN_ROUTE_ITEMS` dev items for each, all are
     pulled back to the position before the iteration's steps.
 
     A particle learns from its own sequence of minibatches, without the fold of dev that is held out
@@ -231,7 +231,8 @@ class Descent:
     required: bool = False
 
     step_scales = np.ones(1)
-    routes = 1
+    kinds = np.arange(1)
+    """[R]: the first route of each route's kind."""
 
     def __post_init__(self) -> None:
         for name, (rule, advice) in NUMBERS.items():
@@ -252,7 +253,7 @@ class Descent:
             groups: R * G, the groups of all routes.
             step_scales: Factors [K] of Adam's rate; `None` is 1.
         """
-        self.groups, self.seed, self.routes = groups, seed, routes
+        self.groups, self.seed, self.kinds = groups, seed, np.arange(routes)
         self.step_scales = np.ones(experts) if step_scales is None else step_scales
         # Layout: moments of the shared coefficients first, then those of all deviations.
         self.first = np.zeros((particles, (groups + routes) * experts))
@@ -268,10 +269,10 @@ class Descent:
         return found
 
     def load_state_dict(
-        self, state: dict[str, Any], groups: int, seed: int, routes: int = 1
+        self, state: dict[str, Any], groups: int, seed: int, kinds: np.ndarray
     ) -> None:
         """Resume from a `state_dict`."""
-        self.groups, self.seed, self.routes = groups, seed, routes
+        self.groups, self.seed, self.kinds = groups, seed, kinds
         for name in ARRAYS:
             kind = int if name == "count" else float
             setattr(self, name, np.array(state[name], dtype=kind))
@@ -315,9 +316,7 @@ class Descent:
             ]
             for row, answer in zip(rows, (yield wanted), strict=True):
                 if np.isfinite(answer.slope).all():
-                    slope, sets = answer.slope * masks[row], self.routes
-                    if items < MIN_ROUTE_ITEMS * self.routes:
-                        slope, sets = self._tie_routes(x[row], slope)
+                    slope, sets = self._tie_routes(x[row], answer.slope * masks[row], items)
                     x[row] = self._adam_step(particles[row], x[row], slope, sets)
                     if sets > 1 and items < MIN_ROUTE_ITEMS * sets:
                         x[row] -= self.route_pull * (x[row] - positions[row])
@@ -364,13 +363,12 @@ class Descent:
         )
         return (draws.random(size) >= self.dropout) / (1 - self.dropout)
 
-    def _tie_routes(self, x: np.ndarray, slope: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return each route's slope, summed over routes of equal coefficients, and how many differ.
-
-        Such routes began as the same expert or soup; they learn as one, from the items of all.
-        """
-        rows = x.reshape(self.routes, -1)
-        owner = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+    def _tie_routes(self, x: np.ndarray, slope: np.ndarray, items: int) -> tuple[np.ndarray, int]:
+        """Return each route's slope, summed over those that learn as one, and how many differ."""
+        rows = x.reshape(len(self.kinds), -1)
+        owner = np.unique(self.kinds, return_inverse=True)[1]
+        if items < MIN_ROUTE_ITEMS * (int(owner.max()) + 1):
+            owner = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
         sums = np.zeros((int(owner.max()) + 1, rows.shape[1]))
         np.add.at(sums, owner, slope.reshape(rows.shape))
         return sums[owner].reshape(-1), len(sums)
@@ -382,7 +380,7 @@ class Descent:
             sets: Number of routes with coefficients of their own.
         """
         experts = x.size // self.groups
-        by_group = slope.reshape(self.routes, -1, experts)
+        by_group = slope.reshape(len(self.kinds), -1, experts)
         gradient = np.concatenate([by_group.sum(axis=1).reshape(-1), slope])
         self.first[particle] += (1 - BETA_1) * (gradient - self.first[particle])
         self.second[particle] += (1 - BETA_2) * (gradient**2 - self.second[particle])
@@ -395,9 +393,9 @@ class Descent:
         rows = x.reshape(by_group.shape)
         shared = rows.mean(axis=1, keepdims=True)
         rates = rate * self.step_scales / sets**0.5
-        shared_size = self.routes * experts
+        shared_size = len(self.kinds) * experts
         moved = shared - rates * scaled[:shared_size].reshape(shared.shape)
-        if self.groups == self.routes:
+        if self.groups == len(self.kinds):
             return moved.reshape(-1)
         deviations = (
             rows - shared - self.fine_rate * rates * scaled[shared_size:].reshape(rows.shape)

@@ -80,6 +80,7 @@ class ParticleSwarm(ParticleSwarmOptions):
     _damping = np.ones(1)
     composed: int | None = None
     _by_route: np.ndarray | None = None
+    _kinds = np.arange(1)
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """Start: every expert is a particle, crossover children fill up (the paper's populate).
@@ -107,7 +108,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         damping = np.ones(experts) if norms is None else damp_huge_updates(norms())
         self._damping = np.tile(damping, groups)
         self.composed = count - 1 if routes > 1 and count >= least else None
-        self._by_route = None
+        self._by_route, self._kinds = None, np.arange(routes)
         x = self._starting_positions(experts, count, damping)
         if self.descent is not None:
             self.descent.start(count, groups, experts, self.seed, damping, routes)
@@ -236,7 +237,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         if self.mutated.any():
             array["mutated"] = self.mutated.tolist()
         if self._offer.routes > 1:
-            single |= {"composed": self.composed, "routes": self._offer.routes}
+            single |= {"composed": self.composed, "kinds": self._kinds.tolist()}
         if self._by_route is not None and not self.iteration:
             array["by_route"] = [
                 [None if np.isnan(value) else value for value in row]
@@ -262,12 +263,11 @@ class ParticleSwarm(ParticleSwarmOptions):
         self.mutated = np.array(state.get("mutated", np.zeros(len(self.evaluate))), dtype=bool)
         self.composed = state.get("composed")
         self._by_route = np.array(state["by_route"], float) if "by_route" in state else None
+        self._kinds = np.array(state.get("kinds", range(self._offer.routes)))
         self._damping = np.array(state.get("damping", np.ones(self.positions.shape[1])))
         if self.descent is not None:
             self.descent.step_scales = self._damping[: self.positions.shape[1] // self.groups]
-            self.descent.load_state_dict(
-                state["descent"], self.groups, self.seed, state.get("routes", 1)
-            )
+            self.descent.load_state_dict(state["descent"], self.groups, self.seed, self._kinds)
         for name in ("best_position", "worst_position"):
             position = state[name]
             setattr(
@@ -322,7 +322,8 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Set the last particle to the best of the first iteration on each route.
 
         Equally good positions are chosen by their utility on all routes, then the last of them: a
-        soup, whose loss is lower than that of an expert which has learnt something else.
+        soup, whose loss is lower than that of an expert which has learnt something else. Routes
+        with the same best are one kind from here on: their coefficients remain equal.
         """
         assert self._by_route is not None and self.composed is not None
         x = self.positions.copy()
@@ -331,6 +332,11 @@ class ParticleSwarm(ParticleSwarmOptions):
         for route, values in enumerate(self._by_route.T):
             known = np.where(np.isnan(values), -np.inf, values)
             rows[self.composed, route] = rows[np.lexsort((np.arange(len(u)), u, known))[-1], route]
+        best = rows[self.composed]
+        _, first, inverse = np.unique(best, axis=0, return_index=True, return_inverse=True)
+        self._kinds = first[inverse.reshape(-1)]
+        if self.descent is not None:
+            self.descent.kinds = self._kinds
         self.positions = freeze_array(x)
         self.evaluate = np.arange(len(x)) == self.composed
         self.restarted = np.zeros(len(x), bool)
@@ -399,7 +405,8 @@ class ParticleSwarm(ParticleSwarmOptions):
         if self.descent is not None and self._displacements is not None:
             v = v + self.descent.weight * self._displacements / self.current_step_length
         self.velocities = freeze_array(v)
-        self.positions = freeze_array(x + self.current_step_length * v)
+        moved = (x + self.current_step_length * v).reshape(len(x), len(self._kinds), -1)
+        self.positions = freeze_array(moved[:, self._kinds].reshape(x.shape))
 
     def _apply_restarts(self, strays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return positions and velocities with the strays [N] at rest at their personal bests."""

@@ -443,8 +443,8 @@ class Pool:
     ) -> None:
         """Write the adapter at a position as a PEFT folder, atomically.
 
-        A position [R * G * K] of several routes that differ is written as one PEFT folder for each
-        route beside the router (`swarm.pool.adapter.read_routed_adapter`).
+        A position [R * G * K] of several routes is written as one PEFT folder for each that differs
+        beside the router (`swarm.pool.adapter.read_routed_adapter`).
 
         The weights are float32; rank and alpha are the experts' if all share them and factors are
         combined, else alpha equals the rank. swarm.json contains the composition, `extra`, and in
@@ -460,18 +460,19 @@ class Pool:
             note["groups"] = self.groups
         note = {**(extra or {}), **note}
         parts = self.split_routes(vector)
-        if self.router is None or all(part == parts[0] for part in parts):
+        owners = [parts.index(part) for part in parts]
+        if self.router is None or not any(owners):
             config, weights, facts = self._export_adapter(parts[0])
             write_adapter(folder, config, weights, {**note, **facts})
             return
         adapters, errors = [], []
-        for part in parts:
-            config, weights, facts = self._export_adapter(part)
+        for owner in sorted(set(owners)):
+            config, weights, facts = self._export_adapter(parts[owner])
             adapters.append((config, weights))
             errors.append(facts.get("reconstruction_error", {}))
         worst = max(errors, key=lambda error: error.get("overall", 0.0))
         facts = {"reconstruction_error": worst} if worst else {}
-        write_routed_adapter(folder, self.router, adapters, {**note, **facts})
+        write_routed_adapter(folder, self.router.merge(owners), adapters, {**note, **facts})
 
     def _export_adapter(
         self, vector: list[float]

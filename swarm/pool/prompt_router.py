@@ -1,14 +1,14 @@
 """A router of prompts: which of R sets of coefficients answers a prompt.
 
 Questions of several kinds need several models: no single combination of nine adapters does what
-each of them does. A router divides prompts by the words of their templates, without labels, so that
-each kind can have coefficients of its own while all share one base and one pool.
+each of them does. A router divides prompts by their words, without labels, so that each kind can
+have separate coefficients while all share one base and one pool.
 """
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -45,25 +45,37 @@ NO_WORDS = "other"
 
 @dataclass(frozen=True)
 class PromptRouter:
-    """Routes a prompt to the nearest of R centroids of word vectors.
+    """Routes a prompt by the nearest of C centroids of word vectors.
 
     Attributes:
         words: The W words that count.
         weights: [W], log(D / number of the D prompts that contain the word).
-        centroids: [R][W + 1], the mean unit vector of each route's prompts; the last number is the
+        centroids: [C][W + 1], the mean unit vector of a cluster of prompts; the last number is the
             share of prompts without any of the words.
-        names: The routes' names, a characteristic word each.
+        names: The R routes' names, a characteristic word each.
+        routes: [C], the route of each centroid; several may share one.
     """
 
     words: tuple[str, ...]
     weights: tuple[float, ...]
     centroids: tuple[tuple[float, ...], ...]
     names: tuple[str, ...]
+    routes: tuple[int, ...]
 
     def assign(self, texts: Sequence[str]) -> np.ndarray:
         """Return the route of each of T prompts, [T]."""
         vectors = _embed_prompts(texts, self._columns, self._scale)
-        return np.asarray((vectors @ self._directions.T).argmax(axis=1))
+        return np.array(self.routes)[(vectors @ self._directions.T).argmax(axis=1)]
+
+    def merge(self, owners: Sequence[int]) -> "PromptRouter":
+        """Return the router in which some routes are one, by the name of the first of them.
+
+        Args:
+            owners: [R], the first route of each route's union; at least two differ.
+        """
+        kept = sorted(set(owners))
+        routes = tuple(kept.index(owners[route]) for route in self.routes)
+        return replace(self, names=tuple(self.names[one] for one in kept), routes=routes)
 
     def split(self, texts: Sequence[str]) -> dict[int, list[int]]:
         """Return the indices of the prompts on each route that has any, by route."""
@@ -91,6 +103,7 @@ class PromptRouter:
             "words": list(self.words),
             "weights": list(self.weights),
             "centroids": [list(row) for row in self.centroids],
+            "routes": list(self.routes),
         }
 
     def digest(self) -> str:
@@ -110,9 +123,12 @@ def read_router(values: Mapping[str, Any]) -> PromptRouter:
             tuple(map(float, values["weights"])),
             tuple(tuple(map(float, row)) for row in values["centroids"]),
             tuple(map(str, values["names"])),
+            tuple(map(int, values["routes"])),
         )
         width = len(router.words) + 1
-        fits = len(router.weights) == width - 1 and len(router.names) == len(router.centroids) > 1
+        fits = len(router.weights) == width - 1 and len(router.names) > 1
+        fits = fits and len(router.routes) == len(router.centroids)
+        fits = fits and set(router.routes) == set(range(len(router.names)))
         safe = all(re.fullmatch(r"\w{1,40}", name) for name in router.names)
         safe = safe and len(set(router.names)) == len(router.names)
         safe = safe and bool(np.isfinite([*router.weights, *sum(router.centroids, ())]).all())
@@ -143,8 +159,8 @@ def parse_routes(value: Any) -> tuple[int | str | None, PromptRouter | None]:
 def fit_router(texts: Sequence[str], routes: int | str = AUTO) -> PromptRouter | None:
     """Divide prompts into routes by average linkage of their word vectors.
 
-    Words in too few or in all prompts do not count, nor do numbers and single letters, so that the
-    template of a prompt decides and not its content.
+    Words in too few or in all prompts do not count, nor do numbers and single letters: templates
+    decide more than contents, but frequent words of the content, such as months, decide as well.
 
     Args:
         texts: Prompts, without labels.
@@ -171,7 +187,8 @@ def fit_router(texts: Sequence[str], routes: int | str = AUTO) -> PromptRouter |
     centroids = np.array([vectors[found == route].mean(axis=0) for route in range(found.max() + 1)])
     rows = tuple(tuple(round(float(value), 4) for value in row) for row in centroids)
     rounded = tuple(round(weight, 4) for weight in weights)
-    return PromptRouter(tuple(words), rounded, rows, _name_routes(centroids, words))
+    names = _name_routes(centroids, words)
+    return PromptRouter(tuple(words), rounded, rows, names, tuple(range(len(names))))
 
 
 def _fit_words(texts: Sequence[str]) -> tuple[np.ndarray, list[str], list[float]]:

@@ -42,13 +42,10 @@ def build_report(folder: str | Path) -> Report:
     """
     run = RunFolder(folder)
     models = PairedComparison(run)
-    kind, verdict, text = sections.summarize_verdict(models)
     return Report(
         run.name,
         _describe_run(run),
-        kind,
-        verdict,
-        text,
+        sections.summarize_verdict(models),
         sections.headline_figures(models),
         [made for section in SECTIONS if (made := section(models)) is not None],
         sections.comparison_table(models),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from swarm._util.terminal import format_number
+from swarm.runs.verdict import Verdict
 
 Numbers = Sequence[float] | np.ndarray
 
@@ -239,9 +240,7 @@ class Report:
     Attributes:
         name: Name of the run.
         about: One-line description of what ran.
-        kind: Outcome: "better", "worse", "unclear" or "open" (not tested yet).
-        verdict: The outcome in two or three words.
-        result: The outcome in one plain sentence.
+        verdict: The outcome.
         figures: Headline figures, as (label, value).
         comparisons: The best found against each baseline on test; `None` for fewer than two.
         warnings: Warnings that qualify the outcome.
@@ -249,9 +248,7 @@ class Report:
 
     name: str
     about: str
-    kind: str
-    verdict: str
-    result: str
+    verdict: Verdict
     figures: Sequence[tuple[str, str]]
     sections: Sequence[ReportSection]
     comparisons: TableBlock | None = None

@@ -156,6 +156,7 @@ def render_page(report: Report) -> str:
     links = "".join(
         f'<li><a href="#{key}">{escape_text(title)}</a></li>' for key, title in parts.items()
     )
+    verdict = report.verdict
     facts = "".join(
         f"<div><dt>{escape_text(what)}</dt><dd>{escape_text(much)}</dd></div>"
         for what, much in report.figures
@@ -167,7 +168,7 @@ def render_page(report: Report) -> str:
             f'content="{_content_policy(style, script)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">',
-            f"<title>{escape_text(report.name)}: {escape_text(report.verdict)}</title>",
+            f"<title>{escape_text(report.name)}: {escape_text(verdict.headline)}</title>",
             f"<style>{style}</style>\n</head>\n<body>",
             '<a class="skip" href="#main">Skip to the report</a>',
             '<header class="top"><div><p class="eyebrow">Model Swarms: report of a search</p>'
@@ -176,10 +177,10 @@ def render_page(report: Report) -> str:
             '<button id="theme" type="button" hidden></button></header>',
             f'<div class="layout"><nav aria-label="Sections"><ol>{links}</ol></nav>',
             '<main id="main" tabindex="-1">',
-            f'<section class="verdict {report.kind}" id="result"><h2>Result</h2>',
-            f'<p class="badge"><span aria-hidden="true">{VERDICT_SIGNS[report.kind]}</span> '
-            f"{escape_text(report.verdict)}</p>",
-            f'<p class="lead">{escape_text(report.result)}</p><dl '
+            f'<section class="verdict {verdict.kind}" id="result"><h2>Result</h2>',
+            f'<p class="badge"><span aria-hidden="true">{VERDICT_SIGNS[verdict.kind]}</span> '
+            f"{escape_text(verdict.headline)}</p>",
+            f'<p class="lead">{escape_text(verdict.sentence)}</p><dl '
             f'class="facts">{facts}</dl>{_render_comparisons(report)}</section>',
             *map(_render_section, report.sections),
             "</main></div>",

@@ -36,8 +36,14 @@ def render_markdown(report: Report, pictures: Collection[str]) -> str:
     Args:
         pictures: Keys of the charts that have a PNG.
     """
+    verdict = report.verdict
     lines = [f"# {escape_markdown(report.name)}", "", escape_markdown(report.about), ""]
-    lines += ["## Result", "", f"**{report.verdict}.** {escape_markdown(report.result)}", ""]
+    lines += [
+        "## Result",
+        "",
+        f"**{verdict.headline}:** {escape_markdown(verdict.sentence)}",
+        "",
+    ]
     lines += [f"- {what}: {much}" for what, much in report.figures]
     if report.comparisons:
         lines += ["", *_render_table(report.comparisons)]

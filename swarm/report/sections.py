@@ -40,8 +40,6 @@ from swarm.report.paired_comparison import (
 )
 from swarm.runs.describe import (
     ROUTE_SEPARATOR,
-    conclude_gain,
-    describe_constant_answers,
     describe_position,
     domain_table,
     group_by_route,
@@ -49,89 +47,55 @@ from swarm.runs.describe import (
 )
 from swarm.runs.manifest import verify_run_file
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import (
+    Verdict,
+    constant_label,
+    format_gain,
+    judge_search,
+    list_alternatives,
+)
 
 SPLIT_NAMES = {"dev": "dev", "confirm": "held-out part of dev", "test": "test"}
 
 
-def summarize_verdict(models: PairedComparison) -> tuple[str, str, str]:
-    """Return the outcome: its kind, two or three words, and one plain sentence."""
-    run, found = models.run, models.metrics
+def summarize_verdict(models: PairedComparison) -> Verdict:
+    """Return the verdict; of a search that has not ended, how far it is."""
+    run = models.run
     start, end = models.split_result("starting", "dev"), models.split_result("ending", "dev")
     if start is None or end is None:
-        return (
-            "open",
-            "Nothing measured yet",
-            "No particle has been evaluated on all dev items yet.",
+        sentence = "no particle has been evaluated on all dev items yet."
+        return Verdict("open", "Nothing measured yet", sentence)
+    if models.metrics:
+        return judge_search(models.metrics, run.path)
+    if (signal := run.identity.get("task.signal", "accuracy")) != "accuracy":
+        sentence = (
+            f"by its signal ({signal}) the search has reached {format_number(end.utility)}; the "
+            "best are chosen by the task's metric at the end."
         )
-    if not found and (signal := run.identity.get("task.signal", "accuracy")) != "accuracy":
-        return (
-            "open",
-            "Not judged yet",
-            (
-                f"By its signal ({signal}) the search has reached "
-                f"{format_number(end.utility)}; the best are chosen by the task's metric at "
-                "the end."
-            ),
-        )
-    rise = (
-        f"the best found reaches {format_number(end.utility)} and the best initial expert, "
-        f"{models.expert}, {format_number(start.utility)}"
+        return Verdict("open", "Not judged yet", sentence)
+    sentence = (
+        f"on {end.items} dev items after {pluralize(len(run.rounds) - 1, 'iteration')}, the best "
+        f"found has {format_number(end.utility)} and the best initial expert, {models.expert}, "
+        f"{format_number(start.utility)}."
     )
-    if run.finished is None:
-        after = f"after {pluralize(len(run.rounds) - 1, 'iteration')}"
-        return "open", "Still running", f"On {end.items} dev items {after}, {rise}."
-    if not models.is_tested:
-        bias = "where the maximum of many is biased upwards"
-        return "open", "Not tested", f"On the {end.items} dev items, {bias}, {rise}."
-    items = format_count(found["ending_best_single_test_items"])
-    sentence = conclude_gain(found)
-    if end.utility > start.utility and _is_zero_width(found["test_gain_interval"]):
-        sentence = f"No item differs: both have equal scores on each of the {items} test items."
-    better = found["test_gain"] > 0
-    if found["test_gain_p_value"] >= 0.05 or end.utility <= start.utility:
-        loss = found["test_gain"] < 0 and found["test_gain_p_value"] >= 0.05
-        return "unclear", "No gain shown" + ": a loss that may be chance" * loss, sentence
-    if better and (short := _constants_warning(found)):
-        return "unclear", short, sentence
-    return (
-        ("better", "Better on test", sentence) if better else ("worse", "Worse on test", sentence)
-    )
-
-
-def _constants_warning(metrics: dict[str, Any]) -> str:
-    """Return a warning if the gain does not hold against constant answers; empty if it does."""
-    constant = metrics.get("constant_answers") or {}
-    if "gain" not in constant or (constant["gain"] > 0 and constant["p_value"] < 0.05):
-        return ""
-    return "Better on test than the best initial expert, not than constant answers"
+    return Verdict("open", "Still running", sentence)
 
 
 def comparison_table(models: PairedComparison) -> TableBlock | None:
-    """Tabulate the best found minus each model that it was compared with on test, with the tests.
+    """Tabulate the best found minus each model that needs no search on test, with the tests.
 
     Returns:
-        One row per model: best initial expert, best constant answers, baselines; `None` without a
-        test, or if the first is the only one, which the headline figures show.
+        One row per model, the highest utility first; `None` without a test.
     """
-    if not models.is_tested:
-        return None
-    found = models.metrics
-    first = {key: found[f"test_{key}"] for key in ("gain", "gain_interval")}
-    first["p_value"] = found["test_gain_p_value"]
-    start = found["starting_best_single_test_accuracy"]
-    compared = [(models.model_labels["starting"], start, first)]
-    if "gain" in (constant := found.get("constant_answers") or {}):
-        utility = constant["by_domain"]["test"]["utility"]
-        compared.append((_constant_label(constant), utility, constant))
-    for one in found.get("baselines", ()):
-        compared.append((one["label"], one["test"]["utility"], one))
     rows = []
-    for name, utility, one in compared:
-        cells = _gain_row(name, (one["gain"], one["gain_interval"], one["p_value"], 0))
-        rows.append([name, format_number(utility), *cells[1:4]])
-    items = format_count(found["ending_best_single_test_items"])
-    header = ["baseline", f"test, n = {items}", "best found minus it", "95 % interval", "p"]
-    return TableBlock("Against each baseline on test", header, rows) if len(rows) > 1 else None
+    for one in list_alternatives(models.metrics):
+        cells = _gain_row(one.label, (one.gain, one.gain_interval, one.p_value, 0))
+        rows.append([one.label, format_number(one.test[0]), *cells[1:4]])
+    if not rows:
+        return None
+    items = format_count(models.metrics["ending_best_single_test_items"])
+    header = ["needs no search", f"test, n = {items}", "best found minus it", "95 % interval", "p"]
+    return TableBlock("Against each alternative on test", header, rows)
 
 
 def headline_figures(models: PairedComparison) -> list[tuple[str, str]]:
@@ -146,14 +110,8 @@ def headline_figures(models: PairedComparison) -> list[tuple[str, str]]:
                     f"{format_number(start.utility)} → {format_number(end.utility)}",
                 )
             )
-    if models.is_tested:
-        metrics = models.metrics
-        gain, ends_ = (
-            format_signed(metrics["test_gain"]),
-            _format_gain_interval(metrics["test_gain_interval"]),
-        )
-        found.append(("gain on test, 95 %", f"{gain} {ends_}"))
-        found.append(("paired p", format_p_value(metrics["test_gain_p_value"])))
+    if strongest := summarize_verdict(models).strongest:
+        found.append((f"gain over the {strongest.label}", format_gain(models.metrics, strongest)))
     return found
 
 
@@ -185,7 +143,7 @@ def _result_lines(models: PairedComparison) -> Iterator[tuple[str, dict[str, Spl
     """Yield each model's label with its results by split, the best constant answers included."""
     if constant := models.metrics.get("constant_answers"):
         results = {split: models.constant_result(split) for split in SPLIT_NAMES}
-        yield _constant_label(constant), results
+        yield constant_label(constant), results
     yield from models.baseline_results().items()
     for label, name in models.model_labels.items():
         yield name, {split: models.split_result(label, split) for split in SPLIT_NAMES}
@@ -194,11 +152,6 @@ def _result_lines(models: PairedComparison) -> Iterator[tuple[str, dict[str, Spl
         size = len(models.metrics.get("ensemble_members", ())) or models.metrics["ensemble_size"]
         if size > 1:  # a vote of one is the best found
             yield f"vote of the top {size}", vote
-
-
-def _constant_label(constant: Mapping[str, Any]) -> str:
-    each = " of each domain" * (len(constant["by_domain"]["answers"]) > 1)
-    return f"best constant answer{each} ({describe_constant_answers(constant)})"
 
 
 def _result_table(models: PairedComparison) -> TableBlock:
@@ -328,7 +281,7 @@ def _measured_gains(
         )
 
 
-def _gain_row(name: str, one: tuple[float, list[float], float, int]) -> list[str]:
+def _gain_row(name: str, one: tuple[float, Sequence[float], float, int]) -> list[str]:
     gain, (low, high), p, items = one
     return [
         name,
@@ -594,7 +547,7 @@ def configuration_section(models: PairedComparison) -> ReportSection:
     routes = group_by_route(run.groups)
     if len(routes) > 1:
         kinds = ", ".join(routes)
-        words.append(f"{len(routes)} kinds of prompts with separate coefficients: {kinds}.")
+        words.append(f"At most {len(routes)} kinds of prompts with separate coefficients: {kinds}.")
     named = [run.groups[i].rpartition(ROUTE_SEPARATOR)[2] for i in next(iter(routes.values()))]
     if (count := len(named)) > 1:
         if count > MAX_EXPERTS_NAMED:

@@ -40,13 +40,21 @@ def group_by_route(groups: Sequence[str]) -> dict[str, list[int]]:
 def route_means(groups: Sequence[str], position: Sequence[float]) -> tuple[list[str], np.ndarray]:
     """Return the routes' names, and the mean coefficients [R, K] over each route's groups.
 
+    Routes with equal coefficients are one, such as "dates and 2 more".
+
     Args:
         groups: The names of the R * G groups.
         position: [R * G * K].
     """
     rows = np.reshape(np.asarray(position, dtype=np.float64), (len(groups), -1))
-    routes = group_by_route(groups)
-    return list(routes), np.array([rows[indices].mean(axis=0) for indices in routes.values()])
+    alike: dict[bytes, list[str]] = {}
+    means = {}
+    for name, indices in group_by_route(groups).items():
+        key = rows[indices].tobytes()
+        alike.setdefault(key, []).append(name)
+        means[key] = rows[indices].mean(axis=0)
+    names = [one[0] + f" and {len(one) - 1} more" * (len(one) > 1) for one in alike.values()]
+    return names, np.array(list(means.values()))
 
 
 def describe_position(
@@ -66,7 +74,7 @@ def describe_position(
     routes = describe_by_route(experts, position, groups)
     if len(routes) > 1:
         described = "; ".join(f"{name}: {words}" for name, words in routes.items())
-        each = len(groups) // len(routes)
+        each = len(groups) // len(group_by_route(groups))
         return described + (f" (means of {each} groups)" if each > 1 else "")
     if len(rows) <= 3:
         return "; ".join(
@@ -104,67 +112,6 @@ def _describe_coefficients(
     return words or "no expert"
 
 
-def conclude_test(metrics: dict[str, Any]) -> str:
-    """Describe the gain on test, and the comparison with constant answers.
-
-    Args:
-        metrics: As for `conclude_gain`.
-    """
-    return " ".join([conclude_gain(metrics), *compare_with_constants(metrics)])
-
-
-def conclude_gain(metrics: dict[str, Any]) -> str:
-    """Describe the gain over the best initial expert on test, and what the test could show.
-
-    Args:
-        metrics: Result of `swarm.loop.final_metrics.final_metrics`, with a test.
-    """
-    start = metrics["starting_best_validation_utility"]
-    if metrics["ending_best_validation_utility"] <= start:
-        nothing = "The search found nothing better on dev than the best initial expert"
-        words = (
-            f"{nothing}: {_describe_test_gain(metrics)}" if metrics["test_gain"] else f"{nothing}."
-        )
-    else:
-        words = _describe_test_gain(metrics)
-    return " ".join([words, *_describe_resolution(metrics)])
-
-
-def _describe_resolution(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the gain that the test items would have shown, if they show none: a sentence."""
-    low, high = metrics.get("test_gain_interval", (0.0, 0.0))
-    if low == high or metrics["test_gain_p_value"] < 0.05:
-        return []
-    scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
-    return [
-        f"With {metrics['ending_best_single_test_items']} test items, a gain under about "
-        f"{scale * (high - low) / 2:.2g}{unit} cannot be shown where as many items change as here."
-    ]
-
-
-def compare_with_soup(metrics: Mapping[str, Any]) -> list[str]:
-    """Compare the best found with the uniform soup on test: a short sentence, or none."""
-    scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
-    return [
-        f"Against the {one['label']}: {scale * one['gain']:+.3g}{unit} "
-        f"({format_p(one['p_value'])}; 95 % interval {scale * one['gain_interval'][0]:+.3g} to "
-        f"{scale * one['gain_interval'][1]:+.3g})."
-        for one in metrics.get("baselines", ())
-        if one["name"] == "soup"
-    ]
-
-
-def _describe_test_gain(metrics: dict[str, Any]) -> str:
-    return describe_difference(
-        metrics["test_gain"],
-        metrics["test_gain_interval"],
-        metrics["test_gain_p_value"],
-        metrics["ending_best_single_test_items"],
-        "test items",
-        metrics.get("in_points", False),
-    )
-
-
 def describe_difference(
     gain: float, interval: Sequence[float], p: float, items: int, of: str, points: bool
 ) -> str:
@@ -200,54 +147,6 @@ def describe_constant_answers(found: Mapping[str, Any]) -> str:
     parts = [f"{shorten_text(domain)}: {quote_answer(one)}" for domain, one in answers.items()]
     more = len(parts) - MAX_LISTED
     return ", ".join(parts[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def compare_with_constants(metrics: Mapping[str, Any], name: str = MODEL_LABELS[1]) -> list[str]:
-    """Compare a model with the best constant answers on test: a sentence, or none."""
-    found = metrics.get("constant_answers")
-    if not found or "gain" not in found:
-        return []
-    each = "of each domain " if len(found["by_domain"]["answers"]) > 1 else ""
-    label = f"best constant answer {each}({describe_constant_answers(found)}; chosen on dev)"
-    utility = found["by_domain"]["test"]["utility"]
-    return [_compare_with_baseline(label, utility, found, metrics, name)]
-
-
-def compare_with_baselines(metrics: Mapping[str, Any], name: str = MODEL_LABELS[1]) -> list[str]:
-    """Compare a model with each baseline on test, in one sentence each."""
-    return [
-        _compare_with_baseline(one["label"], one["test"]["utility"], one, metrics, name)
-        for one in metrics.get("baselines", ())
-    ]
-
-
-def compare_with_unbeaten(metrics: Mapping[str, Any]) -> list[str]:
-    """Compare the best found with each baseline that it does not beat on test, the best first.
-
-    Without the uniform soup, for which there is `compare_with_soup`.
-    """
-    unbeaten = [
-        one
-        for one in metrics.get("baselines", ())
-        if one["name"] != "soup" and (one["gain"] <= 0 or one["p_value"] >= 0.05)
-    ]
-    unbeaten.sort(key=lambda one: -one["test"]["utility"])
-    return compare_with_baselines({**metrics, "baselines": unbeaten})
-
-
-def _compare_with_baseline(
-    label: str, utility: float, found: Mapping[str, Any], metrics: Mapping[str, Any], name: str
-) -> str:
-    """Describe a baseline's test utility, and the difference of the model `name` to it."""
-    scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
-    low, high = (f"{scale * end:+.3g}" for end in found["gain_interval"])
-    side = "above" if found["gain"] >= 0 else "below"
-    sure = "" if found["p_value"] < 0.05 else "not "
-    return (
-        f"The {label} has {utility:.3f} on test: the {name} is {scale * abs(found['gain']):.3g}"
-        f"{unit} {side} it, {sure}distinguishable from chance ({format_p(found['p_value'])}; "
-        f"95 % interval {low} to {high})."
-    )
 
 
 def one_answer_warnings(
@@ -502,6 +401,29 @@ def describe_constraint(part: str, one: Mapping[str, Any]) -> str:
     return f"{line}."
 
 
+def _describe_held_out(metrics: Mapping[str, Any]) -> list[str]:
+    """Describe the best found on dev items that the search did not see, if there are any."""
+    found = metrics.get("confirm")
+    if not found:
+        return []
+    bias = found["ending_searched"] - found["ending"]
+    chosen = found.get("selected_on_held_out", False)
+    points = metrics.get("in_points", False)
+    return [
+        f"The search measured {found['ending_searched']:.3f}; the {found['items']} held-out dev "
+        f"items give {found['ending']:.3f} (difference {bias:+.3f}; the maximum of many is biased "
+        f"upwards).{' It was chosen among the finalists by these items.' * chosen}",
+        describe_difference(
+            found["gain"],
+            found["gain_interval"],
+            found["p_value"],
+            found["items"],
+            "kept dev items",
+            points,
+        ),
+    ]
+
+
 def list_caveats(
     metrics: dict[str, Any], too_long: Sequence[str] = (), brief: bool = False
 ) -> list[str]:
@@ -518,7 +440,11 @@ def list_caveats(
         *one_answer_warnings(metrics),
         *unread_answers(metrics),
     ]
-    points = metrics.get("in_points", False)
+    if (found := metrics.get("start", {})).get("routes") and not found["whole"]:
+        lines.append(
+            f"On {pluralize(len(found['routes']), 'kind')} of prompts the best of the first "
+            "iteration is kept: it was better on the dev items that no gradient used."
+        )
     if found := metrics.get("no_gradient"):
         low, high = found["ending_interval"]
         lines.append(
@@ -527,26 +453,7 @@ def list_caveats(
             f"the best found has {found['ending']:.3f} (95 % interval {low:.3f} to {high:.3f}), on "
             f"all {metrics['ending_best_validation_utility']:.3f}."
         )
-    if found := metrics.get("confirm"):
-        bias = found["ending_searched"] - found["ending"]
-        chose = " It was chosen among the finalists by these items." * found.get(
-            "selected_on_held_out", False
-        )
-        lines.append(
-            f"The search measured {found['ending_searched']:.3f}; the {found['items']} "
-            f"held-out dev items give {found['ending']:.3f} (difference {bias:+.3f}; the "
-            f"maximum of many is biased upwards).{chose}"
-        )
-        lines.append(
-            describe_difference(
-                found["gain"],
-                found["gain_interval"],
-                found["p_value"],
-                found["items"],
-                "kept dev items",
-                points,
-            )
-        )
+    lines += _describe_held_out(metrics)
     for part, one in (metrics.get("constraints") or {}).items():
         lines.append(describe_constraint(part, one))
     if error := metrics.get("reconstruction_error"):

@@ -57,11 +57,15 @@ class ChatService:
         models: Models by served name.
         guard: Checks API keys.
         line: Limits concurrent requests.
-        longest: Default maximum number of new tokens.
+        longest: Default maximum number of new tokens; `None`: see `Request.max_new_tokens`.
     """
 
     def __init__(
-        self, models: Mapping[str, Model], guard: ApiKeyGuard, line: RequestQueue, longest: int
+        self,
+        models: Mapping[str, Model],
+        guard: ApiKeyGuard,
+        line: RequestQueue,
+        longest: int | None,
     ) -> None:
         self.models, self.line, self.longest = models, line, longest
         self.began = int(time.time())

@@ -141,9 +141,8 @@ def _add_answering_options(group: argparse._ArgumentGroup) -> None:
     add(
         "--max-tokens",
         type=number_type(int, 1),
-        default=1024,
         metavar="N",
-        help="maximum new tokens if the request sets none; default %(default)s",
+        help="maximum new tokens if the request sets none; default none, and 1024 for local models",
     )
     add(
         "--no-cache",

@@ -125,12 +125,12 @@ class ChatRequest:
         return self.request, self.ignored
 
 
-def parse_chat_request(body: Any, longest: int) -> ChatRequest:
+def parse_chat_request(body: Any, longest: int | None) -> ChatRequest:
     """Parse a chat completion request.
 
     Args:
         body: JSON body.
-        longest: Default maximum number of new tokens.
+        longest: Default maximum number of new tokens; `None`: see `Request.max_new_tokens`.
 
     Raises:
         HttpError: A parameter is missing, invalid or unsupported.

@@ -54,7 +54,7 @@ def build_server(
     local: bool = True,
     concurrency: int = 32,
     queue: int = 256,
-    longest: int = 1024,
+    longest: int | None = None,
 ) -> "Server":
     """Build a server of models by name, to run on a socket; see `swarm.serve.app.ChatService`."""
     import uvicorn

@@ -15,6 +15,7 @@ from swarm.runs.describe import (
     format_one_answer_warnings,
     shorten_text,
 )
+from swarm.runs.verdict import judge_search
 from swarm.studies.subprocess_runs import SearchProcess
 
 SHARED_IDENTITY_KEYS = ("task items", "experts", "pool weights", "base weights")
@@ -93,14 +94,14 @@ def _trial_row(trial: Trial, error: str | None) -> dict[str, Any]:
         "dev": "ending_best_validation_utility",
         "test": "ending_best_single_test_accuracy",
         "test_interval": "ending_best_single_test_interval",
-        "gain": "test_gain",
-        "gain_interval": "test_gain_interval",
-        "p": "test_gain_p_value",
         "one_answer": "ending_best_single_test_one_answer",
         "domains": "ending_best_single_test_domains",
         "constant_answers": "constant_answers",
     }
     found = {name: (metrics or {}).get(key) for name, key in names.items()}
+    strongest = judge_search(metrics).strongest if metrics else None
+    for name, key in {"gain": "gain", "gain_interval": "gain_interval", "p": "p_value"}.items():
+        found[name] = getattr(strongest, key, None)
     head = {"trial": trial.path.name, "seed": trial.config["seed"], "drawn": trial.drawn}
     return {**head, **found, "error": error}
 
@@ -117,7 +118,7 @@ def format_summary(summary: Mapping[str, Any]) -> list[str]:
     rows = summary["trials"]
     drawn = list(rows[0]["drawn"]) if rows else []
     heads = ["trial", *(key.removeprefix("optimizer.") for key in drawn)]
-    heads += ["dev", "test", "gain on test", "p"]
+    heads += ["dev", "test", "gain over the strongest alternative", "p"]
     lines = format_table(
         heads,
         [[row["trial"], *map(str, row["drawn"].values()), *_trial_cells(row)] for row in rows],

@@ -108,12 +108,6 @@ def item_domain(item: Item) -> str:
     return KIND_PREFIX + ("letter" if "choices" in item else answer_kind(golds[0]))
 
 
-def has_named_domains(items: Sequence[Item]) -> bool:
-    """Return whether all items name their domain, as a part of a mixture or in "domain"."""
-    named = [any(item.get(key) not in (None, "") for key in ("part", "domain")) for item in items]
-    return bool(named) and all(named)
-
-
 def summarize_domains(
     task: Task, items: Sequence[Item], scores: Sequence[Score]
 ) -> dict[str, dict[str, Any]]:

@@ -23,6 +23,7 @@ from swarm.report.paired_comparison import (
     load_questions,
 )
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import judge_search
 from swarm.trackers.base import (
     NullTracker,
     SeriesChart,
@@ -203,9 +204,7 @@ METRIC_NAMES = {
     "dev_interval": "ending_best_validation_interval",
     "test": "ending_best_single_test_accuracy",
     "test_interval": "ending_best_single_test_interval",
-    "test_gain": "test_gain",
-    "test_gain_interval": "test_gain_interval",
-    "test_gain_p_value": "test_gain_p_value",
+    "verdict": "verdict",
 }
 """Metadata keys of an artifact that describe its results, and the corresponding metrics."""
 
@@ -263,7 +262,7 @@ class SearchTracker:
         """Log the tables, the chart and the best of a finished search, in a step after the last."""
         if not self.shown:
             return
-        self._metrics = dict(metrics)
+        self._metrics = {"verdict": str(judge_search(metrics)), **metrics}
         run = RunFolder(self.folder)
         models = PairedComparison(run)
         best = np.array(self._course.best)
@@ -298,7 +297,7 @@ class SearchTracker:
             "experts": experts,
             **(several if len(run.groups) > 1 else {}),
             "pool weights": run.identity.get("pool weights"),
-            **{name: run.metrics.get(metric) for name, metric in METRIC_NAMES.items()},
+            **{name: self._metrics.get(metric) for name, metric in METRIC_NAMES.items()},
         }
 
 
@@ -477,25 +476,21 @@ def log_deliberation(tracker: Tracker, result: Mapping[str, Any]) -> dict[str, A
     """Log the answer of a consortium, one iteration per step; return the summary.
 
     Args:
-        result: As made by `swarm.multi_agent.consortium.result_json.result_to_json` or
-            `responses_to_json`.
+        result: As made by `swarm.multi_agent.consortium.result_json.result_to_json`.
     """
-    rounds: Sequence[Mapping[str, Any]] = result.get("iterations") or [
-        {"iteration": 1, "model_responses": result["model_responses"]}
-    ]
+    rounds: Sequence[Mapping[str, Any]] = result["iterations"]
     for number, one in enumerate(rounds):
-        values = {"confidence": one.get("synthesis", {}).get("confidence")}
+        values = {"confidence": one["synthesis"]["confidence"]}
         tracker.log(
             number,
             _drop_missing(values | _combine_calls(one["model_responses"], "completion_tokens")),
         )
     tables = {
-        "responses": TrackerTable(["iteration", *RESPONSE_COLUMNS], list(_response_rows(rounds)))
+        "responses": TrackerTable(["iteration", *RESPONSE_COLUMNS], list(_response_rows(rounds))),
+        "verdicts": _verdict_table(rounds),
     }
-    if "iterations" in result:
-        tables["verdicts"] = _verdict_table(rounds)
     tracker.log(len(rounds), tables)
-    verdict, about = result.get("synthesis", {}), result.get("metadata", {})
+    verdict, about = result["synthesis"], result["metadata"]
     names = (
         "strategy",
         "arbiter",

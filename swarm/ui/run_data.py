@@ -286,9 +286,9 @@ def describe_unreadable(error: Exception) -> str:
 
 def _build_run_series(run: RunFolder) -> RunSeries:
     models = PairedComparison(run)
-    kind, headline, sentence = summarize_verdict(models)
+    verdict = summarize_verdict(models)
     # A report cannot know whether the search is still running; the page shows that beside the name.
-    headline = headline if run.finished else "Not over yet"
+    headline = verdict.headline if run.finished else "Not over yet"
     caveats = list_caveats(run.metrics, run.too_long)
     position = run.positions[models.places["ending"]]
     best = f"Best found: {describe_position(run.experts, position, run.groups)}."
@@ -296,9 +296,9 @@ def _build_run_series(run: RunFolder) -> RunSeries:
         block for block in start_end_section(models).blocks if isinstance(block, TableBlock)
     )
     return RunSeries(
-        kind=kind,
+        kind=verdict.kind,
         verdict=headline,
-        sentences=[sentence, best, *caveats],
+        sentences=[verdict.sentence, best, *caveats],
         figures=headline_figures(models),
         comparisons=comparison_table(models),
         models=table,

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm._util.files import write_json
-from swarm._util.terminal import format_number, format_signed
+from swarm._util.terminal import format_number
 from swarm.errors import UserError
 from swarm.runs.lock import STATUS_FILE, STUDY_LOCK_FILE, running_info
 from swarm.runs.manifest import replay, state_stamp
 from swarm.runs.run_reader import RUNS_FOLDER, find_run_folders
+from swarm.runs.verdict import format_gain, judge_search
 from swarm.ui.launcher import SearchLauncher, output_path, read_failure
 
 if TYPE_CHECKING:
@@ -130,8 +131,7 @@ class RunSummary:
     Attributes:
         state: "running", "finished", "stopped" or "failed".
         details: Details on the state: progress, reason of the end, or error.
-        best, gain: Best on dev, and gain of the best found over the best expert on test; `None` if
-            unknown.
+        best, gain: Best on dev, and gain over the strongest alternative on test; `None` if unknown.
         gain_text: The gain with its 95 % interval; the suffix "(one answer)" marks a best found
             that gives only one answer in some domain.
         iterations: Number of finished iterations.
@@ -220,17 +220,13 @@ def _extract_facts(state: dict[str, Any]) -> dict[str, Any]:
     """Extract the facts of a summary from a state."""
     metrics = state["metrics"] or {}
     known = [u for entry in state["rounds"] for u in entry["utilities"] if u is not None]
-    gain, ends = metrics.get("test_gain"), metrics.get("test_gain_interval", (0.0, 0.0))
-    gain_text = (
-        "–"
-        if gain is None
-        else f"{format_signed(gain)} [{format_signed(ends[0])}, {format_signed(ends[1])}]"
-    )
+    strongest = judge_search(metrics).strongest if metrics else None
+    gain_text = format_gain(metrics, strongest) if strongest else "–"
     gain_text += " (one answer)" * bool(metrics.get("ending_best_single_test_one_answer"))
     return {
         "task": str(state["identity"].get("task.name") or "–"),
         "best": metrics.get("ending_best_validation_utility", max(known, default=None)),
-        "gain": gain,
+        "gain": strongest.gain if strongest else None,
         "gain_text": gain_text,
         "iterations": max(0, len(state["rounds"]) - 1),
         "over": state["finished"] if metrics else None,

@@ -22,7 +22,7 @@ PAGES = [
 ]
 NOT_HERE = {
     "bash scripts/test.sh": "is what runs this test",
-    "bash scripts/test_vllm.sh": "has an environment of its own; .ci/run runs it",
+    "bash scripts/test_vllm.sh": "has an environment of its own; scripts/nightly.sh runs it",
     "python -m swarm.search engine=vllm": "test_vllm_search.py, small",
     "ray start": "needs a cluster's nodes; test_ray.py starts one",
     "ray stop": "as ray start",

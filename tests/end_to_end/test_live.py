@@ -32,7 +32,7 @@ from swarm.loop.live_view import (
 from swarm.loop.progress import SearchProgress
 from swarm.loop.reporter import describe_cost
 from swarm.loop.summary import position_lines, scoring_cost_line
-from swarm.runs.describe import conclude_test, describe_position
+from swarm.runs.describe import describe_position
 from swarm.runs.run_folder import RunRecord
 from swarm.tasks.base import Score
 from swarm.ui.state import describe_progress
@@ -439,26 +439,3 @@ def test_a_search_without_a_judge_says_nothing_of_it(tmp_path: Path) -> None:
     scores = [Score(1.0, "A", "A", measures={"length": 3.0})]
     record.add_iteration(np.eye(2), np.ones(2), {0: scores_to_records([{"id": 0}], scores)}, {}, {})
     assert sum_scoring_costs(record) == {}
-
-
-@pytest.mark.parametrize(
-    ("gain", "p", "dev", "words"),
-    [
-        (0.05, 0.01, 0.6, "gain of 0.05 on 40 test items is distinguishable"),
-        (-0.05, 0.01, 0.6, "loss of 0.05 on 40 test items is distinguishable"),
-        (0.02, 0.4, 0.6, "is not distinguishable from chance"),
-        (0.01, 1.0, 0.5, "nothing better on dev"),
-    ],
-)
-def test_the_conclusion_claims_no_more_than_was_measured(
-    gain: float, p: float, dev: float, words: str
-) -> None:
-    metrics = {
-        "test_gain": gain,
-        "test_gain_p_value": p,
-        "test_gain_interval": [gain - 0.03, gain + 0.03],
-        "ending_best_single_test_items": 40,
-        "starting_best_validation_utility": 0.5,
-        "ending_best_validation_utility": dev,
-    }
-    assert words in conclude_test(metrics) and f"p = {p:.3g}" in conclude_test(metrics)

@@ -221,7 +221,7 @@ def test_a_shell_completes() -> None:
         "python -m swarm.se": "swarm.search swarm.serve",
         "python -m swarm.search task=nl": "nlgraph nlgraph_mini",
         "python -m swarm sweep optimizer=c": "cmaes",
-        "python -m swarm.consortium lea": "leaderboard",
+        "python -m swarm.consortium str": "strategies",
         "python -m swarm.ui --no": "--no-browser --no-token",
         "python other.py ta": "",
     }

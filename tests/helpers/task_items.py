@@ -43,19 +43,6 @@ def phrase_items(count: int) -> list[dict[str, Any]]:
     return [{"prompt": f"Name {n}?", "answer": golds[n % 4], "id": n} for n in range(count)]
 
 
-def code_items(count: int) -> list[dict[str, Any]]:
-    """The "answer" is for `Knowing`; a task runs the "test" alone."""
-    return [
-        {
-            "prompt": f"def add_{n}(number):\n",
-            "test": f"assert add_{n}(1) == {n} + 1",
-            "answer": f"    return number + {n}",
-            "id": n,
-        }
-        for n in range(count)
-    ]
-
-
 def text_items(count: int) -> list[dict[str, Any]]:
     return [
         {"text": f"These are the {n} words that stand at place {n * n}. "} for n in range(count)

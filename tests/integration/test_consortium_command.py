@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -17,10 +16,10 @@ import click
 import consortium_members
 import pytest
 import searches
-import yaml
 from click.testing import CliRunner, Result
-from endpoints import Reply, chat, endpoint
+from endpoints import Asked, Reply, chat, endpoint
 
+from swarm.consortium import create_consortium, install_alias
 from swarm.consortium.cli import COMMANDS, consortium
 from swarm.consortium.cli import run as running
 from swarm.consortium.run_log import RunLog
@@ -30,7 +29,6 @@ from swarm.multi_agent.consortium.config import (
     ConsortiumSettings,
     MemberSpec,
     build_consortium,
-    read_preset,
 )
 from swarm.multi_agent.consortium.consortium import STRATEGIES
 from swarm.multi_agent.consortium.store import ConsortiumStore
@@ -184,11 +182,8 @@ def test_raw_shows_what_all_said_and_nothing_steers_the_terminal() -> None:
         (["save", "gpt-4o", *TWO], "llm already has a model of this name"),
         (["Why?", *TWO, "--confidence-threshold", "1.5"], "from 0 to 1, or 10 to 100 as percent"),
         (["run-info", ""], "run-info needs the id of a run"),
-        (["import", "nosuch.yaml"], "Error: consortium nosuch.yaml cannot be read: No such file"),
         (["run-info", "12"], "no run with this id"),
         (["runs", "--since", "soon"], "is not a date"),
-        (["compare", "Why?", "-m", BLUE], "at least two models"),
-        (["import", "nowhere.db"], "no such file"),
     ],
 )
 def test_mistakes_are_told_in_one_line_and_nobody_is_asked(words: list[str], told: str) -> None:
@@ -214,10 +209,9 @@ def test_doubts_are_told() -> None:
     assert f"warning: {BLUE} is the only member" in fine("?", "-m", BLUE, "--arbiter", JUDGE).stderr
 
 
-def test_without_members_it_is_a_preset_and_a_line_says_which() -> None:
-    done = fine("Why?", "--dry-run")
-    assert "preset local, as llm has not classic's models and keys: local/base" in done.stderr
-    assert "4 to 6 calls in all" in done.stdout
+def test_a_preset_can_be_planned() -> None:
+    done = fine("Why?", "--dry-run", "--consortium", "local")
+    assert "consortium local: local/base" in done.stderr and "4 to 6 calls in all" in done.stdout
     done = fine("--dry-run", "--consortium", "council", "--max-iterations", "2")
     assert "strategy peer-review" in done.stdout and not RunLog().list()
 
@@ -345,55 +339,26 @@ def test_every_option_is_saved_and_told() -> None:
     assert (other.system, other.strategy, other.roles) == ("From a file.", "roles", ("critic",))
 
 
-def test_saved_ones_are_kept_replaced_exported_and_removed() -> None:
+def test_saved_ones_are_kept_replaced_and_removed() -> None:
     assert ("no consortium is saved") in fine("list").stdout and "preset classic:" in fine(
         "list"
     ).stdout
     assert "use it as llm -m council" in fine("save", "council", *TWO).stdout
-    done = typed("save", "council", *TWO, "--max-iterations", "7")
-    assert done.exit_code == 1 and "use --replace to replace it" in done.stderr
-    assert ConsortiumStore().get("council").max_iterations == 3
-    fine("save", "council", "--consortium", "council", "--replace", "--max-iterations", "7")
+    done = fine("save", "council", "--consortium", "council", "--max-iterations", "7")
+    assert done.stdout.startswith("replaced council: ")
     assert ConsortiumStore().get("council").max_iterations == 7
-    fine("export", "council", "--output", "mine.yaml")
-    assert yaml.safe_load(Path("mine.yaml").read_text())["max_iterations"] == 7
     fine("save", "above", "-m", "council", "-m", BLUE, "--arbiter", JUDGE)
-    done = typed("save", "council", "-m", "above", "--arbiter", JUDGE, "--replace")
+    done = typed("save", "council", "-m", "above", "--arbiter", JUDGE)
     assert done.exit_code == 1 and "council would contain itself, by above" in done.stderr
     fine("remove", "above")
+    assert result("Why?", "--consortium", "council", "--max-iterations", "1")["metadata"]["run"]
+    assert RunLog().list()[0]["name"] == "council"
     fine("remove", "council")
-    fine("import", "mine.yaml", "--name", "again")
-    assert (
-        ConsortiumStore().list_names() == ["again"]
-        and ConsortiumStore().get("again").members[0].model == BLUE
-    )
-    assert result("Why?", "--consortium", "again", "--max-iterations", "1")["metadata"]["run"]
-    assert RunLog().list()[0]["name"] == "again"
+    assert ConsortiumStore().list_names() == []
 
 
-def test_what_older_programs_saved_is_taken_over(place: Path) -> None:
-    folder = place / "llm"
-    folder.mkdir()
-    with sqlite3.connect(folder / "logs.db") as old:
-        old.execute("CREATE TABLE consortium_configs (name TEXT PRIMARY KEY, config TEXT)")
-        config = {
-            "models": {BLUE: 2},
-            "arbiter": JUDGE,
-            "confidence_threshold": 80.0,
-            "max_iterations": 3,
-            "minimum_iterations": 1,
-            "system_prompt": None,
-        }
-        old.execute("INSERT INTO consortium_configs VALUES ('old', ?)", [json.dumps(config)])
-    assert f"llm consortium import {folder / 'logs.db'}" in fine("list").stderr
-    assert "saved old" in fine("import").stdout
-    found = ConsortiumStore().get("old")
-    assert (found.members[0].count, found.confidence_threshold) == (2, 0.8)
-    assert "nothing to import" in fine("import").stdout
-
-
-def test_runs_are_listed_shown_and_counted() -> None:
-    assert fine("runs").stdout == fine("leaderboard").stdout == "no run is recorded\n"
+def test_runs_are_listed_and_shown() -> None:
+    assert fine("runs").stdout == "no run is recorded\n"
     ranked = ("-m", BLUE, "-m", GREEN, "--arbiter", RANKER, "--strategy", "rank")
     fine("Who is right?", *ranked)
     fine("Why?", *TWO, "--no-log")
@@ -402,34 +367,8 @@ def test_runs_are_listed_shown_and_counted() -> None:
     assert run["id"][:12] in fine("runs", "--since", "2020-01-01").stdout
     shown = fine("run-info", run["id"][:6]).stdout
     assert "prompt: Who is right?" in shown and f"--- iteration 1: {GREEN} #1" in shown
-    assert json.loads(fine("run-info", run["id"], "--json-output").stdout)["answers"]
-    board = json.loads(fine("leaderboard", "--json").stdout)
-    assert sorted(one["wins"] for one in board) == [0, 1]
-    first = fine("leaderboard").stdout.splitlines()[1]
-    assert first.startswith(board[0]["model"]) and "1.00 (" in first
-    assert json.loads(fine("leaderboard", "--json", "--model", "x").stdout) == []
-
-
-def test_compare_asks_the_same_and_a_judge_sees_no_names() -> None:
-    words = ("compare", "Why?", "-m", BLUE, "-m", GREEN, "-m", DEAD, "--quiet")
-    out = fine(*words).stdout
-    assert f"--- {BLUE}\nIt is blue." in out and "no power" in out and "answer" not in out
-    told = fine(*words[:-1]).stderr
-    assert re.search(rf"member {re.escape(GREEN)}: \d+\.\d s", told)
-    assert "tied" not in told and "confidence" not in told
-    assert set(json.loads(fine(*words, "--json").stdout)) == {"original_prompt", "model_responses"}
-    assert not RunLog().list()
-    asked = consortium_members.heard[0][1]
-    assert asked == "user: Why?"
-    judged = fine(*words, "--judge", RANKER)
-    table = judged.stdout.splitlines()[-4:]
-    assert table[0].split()[:3] == ["model", "place", "seconds"]
-    assert [line.split()[1] for line in table[1:]] == ["1", "2", "-"]
-    seen = next(text for name, text in consortium_members.heard if name == "ranker")
-    assert "consortium_members" not in seen and "It is green." in seen
-    assert RunLog().list()[0]["name"] == "compare"
-    found = json.loads(fine(*words, "--judge", RANKER, "--json").stdout)
-    assert len(found["model_responses"]) == 3
+    kept = json.loads(fine("run-info", run["id"], "--json-output").stdout)["result"]
+    assert [one["model"] for one in kept["model_responses"]] == [BLUE, GREEN]
 
 
 def test_strategies_are_told() -> None:
@@ -477,9 +416,14 @@ def test_an_interrupt_and_no_torch(place: Path) -> None:
     }
 
 
-def test_what_the_page_has_for_python_programs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("package", ["swarm.consortium", "llm_consortium"])
+def test_what_the_page_has_for_python_programs_runs(
+    package: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (searches.ROOT / "docs" / "consortium.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = code.replace("from swarm.consortium ", f"from {package} ")
+    install_alias()
     names = {"gpt-4o:2": f"{BLUE}:2", "claude-3-opus": GREEN, "gpt-4o": JUDGE}
     for name, ours in names.items():
         code = code.replace(f'"{name}"', f'"{ours}"')
@@ -545,16 +489,19 @@ def test_ctrl_c_keeps_what_members_have_answered(place: Path) -> None:
     assert said["openai/slow"]["error"] == "stopped" and found["synthesis"] is None
     [run] = RunLog().list()
     assert (run["status"], run["error"]) == ("failed", "stopped")
-    answers = RunLog().get(run["id"])["answers"]
-    assert [one["text"] for one in answers] == ["the quick answer", None]
+    kept = RunLog().get(run["id"])["result"]["model_responses"]
+    assert [one.get("response") for one in kept] == ["the quick answer", None]
     assert "the quick answer" in fine("run-info", run["id"]).stdout
 
 
-def test_names_of_strategies_in_llm_consortium_are_told_todays() -> None:
-    done = typed("Why?", *TWO, "--strategy", "voting")
-    assert (
-        done.exit_code == 2 and "did you mean vote?" in done.stderr and not consortium_members.heard
-    )
+def test_strategies_have_their_names_in_llm_consortium_too() -> None:
+    for theirs, ours in (("voting", "vote"), ("role", "roles"), ("semantic", "default")):
+        done = fine("Why?", *TWO, "--strategy", theirs, "--dry-run")
+        assert done.stdout.startswith(f"strategy {ours};")
+        assert ("answers are not clustered here" in done.stderr) == (theirs == "semantic")
+    done = typed("Why?", *TWO, "--strategy", "tropical")
+    assert done.exit_code == 2 and "'tropical' is not one of" in done.stderr
+    assert not consortium_members.heard
 
 
 def test_a_threshold_without_effect_is_told() -> None:
@@ -589,11 +536,53 @@ def test_members_elsewhere_have_a_time_and_those_here_the_time_they_need() -> No
     assert [one.timeout for one in slots] == [TIMEOUT, None, 7, TIMEOUT]
 
 
-def test_the_preset_without_a_key_is_short_unless_told() -> None:
-    """At most 4 x 256 + 2 x 32 new tokens, as the answers and the choice are; not 6 x 2048."""
-    assert running.request_settings({}, running.LOCAL_TOKENS) == {"max_new_tokens": 256}
-    assert running.request_settings({"max_tokens": 24}, running.LOCAL_TOKENS) == {
-        "max_new_tokens": 24
-    }
-    arbiter = read_preset(running.LOCAL).arbiter
-    assert arbiter and arbiter.max_tokens == 32
+LONG = " ".join(f"w{number}" for number in range(3000))
+VERDICT = "<synthesis>all of it</synthesis><confidence>0.9</confidence>"
+
+
+def limited(asked: Asked) -> Reply:
+    """Answer like a server that ends text at max_tokens, of which a word is one."""
+    words = (VERDICT if asked.body["model"] == "judge" else LONG).split()
+    limit = asked.body.get("max_tokens", len(words))
+    thinks = asked.body["model"] == "thinker"
+    said = " ".join(words[:limit])
+    reply = chat("" if thinks else said, new=min(limit, len(words)))
+    if thinks:
+        reply.body["choices"][0]["message"]["reasoning_content"] = said
+    reply.body["choices"][0]["finish_reason"] = "length" if limit < len(words) else "stop"
+    return reply
+
+
+LIMITED = ("-m", "long:2", "-m", "thinker", "--arbiter", "judge", "--max-iterations", "1")
+
+
+def test_long_answers_reach_the_arbiter_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    with endpoint(limited) as made:
+        monkeypatch.setenv("OPENAI_BASE_URL", made.url)
+        found = result("Why?", *LIMITED)
+        served = create_consortium(["long"], arbiter="judge").orchestrate("Why?")
+    judged = [asked.body for asked in made.asked if asked.body["model"] == "judge"]
+    assert len(judged) == 2 and all(LONG in one["messages"][-1]["content"] for one in judged)
+    assert not any("max_tokens" in asked.body for asked in made.asked)
+    finishes = [one.get("finish") for one in (*found["model_responses"], found["synthesis"])]
+    assert finishes == ["stop", "stop", "stop", "stop"]
+    assert served["model_responses"][0]["completion_tokens"] == 3000
+    assert served["metadata"]["warnings"] == []
+
+
+def test_truncated_answers_are_named_once_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with endpoint(limited) as made:
+        monkeypatch.setenv("OPENAI_BASE_URL", made.url)
+        done = fine("Why?", *LIMITED, "--max-tokens", "100", "--output", "result.json")
+    cut = "long: an answer ended at its token limit; raise max_tokens"
+    assert done.stderr.count(cut) == 1 and "judge: an answer" not in done.stderr
+    used_up = (
+        "thinker: no answer: its limit of 100 new tokens was used up by its reasoning; raise "
+        "max_tokens, or set none"
+    )
+    assert used_up in done.stderr
+    kept = RunLog().get(RunLog().list()[0]["id"])["result"]
+    for found in (json.loads(Path("result.json").read_text()), kept):
+        finishes = [one["finish"] for one in found["model_responses"]]
+        assert finishes == ["length", "length", "length"] and found["synthesis"]["finish"] == "stop"
+        assert cut in found["metadata"]["warnings"]

@@ -16,10 +16,8 @@ from swarm.errors import UserError
 from swarm.loop.evaluator import split_dev_holdout
 from swarm.loop.score_cache import ScoreCache
 from swarm.runs.describe import (
-    conclude_test,
     describe_difference,
     describe_position,
-    list_caveats,
     position_label,
 )
 from swarm.stats.significance import interval_over_seeds, smallest_gain
@@ -88,7 +86,7 @@ def test_the_noise_floor_is_measured(confirmed: tuple[Path, str]) -> None:
 
 
 def test_the_size_of_the_vote_is_chosen_on_dev(confirmed: tuple[Path, str]) -> None:
-    folder, output = confirmed
+    folder, _ = confirmed
     metrics = read(folder)["metrics"]
     by_size = metrics["ensemble_dev_by_size"]
     assert len(by_size) == 3, "ensemble=3 is the limit"
@@ -99,7 +97,6 @@ def test_the_size_of_the_vote_is_chosen_on_dev(confirmed: tuple[Path, str]) -> N
     for member in content["members"]:
         note = json.loads((folder / member["folder"] / "swarm.json").read_text())
         assert note["validation_utility"] == member["utility"]
-    assert "chosen on dev" in " ".join(output.split())
 
 
 def test_a_budget_ends_a_search_in_mid_iteration(
@@ -252,18 +249,6 @@ def test_a_gain_in_plain_words() -> None:
 
 
 def test_what_a_test_can_show() -> None:
-    metrics: dict[str, Any] = {
-        "ending_best_validation_utility": 0.5,
-        "starting_best_validation_utility": 0.4,
-        "ending_best_single_test_items": 30,
-        "test_gain": 0.1,
-        "test_gain_interval": [-0.06, 0.28],
-        "test_gain_p_value": 0.3,
-        "in_points": True,
-    }
-    words = "With 30 test items, a gain under about 17 points cannot be shown"
-    assert words in conclude_test(metrics)
-    assert words not in conclude_test({**metrics, "test_gain_p_value": 0.03})
     # 16 to 5 of 21 changed items is p = 0.027, 15 to 6 is 0.078; 9 of 30: 8 to 1 is 0.039.
     assert smallest_gain(70, 0.3) == pytest.approx(11 / 70)
     assert smallest_gain(30, 0.3) == pytest.approx(7 / 30)
@@ -298,16 +283,6 @@ def test_folders_of_several_searches_and_of_one_are_kept_apart(
     result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool))
     assert result.returncode and "is the folder of several searches" in result.stderr
     assert not (tmp_path / "search" / "run" / "state.json").exists()
-
-
-def test_nothing_found_is_said() -> None:
-    metrics = {
-        "ending_best_validation_utility": 0.4,
-        "starting_best_validation_utility": 0.4,
-        "test_gain": 0.0,
-    }
-    assert "found nothing better" in conclude_test(metrics)
-    assert list_caveats({}) == []
 
 
 def test_a_position_with_groups_in_words() -> None:

@@ -1,6 +1,7 @@
 """Exports: the adapter, the whole model, their card, and the hub, over a server on loopback."""
 
 import base64
+import contextlib
 import http.server
 import json
 import shlex
@@ -33,6 +34,7 @@ from swarm.export.model_card import (
 from swarm.export.source import ExportSource
 from swarm.runs.describe import describe_position
 from swarm.runs.manifest import encode_state
+from swarm.runs.verdict import judge_search, list_alternatives
 from swarm.search import build_run
 
 
@@ -57,6 +59,9 @@ def front(folder: Path) -> dict[str, Any]:
 def test_the_best_of_a_search_as_an_adapter_with_its_card(
     found: Path, tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
+    import torch
+    from peft import PeftModel
+
     told = Export(str(found), str(tmp_path / "mine")).write()
     mine, best = tmp_path / "mine", found / "global_best"
     assert sorted(path.name for path in mine.iterdir()) == [
@@ -74,13 +79,19 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
         f"vllm serve {tiny_llama} --enable-lora --max-lora-rank 8 --lora-modules mine={mine}"
     )
     card = (mine / "README.md").read_text()
+    code = card.partition("```python\n")[2].partition("```")[0]
+    assert code.count("PeftModel.from_pretrained") == 1
+    space: dict[str, Any] = {}
+    with contextlib.chdir(tmp_path):
+        exec(code, space)
+    saved = PeftModel.from_pretrained(tiny.load(tiny_llama), best)
+    assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
     metrics = json.loads((found / "state.json").read_text())["metrics"]
     assert describe_position(note["experts"], note["coefficients"]) in card
     for key in ("starting", "ending"):
         for name in ("validation_utility", "single_test_accuracy"):
             assert f"{metrics[f'{key}_best_{name}']:.3f} [" in card
-    better = metrics["test_gain"] > 0 and metrics["test_gain_p_value"] < 0.05
-    assert ("not shown to be better" in card) is not better
+    assert str(judge_search(metrics)) in card
     assert "base_model" not in front(mine), "a local folder is no model of the hub"
     assert front(mine)["library_name"] == "peft" and "license" not in front(mine)
     written = next(line for line in card.splitlines() if line.startswith("python -m swarm.search"))
@@ -105,6 +116,23 @@ def test_a_particle_s_best(found: Path, tmp_path: Path) -> None:
     assert "it was not tested" in (tmp_path / "third" / "README.md").read_text()
     with pytest.raises(UserError, match=r"particle=99: the search has 0 to 5$"):
         Export(str(found), str(tmp_path / "x"), particle=99)
+
+
+def test_what_the_verdict_names_instead_of_the_best_found(found: Path, tmp_path: Path) -> None:
+    metrics = json.loads((found / "state.json").read_text())["metrics"]
+    names = {one.name for one in list_alternatives(metrics)} - {"base", "constant", "experts"}
+    assert "expert" in names
+    for name in names:
+        Export(str(found), str(tmp_path / name), baseline=name).write()
+        assert (tmp_path / name / "adapter_model.safetensors").is_file()
+        assert " on test." in (tmp_path / name / "README.md").read_text()
+    mine = json.loads((tmp_path / "expert" / "swarm.json").read_text())
+    best = mine["experts"].index(metrics["starting_best_expert"])
+    assert mine["coefficients"] == [float(i == best) for i in range(len(mine["experts"]))]
+    with pytest.raises(UserError, match=r"baseline=base: .* has these: .*expert$"):
+        Export(str(found), str(tmp_path / "x"), baseline="base")
+    with pytest.raises(UserError, match="without particle and point"):
+        Export(str(found), str(tmp_path / "x"), baseline="expert", particle=1)
 
 
 def test_the_card_tells_groups_the_space_and_how_far_an_adapter_is_off(

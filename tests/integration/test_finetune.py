@@ -34,6 +34,7 @@ from swarm.finetune.trainer import (
 )
 from swarm.pool.pool import Pool
 from swarm.runs.manifest import Manifest
+from swarm.runs.verdict import judge_search
 from swarm.search import build_run
 
 
@@ -450,7 +451,9 @@ def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_fo
     assert mine["ending_best_single_test_accuracy"] - constant["gain"] == pytest.approx(
         constant["by_domain"]["test"]["utility"]
     )
-    assert "| best constant answer" in done.stdout and "the tuned one is" in done.stdout
+    assert "| best constant answer" in done.stdout and "Gain on test over the best" in done.stdout
+    tuned = f"(tuned) has {mine['ending_best_single_test_accuracy']:.3f}"
+    assert f"; fine-tuning on the same items {tuned}" in str(judge_search(metrics, first))
 
 
 def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:

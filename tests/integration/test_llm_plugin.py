@@ -18,7 +18,9 @@ import llm
 import pytest
 import searches
 import sqlite_utils
+import yaml
 from click.testing import CliRunner, Result
+from endpoints import Asked, Reply, chat, endpoint
 from llm.cli import cli
 from llm.migrations import migrate
 from llm.parts import ToolCallPart, ToolResultPart
@@ -282,6 +284,14 @@ def test_nobody_answers(home: Path) -> None:
     assert {run["status"] for run in RunLog().list()} == {"failed"}
 
 
+def test_without_models_and_keys_one_line_names_both_ways_out(home: Path) -> None:
+    done = typed("consortium", "Why?")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "llm keys set openai" in done.stderr and "--consortium local" in done.stderr
+    assert not RunLog().list()
+    assert "local/rooms" in fine("consortium", "Why?", "--consortium", "local", "--dry-run").stdout
+
+
 def test_the_command_logs_its_turn_unless_the_log_is_off(home: Path) -> None:
     words = ("consortium", "Why?", "-m", BLUE, "-m", GREEN, "--arbiter", JUDGE)
     assert fine(*words, "--max-iterations", "1").stdout == "answer 1\n"
@@ -309,13 +319,35 @@ def test_a_turn_is_logged_though_another_program_writes_for_long(home: Path) -> 
     assert "could not log" not in done.stderr and len(logs()) == 1
 
 
+def test_models_of_llm_have_no_token_limit_by_default(home: Path) -> None:
+    words = "long " * 3000
+
+    def answer(asked: Asked) -> Reply:
+        limit = asked.body.get("max_tokens")
+        reply = chat(" ".join(words.split()[:limit]), new=limit or 3000)
+        reply.body["choices"][0]["finish_reason"] = "length" if limit else "stop"
+        return reply
+
+    with endpoint(answer) as made:
+        model = {"model_id": "extra", "model_name": "extra", "api_base": made.url}
+        (home / "extra-openai-models.yaml").write_text(yaml.safe_dump([model]))
+        council = (parse_member("extra"),)
+        ConsortiumStore().save("long", ConsortiumSettings(council, None, "vote"))
+        text = fine("-m", "long", "Why?", "--no-stream").stdout
+        limited = fine("-m", "long", "Why?", "-o", "max_tokens", "7")
+    assert text.count("long") == 3000 and "max_tokens" not in made.asked[0].body
+    assert "extra: an answer ended at its token limit; raise max_tokens" in limited.stderr
+    finishes = [one["response_json"]["model_responses"][0]["finish"] for one in logs()]
+    assert finishes == ["stop", "length"]
+
+
 def test_names_of_other_models_are_left_to_them(home: Path) -> None:
     ConsortiumStore().save("talker", COUNCIL)
     with fake_models.in_llm(fake_models.llm_model()):
         done = fine("-m", "talker", "hi")
         assert done.stdout == "user: hi\n"
         assert done.stderr.count("the consortium talker is not registered") == 1
-        done = typed("consortium", "save", "talker", "-m", BLUE, "--arbiter", JUDGE, "--replace")
+        done = typed("consortium", "save", "talker", "-m", BLUE, "--arbiter", JUDGE)
         assert done.exit_code == 1 and "llm already has a model of this name" in done.stderr
     assert fine("-m", "talker", "hi").stdout == "answer 1\n"
 
@@ -348,7 +380,7 @@ def test_consortia_may_sit_in_others_but_not_in_themselves(home: Path) -> None:
     fine("aliases", "set", "other", "outer")
     for name in ("outer", "other", "llm/outer", "llm/other", "consortium/outer"):
         ConsortiumStore().save(
-            "inner", ConsortiumSettings((parse_member(name),), parse_member(JUDGE)), replace=True
+            "inner", ConsortiumSettings((parse_member(name),), parse_member(JUDGE))
         )
         done = typed("-m", "outer", "Why?")
         assert done.exit_code == 1 and "contains itself" in done.stderr, name

@@ -259,7 +259,7 @@ def test_the_page_shows_the_examples_as_they_are() -> None:
     assert blocks("python") == [(EXAMPLES / "stories.py").read_text()]
     data = {path: path.read_text() for path in EXAMPLES.iterdir() if path.suffix[:5] == ".json"}
     shown = blocks("json")
-    assert len(shown) == 7
+    assert len(shown) == 6
     for block in shown:
         rows = block.splitlines()
         assert len(rows) == 3
@@ -287,6 +287,5 @@ def test_there_is_an_example_of_every_kind() -> None:
         "Regex",
         "Numeric",
         "F1",
-        "CodeScorer",
     }
     assert os.path.exists(EXAMPLES / "stories.json") and "task=function" in PAGE

@@ -1,14 +1,17 @@
 """Coefficients of their own for prompts of different kinds: the router, and everything after it."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny
-import yaml
+import torch
+from peft import PeftModel
 
 from swarm.engine.base import POSITIONS_BUCKET
 from swarm.engine.base_model import BaseModel
@@ -19,6 +22,7 @@ from swarm.executors.worker import JobUsage
 from swarm.loop.evaluator import EvaluatedPositions, mean_by_route
 from swarm.models.base import Example, Message, Request
 from swarm.optimizers.base import SearchResources
+from swarm.optimizers.gradient import Descent
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.pool.adapter import ROUTER_FILE, read_adapter, read_routed_adapter
 from swarm.pool.pool import Pool
@@ -81,6 +85,8 @@ def test_a_router_is_read_as_written_and_nothing_else_is() -> None:
         {**found.to_dict(), "names": ["one"]},
         {**found.to_dict(), "names": ["..", "a/b"]},
         {**found.to_dict(), "weights": [1.0]},
+        {**found.to_dict(), "routes": [0, 0]},
+        {**found.to_dict(), "routes": [0, 1, 1]},
     ):
         with pytest.raises(UserError, match=r"pool.routes: not a router"):
             read_router(wrong)
@@ -282,6 +288,81 @@ def test_the_swarm_composes_what_is_best_on_each_route() -> None:
     assert swarm.evaluate.all() and not np.array_equal(moved[:4], first[:4])
 
 
+@pytest.mark.parametrize("items", [24, 240])
+def test_routes_with_the_same_best_start_are_one_kind(items: int) -> None:
+    """To the last iteration, whatever utilities, slopes and random weights are; resumed as well."""
+
+    def advance(swarm: ParticleSwarm, iteration: int) -> None:
+        course = swarm.descend(items)
+        draw = np.random.default_rng(iteration)
+        with contextlib.suppress(StopIteration):
+            wanted = next(course)
+            while True:
+                slopes = [draw.normal(size=one.position.size) for one in wanted]
+                losses = draw.random(len(wanted))
+                wanted = course.send(
+                    [
+                        SimpleNamespace(loss=loss, slope=slope)
+                        for loss, slope in zip(losses, slopes, strict=True)
+                    ]
+                )
+        swarm.ask()
+        swarm.tell(draw.random(5))
+
+    def create() -> ParticleSwarm:
+        swarm = ParticleSwarm(active=None, descent=Descent(steps=3), restart_patience=0.1)
+        swarm.set_resources(SearchResources(routes=3, gradients=True))
+        swarm.start(3, seed=0, groups=6)
+        return swarm
+
+    swarm = create()
+    swarm.ask()
+    swarm.tell_routes(np.array([[0.9, 0, 0.9], [0, 0.9, 0], [0] * 3, [0] * 3, [np.nan] * 3]))
+    swarm.tell(np.array([0.6, 0.3, 0, 0, np.nan]))
+    for iteration in range(1, 9):
+        if iteration == 4:
+            state = json.loads(json.dumps(swarm.state_dict()))
+        advance(swarm, iteration)
+    rows = swarm.positions.reshape(5, 3, -1)
+    assert np.array_equal(rows[:, 0], rows[:, 2])
+    assert not np.isclose(rows[:, 0], rows[:, 1]).any()
+    again = create()
+    again.load_state_dict(state)
+    for iteration in range(4, 9):
+        advance(again, iteration)
+    assert np.array_equal(again.positions, swarm.positions)
+
+
+def test_routes_with_equal_coefficients_are_one_folder(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    """What two adapters and many kinds give: no two folders with the same weights."""
+    texts = [*prompts(), *(f"{i} + {i * 3} =" for i in range(12))]
+    routes = fit_router(texts)
+    assert routes and len(routes.names) == 3
+    pool = Pool(tiny_pool, space="delta", routes=routes.to_dict()).open()
+    first, second = np.random.default_rng(1).normal(0, 0.7, (2, len(pool.names)))
+    position = np.concatenate([first, second, first])
+    pool.save(position, tmp_path / "best")
+    found = read_routed_adapter(tmp_path / "best")
+    assert found
+    router, folders = found
+    assert [one.name for one in folders] == [routes.names[0], routes.names[1]]
+    assert sorted(one.name for one in (tmp_path / "best").iterdir() if one.is_dir()) == sorted(
+        router.names
+    )
+    assert router.assign(texts).tolist() == [[0, 1, 0][one] for one in routes.assign(texts)]
+    requests = [Request(text, 5) for text in texts]
+    engine = open_engine(tiny_llama, pool)
+    wanted = engine.generate(position[None], [requests])[0]
+    saved = LocalModels(base=str(tiny_llama)).get_model(str(tmp_path / "best"))
+    assert [one.text for one in saved.generate(requests)] == [one.text for one in wanted]
+    words = describe_position(pool.names, position.tolist(), pool.groups)
+    assert words.startswith(f"{routes.names[0]} and 1 more: ") and words.count(": ") == 2
+    pool.save(np.tile(first, 3), tmp_path / "one")
+    assert read_adapter(tmp_path / "one").shapes
+
+
 def task_file(folder: Path) -> Path:
     """Questions of two kinds, with answers that an untrained model gives now and then."""
     items = [
@@ -304,6 +385,7 @@ def command(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any
         "optimizer__max_iterations": 4,
         "pool__space": "delta",
         "pool__groups": "auto",
+        "pool__routes": "auto",
         "baselines": "[base,soup,routes]",
         **more,
     }
@@ -339,7 +421,8 @@ def test_a_search_from_the_first_prompt_to_an_exported_adapter(
     words = describe_position(run.experts, run.positions[1, composed].tolist(), run.groups)
     assert all(f"{name}: " in words for name in routes["names"])
     shown = str(configuration_section(PairedComparison(run)).blocks)
-    assert f"2 kinds of prompts with separate coefficients: {', '.join(routes['names'])}." in shown
+    kinds = f"2 kinds of prompts with separate coefficients: {', '.join(routes['names'])}."
+    assert f"At most {kinds}" in shown
     assert_saved_result_answers_alike(folder, composed, tiny_llama)
     assert_every_export_works(folder, composed, tiny_llama, tmp_path)
 
@@ -374,7 +457,11 @@ def assert_every_export_works(folder: Path, particle: int, base: Path, home: Pat
     routed = read_routed_adapter(home / "all")
     assert routed
     card = (home / "all" / "README.md").read_text()
-    assert "Prompts of different kinds" in card and ROUTER_FILE in card
+    assert "Each kind of prompt" in card and ROUTER_FILE in card
+    assert_snippet_loads_the_adapter_of_a_prompt(home / "all", card, routed[0])
+    hub = Export(str(folder), str(home / "all"), particle=particle, push_to_hub="user/name")
+    code = hub._build_card().render().partition("```python\n")[2].partition("```")[0]
+    assert 'folder = snapshot_download("user/name")' in code and compile(code, "card", "exec")
     name = routed[0].names[1]
     Export(str(folder), str(home / "one"), particle=particle, base=str(base), route=name).write()
     assert read_adapter(home / "one").shapes == read_adapter(routed[1][1]).shapes
@@ -383,6 +470,26 @@ def assert_every_export_works(folder: Path, particle: int, base: Path, home: Pat
     with pytest.raises(UserError, match=r"route=nothing: .* has these routes"):
         Export(str(folder), str(home / "x"), particle=particle, route="nothing")
     Export(str(folder), str(home / "y"), "merged", particle, base=str(base), route=name).write()
+
+
+def assert_snippet_loads_the_adapter_of_a_prompt(
+    folder: Path, card: str, router: PromptRouter
+) -> None:
+    """The card's code, in a folder where the export is, without this package."""
+    code = card.partition("```python\n")[2].partition("```")[0]
+    assert "swarm" not in code
+    texts = [*prompts(9), "7 - 2 =", "Sort how far, Rome"]
+    for text in texts[:2]:
+        space: dict[str, Any] = {}
+        with contextlib.chdir(folder.parent):
+            exec(code.replace('prompt = "..."', f"prompt = {text!r}"), space)
+        name = router.names[router.assign([text])[0]]
+        saved = PeftModel.from_pretrained(
+            tiny.load(Path(space["base"].name_or_path)), folder / name
+        )
+        assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
+    chosen = [space["choose_adapter"](text) for text in texts]
+    assert chosen == [router.names[route] for route in router.assign(texts)]
 
 
 @pytest.mark.slow
@@ -453,9 +560,18 @@ def test_other_optimizers_have_the_routes_that_are_asked_for(
     assert len(run.groups) == 2 and run.positions.shape[2] == 2 * len(run.experts)
 
 
-def test_the_shipped_keys_say_what_routes_are() -> None:
-    shipped = yaml.safe_load((searches.ROOT / "conf/pool/adapters.yaml").read_text())
-    assert shipped["routes"] == "auto"
+def test_the_default_is_one_adapter_for_prompts_of_all_kinds(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    words = command(tmp_path, tiny_llama, tiny_pool, optimizer__max_iterations=1, ensemble=0)
+    done = searches.run([word for word in words if not word.startswith("pool.routes")])
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "search" / "run"
+    assert RunFolder(folder).config["pool"]["routes"] == 1
+    assert [*(folder / "global_best").glob("**/adapter_config.json")] == [
+        folder / "global_best" / "adapter_config.json"
+    ]
+    PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "global_best")
 
 
 def test_a_route_without_dev_items_is_left_out() -> None:

@@ -193,6 +193,7 @@ def test_the_answer_has_to_fit_into_the_context(engine: HFEngine) -> None:
     assert engine.clip_to_context(Request("no", 600)).max_new_tokens == 512 - len(
         engine._prompt_ids("no")
     )
+    assert engine.clip_to_context(Request("no", None)) == engine.clip_to_context(Request("no", 600))
     assert engine.clip_to_context(WARM) == WARM
     with pytest.raises(UserError, match=f"^{read} tokens and one to answer make {read + 1}, "):
         engine.clip_to_context(long)

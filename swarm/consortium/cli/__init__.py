@@ -17,12 +17,8 @@ COMMANDS = {
     "show": "swarm.consortium.cli.manage.show",
     "info": "swarm.consortium.cli.manage.show",
     "remove": "swarm.consortium.cli.manage.remove",
-    "export": "swarm.consortium.cli.manage.export",
-    "import": "swarm.consortium.cli.manage.import_saved",
     "runs": "swarm.consortium.cli.history.runs",
     "run-info": "swarm.consortium.cli.history.run_info",
-    "leaderboard": "swarm.consortium.cli.history.leaderboard",
-    "compare": "swarm.consortium.cli.history.compare",
     "strategies": "swarm.consortium.cli.manage.strategies",
 }
 """Location of each command's function."""
@@ -32,12 +28,8 @@ EXAMPLES = {
     "save": "council -m gpt-4o -m qwen2:7b --arbiter gpt-4o",
     "show": "council",
     "remove": "council",
-    "export": "council --output council.yaml",
-    "import": "council.yaml --replace",
     "runs": "--since 2026-01-31",
     "run-info": "3",
-    "leaderboard": "--since 2026-01-31",
-    "compare": '"Why is the sky blue?" -m gpt-4o -m qwen2:7b --judge gpt-4o',
 }
 """Arguments of each command's example."""
 

@@ -1,14 +1,12 @@
-"""Commands for saved consortia: save, list, show, remove, export, import, strategies."""
+"""Commands for saved consortia: save, list, show, remove, strategies."""
 
 import json
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import click
 
-from swarm._util.files import write_atomic
 from swarm._util.terminal import align_columns, escape_control_chars
 from swarm.consortium.cli import run
 from swarm.consortium.cli.options import (
@@ -50,12 +48,9 @@ STRATEGY_DESCRIPTIONS = {
 @strategy_options
 @request_options
 @consortium_option
-@click.option(
-    "--replace", "over", is_flag=True, help="Replace an existing consortium of this name."
-)
 @location_options
-def save(name: str, over: bool, **options: Any) -> None:
-    """Save a consortium as a model: llm -m NAME."""
+def save(name: str, **options: Any) -> None:
+    """Save a consortium as a model: llm -m NAME; an existing one of this name is replaced."""
     vote = options["strategy"] == "vote"
     if not options["consortium"] and not options["models"]:
         raise UserError("save needs members: give -m, or start from --consortium", 2)
@@ -69,17 +64,15 @@ def save(name: str, over: bool, **options: Any) -> None:
                 2,
             )
     _check_name_free(name)
-    store = ConsortiumStore()
-    if name in store.list_names() and not over:
-        raise UserError(f"{name}: a consortium of this name exists; use --replace to replace it")
-    members = build_registry(options)
+    store, members = ConsortiumStore(), build_registry(options)
     config = resolve_config(options, members, ("temperature", "max_tokens", "timeout")).config
     _check_no_cycle(name, config, store)
     build_consortium(config, members.model)
-    store.save(name, config, replace=over)
+    replaced = store.save(name, config)
     for warning in run.list_config_warnings(config):
         click.echo(f"warning: {escape_control_chars(warning)}", err=True)
-    click.echo(f"saved {name}: use it as llm -m {name}, or as the model consortium/{name}")
+    verb = "replaced" if replaced else "saved"
+    click.echo(f"{verb} {name}: use it as llm -m {name}, or as the model consortium/{name}")
 
 
 def _check_name_free(name: str) -> None:
@@ -135,12 +128,6 @@ def list_saved(as_json: bool) -> None:
         )
     for name in preset_names():
         click.echo(f"preset {name}: {run.summarize_config(read_preset(name))}")
-    for file, names in store.find_importable().items():
-        click.echo(
-            f"{', '.join(names)}: saved by llm-consortium; llm consortium import "
-            f"{file} imports them",
-            err=True,
-        )
 
 
 def _readable_configs(store: ConsortiumStore) -> Iterator[tuple[str, ConsortiumSettings]]:
@@ -171,61 +158,6 @@ def remove(name: str) -> None:
     """Remove a saved consortium; its runs remain."""
     ConsortiumStore().remove(name)
     click.echo(f"removed {name}")
-
-
-@click.command()
-@click.argument("name")
-@click.option("--output", type=click.Path(path_type=Path), help="Write it there.")
-def export(name: str, output: Path | None) -> None:
-    """Export a consortium as YAML, for `import`."""
-    import yaml
-
-    settings = {
-        key: value for key, value in load_config(name).to_dict().items() if value is not None
-    }
-    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-    if output:
-        write_atomic(output.expanduser(), text.encode())
-    else:
-        click.echo(text, nl=False)
-
-
-@click.command("import")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option("--name", help="Name for the config of a yaml file; default: the file's name.")
-@click.option(
-    "--replace", "over", is_flag=True, help="Replace an existing consortium of this name."
-)
-def import_saved(file: Path | None, name: str | None, over: bool) -> None:
-    """Import consortia of llm-consortium, or a YAML file.
-
-    FILE is a database of llm-consortium (logs.db, consortium_logs.db), or a YAML file; by default,
-    databases are searched for in llm's folder.
-    """
-    store = ConsortiumStore()
-    if file and file.suffix in (".yaml", ".yml"):
-        name = name or file.stem
-        _check_name_free(name)
-        store.save(name, read_preset(file), replace=over)
-        click.echo(f"saved {name}")
-        return
-    if name or over:
-        raise UserError(
-            "--name and --replace apply to a yaml file; a database has its own names", 2
-        )
-    files = [file] if file else list(store.find_importable())
-    if not files:
-        click.echo("nothing to import: llm's folder has no other saved consortia")
-    for one in files:
-        summary = store.import_from(one)
-        click.echo(f"{one}: saved {', '.join(summary.put) or 'none'}")
-        if summary.there:
-            click.echo(f"skipped, as they exist: {', '.join(summary.there)}")
-        for failed, reason in summary.wrong.items():
-            click.echo(
-                f"warning: {escape_control_chars(f'{failed} is not taken over: {reason}')}",
-                err=True,
-            )
 
 
 @click.command()

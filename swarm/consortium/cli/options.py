@@ -16,13 +16,14 @@ from swarm.models.cache import Cache
 from swarm.models.llm import LLM
 from swarm.models.providers import Providers
 from swarm.multi_agent.consortium.config import (
+    NO_CLUSTERING,
     ConsortiumSettings,
     MemberSpec,
     normalize_threshold,
     parse_member,
+    present_strategy,
     read_preset,
 )
-from swarm.multi_agent.consortium.consortium import LEGACY_STRATEGIES as OLDER
 from swarm.multi_agent.consortium.consortium import STRATEGIES
 from swarm.multi_agent.consortium.store import load_config
 from swarm.multi_agent.consortium.strategies import UNSURE
@@ -143,20 +144,16 @@ class ConfidenceType(click.ParamType):
 
 
 class Strategy(click.Choice):
-    """Parameter type for a strategy; suggests the present names of llm-consortium's strategies."""
+    """Parameter type for a strategy, by its name here or in llm-consortium."""
 
     def __init__(self) -> None:
         super().__init__(STRATEGIES)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the strategy's name."""
-        if present_name := OLDER.get(str(value).lower()):
-            self.fail(
-                f"{value!r} is not one of {', '.join(STRATEGIES)}; did you mean {present_name}?",
-                param,
-                ctx,
-            )
-        return super().convert(value, param, ctx)
+        """Return the strategy's present name."""
+        if value == "semantic":
+            click.echo(f"warning: {NO_CLUSTERING}", err=True)
+        return super().convert(present_strategy(value), param, ctx)
 
 
 def combine_options(*made: ClickCommand) -> Callable[[ClickCommand], ClickCommand]:
@@ -297,6 +294,8 @@ def resolve_config(
     Raises:
         UserError: A value is unknown or invalid.
     """
+    if options.get("count") and not options.get("models"):
+        raise UserError("--count has no effect without -m; name the members", 2)
     origin = _starting_config(options)
     changes: dict[str, Any] = {
         key: options[key] for key in DIRECT_OPTIONS if options.get(key) is not None
@@ -306,8 +305,6 @@ def resolve_config(
         changes["members"] = tuple(
             parse_member(m, members.is_known_name, count) for m in options["models"]
         )
-    elif options.get("count"):
-        raise UserError("--count has no effect without -m; name the members", 2)
     for key in ("arbiter", "fallback"):
         if options.get(key):
             changes[key] = parse_single_member(key, options[key], members)
@@ -361,19 +358,26 @@ def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "-
 
 
 def _starting_config(options: Mapping[str, Any]) -> ResolvedConfig | None:
-    """Return the base configuration of the options; `None` if they are complete."""
+    """Return the base configuration of the options; `None` if they are complete.
+
+    Raises:
+        UserError: They name no models, and a default model or its key is missing.
+    """
     if name := options.get("consortium"):
         return ResolvedConfig(load_config(name), name, f"consortium {name}")
     if options.get("models"):
         return None
     classic = read_preset("classic")
-    available = all(
-        is_available_in_llm(one.model) for one in (*classic.members, *_as_list(classic.arbiter))
-    )
-    name, verb = ("classic", "has") if available else ("local", "has not")
-    return ResolvedConfig(
-        read_preset(name), name, f"preset {name}, as llm {verb} classic's models and keys"
-    )
+    for one in (*classic.members, classic.arbiter):
+        try:
+            LLM(one.model if one else "").check()
+        except UserError as error:
+            raise UserError(
+                "no models are given: store a key (llm keys set openai) and name them (-m gpt-4o), "
+                "or take those of this machine (--consortium local); the default needs llm-"
+                f"consortium's four models, and {error}"
+            ) from None
+    return ResolvedConfig(classic, "classic", "preset classic")
 
 
 def parse_single_member(option: str, spec: str, members: MemberRegistry) -> MemberSpec:
@@ -404,10 +408,6 @@ def _apply_to_each(config: ConsortiumSettings, each: Mapping[str, Any]) -> Conso
         arbiter=with_defaults(config.arbiter),
         fallback=with_defaults(config.fallback),
     )
-
-
-def _as_list(one: MemberSpec | None) -> list[MemberSpec]:
-    return [one] if one else []
 
 
 FILE_NAME_PATTERN = re.compile(r"[\w.~/\\-]*\.(?:txt|md|prompt|yaml|json)")

@@ -25,7 +25,6 @@ from swarm._util.terminal import (
 )
 from swarm._util.threads import PeriodicThread
 from swarm.consortium.api import (
-    MAX_TOKENS,
     ConsortiumQuestion,
     QuestionInterrupted,
     answer_question,
@@ -225,13 +224,12 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
     if options["trace"]:
         consortium.trace = Trace(options["trace"], {"consortium": config})
     turns = (Message("user", text),)
-    max_tokens = LOCAL_TOKENS if resolved.name == LOCAL else MAX_TOKENS
     put = ConsortiumQuestion(
         resolved.name,
         resolved.config,
         consortium,
         turns,
-        request_settings(options, max_tokens),
+        request_settings(options),
         not options["no_log"],
     )
     with track_run(
@@ -316,19 +314,11 @@ def _check_writable(file: Path | None) -> None:
         raise UserError(f"--output {file}: cannot be written; choose another path")
 
 
-def request_settings(
-    given: Mapping[str, Any], default_max_tokens: int = MAX_TOKENS
-) -> dict[str, Any]:
+def request_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request fields other than the prompt."""
     found = {key: given[key] for key in ("temperature", "seed") if given.get(key) is not None}
-    return {**found, "max_new_tokens": given.get("max_tokens") or default_max_tokens}
+    return {**found, "max_new_tokens": given.get("max_tokens")}
 
-
-LOCAL = "local"
-"""The preset that needs no key."""
-
-LOCAL_TOKENS = 256
-"""Default token limit of that preset: so small a model repeats itself when it does not stop."""
 
 EVERY = 10.0
 """Seconds without events before the first waiting message; doubled after each."""

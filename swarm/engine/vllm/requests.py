@@ -208,7 +208,7 @@ class VLLMScheduler:
     ) -> GenerateRequest:
         from vllm.sampling_params import RequestOutputKind
 
-        draw, max_tokens = build_sampling_state(request, prompt), max(1, request.max_new_tokens)
+        draw, max_tokens = build_sampling_state(request, prompt), max(1, request.token_limit)
         row = DecodingRow(prompt, max_tokens, None, draw)
         more: dict[str, Any] = {"stop_token_ids": sorted(self._ends)}
         if draw and draw.temperature:

@@ -111,6 +111,7 @@ class ConsortiumSettings:
     similarity: float = 1.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "strategy", present_strategy(self.strategy))
         threshold: Any = self.confidence_threshold
         if isinstance(threshold, (int, float)) and not isinstance(threshold, bool):
             object.__setattr__(self, "confidence_threshold", normalize_threshold(threshold))
@@ -170,6 +171,16 @@ class ConsortiumSettings:
         for key in ("arbiter", "fallback"):
             found[key] = found[key].to_dict() if found[key] else None
         return {**found, "roles": list(self.roles) if self.roles is not None else None}
+
+
+NO_CLUSTERING = "strategy=semantic is replaced by default: answers are not clustered here"
+
+
+def present_strategy(name: Any) -> Any:
+    """Return the strategy for a name of llm-consortium's; other names are returned unchanged."""
+    if name == "semantic":
+        log.warning("%s", NO_CLUSTERING)
+    return LEGACY_STRATEGIES.get(str(name), name)
 
 
 def normalize_threshold(given: float) -> float:
@@ -313,11 +324,8 @@ def convert_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[
 
 def _convert_strategy(found: dict[str, Any], judging: Any) -> list[str]:
     """Combine strategy and judging method into one strategy."""
-    strategy = found.get("strategy", "default") or "default"
+    strategy = present_strategy(found.get("strategy", "default") or "default")
     warnings = []
-    if strategy == "semantic":
-        warnings.append("strategy=semantic is replaced by default: answers are not clustered here")
-    strategy = LEGACY_STRATEGIES.get(str(strategy), strategy)
     if judging not in (None, "default"):
         if strategy == "default":
             strategy = judging

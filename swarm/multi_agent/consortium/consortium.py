@@ -36,17 +36,14 @@ from swarm.multi_agent.consortium.prompts import (
 from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration, MemberAnswer
 from swarm.multi_agent.consortium.strategies import STRATEGY_FUNCTIONS, UNSURE
 from swarm.multi_agent.scheduler import (
-    EMPTY_ANSWER,
     AgentCall,
     Script,
-    ignore_event,
-    run_in_lockstep,
+    describe_empty_answer,
 )
 from swarm.multi_agent.types import (
     AgentAnswer,
     AgentSpec,
     Messages,
-    OnEvent,
     add_system_text,
     prompt_to_messages,
 )
@@ -287,11 +284,11 @@ def _confidence_or_lowest(iteration: Iteration) -> float:
 
 def _to_member_answer(member: ConsortiumMember, answer: AgentAnswer) -> MemberAnswer:
     """Convert an answer to the form shown to others; one with reasoning only counts as empty."""
-    if answer.error:
+    if answer.error or answer.completion is None:
         return MemberAnswer(answer, member.instance)
     text, confidence = split_confidence(answer.text)
     if not text:
-        answer = replace(answer, error=EMPTY_ANSWER)
+        answer = replace(answer, error=describe_empty_answer(answer.completion))
     return MemberAnswer(answer, member.instance, text, confidence)
 
 
@@ -436,10 +433,7 @@ class Consortium(BaseConsortium):
 
     def _check_shape(self) -> None:
         if self.strategy not in STRATEGIES:
-            suggestion = LEGACY_STRATEGIES.get(str(self.strategy))
-            matches = (
-                [suggestion] if suggestion else get_close_matches(str(self.strategy), STRATEGIES, 1)
-            )
+            matches = get_close_matches(str(self.strategy), STRATEGIES, 1)
             hint = f"; did you mean {matches[0]}?" if matches else ""
             raise UserError(
                 f"strategy={self.strategy!r} is not one of {', '.join(STRATEGIES)}{hint}"
@@ -521,20 +515,6 @@ class Consortium(BaseConsortium):
             raise outcome
         yield Delta(outcome.final.text)
         return outcome.final
-
-    def collect_member_answers(
-        self, request: Request, watch: OnEvent = ignore_event
-    ) -> list[MemberAnswer]:
-        """Return the members' answers to the request, without judging them.
-
-        Raises:
-            UserError: Too few members answered.
-        """
-        run = ConsortiumRun(self, request, set(), lambda event: None)
-        (answers,) = run_in_lockstep([run.collect_member_answers(1)], watch, self.trace)
-        if isinstance(answers, UserError):
-            raise answers
-        return answers
 
     def _iterate_rounds(
         self, request: Request, logged: set[str], notify: Callable[[Any], None]

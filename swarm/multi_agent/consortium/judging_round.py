@@ -7,7 +7,7 @@ from typing import Any
 
 from swarm._util.replies import strip_thoughts
 from swarm.errors import UserError
-from swarm.models.base import Request
+from swarm.models.base import Completion, Request
 from swarm.multi_agent.collaboration import Collaboration, RequestContext
 from swarm.multi_agent.consortium.prompts import (
     build_judge_prompt,
@@ -15,8 +15,11 @@ from swarm.multi_agent.consortium.prompts import (
     shuffled_order,
 )
 from swarm.multi_agent.consortium.results import ConsortiumTranscript, MemberAnswer, Verdict
-from swarm.multi_agent.scheduler import AgentCall
+from swarm.multi_agent.scheduler import AgentCall, describe_empty_answer
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, Messages, add_system_text
+
+CHOICE_TOKENS = 1024
+"""Maximum number of tokens for choosing or ranking, beyond those of the choice."""
 
 UNCONSTRAINED: dict[str, Any] = {"stop": (), "top_logprobs": 0}
 """Overrides of request fields that apply to the answer, but not to text about answers."""
@@ -82,7 +85,7 @@ class ConsortiumContext(RequestContext[ConsortiumTranscript]):
         return AgentCall(slot, sample, request, number, self.consortium.max_iterations, role)
 
     def build_request(
-        self, slot: AgentSpec, prompt: str | Messages, default_max_tokens: int, **asked: Any
+        self, slot: AgentSpec, prompt: str | Messages, default_max_tokens: int | None, **asked: Any
     ) -> Request:
         """Build a request for an agent; `default_max_tokens` applies if it has no limit."""
         return replace(
@@ -93,6 +96,16 @@ class ConsortiumContext(RequestContext[ConsortiumTranscript]):
             timeout=self.time_left(slot),
             **asked,
         )
+
+    def extend_limit(self, more: int) -> int | None:
+        """Return the token limit of a text about the answers, `more` than the request's."""
+        limit = self.request.max_new_tokens
+        return None if limit is None else limit + more
+
+    def choice_limit(self, least: int) -> int | None:
+        """Return the token limit of a choice, of which reasoning takes most."""
+        limit = self.request.max_new_tokens
+        return None if limit is None else min(max(limit, least), CHOICE_TOKENS + least)
 
     def stop_condition(
         self, read: Callable[[str], bool] | None = None
@@ -121,11 +134,13 @@ class ArbiterReply:
         found: Parsed reply; `None` if it could not be parsed.
         text: The reply verbatim.
         source: "read" or "repaired".
+        finish: See `Completion.finish`.
     """
 
     found: Any
     text: str
     source: str = "read"
+    finish: str = ""
 
 
 class JudgingRound:
@@ -165,7 +180,7 @@ class JudgingRound:
         write: Callable[[Messages], Messages],
         read: Callable[[str], Any],
         form: str,
-        max_tokens: int,
+        max_tokens: int | None,
         enough: Callable[[str], bool] | None = None,
     ) -> Generator[list[AgentCall], list[AgentAnswer], ArbiterReply | None]:
         """Query the arbiter, retrying once if its reply cannot be parsed; otherwise the fallback.
@@ -174,7 +189,7 @@ class JudgingRound:
             write: Adds the instructions to the conversation.
             read: Parses a reply; returns `None` on failure.
             form: Description of the expected format.
-            max_tokens: Maximum number of new tokens.
+            max_tokens: Maximum number of new tokens; `None` is no limit.
             enough: Returns whether the reply so far contains all that is parsed.
 
         Returns:
@@ -194,34 +209,38 @@ class JudgingRound:
             request = self.run.build_request(
                 slot, turns, max_tokens, stop_check=self.run.stop_condition(enough), **UNCONSTRAINED
             )
-            reply = yield from self._query_agent(slot, role, request)
-            if not reply or not strip_thoughts(reply):
+            answer = yield from self._query_agent(slot, role, request)
+            if answer is None:
                 continue
-            found, how = read(reply), "read"
+            found, how = read(answer.text), "read"
             if found is None and self.run.has_budget():
                 repair = replace(
                     request,
-                    prompt=build_repair_prompt(turns, reply, form),
+                    prompt=build_repair_prompt(turns, answer.text, form),
                     timeout=self.run.time_left(slot),
                 )
                 repaired = yield from self._query_agent(slot, role, repair)
-                found = read(repaired) if repaired else None
-                reply, how = (reply, how) if found is None else (repaired, "repaired")
+                found = read(repaired.text) if repaired else None
+                if repaired and found is not None:
+                    answer, how = repaired, "repaired"
             if found is None:
-                self.add_warning(f"{slot.name}: could not parse its reply: {reply[:80]!r}")
-            return ArbiterReply(found, reply, how)
+                self.add_warning(f"{slot.name}: could not parse its reply: {answer.text[:80]!r}")
+            return ArbiterReply(found, answer.text, how, answer.finish)
         return None
 
     def _query_agent(
         self, slot: AgentSpec, role: str, request: Request
-    ) -> Generator[list[AgentCall], list[AgentAnswer], str]:
-        """Return the reply; on failure add a warning and return ""."""
+    ) -> Generator[list[AgentCall], list[AgentAnswer], Completion | None]:
+        """Return the reply; without one, or with reasoning only, warn and return `None`."""
         answers = yield [self.run.build_call(slot, request, self.number, role)]
         self.run.stages.layers.append(answers)
-        if answers[0].error:
-            self.add_warning(f"{slot.name}: {answers[0].error}")
-            return ""
-        return answers[0].text
+        error, completion = answers[0].error, answers[0].completion
+        if completion and not error and not strip_thoughts(completion.text):
+            error = describe_empty_answer(completion)
+        if error:
+            self.add_warning(f"{slot.name}: {error}")
+            return None
+        return completion
 
     def add_warning(self, words: str) -> None:
         """Add a warning with the iteration's number."""
@@ -236,7 +255,8 @@ class JudgingRound:
         """Return a member's answer, the first of these indices, in place of a verdict."""
         one = self.answers[order[0]]
         self.add_warning(f"no verdict; using the answer of {one.answer.name}, {one.instance}")
-        return Verdict(one.text, source="fallback", raw=reply.text if reply else "")
+        raw, finish = (reply.text, reply.finish) if reply else ("", "")
+        return Verdict(one.text, source="fallback", raw=raw, finish=finish)
 
     def remaining_members(self, verdict: Verdict) -> list[int]:
         """Return the indices of the members that stay after elimination, in order."""

@@ -113,19 +113,6 @@ def partial_result_to_json(
     }
 
 
-def responses_to_json(prompt: str, answers: Sequence[MemberAnswer]) -> dict[str, Any]:
-    """Convert answers that were not judged to JSON.
-
-    Args:
-        prompt: The user's prompt.
-        answers: The members' answers.
-    """
-    return {
-        "original_prompt": prompt,
-        "model_responses": [_response_to_json(one) for one in answers],
-    }
-
-
 def _response_to_json(opinion: MemberAnswer) -> dict[str, Any]:
     """Convert a member's answer or error, with confidence and usage, to JSON."""
     answer = opinion.answer
@@ -145,6 +132,7 @@ def _response_to_json(opinion: MemberAnswer) -> dict[str, Any]:
             "completion_tokens": completion.new_tokens,
             "cost": completion.known_cost,
             "seconds": completion.seconds,
+            "finish": completion.finish,
         }
     return fields
 
@@ -159,6 +147,7 @@ def _synthesis_to_json(verdict: Verdict, raw: bool) -> dict[str, Any]:
         "refinement_areas": list(verdict.refinement_areas),
         "reasoning": verdict.reasoning,
         "source": verdict.source,
+        "finish": verdict.finish,
     }
     if verdict.ranking:
         fields["ranking"] = list(verdict.ranking)

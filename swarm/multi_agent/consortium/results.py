@@ -21,6 +21,7 @@ class Verdict:
         source: "read": from the arbiter's reply; "repaired": from its second attempt; "fallback":
             the reply was missing or could not be parsed; "counted": from votes.
         raw: The arbiter's reply verbatim.
+        finish: The reply's finish reason; see `Completion.finish`.
     """
 
     synthesis: str
@@ -33,6 +34,7 @@ class Verdict:
     ranking: tuple[int, ...] = ()
     source: str = "read"
     raw: str = ""
+    finish: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from swarm.errors import UserError
 from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
@@ -29,10 +29,6 @@ CREATE_TABLES = (
     "strategy TEXT, status TEXT NOT NULL, error TEXT, prompt TEXT, answer TEXT, confidence REAL, "
     "iterations INTEGER, best INTEGER, calls INTEGER, prompt_tokens INTEGER, "
     "new_tokens INTEGER, cost REAL, seconds REAL, config TEXT, result TEXT)",
-    "CREATE TABLE IF NOT EXISTS answers (run TEXT NOT NULL REFERENCES runs(id), number INTEGER, "
-    "iteration INTEGER, member TEXT, instance INTEGER, role TEXT, text TEXT, error TEXT, "
-    "confidence REAL, rank INTEGER, ranked INTEGER, chosen INTEGER, prompt_tokens INTEGER, "
-    "new_tokens INTEGER, cost REAL, seconds REAL, PRIMARY KEY (run, number))",
     "CREATE INDEX IF NOT EXISTS runs_time ON runs (time)",
 )
 SELECT_LAST_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'runs_time'"
@@ -127,23 +123,6 @@ class SQLiteDatabase:
 
 log = logging.getLogger(__name__)
 
-LEGACY_FILES = ("logs.db", "consortium_logs.db")
-"""Databases of llm-consortium in llm's folder."""
-
-
-class ImportSummary(NamedTuple):
-    """Result of an import.
-
-    Attributes:
-        put: Names imported.
-        there: Names that existed before and were not changed.
-        wrong: Errors by name.
-    """
-
-    put: list[str]
-    there: list[str]
-    wrong: dict[str, str]
-
 
 class ConsortiumStore:
     """Saved consortia.
@@ -176,25 +155,21 @@ class ConsortiumStore:
             raise UserError(self._unknown_message(name))
         return _parse_config(name, found["config"])
 
-    def save(self, name: str, config: "ConsortiumSettings", replace: bool = False) -> None:
-        """Save a configuration.
+    def save(self, name: str, config: "ConsortiumSettings") -> bool:
+        """Save a configuration; return whether it replaced one of this name.
 
         Args:
             name: A valid name; see `validate_name`.
             config: The configuration.
-            replace: Replace an existing one of this name.
 
         Raises:
-            UserError: The name exists or is invalid, or the file cannot be written.
+            UserError: The name is invalid, or the file cannot be written.
         """
         row = (validate_name(name), json.dumps(config.to_dict()), _utc_timestamp())
-        statement = "INSERT OR REPLACE" if replace else "INSERT OR IGNORE"
         with self.database.open_transaction() as rows:
-            new = rows.execute(f"{statement} INTO consortia VALUES (?, ?, ?)", row).rowcount
-        if not new:
-            raise UserError(
-                f"{name}: a consortium of this name exists; use --replace to replace it"
-            )
+            found = rows.execute("DELETE FROM consortia WHERE name = ?", [name]).rowcount
+            rows.execute("INSERT INTO consortia VALUES (?, ?, ?)", row)
+        return found > 0
 
     def remove(self, name: str) -> None:
         """Remove a configuration; its runs remain.
@@ -206,53 +181,6 @@ class ConsortiumStore:
             raise UserError(self._unknown_message(name))
         with self.database.open_transaction() as rows:
             rows.execute("DELETE FROM consortia WHERE name = ?", [name])
-
-    def import_from(self, path: str | Path) -> ImportSummary:
-        """Import the consortia of llm-consortium's database that are missing here; it is only read.
-
-        Raises:
-            UserError: The file cannot be read, or this database cannot be written.
-        """
-        old = Path(path).expanduser()
-        try:
-            found = _read_legacy_rows(old)
-        except sqlite3.Error as error:
-            raise UserError(
-                f"{old} cannot be read as a database of llm-consortium: {error}"
-            ) from None
-        summary = ImportSummary([], [], {})
-        existing = set(self.list_names())
-        for name, text in found.items():
-            if name in existing:
-                summary.there.append(name)
-                continue
-            try:
-                self.save(name, _parse_config(name, text))
-                summary.put.append(name)
-            except UserError as error:
-                summary.wrong[name] = str(error)
-        return summary
-
-    def find_importable(self) -> dict[Path, list[str]]:
-        """Return databases of llm-consortium with names that are missing here, and those names.
-
-        Unreadable files are skipped.
-        """
-        existing = set(self.list_names())
-        # Later versions of llm-consortium ignored LLM_USER_PATH.
-        files = [
-            *(user_folder() / name for name in LEGACY_FILES),
-            default_folder() / LEGACY_FILES[1],
-        ]
-        found = {}
-        for file in dict.fromkeys(files):
-            try:
-                names = [name for name in _read_legacy_rows(file) if name not in existing]
-            except (sqlite3.Error, UserError):
-                continue
-            if names:
-                found[file] = names
-        return found
 
     def _unknown_message(self, name: str) -> str:
         names = self.list_names()
@@ -307,20 +235,6 @@ def _parse_config(name: str, text: str) -> "ConsortiumSettings":
         raise UserError(f"{name}: the saved config is not JSON: {error}") from None
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-
-
-def _read_legacy_rows(old: Path) -> dict[str, str]:
-    """Read the configurations in llm-consortium's database.
-
-    Raises:
-        UserError: The file does not exist.
-        sqlite3.Error: It is not such a database.
-    """
-    if not old.is_file():
-        raise UserError(f"{old}: no such file")
-    name = f"{old.absolute().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(name, timeout=5, uri=True)) as rows:
-        return dict(rows.execute("SELECT name, config FROM consortium_configs ORDER BY name"))
 
 
 def _utc_timestamp() -> str:

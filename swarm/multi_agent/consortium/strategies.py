@@ -16,7 +16,7 @@ from swarm._util.replies import (
     strip_thoughts,
 )
 from swarm.multi_agent.collaboration import number_samples
-from swarm.multi_agent.consortium.judging_round import UNCONSTRAINED, JudgingRound
+from swarm.multi_agent.consortium.judging_round import UNCONSTRAINED, ArbiterReply, JudgingRound
 from swarm.multi_agent.consortium.parsing import parse_verdict
 from swarm.multi_agent.consortium.prompts import (
     PARTS_FORMAT,
@@ -96,9 +96,6 @@ def _answers_agree(one: tuple[str, str], other: tuple[str, str], similarity: flo
 VERDICT_TOKENS = 1024
 """Additional tokens for the arbiter's reply, beyond those of the answer."""
 
-CHOICE_TOKENS = 1024
-"""Maximum number of tokens for choosing or ranking, mostly for reasoning."""
-
 STRAYED = 240
 """Number of characters without a choice after which a reply that does not start with reasoning is
 stopped.
@@ -115,7 +112,7 @@ def synthesize_answer(
     write = judging.prompt_writer(
         SYNTHESIS_PROMPT, list(judging.labels), previous=previous, reviews=reviews, order=order
     )
-    max_tokens = judging.run.request.max_new_tokens + VERDICT_TOKENS
+    max_tokens = judging.run.extend_limit(VERDICT_TOKENS)
     reply = yield from judging.query_arbiter(write, parse_verdict, PARTS_FORMAT, max_tokens)
     ranking = tuple(judging.labels[label] for label in order)
     if reply is None:
@@ -125,9 +122,11 @@ def synthesize_answer(
         )
     if reply.found is None:
         answer = strip_thoughts(reply.text)
-        return Verdict(answer, ranking=ranking, source="fallback", raw=reply.text)
+        return Verdict(
+            answer, ranking=ranking, source="fallback", raw=reply.text, finish=reply.finish
+        )
     found: Verdict = reply.found
-    return replace(found, source=reply.source, ranking=ranking)
+    return replace(found, source=reply.source, ranking=ranking, finish=reply.finish)
 
 
 def pick_one(judging: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript:
@@ -138,7 +137,7 @@ def pick_one(judging: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript
         number = parse_number_pick(strip_thoughts(reply), max(labels))
         return number if number in labels else None
 
-    max_tokens = min(max(judging.run.request.max_new_tokens, PICK_TOKENS), CHOICE_TOKENS)
+    max_tokens = judging.run.choice_limit(PICK_TOKENS)
     write = judging.prompt_writer(PICK_PROMPT, labels)
     decided = lambda said: has_number_pick(said) or strayed(said)  # noqa: E731
     reply = yield from judging.query_arbiter(write, parse_label, PICK_FORMAT, max_tokens, decided)
@@ -147,10 +146,7 @@ def pick_one(judging: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript
         return judging.fall_back_to_member(
             reply, [index for index in judging.rank_by_confidence() if index in candidates]
         )
-    index = (judging.labels[reply.found],)
-    return Verdict(
-        judging.answer_text(reply.found), ranking=index, source=reply.source, raw=reply.text
-    )
+    return _chosen_verdict(judging, reply, [reply.found])
 
 
 def strayed(said: str) -> bool:
@@ -162,14 +158,22 @@ def rank_answers(judging: JudgingRound) -> VerdictScript:
     """The arbiter ranks the answers."""
     labels = list(judging.labels)
     least = PICK_TOKENS + 8 * len(labels)
-    max_tokens = min(max(judging.run.request.max_new_tokens, least), CHOICE_TOKENS + least)
+    max_tokens = judging.run.choice_limit(least)
     read, write = partial(parse_ranking, labels=labels), judging.prompt_writer(RANK_PROMPT, labels)
     reply = yield from judging.query_arbiter(write, read, RANK_FORMAT, max_tokens)
     if reply is None or reply.found is None:
         return judging.fall_back_to_member(reply, judging.rank_by_confidence())
-    ranking = tuple(judging.labels[label] for label in reply.found)
+    return _chosen_verdict(judging, reply, reply.found)
+
+
+def _chosen_verdict(judging: JudgingRound, reply: ArbiterReply, labels: Sequence[int]) -> Verdict:
+    """Return the verdict of a reply that chose these labels, best first."""
     return Verdict(
-        judging.answer_text(reply.found[0]), ranking=ranking, source=reply.source, raw=reply.text
+        judging.answer_text(labels[0]),
+        ranking=tuple(judging.labels[label] for label in labels),
+        source=reply.source,
+        raw=reply.text,
+        finish=reply.finish,
     )
 
 
@@ -233,7 +237,7 @@ def _build_review_calls(
 ) -> list[AgentCall]:
     """Build a call per member that answered, to review the answers shown to it."""
     run = judging.run
-    max_tokens = run.request.max_new_tokens + VERDICT_TOKENS
+    max_tokens = run.extend_limit(VERDICT_TOKENS)
     requests = []
     for label, others in reviewed.items():
         member = run.participants[judging.labels[label]]

@@ -53,7 +53,12 @@ TABLE_COLUMNS: list[dict[str, Any]] = [
     {"name": "state", "label": "State", "field": "state", "align": "left", "sortable": True},
     {"name": "task", "label": "Task", "field": "task", "align": "left", "sortable": True},
     {"name": "best", "label": "Best on dev", "field": "best", "sortable": True},
-    {"name": "gain", "label": "Gain on test, 95 %", "field": "gain", "sortable": True},
+    {
+        "name": "gain",
+        "label": "Gain over the best alternative",
+        "field": "gain",
+        "sortable": True,
+    },
     {"name": "iterations", "label": "Iterations", "field": "iterations", "sortable": True},
     {"name": "tags", "label": "Tags", "field": "tags", "align": "left", "sortable": True},
     {"name": "note", "label": "Note", "field": "note", "align": "left", "sortable": True},
@@ -79,7 +84,7 @@ NAME_TEMPLATE = """<q-td :props="props" class="run-name" :class="props.row.group
   <div v-if="!props.row.trials" class="lt-sm quiet">
     <q-badge :color="COLOURS[props.row.state]">{{ props.row.state }}</q-badge>
     {{ props.row.details }}<br>{{ props.row.task }}, best on dev {{ props.row.best_text }},
-    gain on test {{ props.row.gain_text }}<br>{{ props.row.when }}</div>
+    gain {{ props.row.gain_text }}<br>{{ props.row.when }}</div>
 </q-td>"""
 STATE_TEMPLATE = """<q-td :props="props" class="run-name">
   <q-badge :color="COLOURS[props.row.state]" class="q-mb-xs">{{ props.row.state }}</q-badge>

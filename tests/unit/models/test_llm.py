@@ -120,6 +120,29 @@ def test_options_are_asked_for_where_there_are_such(
     ]
 
 
+@pytest.mark.parametrize(
+    "reported",
+    [
+        {"choices": [{"finish_reason": "length"}]},
+        {"finish_reason": "max_tokens"},
+        {"stop_reason": "max_tokens"},
+        {"candidates": [{"finishReason": "MAX_TOKENS"}]},
+        {"done_reason": "length"},
+        {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+    ],
+)
+def test_every_name_of_a_reached_token_limit_is_read(
+    talker: Any, reported: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def execute(prompt: Any, stream: bool, response: Any, conversation: Any) -> Iterator[str]:
+        response.response_json = reported
+        yield "half"
+
+    assert LLM("talker").generate([Request("hi")])[0].finish == ""
+    monkeypatch.setattr(talker, "execute", execute)
+    assert LLM("talker").generate([Request("hi")])[0].finish == "length"
+
+
 def test_old_and_new_plugins_hear_the_whole_conversation() -> None:
     expected = "user: u2\n\nu3 / assistant: a1 / user: u1 / system: s"
     for name in ("talker", "old"):

@@ -1,9 +1,11 @@
 """A consortium: its iterations, what everybody gets to read, what goes wrong, and its limits."""
 
 import json
+import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,8 @@ from small_consortia import (
     written,
 )
 
-from swarm.consortium import create_consortium
+from swarm.consortium import create_consortium, install_alias
+from swarm.consortium.run_log import RunLog
 from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Request, stream
 from swarm.models.trace import Trace
@@ -560,6 +563,20 @@ def test_the_names_of_llm_consortium() -> None:
     ]
     assert (config.system, config.min_iterations, config.max_iterations) == ("Be brief.", 2, 5)
     assert config.arbiter and config.arbiter.model == "function/z"
+    assert {
+        "models": {"function/x": 2, "function/y": 1},
+        "system_prompt": "Be brief.",
+        "confidence_threshold": 0.9,
+        "max_iterations": 5,
+        "minimum_iterations": 2,
+        "arbiter": "function/z",
+        "judging_method": "default",
+        "strategy": "default",
+    }.items() <= config.to_dict().items()
+    for settings in ({"strategy": "voting"}, {"strategy": "role"}, {"judging_method": "rank"}):
+        one = ConsortiumConfig(["function/x,temperature=1"], arbiter="function/z", **settings)
+        assert settings.items() <= one.to_dict().items()
+        assert ConsortiumConfig.from_dict(one.to_dict()) == one
     again = ConsortiumConfig.from_dict(config.to_dict())
     assert again == config and replace(config, quorum=2).quorum == 2
     assert ConsortiumConfig(models=["function/x"], judging_method="rank").strategy == "rank"
@@ -574,7 +591,30 @@ def test_a_threshold_without_effect_is_a_warning(caplog: pytest.LogCaptureFixtur
     assert "confidence_threshold has no effect with strategy rank" in caplog.text
 
 
-def test_older_names_of_strategies_are_told_todays() -> None:
-    for old, new in (("voting", "vote"), ("role", "roles"), ("semantic", "default")):
-        with pytest.raises(UserError, match=f"did you mean {new}"):
-            Consortium([slot("a")], slot("b"), old)
+def test_models_may_be_counts_and_a_name_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    blue = "function/consortium_members:blue"
+    made = create_consortium({blue: 2}, strategy="voting", config_name="sky", log=True)
+    assert len(made.orchestrate("Why?")["model_responses"]) == 2
+    assert RunLog().list()[0]["name"] == "sky" and made.config.strategy == "vote"
+    with pytest.raises(UserError, match="count='2': must be an integer"):
+        create_consortium({blue: "2"})  # type: ignore[dict-item]
+
+
+def test_the_alias_makes_way_for_llm_consortium(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "llm_consortium", raising=False)
+    install_alias()
+    install_alias()
+    from llm_consortium import create_consortium as theirs  # type: ignore[import-not-found]
+
+    assert theirs is create_consortium
+    monkeypatch.delitem(sys.modules, "llm_consortium")
+    (tmp_path / "llm_consortium.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="llm-consortium is installed; uninstall it"):
+        install_alias()
+    assert "llm_consortium" not in sys.modules

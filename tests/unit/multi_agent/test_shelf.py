@@ -1,16 +1,13 @@
-"""Saved consortia: kept by name, brought over from older programs, and found by the roster."""
+"""Saved consortia: kept by name, and found by the roster."""
 
 import json
 import os
-import sqlite3
 import threading
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_consortia import config
-from test_consortium_configs import OLD
 
 from swarm.errors import UserError
 from swarm.models.base import Request
@@ -32,20 +29,6 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "llm" / "deeper"
 
 
-def older(file: Path, rows: dict[str, Any]) -> Path:
-    """A file as llm-consortium left it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(file)) as old, old:
-        old.execute(
-            "CREATE TABLE consortium_configs (name TEXT PRIMARY KEY, config TEXT NOT NULL, "
-            "created_at DATETIME DEFAULT CURRENT_TIMESTAMP)"
-        )
-        for name, saved in rows.items():
-            text = saved if isinstance(saved, str) else json.dumps(saved)
-            old.execute("INSERT INTO consortium_configs (name, config) VALUES (?, ?)", [name, text])
-    return file
-
-
 def test_what_is_put_is_there(folder: Path) -> None:
     ConsortiumStore().save("mine", config())
     ConsortiumStore().save("another", config(system="Be brief."))
@@ -59,23 +42,20 @@ def test_what_is_put_is_there(folder: Path) -> None:
     assert ConsortiumStore().list_names() == ["mine"]
 
 
+def test_a_saved_one_replaces_another_of_its_name() -> None:
+    assert not ConsortiumStore().save("mine", config())
+    assert ConsortiumStore().save("mine", config(seed=2))
+    assert ConsortiumStore().get("mine").seed == 2
+    with pytest.raises(UserError, match="did you mean mine"):
+        ConsortiumStore().get("mien")
+
+
 def test_reading_makes_no_file(folder: Path) -> None:
-    assert ConsortiumStore().list_names() == [] and ConsortiumStore().find_importable() == {}
+    assert ConsortiumStore().list_names() == []
     for wrong in (ConsortiumStore().get, ConsortiumStore().remove):
         with pytest.raises(UserError, match="mine: no consortium of this name is saved; none is"):
             wrong("mine")
     assert not folder.exists()
-
-
-def test_a_name_is_replaced_only_where_that_is_said() -> None:
-    ConsortiumStore().save("mine", config())
-    with pytest.raises(UserError, match="mine: a consortium of this name exists"):
-        ConsortiumStore().save("mine", config(seed=2))
-    assert ConsortiumStore().get("mine").seed == 0
-    ConsortiumStore().save("mine", config(seed=2), replace=True)
-    assert ConsortiumStore().get("mine").seed == 2
-    with pytest.raises(UserError, match="did you mean mine"):
-        ConsortiumStore().get("mien")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a,b", "a:2", "mine.yaml", "-a", 3, "a\n"])
@@ -100,46 +80,6 @@ def test_a_bad_row_hides_no_other() -> None:
         ConsortiumStore().get("worse")
 
 
-def test_older_files_are_brought_over_and_left_alone(folder: Path) -> None:
-    first = older(folder / "logs.db", {"one": OLD["0.3"], "bad": "{", "mine": OLD["0.5"]})
-    second = older(folder / "consortium_logs.db", {"two": OLD["0.8"], "has space": OLD["0.7"]})
-    before = [file.read_bytes() for file in (first, second)]
-    ConsortiumStore().save("mine", config(seed=3))
-    assert ConsortiumStore().find_importable() == {
-        first: ["bad", "one"],
-        second: ["has space", "two"],
-    }
-    came = ConsortiumStore().import_from(first)
-    assert came.put == ["one"] and came.there == ["mine"] and list(came.wrong) == ["bad"]
-    came = ConsortiumStore().import_from(second)
-    assert came.put == ["two"] and "not a consortium name" in came.wrong["has space"]
-    assert ConsortiumStore().list_names() == ["mine", "one", "two"]
-    assert (
-        ConsortiumStore().get("one").system == "Be brief."
-        and ConsortiumStore().get("mine").seed == 3
-    )
-    assert ConsortiumStore().get("two").strategy == "elimination"
-    assert ConsortiumStore().import_from(first).there == ["mine", "one"]
-    assert [file.read_bytes() for file in (first, second)] == before
-    assert sorted(one.name for one in folder.glob("*logs.db*")) == [second.name, first.name]
-
-
-def test_the_usual_folder_is_looked_at_as_older_programs_wrote_there_always() -> None:
-    file = older(default_folder() / "consortium_logs.db", {"one": OLD["0.8"]})
-    assert ConsortiumStore().find_importable() == {file: ["one"]}
-
-
-@pytest.mark.parametrize("content", [None, b"", b"no database" * 99])
-def test_a_file_that_is_none_of_theirs(content: bytes | None, folder: Path) -> None:
-    file = folder / "logs.db"
-    if content is not None:
-        folder.mkdir(parents=True)
-        file.write_bytes(content)
-    with pytest.raises(UserError, match=r"logs.db.*(no such file|database of llm-consortium)"):
-        ConsortiumStore().import_from(file)
-    assert ConsortiumStore().find_importable() == {} and not (folder / "consortium.db").exists()
-
-
 def test_a_shelf_that_cannot_be_used_is_one_line(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "consortium.db").write_bytes(b"no database" * 99)
@@ -150,18 +90,16 @@ def test_a_shelf_that_cannot_be_used_is_one_line(folder: Path) -> None:
 
 def test_many_put_at_once() -> None:
     def put(number: int) -> None:
-        try:
-            ConsortiumStore().save("same" if number % 2 else f"own{number}", config())
-        except UserError as error:
-            errors.append(str(error))
+        name = "same" if number % 2 else f"own{number}"
+        replaced.append(ConsortiumStore().save(name, config()))
 
-    errors: list[str] = []
+    replaced: list[bool] = []
     threads = [threading.Thread(target=put, args=[n]) for n in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(errors) == 7 and all("a consortium of this name exists" in e for e in errors)
+    assert len(replaced) == 16 and sum(replaced) == 7
     assert len(ConsortiumStore().list_names()) == 9
 
 
@@ -214,7 +152,7 @@ def test_what_contains_itself_is_told_with_the_way(tmp_path: Path) -> None:
 
 def test_what_tells_a_consortium_from_one_of_its_name() -> None:
     def told(**settings: Any) -> str:
-        ConsortiumStore().save("mine", spoken(**settings), replace=True)
+        ConsortiumStore().save("mine", spoken(**settings))
         return json.dumps(model_identity(Roster().model("consortium/mine")))
 
     assert told() == told()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run every benchmark that needs no GPU, endpoint, finished search or other project, at small sizes, and
-# write one page with the date, the processor and its features; about ten minutes on two idle cores
+# write one page with the date and the processor; about ten minutes on two idle cores
 # with AVX-512 and 17 with AVX2.
 #   bash benchmarks/all.sh [FILE]
 #   ONLY="update voices" bash benchmarks/all.sh FILE       these alone
@@ -13,7 +13,6 @@ mkdir -p "$(dirname "$page")"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export TIMEFORMAT='%R s (%U + %S CPU s)'
-wanted='avx2|avx512f|avx512_bf16|avx512_vnni|amx_bf16|amx_int8|asimd|bf16|i8mm|sve'
 status=0
 load=$(cut -d ' ' -f 1 /proc/loadavg)
 
@@ -41,10 +40,11 @@ run iteration --particles 4 --items 16 --repeats 1 --cases plain
 run update --repeats 1
 run batching --rows 4,10 --particles 4 --repeats 1
 run gradient --steps 2 --repeats 1
-if "$python" -c 'from swarm.engine.base_model import has_bfloat16_instructions as has; exit(not has())'; then
+dtype=$("$python" -c 'from swarm.engine.base_model import quicker_dtype; print(quicker_dtype())')
+if [[ $dtype == bfloat16 ]]; then
   run precision --items 16 --positions 3 --compared 3 --out "$work/precision.json"
 elif [[ -z ${ONLY:-} ]]; then
-  printf '| `precision` | not run: the processor has no bfloat16 instructions |\n' >>"$work/table"
+  printf '| `precision` | not run: the processor multiplies sooner in float32 |\n' >>"$work/table"
 fi
 run workers --items 8 --repeats 1
 run voices --new 10 --repeats 1
@@ -60,10 +60,10 @@ run gpu --device cpu --quick --models tiny --out "$work/gpu"
 run faults --sample 40
 
 {
-  printf '%s, %s cores of %s, threads per process: %s, load %s when it began and %s when it ended. Features: %s\n\n' \
+  printf '%s, %s cores of %s, threads per process: %s, load %s when it began and %s when it ended. Quicker type: %s\n\n' \
     "$(date +%F)" "$(nproc --all)" \
     "$(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -1)" "${OMP_NUM_THREADS:-all}" "$load" \
-    "$(cut -d ' ' -f 1 /proc/loadavg)" "$(grep -m1 -E '^(flags|Features)' /proc/cpuinfo | tr ' ' '\n' | grep -wE "$wanted" | sort -u | paste -sd ' ')"
+    "$(cut -d ' ' -f 1 /proc/loadavg)" "$dtype"
   printf '| benchmark | wall and CPU seconds of the whole command |\n| --- | --- |\n'
   cat "$work/table"
 } >"$work/summary"

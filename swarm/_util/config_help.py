@@ -43,6 +43,7 @@ MAIN_KEYS = {
         "name",
         "gpus",
         "budget",
+        "minutes",
         "optimizer.max_iterations",
         "task.dev_limit",
         "dry_run",

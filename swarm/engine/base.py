@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from swarm.engine.base_model import BaseModel, has_bfloat16_instructions
+from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Example, Request, prompt_text
 from swarm.pool.prompt_router import PromptRouter
@@ -166,8 +166,6 @@ def check_precision(precision: str | None, dtype: str, plan: str, on_gpu: bool) 
         problem = f"it needs model.dtype=float32; answers are in model.dtype={dtype}"
     elif plan == "merged":
         problem = "it needs another engine.plan than merged, which adds to float32 weights"
-    elif not has_bfloat16_instructions():
-        problem = "torch finds no bfloat16 instructions in this CPU; use float32"
     if problem and precision != "auto":
         raise UserError(f"engine.precision={precision}: {problem}")
     return None if problem else precision

@@ -7,11 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from swarm._util.terminal import format_amount, format_duration, pluralize
 from swarm.engine.base import DeviceProfile, available_memory_bytes, choose_plan
-from swarm.engine.base_model import has_bfloat16_instructions
+from swarm.engine.base_model import quicker_dtype
 from swarm.engine.hf import BATCH_CPU, BATCH_GPU
 from swarm.errors import UserError
 from swarm.loop import cost_model as cost
@@ -28,7 +26,6 @@ from swarm.loop.reporter import buffer_log, describe_descent
 from swarm.loop.run import Run
 from swarm.loop.search_inputs import requested_precision, search_identity
 from swarm.optimizers.gradient import DescentPlan, plan_descent
-from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
 from swarm.pool.pool import Pool
 from swarm.stats.significance import smallest_gain
 from swarm.tasks.base import metric_task
@@ -108,7 +105,7 @@ CHANGED_SHARE = 0.3
 """Share of test items that only one of two models answers right, assumed before a search."""
 
 PRECISION_WORDS = {
-    "auto": "bfloat16 if that saves a fifth of the time and at least "
+    "auto": "bfloat16 if this CPU is quicker in it, that saves a fifth of the time and at least "
     f"{AGREEMENT:.0%} of the experts' answers agree with float32, else float32 (engine.precision); "
     "times are of float32",
     "bfloat16": "bfloat16; the finalists and the verdict float32; times are of float32",
@@ -144,10 +141,6 @@ def _describe_task(run: Run, items: int, prompts: PromptStats) -> dict[str, str]
     mean = fmean(prompts.tokens)
     test = f", {len(run.task.items('test'))} test items" if run.test else ""
     budget = f", within a budget of {run.budget.prompts}" if run.budget.prompts else ""
-    after = [f"{items} dev items again, in other batches"] * run.noise_floor
-    after += [f"2 x {len(run.task.items('dev')) - items} held-out dev items"] * bool(run.confirm)
-    if extra := _count_baseline_prompts(run, items):
-        after.append(f"{extra} prompts for the baselines")
     return {
         "task": f"{run.task.name}: {items} dev items{test}",
         "prompts": f"{mean:.0f} tokens on average, {max(prompts.tokens)} the longest, at most "
@@ -156,7 +149,7 @@ def _describe_task(run: Run, items: int, prompts: PromptStats) -> dict[str, str]
         f"({plan.start} at the start, then {plan.batch} an iteration){budget}: at most "
         f"{format_amount(count)} prompts, {format_amount(count * mean)} tokens read and "
         f"{format_amount(count * prompts.new)} written",
-        **({"then": f"at most {' and '.join(after)}"} if after else {}),
+        "then": f"at most {run.final_items()} items on test and dev, for the verdict",
         **_describe_resolution(run),
     }
 
@@ -174,23 +167,6 @@ def _describe_resolution(run: Run) -> dict[str, str]:
         "gains": f"under {100 * found:.2g} points cannot be shown with {items} test items, if "
         f"{CHANGED_SHARE:.0%} of them change (assumed; paired test at p < 0.05); {floor}"
     }
-
-
-def _count_baseline_prompts(run: Run, items: int) -> int:
-    """Return the number of prompts for the baselines of the best position."""
-    if not run.test:
-        return 0
-    test = len(run.task.items("test"))
-    return len(run.applicable_baselines()) * test + _count_recipes(run) * items
-
-
-def _count_recipes(run: Run) -> int:
-    """Return the number of static merges among which the baseline "recipe" is chosen on dev."""
-    if not run.test or "recipe" not in run.baselines:
-        return 0
-    experts = run.pool.expert_count
-    static = static_start_positions(experts)[0]
-    return len(static) + len(utility_start_positions(np.arange(experts), experts)[0])
 
 
 def _describe_judging(run: Run) -> dict[str, str]:
@@ -328,16 +304,18 @@ def _describe_costs(
     own_way = _build_workload(run, pool, config, metric_prompts, items, bool(gpus), size)
     own_way = cost.fit_cache(replace(own_way, plan=search.plan), model, device)
     costs = format_costs(model, search, device, workers)
-    gradients = _gradient_seconds(run, model, search, tokenizer, device, workers, items)
-    if gradients:
-        costs["time"] += f", gradients {format_duration(gradients)}"
-    seconds = gradients + _total_seconds(run, model, search, own_way, device, workers)
+    seconds = _gradient_seconds(run, model, search, tokenizer, device, workers, items)
+    seconds += _total_seconds(run, model, search, own_way, device, workers)
+    duration = f"at most about {format_duration(seconds)}"
+    if run.limit.seconds is not None and seconds > run.limit.seconds:
+        seconds = run.limit.seconds
+        duration = f"at most {format_duration(seconds)} (minutes={run.limit.minutes:g})"
     total = SearchCost(work, seconds, f"{workers} x {device.name}")
     memory = sum(cost.estimate_memory(model, search).values())
     judging = " without judging" if _describe_judging(run) else ""
     nodes = " (this machine's; the cluster's nodes are not queried)" if _is_remote(config) else ""
     return {
-        "total": f"at most about {format_duration(seconds)}{judging} on {total.device}, "
+        "total": f"{duration}{judging} on {total.device}, "
         f"{format_amount(memory, 'B')} of memory each, for {work}",
         "model": f"{run.model.path}: {format_amount(model.parameter_count)} weights of {size} "
         "bytes, "
@@ -374,7 +352,7 @@ def _total_seconds(
     )
     seconds += _choice_seconds(run, model, own_way, device, workers)
     seconds += _test_seconds(run, model, own_way, device, workers)
-    if recipes := _count_recipes(run):
+    if recipes := run.count_recipes():
         one = cost.estimate_total_seconds(model, own_way, device, workers, 1, own_way.items)
         seconds += recipes * one
     return seconds
@@ -433,7 +411,7 @@ def _suggest_settings(
     if descent and _count_gradient_jobs(descent, run.job.examples) < workers:
         # On a GPU, launches would take as long for fewer examples.
         words.append(f"job.examples={-(-descent.particles * descent.batch // workers)}")
-    if size == 4 and has_bfloat16_instructions():
+    if size == 4 and quicker_dtype() == "bfloat16":
         words.append("model.dtype=bfloat16")
     return f"; usually quicker: {', '.join(words)}" if words else ""
 
@@ -551,8 +529,7 @@ def format_costs(
         "jobs": f"{count} a round of {search.job_particles} positions x {search.job_items} prompts",
         "time": f"a job {format_duration(read + write)} (reading {format_duration(read)}, writing "
         "at most "
-        f"{format_duration(write)}), a round {format_duration(spent)}, all rounds at most "
-        f"{format_duration(spent * search.rounds)}",
+        f"{format_duration(write)}), a round {format_duration(spent)}",
         "travels": f"{moved['down']} down and {moved['up']} up a round, {moved['once']} once "
         "a worker",
     }

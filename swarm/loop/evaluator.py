@@ -1,4 +1,4 @@
-"""Scoring of positions on a split: job batching, the record of evaluated positions, the budget.
+"""Scoring of positions on a split: job batching, the record of evaluated positions, the limits.
 
 No position is scored twice: known scores are read from the record or from the shared cache.
 `Budget` counts gradients too, in prompt-equivalents; see
@@ -533,3 +533,50 @@ class Budget:
         if self.prompts is None:
             return math.inf
         return self.prompts - record.prompts_spent()
+
+
+class TimeLimit:
+    """Ends a search in time for the evaluations after it.
+
+    Counts the seconds of each iteration in the record, thus of a resumed search as a whole. The
+    first iteration always completes.
+
+    Args:
+        minutes: Maximum duration of the search with its test; `None` is no limit.
+
+    Raises:
+        UserError: `minutes` is not a valid number.
+    """
+
+    def __init__(self, minutes: float | None = None) -> None:
+        number = type(minutes) in (int, float)
+        if minutes is not None and not (number and 0 < minutes < math.inf):
+            raise UserError(f"minutes={minutes!r}: must be null or a number above 0")
+        self.minutes = minutes
+        self.seconds = None if minutes is None else 60 * minutes
+
+    def exhausted_reason(self, record: RunRecord, final_items: int) -> str | None:
+        """Return why the time ends the search, else `None`.
+
+        Another iteration is assumed to take as long as the longest of the last three, without the
+        first one, which evaluates the start.
+
+        Args:
+            final_items: Number of items to evaluate after the search.
+        """
+        entries = record.iterations
+        if self.seconds is None or not entries:
+            return None
+        spent = sum(entry.get("seconds", 0.0) for entry in entries)
+        following = max(entry.get("seconds", 0.0) for entry in (entries[1:] or entries)[-3:])
+        scoring = sum(entry.get("scoring_seconds", 0.0) for entry in entries)
+        asked = sum(e["prompts_scored"] - e.get("prompts_shared", 0) for e in entries)
+        final = final_items * scoring / max(1, asked)
+        if spent + following + final <= self.seconds:
+            return None
+        return f"time limit of {self.minutes:g} minutes: minutes={self.minutes:g}"
+
+    def was_raised(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the search of a state ended by a lower limit than this one."""
+        before = state.get("minutes")
+        return before is not None and (self.minutes is None or self.minutes > before)

@@ -17,19 +17,21 @@ class SearchProgress:
         max_iterations: Maximum number of iterations.
         budget: Maximum cost on dev in prompt-equivalents; `None` is no limit.
         clock: Returns the time in seconds.
+        limit: Maximum duration with the test, in seconds; `None` is no limit.
 
     Attributes:
         activity: Description of the current evaluation.
         iteration: The current iteration, or the last one.
         done, total: Items of the current evaluation, counted for every position or gradient step.
         began: When the current evaluation began, by the clock.
-        final_items: Number of items of all models on test, at most.
+        final_items: Number of items to evaluate after the search, at most.
         utilities: [particles][iterations], `None` where none was measured.
         lowest: The lowest utility so far.
         best: The highest utility so far; `gain` is its improvement over the previous one,
             `best_iteration` the iteration that found it.
         prompts_scored: Number of prompts scored; `saved` counts prompts saved, by cause.
         spent: Cost on dev so far, in prompt-equivalents; a gradient counts as three.
+        seconds: Duration of the iterations so far, as recorded for `limit`.
         writing: Description of the current write; empty if none.
     """
 
@@ -38,8 +40,10 @@ class SearchProgress:
         max_iterations: int,
         clock: Callable[[], float] = time.monotonic,
         budget: int | None = None,
+        limit: float | None = None,
     ) -> None:
         self.max_iterations, self.budget, self._clock = max_iterations, budget, clock
+        self.limit, self.seconds = limit, 0.0
         self.activity = "starting"
         self.iteration = 0
         self.done = self.total = 0
@@ -121,6 +125,7 @@ class SearchProgress:
         put, shared = entry.get("prompts_scored", 0), entry.get("prompts_shared", 0)
         scored = sum(count or 0 for count in entry.get("items_scored", []))
         self.prompts_scored += put - shared
+        self.seconds += entry.get("seconds", 0.0)
         self.spent += put + entry.get("losses_computed", 0) + 3 * entry.get("gradients_computed", 0)
         self.saved["racing"] += entry.get("prompts_saved", 0)
         self.saved["known"] += max(0, scored - put)
@@ -145,8 +150,8 @@ class SearchProgress:
         """Return the seconds left, from the last iterations' pace; `None` if unknown.
 
         During the search: until the last iteration, or until the budget is spent, whichever is
-        sooner, and then for `final_items`. Afterwards: until the end of this evaluation and of
-        those announced with it.
+        sooner, and then for `final_items`; at most until `limit`. Afterwards: until the end of this
+        evaluation and of those announced with it.
         """
         here = self.evaluation_seconds_left()
         if not self.searching:
@@ -156,7 +161,12 @@ class SearchProgress:
             )
         bounds = [self._seconds_of_iterations(here), self._seconds_of_budget()]
         left = min((one for one in bounds if one is not None), default=None)
-        return None if left is None else left + (self.estimate_seconds(self.final_items) or 0)
+        if left is not None:
+            left += self.estimate_seconds(self.final_items) or 0
+        if self.limit is None:
+            return left
+        limit = max(0.0, self.limit - self.seconds - self._iteration_seconds())
+        return limit if left is None else min(left, limit)
 
     def estimate_seconds(self, items: int) -> float | None:
         """Return the seconds for this many items, by the latest evaluation; `None` if unknown."""
@@ -201,11 +211,12 @@ class SearchProgress:
 
     @property
     def share(self) -> float:
-        """Share of the search that is done: of its iterations or its budget, the larger one."""
+        """Share of the search that is done: the largest of iterations, budget and time limit."""
         if not self.searching:
             return float(self.iteration > 0)
         iterations = len(self.utilities[0]) / (self.max_iterations + 1) if self.utilities else 0.0
-        return min(1.0, max(iterations, self.budget_share or 0.0))
+        time = self.seconds / self.limit if self.limit else 0.0
+        return min(1.0, max(iterations, self.budget_share or 0.0, time))
 
     @property
     def budget_share(self) -> float | None:

@@ -123,6 +123,7 @@ class RunReporter:
         max_iterations: Maximum number of iterations.
         show: Whether to show progress on the terminal.
         budget: Maximum cost on dev in prompt-equivalents; `None` is no limit.
+        limit: Maximum duration with the test, in seconds; `None` is no limit.
     """
 
     def __init__(
@@ -132,9 +133,10 @@ class RunReporter:
         max_iterations: int,
         show: bool = True,
         budget: int | None = None,
+        limit: float | None = None,
     ) -> None:
         self.record, self.search_tracker = record, SearchTracker(tracker, record.folder)
-        self.progress = SearchProgress(max_iterations, budget=budget)
+        self.progress = SearchProgress(max_iterations, budget=budget, limit=limit)
         self.view = LiveView(self.progress, None if show else Console(quiet=True))
         self._hold: RunLock | None = None
         self._phase: tuple[str, float] | None = None
@@ -229,16 +231,18 @@ class RunReporter:
             resumed: Whether the folder contained a search before.
             facts: `task`, `dev` (number of searched items), `kept` (number of held-out items),
                 `base` (substitute of the base model, if any), `notes` (further lines),
-                `final_items` (maximum number of items of all models on test).
+                `final_items` (maximum number of items to evaluate after the search).
         """
         self.progress.final_items = facts.get("final_items", 0)
         finished = len(self.record.iterations)
         self._resumed = resumed
         how = f"resumes after {finished} evaluated rounds" if resumed and finished else "begins"
         kept = f", {facts['kept']} more held out to confirm" if facts["kept"] else ""
+        seconds = self.progress.limit
+        limit = "" if seconds is None else f", at most {format_duration(seconds)}"
         line = (
             f"search {how}: task {facts['task']} ({facts['dev']} dev items{kept}), "
-            f"{len(self.record.state['experts'])} experts, folder {self.record.folder}"
+            f"{len(self.record.state['experts'])} experts{limit}, folder {self.record.folder}"
         )
         base = [f"base: {facts['base']}"] if facts["base"] else []
         for words in [line, *base, *facts.get("notes", [])]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from swarm.engine.base import Engine, ExpertPool
-from swarm.engine.base_model import BaseModel
+from swarm.engine.base_model import BaseModel, quicker_dtype
 from swarm.errors import UserError
 from swarm.executors import Executor, Worker
 from swarm.loop.evaluator import (
@@ -19,6 +19,7 @@ from swarm.loop.evaluator import (
     Budget,
     EvaluatedPositions,
     Evaluator,
+    TimeLimit,
     calibrate_scale,
     choose_precision,
     mean_by_route,
@@ -50,6 +51,7 @@ from swarm.optimizers.base import (
     SupportsRoutes,
 )
 from swarm.optimizers.gradient import items_without_gradient, plan_descent
+from swarm.optimizers.static_merges import count_static_merges
 from swarm.runs.describe import format_form_warnings
 from swarm.runs.pareto_front import (
     check_objectives,
@@ -93,6 +95,7 @@ class Run:
         folder: Parent folder of the runs.
         racing: Early stopping of particles before their last item; `None` disables it.
         budget: Maximum number of dev prompts that the optimizer may spend; `None` is no limit.
+        minutes: Maximum duration of the search with its test; `None` is no limit.
         shared: Folder of a score cache shared with other searches; `None` disables it.
         confirm: Share of dev that is held out from the search, to confirm the result.
         choose: Items on which the best position is selected: those that the search saw
@@ -122,6 +125,7 @@ class Run:
         folder: str = "search",
         racing: Racing | None = None,
         budget: int | None = None,
+        minutes: float | None = None,
         shared: str | None = None,
         confirm: float = 0.0,
         noise_floor: bool = True,
@@ -148,13 +152,13 @@ class Run:
             )
         self.confirm, self.noise_floor, self.job, self.choose = confirm, noise_floor, job, choose
         self.baselines = validate_baselines(baselines)
-        self.budget = Budget(budget)
+        self.budget, self.limit = Budget(budget), TimeLimit(minutes)
         self._evaluate = Evaluator(task, executor, job, shared)
         self._searched: list[int] = []
         self._kept: list[int] = []
         self._known = EvaluatedPositions(self.record)
         self._item_routes: np.ndarray | None = None
-        self._derive_at = 0.0
+        self._derive_at = self._iteration_began = self._scoring_seconds = 0.0
         self._tested: Counter[str] = Counter()
         self.differentiating: SupportsGradients | None = None
         self.notes: list[str] = []
@@ -179,8 +183,14 @@ class Run:
         Raises:
             UserError: An input is invalid; nothing has been written in that case.
         """
+        self._iteration_began = time.monotonic()
         self.reporter = RunReporter(
-            self.record, self.tracker, self.optimizer.max_iterations, show, self.budget.prompts
+            self.record,
+            self.tracker,
+            self.optimizer.max_iterations,
+            show,
+            self.budget.prompts,
+            self.limit.seconds,
         )
         try:
             self._setup(config or {})
@@ -219,6 +229,8 @@ class Run:
         resumed = self.record.open_or_resume(
             identity, self.pool.names, self.pool.groups, self.pool.expert_count
         )
+        if self.limit.was_raised(self.record.state):
+            self.record.reopen()
         flush_log_to(self.record.folder, held)
         if config:
             self.record.save_config(resolve_groups(config, self.pool))
@@ -238,7 +250,7 @@ class Run:
                 "kept": len(self._kept),
                 "base": f"{self.model.path} as {base}" if base else None,
                 "notes": self.notes,
-                "final_items": self.max_tested_models() * self._test_items,
+                "final_items": self.final_items(),
             },
         )
 
@@ -284,9 +296,7 @@ class Run:
 
     def _run_iterations(self) -> None:
         try:
-            while (
-                reason := self.optimizer.stop_reason() or self._budget_exhausted_reason()
-            ) is None:
+            while (reason := self.optimizer.stop_reason() or self._limit_reason()) is None:
                 self._run_iteration(len(self.record.iterations))
         except KeyboardInterrupt:
             # A killed process may leave files that are some seconds old; the next start repairs
@@ -304,10 +314,15 @@ class Run:
         router = getattr(self.pool, "router", None)
         return len(router.names) if router else 1
 
-    def _budget_exhausted_reason(self) -> str | None:
-        """Return why the budget ends the search; a position whose answers are known is free."""
-        free = isinstance(self.optimizer, SupportsRoutes) and self.optimizer.composes_next
-        return None if free else self.budget.exhausted_reason(self.record)
+    def _limit_reason(self) -> str | None:
+        """Return why budget or time ends the search; a position with known answers is free."""
+        if isinstance(self.optimizer, SupportsRoutes) and self.optimizer.composes_next:
+            return None
+        if reason := self.budget.exhausted_reason(self.record):
+            return reason
+        if reason := self.limit.exhausted_reason(self.record, self.final_items()):
+            self.record.state["minutes"] = self.limit.minutes
+        return reason
 
     def _run_iteration(self, number: int) -> None:
         began, shared = time.monotonic(), self._evaluate.shared
@@ -365,6 +380,7 @@ class Run:
             facts["objectives"] = objectives_to_lists(objectives)
             scores = next(iter(raced.complete_scores().values()))
             self.record.state.setdefault("objectives", count_items_by_subtask(self.task, scores))
+        facts |= self._take_seconds()
         self.reporter.on_write("answers")
         self.record.add_iteration(positions, utilities, rows, self.optimizer.state_dict(), facts)
         if time.monotonic() >= self._derive_at:
@@ -414,7 +430,9 @@ class Run:
         # The finalists and the best expert; three baselines need the other experts, too.
         with_experts = {"experts", "recipe", "routes"} & {*self._tested_baselines()}
         repeated = FINALIST_COUNT + 1 + count * bool(with_experts)
-        found = choose_precision(ask, count, self._searched, limit, repeated)
+        found = {"search": "float32", "reason": "this CPU multiplies sooner in float32"}
+        if quicker_dtype() == "bfloat16":
+            found = choose_precision(ask, count, self._searched, limit, repeated)
         if "agreement" in found:
             self.record.state["precision"] = found
         identity = self.record.state["identity"]
@@ -472,8 +490,17 @@ class Run:
         self, positions: Sequence[Sequence[float]], *, items: Sequence[int]
     ) -> list[list[Score]]:
         chosen = [self._searched[index] for index in items]
-        done = self.reporter.on_job_done
-        return self._evaluate.score_positions(positions, "dev", done, chosen, self.precision)
+        done, began = self.reporter.on_job_done, time.monotonic()
+        found = self._evaluate.score_positions(positions, "dev", done, chosen, self.precision)
+        self._scoring_seconds += time.monotonic() - began
+        return found
+
+    def _take_seconds(self) -> dict[str, float]:
+        """Return the seconds since the last iteration and those of scoring, for a time limit."""
+        now, began, scoring = time.monotonic(), self._iteration_began, self._scoring_seconds
+        self._iteration_began, self._scoring_seconds = now, 0.0
+        found = {"seconds": now - began, "scoring_seconds": scoring}
+        return found if self.limit.minutes is not None else {}
 
     def _score_positions(
         self, positions: Sequence[Sequence[float]], split: str, items: Sequence[int]
@@ -545,6 +572,20 @@ class Run:
         front = self.front if isinstance(self.optimizer, MultiObjectiveOptimizer) else 0
         voters = self.ensemble if getattr(metric_task(self.task), "votes", True) else 0
         return 2 + len(self.applicable_baselines()) + voters + front
+
+    def count_recipes(self) -> int:
+        """Return the number of static merges among which the baseline "recipe" is chosen on dev."""
+        tested = "recipe" in self._tested_baselines()
+        return count_static_merges(self.pool.expert_count) if tested else 0
+
+    def final_items(self) -> int:
+        """Return the maximum number of items to evaluate after the search, on test and on dev."""
+        again = self.noise_floor + self.count_recipes()
+        if metric_task(self.task) is not self.task:
+            again += self.pool.expert_count + FINALIST_COUNT
+        kept = len(self._kept) * (FINALIST_COUNT + 1 if self.choose == "kept" else 2)
+        tested = self.max_tested_models() * self._test_items
+        return tested + again * len(self._searched) + kept
 
     @property
     def _test_items(self) -> int:

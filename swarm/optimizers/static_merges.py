@@ -104,6 +104,12 @@ def utility_start_positions(
     return _scale_merges(recipes, scales, groups, experts)
 
 
+def count_static_merges(experts: int) -> int:
+    """Return the number of static merges of this many experts, at the default scales."""
+    by_utility = utility_start_positions(np.arange(experts), experts)
+    return len(static_start_positions(experts)[0]) + len(by_utility[0])
+
+
 def weighted_soup(utilities: np.ndarray) -> np.ndarray:
     """Return weights [K] in proportion to the utility above the lowest; they sum to 1.
 

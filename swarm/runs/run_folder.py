@@ -140,9 +140,10 @@ class RunRecord:
         folder: The run folder.
         state: Completed work: `identity`, `experts`, the number `own` of the user's experts among
             them, `groups`, `rounds` (positions and utilities of every iteration), `optimizer` and,
-            at the end, `finished`, `chosen` (if the bests were not chosen by these utilities) and
-            `metrics`; `versions`, the packages that computed the answers, by first iteration; and
-            `precision`, if it was chosen (`swarm.loop.evaluator.choose_precision`).
+            at the end, `finished`, `minutes` (if that limit ended it), `chosen` (if the bests were
+            not chosen by these utilities) and `metrics`; `versions`, the packages that computed the
+            answers, by first iteration; and `precision`, if it was chosen
+            (`swarm.loop.evaluator.choose_precision`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -351,6 +352,13 @@ class RunRecord:
         write_atomic(self.folder / STATE_FILE, encode_state(self.state))
         self._saved = set(self.state)
         remove(self.folder / JOURNAL)
+
+    def reopen(self) -> None:
+        """Make a finished search one that has not ended; its answers are kept."""
+        for key in ("minutes", "chosen"):
+            self.state.pop(key, None)
+        self.state |= {"finished": None, "metrics": None}
+        self.save_state()
 
     def add_iteration(
         self,

@@ -256,13 +256,15 @@ def load_run_config(folder: Path) -> dict[str, Any]:
 def compose_search(words: list[str], kind: str) -> DictConfig:
     """Compose the configuration that `python -m swarm.search` builds from words, unresolved.
 
+    Without a time limit, unless the words set one: results do not depend on the machine's speed.
+
     Args:
         kind: Suffix of the default name, which begins with the task's.
 
     Raises:
         UserError: The name is not valid for a folder; Hydra raises its own exceptions.
     """
-    words = ["name=''", *map(normalize_gpu_list, words)]
+    words = ["name=''", "minutes=null", *map(normalize_gpu_list, words)]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = compose("search", overrides=words, return_hydra_config=True)
     name = str(config.name) or f"{config.hydra.runtime.choices.task}_{kind}"

@@ -90,7 +90,8 @@ def test_the_experiments_set_what_they_promise() -> None:
         run = build_run(composed(f"experiment={rival}"))[0]
         run.optimizer.start(9, 0)
         assert (run.optimizer.NAME, run.optimizer.max_iterations) == (rival, asks)
-        assert len(run.optimizer.ask()) == rows and run.budget.prompts is None
+        assert len(run.optimizer.ask()) == rows
+        assert run.budget.prompts is None and run.limit.minutes is None
         assert run.pool.space == "delta"
     for optimizer in (paper, code):
         checked: Optimizer = optimizer

@@ -308,6 +308,19 @@ def test_the_time_left_ends_with_the_budget() -> None:
     assert progress.share == 0.5
 
 
+def test_the_time_left_ends_with_the_limit() -> None:
+    clock = 0.0
+    progress = SearchProgress(50, lambda: clock, limit=600)
+    progress.add_iteration({"utilities": [0.5], "seconds": 100.0})  # of an earlier process
+    progress.start_evaluation("iteration 1: evaluating dev", 1, 1, 100)
+    assert progress.seconds_left() == 500
+    clock += 20
+    progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 50], prompts=50, tokens=0))
+    assert progress.seconds_left() == 480
+    progress.end_iteration({"utilities": [0.5], "prompts_scored": 100, "seconds": 50.0})
+    assert progress.seconds == 150 and progress.share == 0.25
+
+
 def test_what_an_iteration_says() -> None:
     out = io.StringIO()
     progress = SearchProgress(10)

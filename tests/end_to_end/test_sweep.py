@@ -86,6 +86,8 @@ def test_a_sweep_is_named_and_placed() -> None:
     assert legal.trials[3].path == Path("here/legal_sweep/trial_03")
     assert legal.trials[3].config["gpus"] == [0, 1]
     assert parse_sweep(["name=mine"]).folder == Path("search/mine")
+    limits = [parse_sweep(words).trials[0].config["minutes"] for words in ([], ["minutes=5"])]
+    assert limits == [None, 5], "a trial's result does not depend on the machine's speed"
 
 
 def test_help_says_what_is_drawn() -> None:

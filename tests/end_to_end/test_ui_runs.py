@@ -133,7 +133,7 @@ def test_the_form_shows_defaults_and_the_cost(
         lines = page.get_by_label("Further keys, one key=value per line")
         lines.fill("task.scoring=logits\nexperiment=quickstart")
         page.get_by_text("the fields show its values where they show defaults").wait_for()
-        assert page.get_by_label("Budget, dev prompts").input_value() == "5400"
+        assert page.get_by_label("Budget, dev prompts").input_value() == "3600"
         clear(page, "Budget, dev prompts", "budget=null")
         lines.fill("task.scoring=logits")
         with page.context.expect_page() as opened:

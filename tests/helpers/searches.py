@@ -60,6 +60,7 @@ def arguments(folder: Path, base: Path, pool: Path, name: str = "run", **more: A
         "optimizer.particles": 6,
         "optimizer.max_iterations": 4,
         "ensemble": 3,
+        "minutes": "null",
         "baselines": "[]",
         **{key.replace("__", "."): value for key, value in more.items()},
     }

@@ -115,9 +115,40 @@ def test_a_budget_ends_a_search_in_mid_iteration(
     assert searches.tree(tmp_path / "search" / "run") == before
 
 
+def test_a_time_limit_ends_a_search_in_time_for_its_test(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """It ends by what the record has of the clock, and a larger limit continues it."""
+    endless = {"optimizer__max_iterations": 9999, "optimizer__patience": 9999}
+
+    def limited(minutes: float) -> tuple[str, dict[str, Any]]:
+        words = searches.arguments(tmp_path, tiny_llama, tiny_pool, minutes=minutes, **endless)
+        done = searches.run(words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, read(tmp_path / "search" / "run")
+
+    output, state = limited(1e-6)
+    assert len(state["rounds"]) == 1 and "ending_best_single_test_accuracy" in state["metrics"]
+    output, state = limited(0.08)
+    assert "at most 4.8 s, folder" in output and len(state["rounds"]) > 2
+    reason = "time limit of 0.08 minutes: minutes=0.08"
+    assert state["finished"] == reason and f"search ends: {reason}" in output
+    assert sum(entry["seconds"] for entry in state["rounds"]) < 4.8
+    assert "ending_best_single_test_accuracy" in state["metrics"]
+    before = searches.tree(tmp_path / "search" / "run")
+    for minutes in (0.08, 0.01):
+        assert limited(minutes)[1] == state
+        assert searches.tree(tmp_path / "search" / "run") == before
+    found = limited(0.12)[1]["rounds"]
+    assert len(found) > len(state["rounds"]) and found[: len(state["rounds"])] == state["rounds"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"minutes": 0}, "minutes=0: must be null or a number above 0"),
+        ({"minutes": -3}, "minutes=-3: must be null or a number above 0"),
+        ({"minutes": "ten"}, "minutes='ten': must be null or a number above 0"),
         ({"budget": 20}, "budget=20: the 4 experts alone need 4 x 12"),
         ({"budget": 0}, "budget=0: must be null or a number of dev prompts"),
         ({"shared": 5}, "shared=5: must be null or the path"),

@@ -9,7 +9,7 @@ import searches
 import tiny
 import torch
 
-from swarm.engine.base_model import BaseModel, has_bfloat16_instructions
+from swarm.engine.base_model import BaseModel, quicker_dtype
 from swarm.engine.batched_lora import BFloat16Linear
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
@@ -23,10 +23,6 @@ from swarm.tasks.base import Score
 from swarm.tasks.multiple_choice import MultipleChoice
 
 PROMPTS = ["please answer with one word", "no", "a graph of 5 nodes has edges between 1 and 2"]
-
-needs_instructions = pytest.mark.skipif(
-    not has_bfloat16_instructions(), reason="this CPU has no bfloat16 instructions"
-)
 
 
 @pytest.fixture(scope="module", params=tiny.KINDS)
@@ -160,7 +156,6 @@ def test_cached_answers_know_their_precision(tmp_path: Path) -> None:
     assert [rows[0].answer for rows in found if rows] == ["exact", "quick"]
 
 
-@needs_instructions
 def test_a_search_in_bfloat16_ends_in_float32(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
@@ -206,7 +201,7 @@ def test_a_search_in_bfloat16_ends_in_float32(
         record.load_state(identity)
 
 
-@needs_instructions
+@pytest.mark.skipif(quicker_dtype() == "float32", reason="this CPU is quicker in float32")
 def test_auto_is_decided_once_and_recorded(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:

@@ -458,6 +458,7 @@ def arguments(folder: Path, base: Path, pool: Path, judge: Path, **more: Any) ->
         "optimizer.particles": 6,
         "optimizer.max_iterations": 4,
         "job.items": 3,
+        "minutes": "null",
         **{key.replace("__", "."): value for key, value in more.items()},
     }
     return [f"{key}={value}" for key, value in keys.items()]

@@ -32,6 +32,7 @@ NUMBER_FIELDS = {
     "optimizer.particles": "Particles",
     "seed": "Seed",
     "budget": "Budget, dev prompts",
+    "minutes": "Minutes",
     "task.dev_limit": "Dev items",
     "task.test_limit": "Test items",
 }
@@ -48,6 +49,7 @@ TEXT_FIELDS = {
 EMPTY_MEANINGS = {
     "optimizer.particles": "automatic",
     "budget": "no limit",
+    "minutes": "no limit",
     "task.dev_limit": "all",
     "task.test_limit": "all",
 }

@@ -173,6 +173,7 @@ class FinalEvaluation:
         utilities[particle] = self.task.utility(records_to_scores(rows))
         scored = [len(rows) if i == particle else None for i in range(len(positions))]
         facts = {"items_scored": scored, "prompts_scored": 0, "prompts_saved": 0}
+        facts["after_search"] = True
         self.record.add_iteration(
             positions, utilities, {particle: rows}, self.record.state["optimizer"], facts
         )

@@ -355,8 +355,11 @@ class RunRecord:
 
     def reopen(self) -> None:
         """Make a finished search one that has not ended; its answers are kept."""
-        for key in ("minutes", "chosen"):
+        for key in ("minutes", "chosen", "kept_start"):
             self.state.pop(key, None)
+        if self.iterations[-1].get("after_search"):
+            self.iterations.pop()  # the next iteration replaces its answers
+            self._summary = Summary()
         self.state |= {"finished": None, "metrics": None}
         self.save_state()
 

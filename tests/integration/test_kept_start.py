@@ -139,5 +139,7 @@ def test_each_kind_of_prompt_keeps_its_own_start(tmp_path: Path) -> None:
     again = RunRecord(record.folder)
     assert again.open_or_resume({"seed": 1}, ["amber", "birch"])
     assert len(again.iterations) == 3 and again.best_index() == (number, particle)
+    again.reopen()
+    assert len(again.iterations) == 2 and again.best_index() == (1, 0)
     found = final_metrics(ending, test=False, ensemble=0, noise_floor=False)
     assert found["start"]["routes"] == ["kind 1"] and not found["start"]["whole"]

@@ -20,7 +20,7 @@ from swarm.compare.sampling.resolve import resolve_backend, sample_cache_keys
 from swarm.compare.sampling.types import ModelCall, SampleRequest
 from swarm.compare.token_probs.numbers import RatingBounds
 from swarm.errors import UserError
-from swarm.models.base import Completion, Token, completion_to_json
+from swarm.models.base import Completion, Token, completion_fields, completion_to_json
 
 if TYPE_CHECKING:
     from swarm.compare.judges import BaseJudge
@@ -90,14 +90,14 @@ def store_answers(call: ModelCall, answers: Sequence[Completion], done: CacheImp
     except UserError as error:
         done.left_out[str(error)] += len(answers)
         return 0
-    stored = open_answer_cache().get(keys)
+    stored = open_answer_cache().get(keys, completion_fields)
     new = {
-        key: {"prompt_tokens": 0, "new_tokens": 0, **completion_to_json(answer)}
+        key: completion_to_json(answer)
         for key, answer in zip(keys, answers, strict=True)
         if key not in stored
     }
     if new:
-        open_answer_cache().put_many(new, resolve_backend(call.model).label)
+        open_answer_cache().put_many(new, resolve_backend(call.model).label, completion_fields)
     return len(new)
 
 

@@ -96,7 +96,7 @@ class _Database:
                 found = work(self.connection or self._connect())
                 if self._inodes() == self._opened:
                     return found
-            except sqlite3.OperationalError as error:
+            except sqlite3.Error as error:
                 failed = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
                 if not failed and (not self.connection or self._inodes() == self._opened):
                     raise

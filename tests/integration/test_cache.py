@@ -55,8 +55,11 @@ def test_values_stay(tmp_path: Path) -> None:
 
 def test_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path))
-    Cache().put("a", 1)
-    assert (tmp_path / "answers.sqlite").is_file()
+    cache = Cache()
+    cache.put("a", 1)
+    assert cache.path == tmp_path / "answers.sqlite"
+    assert {one.name[14:] for one in tmp_path.iterdir()} == {"", "-wal", "-shm"}
+    assert {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {0o600}
 
 
 def test_processes_and_threads_share_a_file(tmp_path: Path) -> None:

@@ -51,8 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--older-than",
         type=parse_duration,
         metavar="30d",
-        help="responses older than this, in minutes (m), hours (h), days (d) or weeks "
-        "(w); those of unknown age stay",
+        help="responses older than this, in minutes (m), hours (h), days (d) or weeks (w)",
     )
     which.add_argument(
         "--model",
@@ -123,12 +122,6 @@ def prune_cache(cache: Cache, arguments: argparse.Namespace) -> None:
     remaining = (everything - gone for everything, gone in zip(all_of_them, found, strict=True))
     would = "would remove" if arguments.dry_run else "removed"
     print(f"{cache.path}: {would} {_format_entries(*found)}; {_format_entries(*remaining)} stay")
-    undated, _ = kept.count_entries(cache, kept.UNDATED_ENTRIES)
-    if arguments.older_than is not None and undated:
-        print(
-            f"{undated:,} of them are of unknown age; remove them with --model {UNKNOWN_MODEL} "
-            "or --all"
-        )
 
 
 def _select_entries(cache: Cache, arguments: argparse.Namespace) -> kept.CacheFilter:
@@ -150,8 +143,11 @@ def _format_entries(answers: int, bytes_: int) -> str:
     return f"{answers:,} response{'s' * (answers != 1)} ({format_bytes(bytes_)})"
 
 
-def _format_date(moment: float | None) -> str:
-    return datetime.fromtimestamp(moment).strftime("%Y-%m-%d") if moment else "of unknown age"
+def _format_date(moment: float) -> str:
+    try:
+        return datetime.fromtimestamp(moment).strftime("%Y-%m-%d")
+    except (OSError, OverflowError, TypeError, ValueError):
+        return "of unknown age"  # damaged
 
 
 def normalize_option(word: str) -> str:

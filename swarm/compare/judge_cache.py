@@ -5,8 +5,10 @@ scripts that are executed on cached answers only.
 """
 
 import re
+import sqlite3
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
 from string import Formatter
@@ -220,23 +222,33 @@ def record_judged_pairs(judge: str, pairs: Sequence[tuple[str, str]]) -> None:
     rows = [
         (judge, encode_text(question), encode_text(answer), timestamp) for question, answer in pairs
     ]
-    with open_answer_cache().open_connection() as connection, connection:
+
+    def write(connection: sqlite3.Connection) -> None:
         connection.execute(CREATE_JUDGED_TABLE)
-        # Takes the write lock at once: a read transaction that is upgraded later may fail.
-        connection.execute("BEGIN IMMEDIATE")
-        connection.executemany(INSERT_JUDGED, rows)
+        with connection:
+            # Takes the write lock at once: a read transaction that is upgraded later may fail.
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(INSERT_JUDGED, rows)
+
+    open_answer_cache().run(write)
 
 
 def load_judged_pairs(judge: str) -> list[tuple[str, str]]:
-    """Return the recorded pairs of a judge, the oldest first.
+    """Return the recorded pairs of a judge, the oldest first; damaged ones are left out.
 
     Raises:
         UserError: The answer cache cannot be read.
     """
-    with open_answer_cache().open_connection() as connection:
+
+    def read(connection: sqlite3.Connection) -> list[tuple[bytes, bytes]]:
         connection.execute(CREATE_JUDGED_TABLE)
-        rows = connection.execute(SELECT_JUDGED, (judge,)).fetchall()
-    return [(decode_text(question), decode_text(answer)) for question, answer in rows]
+        return connection.execute(SELECT_JUDGED, (judge,)).fetchall()
+
+    pairs = []
+    for question, answer in open_answer_cache().run(read):
+        with suppress(AttributeError, UnicodeDecodeError):
+            pairs.append((decode_text(question), decode_text(answer)))
+    return pairs
 
 
 def encode_text(text: str) -> bytes:

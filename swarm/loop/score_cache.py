@@ -3,13 +3,15 @@
 import hashlib
 import json
 import logging
+import math
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from swarm._util.files import path_fault, read_gzip_json, write_gzip_json
+from swarm._util.files import encode_json, path_fault, read_gzip_json, write_gzip_json
 from swarm.errors import UserError
 from swarm.tasks.base import Score
 
@@ -62,8 +64,12 @@ class ScoreCache:
         if not path.exists() and not path.is_symlink():
             return None
         try:
-            return [Score(*row) for row in read_gzip_json(path)]
-        except (OSError, ValueError, EOFError, TypeError, zlib.error):
+            stored = read_gzip_json(path)
+            rows = stored["scores"]
+            if stored["sha256"] != _digest(path, rows) or len(rows) != len(items):
+                raise ValueError("a wrong checksum or number of scores")
+            return [_restore_score(row) for row in rows]
+        except (OSError, LookupError, EOFError, TypeError, ValueError, RecursionError, zlib.error):
             log.warning("shared=%s: %s is damaged; evaluated again", self.folder, path.name)
             return None
 
@@ -75,9 +81,11 @@ class ScoreCache:
         scores: Sequence[Score],
         precision: str | None = None,
     ) -> None:
-        """Store a position's scores, before any scale of the task is applied."""
+        """Store a position's scores, before any scale of the task is applied, if all are finite."""
         rows = [astuple(score) for score in scores]
-        write_gzip_json(self._scores_file(position, split, items, precision), rows)
+        path = self._scores_file(position, split, items, precision)
+        with suppress(ValueError):  # not finite: not JSON
+            write_gzip_json(path, {"scores": rows, "sha256": _digest(path, rows)})
 
     def _scores_file(
         self, position: Sequence[float], split: str, items: Sequence[int], precision: str | None
@@ -87,3 +95,27 @@ class ScoreCache:
         text = json.dumps([self._context, where, split, list(items), *lower])
         name = hashlib.sha256(text.encode()).hexdigest()
         return self.folder / name[:2] / f"{name[2:26]}.json.gz"
+
+
+def _digest(path: Path, rows: Sequence[Any]) -> str:
+    """Return the SHA-256 of rows and of the file's name, which identifies position and items."""
+    return hashlib.sha256(path.name.encode() + encode_json(rows)).hexdigest()
+
+
+def _restore_score(row: Any) -> Score:
+    """Restore a score from JSON.
+
+    Raises:
+        TypeError: It is not a finite score; or `ValueError`.
+    """
+    score = Score(*row)
+    valid = (
+        isinstance(score.answer, str | None)
+        and isinstance(score.text, str)
+        and isinstance(score.part, str)
+        and isinstance(score.measures, Mapping)
+        and isinstance(score.cut, bool)
+    )
+    if not (valid and all(map(math.isfinite, (score.value, *score.measures.values())))):
+        raise ValueError(f"not a score: {row!r}")
+    return score

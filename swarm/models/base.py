@@ -6,6 +6,7 @@ interface.
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from swarm.errors import UserError
@@ -279,21 +280,60 @@ def completion_to_json(completion: Completion) -> dict[str, Any]:
     }
 
 
-def completion_from_json(fields: Mapping[str, Any]) -> Completion:
+FIELD_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("text", "reasoning", "finish", "model"), str),
+    **dict.fromkeys(("prompt_tokens", "new_tokens"), int),
+    **dict.fromkeys(("cost", "seconds"), (int, float)),
+    **dict.fromkeys(("cached", "priced"), (bool, NoneType)),
+    **dict.fromkeys(("logprobs", "greedy", "choice_tokens", "tokens", "tool_calls"), (list, tuple)),
+}
+"""Types of a completion's fields in JSON."""
+
+ELEMENT_TYPES: dict[str, Any] = {
+    "logprobs": (int, float),
+    "greedy": bool,
+    "choice_tokens": int,
+    "tokens": Token,
+    "tool_calls": Mapping,
+}
+"""Types of the elements of its lists, once each token is a `Token`."""
+
+
+def completion_from_json(fields: Any) -> Completion:
     """Restore a completion from its JSON form.
 
     Raises:
         TypeError: It is not a completion; or `ValueError`.
     """
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
-    }
-    if "tokens" in values:
-        values["tokens"] = tuple(
-            Token(text, logprob, tuple((token, chance) for token, chance in top))
-            for text, logprob, top in values["tokens"]
-        )
-    return Completion(**values)
+    return Completion(**completion_fields(fields))
+
+
+def completion_fields(fields: Any) -> dict[str, Any]:
+    """Validate the JSON form of a completion and return its attributes, with tuples for lists.
+
+    Raises:
+        TypeError: It is not a completion; or `ValueError`.
+    """
+    if not isinstance(fields, Mapping) or "text" not in fields:
+        raise TypeError("not a completion: it has no text")
+    found = dict(fields)
+    for name, value in fields.items():
+        valid = isinstance(value, FIELD_TYPES.get(name, ()))
+        if valid and name in ELEMENT_TYPES:
+            found[name] = tuple(map(_parse_token, value) if name == "tokens" else value)
+            valid = all(isinstance(one, ELEMENT_TYPES[name]) for one in found[name])
+        if not valid:
+            raise TypeError(f"not a completion: {name}={value!r}")
+    return found
+
+
+def _parse_token(value: Any) -> Token:
+    text, logprob, top = value
+    token = Token(text, logprob, tuple((other, chance) for other, chance in top))
+    for name, number in (token[:2], *token.top):
+        if not (isinstance(name, str) and isinstance(number, int | float)):
+            raise TypeError(f"not a token: {value!r}")
+    return token
 
 
 _MutableCompletion: Any = make_dataclass(
@@ -396,7 +436,7 @@ def compute_cost(answer: Mapping[str, Any], prices: Mapping[str, float]) -> floa
     if not prices:
         return 0.0
     prompt, new = prices.get("prompt", 0.0), prices.get("new", 0.0)
-    return float(prompt * answer["prompt_tokens"] + new * answer["new_tokens"]) / 1e6
+    return float(prompt * answer.get("prompt_tokens", 0) + new * answer.get("new_tokens", 0)) / 1e6
 
 
 def validate_prices(prices: object) -> dict[str, float]:

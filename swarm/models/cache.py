@@ -1,29 +1,28 @@
 """SQLite cache of model answers, shared by processes and threads, and the model that uses it.
 
-A process claims an answer's key in the same file before it requests the answer, so that only one of
-several processes pays for it. A claim is valid while its process lives: the process holds a kernel
-lock on one byte of a file beside the cache, at the offset stored in the claim. Claims never block
-threads of the same process, because one of them may be waiting for the other's answer.
+Only SQLite opens the file: a process that closes any descriptor of a file loses all its locks on
+it, and other processes may then delete the write-ahead log that it still writes. A process has one
+connection to a file, which its threads use in turn and which is closed before a fork.
 
 `CachedModel` answers from the cache, `CacheWriter` batches writes on an event loop, and the
 functions at the end report and remove entries.
 """
 
 import asyncio
-import fcntl
-import hashlib
 import json
-import math
+import logging
 import os
 import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from swarm._util.files import cache_folder, make_folder
 from swarm.errors import UserError
@@ -33,6 +32,8 @@ from swarm.models.base import (
     Model,
     Request,
     Stream,
+    completion_fields,
+    completion_from_fields,
     completion_from_json,
     completion_to_json,
     generate_each,
@@ -43,16 +44,20 @@ from swarm.models.trace import require_completions
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 CREATE_TABLE = (
-    "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value TEXT, time REAL, label TEXT)"
+    "CREATE TABLE IF NOT EXISTS responses (key TEXT PRIMARY KEY, value TEXT NOT NULL, "
+    "sha256 BLOB NOT NULL, time REAL NOT NULL, label TEXT)"
 )
-CLAIMS = "CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner INTEGER)"
-CLAIM = "INSERT OR REPLACE INTO claims (key, owner) VALUES (?, ?)"
-DELETE_ROW = "DELETE FROM answers WHERE key = ?"
-SELECT_RANGE = "SELECT key, value FROM answers WHERE key BETWEEN ? AND ? ORDER BY key"
-INSERT_ROW = "INSERT OR IGNORE INTO answers (key, value, time, label) VALUES (?, ?, ?, ?)"
-ADDED_COLUMNS = {"time": "REAL", "label": "TEXT"}
-"""Columns missing in files of earlier versions; NULL in rows that existed before."""
+DELETE_ROW = "DELETE FROM responses WHERE key = ?"
+# As bytes: damaged text may be invalid UTF-8, which sqlite3 cannot return as a string.
+SELECT_ROWS = (
+    "SELECT CAST(key AS BLOB), CAST(IFNULL(value, '') AS BLOB), CAST(sha256 AS BLOB) "
+    "FROM responses WHERE "
+)
+INSERT_ROW = "INSERT OR {} INTO responses (key, value, sha256, time, label) VALUES (?, ?, ?, ?, ?)"
+INSERT_NEW, REPLACE_ROW = INSERT_ROW.format("IGNORE"), INSERT_ROW.format("REPLACE")
 
 _encode_sorted_json = json.JSONEncoder(sort_keys=True).encode
 
@@ -62,16 +67,101 @@ KEYS_PER_QUERY = 500
 LOCK_TIMEOUT_S = 30.0
 """Seconds to wait for another process to finish writing."""
 
-FIRST_LOOK, LAST_LOOK = 0.05, 1.0
-"""First and maximum interval in seconds between checks for another process's answer."""
+LOG_SUFFIXES = ("-wal", "-shm")
+"""Of the files that SQLite has open beside the database."""
 
-_presences: dict[str, "Presence"] = {}
-_presence_lock = threading.Lock()
-_inherited_connections: list[sqlite3.Connection] = []
+Restore = Callable[[Any], Any]
+"""Validates and converts a stored value; raises `TypeError` or `ValueError` if it is damaged."""
+
+_lock = threading.RLock()
+"""Held during each operation of this process on a file, and while it forks."""
+_databases: "WeakValueDictionary[Path, _Database]" = WeakValueDictionary()
+_damaged: set[Path] = set()
+"""Files with a damaged row, of which this process has warned."""
+
+
+class _Database:
+    """The connection of this process to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.connection: sqlite3.Connection | None = None
+        self._paths: list[str] = []
+        self._opened: list[int] = []
+
+    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run work on the connection; once more on a new one if the old one or its file is lost."""
+        with _lock:
+            try:
+                found = work(self.connection or self._connect())
+                if self._inodes() == self._opened:
+                    return found
+            except sqlite3.Error as error:
+                failed = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
+                if not failed and (not self.connection or self._inodes() == self._opened):
+                    raise
+            # The file was deleted or replaced: no other process sees what was written.
+            self.close()
+            return work(self._connect())
+
+    def _connect(self) -> sqlite3.Connection:
+        make_folder(self.path.parent, private=True)
+        # Create the file first: SQLite gives its write-ahead log the same permissions. No other
+        # thread has a connection to a new file whose locks this would release.
+        with suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        connection = sqlite3.connect(
+            self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            retry_while_locked(lambda: connection.execute("PRAGMA journal_mode=WAL"))
+            connection.execute("PRAGMA synchronous=NORMAL")
+            retry_while_locked(lambda: connection.execute(CREATE_TABLE))
+            real = os.path.realpath(self.path)
+            self._paths = [str(self.path), *(f"{real}{suffix}" for suffix in LOG_SUFFIXES)]
+            self._opened = self._inodes()
+        except BaseException:
+            connection.close()
+            raise
+        self.connection = connection
+        return connection
+
+    def _inodes(self) -> list[int]:
+        """Return the inodes of the files at the paths that SQLite opened; 0 if there is none."""
+        found = []
+        for path in self._paths:
+            try:
+                found.append(os.stat(path).st_ino)
+            except FileNotFoundError:
+                found.append(0)
+        return found
+
+    def close(self) -> None:
+        """Close the connection; `run` opens a new one."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    __del__ = close
+
+
+def _close_before_fork() -> None:
+    """Close all connections: SQLite in a child that inherits one assumes locks it does not have."""
+    _lock.acquire()
+    for database in list(_databases.values()):
+        database.close()
+
+
+os.register_at_fork(
+    before=_close_before_fork, after_in_parent=_lock.release, after_in_child=_lock.release
+)
 
 
 class Cache:
     """JSON values by key; several processes and threads may use the same file at once.
+
+    Each value has a SHA-256. A damaged one counts as missing, with one warning per file, and is
+    replaced by the next value that is stored for its key.
 
     Args:
         file: Path of the file; `None` is answers.sqlite in `swarm._util.files.cache_folder()`. It
@@ -85,7 +175,7 @@ class Cache:
         if file is not None and (not isinstance(file, str) or not file.strip()):
             raise UserError(f"cache.file={file!r}: must be null or the path of a file")
         self.file = file
-        self._own = threading.local()
+        self._database: _Database | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"file": self.file}
@@ -98,27 +188,22 @@ class Cache:
         """Path of the file."""
         return Path(self.file).expanduser() if self.file else cache_folder() / "answers.sqlite"
 
-    def get(self, keys: Sequence[str]) -> dict[str, Any]:
+    def get(self, keys: Sequence[str], restore: Restore | None = None) -> dict[str, Any]:
         """Return the stored values of these keys.
 
-        Raises:
-            UserError: The file cannot be read or created.
-        """
-        found: dict[str, Any] = {}
-        with self.open_connection() as connection:
-            for chunk, which in _chunk_keys(keys):
-                query = f"SELECT key, value FROM answers WHERE {which}"
-                found.update(connection.execute(query, chunk).fetchall())
-        return _parse_values(found)
-
-    def get_range(self, first: str, last: str) -> dict[str, Any]:
-        """Return the stored values of all keys in a range (inclusive), in key order.
+        Args:
+            restore: Converts each value; values that it refuses are damaged.
 
         Raises:
             UserError: The file cannot be read or created.
         """
-        with self.open_connection() as connection:
-            return _parse_values(dict(connection.execute(SELECT_RANGE, (first, last)).fetchall()))
+        return self.run(lambda connection: self._read_keys(connection, keys, restore))
+
+    def get_range(self, first: str, last: str, restore: Restore | None = None) -> dict[str, Any]:
+        """Return the stored values of all keys in a range (inclusive), in key order; see `get`."""
+        query = f"{SELECT_ROWS} key BETWEEN ? AND ? ORDER BY key"
+        rows = self.run(lambda connection: connection.execute(query, (first, last)).fetchall())
+        return self._decode_rows(rows, restore)
 
     def delete(self, keys: Sequence[str]) -> int:
         """Delete these keys and return how many existed.
@@ -126,252 +211,116 @@ class Cache:
         Raises:
             UserError: The file cannot be written.
         """
-        if not keys:
-            return 0
-        with self.open_connection() as connection:
-            return connection.executemany(DELETE_ROW, [(key,) for key in keys]).rowcount
+        rows = [(key,) for key in keys]
+        return self.run(lambda connection: connection.executemany(DELETE_ROW, rows).rowcount)
 
-    def put(self, key: str, value: Any, label: str | None = None) -> Any:
+    def put(
+        self, key: str, value: Any, label: str | None = None, restore: Restore | None = None
+    ) -> Any:
         """Store a value immediately; return the stored one, which is the first written for its key.
 
         Args:
             label: Name of the model that gave the answer.
+            restore: See `get`; also applied to `value`.
 
         Raises:
             UserError: The file cannot be written.
         """
-        return self.put_many({key: value}, label)[key]
+        return self.put_many({key: value}, label, restore)[key]
 
-    def put_many(self, values: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
+    def put_many(
+        self, values: Mapping[str, Any], label: str | None = None, restore: Restore | None = None
+    ) -> dict[str, Any]:
         """Store several values in one transaction; see `put`."""
-        rows = [(key, json.dumps(value), time.time(), label) for key, value in values.items()]
-        with self.open_connection() as connection:
-            if len(rows) == 1:
-                new = connection.execute(INSERT_ROW, rows[0]).rowcount
-            else:
-                with connection:
-                    connection.execute("BEGIN IMMEDIATE")
-                    new = connection.executemany(INSERT_ROW, rows).rowcount
-        return dict(values) if new == len(rows) else {**values, **self.get(list(values))}
+        rows = [_encode_row(key, value, label) for key, value in values.items()]
 
-    def claim(self, keys: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Claim answers before requesting them; `release` them once they are stored.
-
-        Returns:
-            The values stored by now, and the keys claimed by this process. All other keys are
-            claimed by other live processes.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
-        stored: dict[str, Any] = {}
-        claimed: list[str] = []
-        with self.open_connection() as connection:
-            presence = _presence(self.path)
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                for chunk, which in _chunk_keys(keys):
-                    query = f"SELECT key, value FROM answers WHERE {which}"
-                    found = dict(connection.execute(query, chunk).fetchall())
-                    query = f"SELECT key, owner FROM claims WHERE {which}"
-                    claims = dict(connection.execute(query, chunk).fetchall())
-                    others = {*claims.values()} - {presence.number}
-                    alive = {owner for owner in others if presence.sees(owner)}
-                    free = [k for k in chunk if k not in found and claims.get(k) not in alive]
-                    connection.executemany(CLAIM, [(key, presence.number) for key in free])
-                    stored, claimed = stored | found, claimed + free
-                connection.execute("COMMIT")
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-        return _parse_values(stored), claimed
-
-    def release(self, keys: Sequence[str]) -> None:
-        """Release claims of this process, whether or not their answers arrived.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
-        if not keys:
-            return
-        with self.open_connection() as connection:
-            number = _presence(self.path).number
-            connection.execute("BEGIN IMMEDIATE")
+        def write(connection: sqlite3.Connection) -> dict[str, Any]:
+            if len(rows) == 1 and connection.execute(INSERT_NEW, rows[0]).rowcount:
+                return {}
             with connection:
-                for chunk, which in _chunk_keys(keys):
-                    query = f"DELETE FROM claims WHERE {which} AND owner = ?"
-                    connection.execute(query, [*chunk, number])
+                connection.execute("BEGIN IMMEDIATE")
+                if connection.executemany(INSERT_NEW, rows).rowcount == len(rows):
+                    return {}
+                stored = self._read_keys(connection, list(values), restore)
+                lost = [row for row in rows if row[0] not in stored]
+                connection.executemany(REPLACE_ROW, lost)
+            return stored
 
-    def once(
-        self,
-        keys: Sequence[str],
-        ask: Callable[[list[str]], dict[str, T]],
-        timeout: float | None = None,
-    ) -> tuple[dict[str, T], dict[str, Any]]:
-        """Request answers that are not stored; wait for those that other processes are requesting.
+        stored = self.run(write)
+        return {
+            key: stored[key] if key in stored else restore(value) if restore else value
+            for key, value in values.items()
+        }
 
-        Args:
-            ask: Requests the answers of some keys, stores successful ones and returns all results.
-            timeout: Seconds after which answers claimed by other processes are requested anyway;
-                `None` waits as long as those processes live.
+    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run work on this process's connection to the file, and return its result.
 
-        Returns:
-            The requested results, and the stored values of the other keys.
-
-        Raises:
-            UserError: The file cannot be used; also errors of `ask`.
-        """
-        computed: dict[str, T] = {}
-        stored: dict[str, Any] = {}
-        remaining, delay, until = list(keys), FIRST_LOOK, time.monotonic() + (timeout or math.inf)
-        while remaining:
-            found, claimed = self.claim(remaining)
-            stored |= found
-            if not found and not claimed and time.monotonic() > until:
-                claimed = remaining
-            try:
-                computed |= ask(claimed) if claimed else {}
-            finally:
-                self.release(claimed)
-            remaining = [key for key in remaining if key not in found and key not in computed]
-            if remaining and not claimed:
-                time.sleep(delay)
-                delay = min(LAST_LOOK, 1.5 * delay)
-        return computed, stored
-
-    def _thread_connection(self) -> sqlite3.Connection:
-        """Return this thread's connection; connections are not reused after a fork."""
-        process, connection = getattr(self._own, "opened", (None, None))
-        if connection is not None and process == os.getpid():
-            return connection
-        if connection is not None:
-            # Closing it here could corrupt the file that the parent process has open.
-            _inherited_connections.append(connection)
-        # Create the file first: SQLite gives its write-ahead log the same permissions.
-        make_folder(self.path.parent, private=True)
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        if self.file is None:  # another file may be shared
-            with suppress(PermissionError):
-                self.path.parent.chmod(0o700)
-                self.path.chmod(0o600)
-        connection = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
-        retry_while_locked(lambda: connection.execute("PRAGMA journal_mode=WAL"))
-        connection.execute("PRAGMA synchronous=NORMAL")
-        retry_while_locked(lambda: _migrate_table(connection))
-        self._own.opened = (os.getpid(), connection)
-        return connection
-
-    @contextmanager
-    def open_connection(self) -> Iterator[sqlite3.Connection]:
-        """Provide this thread's connection for one operation.
+        It is run again on a new connection if the file was deleted or replaced meanwhile, or after
+        an I/O error.
 
         Raises:
             UserError: The file cannot be opened, or the operation fails.
         """
         try:
-            yield self._thread_connection()
-        except (sqlite3.Error, OSError) as error:
+            if self._database is None:
+                path = self.path.absolute()
+                with _lock:
+                    self._database = _databases.setdefault(path, _Database(path))
+            return self._database.run(work)
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # the latter: a damaged name
             raise UserError(
                 f"the cache {self.path} cannot be used: {error}; name another file (cache.file, or "
                 "its folder in MODEL_SWARMS_CACHE), or disable the cache (cache=null, --no_cache)"
             ) from None
 
+    def _read_keys(
+        self, connection: sqlite3.Connection, keys: Sequence[str], restore: Restore | None
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for first in range(0, len(keys), KEYS_PER_QUERY):
+            chunk = keys[first : first + KEYS_PER_QUERY]
+            query = f"{SELECT_ROWS} key IN ({','.join('?' * len(chunk))})"
+            found |= self._decode_rows(connection.execute(query, chunk).fetchall(), restore)
+        return found
+
+    def _decode_rows(self, rows: Sequence[Any], restore: Restore | None) -> dict[str, Any]:
+        """Return the values of undamaged rows by key."""
+        found: dict[str, Any] = {}
+        intact = [
+            (key.decode(), data)
+            for key, data, digest in rows
+            if sha256(b"%b\n%b" % (key, data)).digest() == digest
+        ]
+        try:
+            # One joined document decodes faster than many small ones.
+            values = json.loads(b"[%b]" % b",".join([data for _, data in intact]))
+            restored = map(restore, values) if restore else values
+            found = dict(zip((key for key, _ in intact), restored, strict=True))
+        except (TypeError, ValueError, RecursionError):
+            if len(rows) > 1:
+                for row in rows:
+                    found |= self._decode_rows([row], restore)
+                return found
+        if len(found) < len(rows) and self.path not in _damaged:
+            _damaged.add(self.path)
+            log.warning("%s is damaged; damaged answers are requested again", self.path)
+        return found
+
+
+def _encode_row(key: str, value: Any, label: str | None) -> tuple[Any, ...]:
+    text = json.dumps(value)
+    return key, text, sha256(f"{key}\n{text}".encode()).digest(), time.time(), label
+
 
 def make_cache_key(*parts: Any) -> str:
     """Return a key that depends on all parts, which are JSON values."""
     text = _encode_sorted_json(parts)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _chunk_keys(keys: Sequence[str]) -> Iterator[tuple[Sequence[str], str]]:
-    """Yield the keys of each query, and its SQL condition that selects them."""
-    for first in range(0, len(keys), KEYS_PER_QUERY):
-        chunk = keys[first : first + KEYS_PER_QUERY]
-        yield chunk, f"key IN ({','.join('?' * len(chunk))})"
-
-
-def _parse_values(found: dict[str, str]) -> dict[str, Any]:
-    """Decode JSON values; one joined document decodes three times as fast as many small ones."""
-    return dict(zip(found, json.loads(f"[{','.join(found.values())}]"), strict=True))
+    return sha256(text.encode()).hexdigest()
 
 
 def make_sample_key(key: str, sample: int) -> str:
     """Return the key of one sample: `make_cache_key(key, sample)`, computed three times as fast."""
-    return hashlib.sha256(f'["{key}", {sample}]'.encode()).hexdigest()
-
-
-def _migrate_table(connection: sqlite3.Connection) -> None:
-    """Create the table, or add missing columns to an earlier version's, in one transaction."""
-    if _column_names(connection) >= set(ADDED_COLUMNS) and _column_names(connection, "claims"):
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        connection.execute(CREATE_TABLE)
-        connection.execute(CLAIMS)
-        for name in sorted(set(ADDED_COLUMNS) - _column_names(connection)):
-            connection.execute(f"ALTER TABLE answers ADD COLUMN {name} {ADDED_COLUMNS[name]}")
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-
-
-def _column_names(connection: sqlite3.Connection, table: str = "answers") -> set[str]:
-    return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-
-
-class Presence:
-    """Marks this process as alive for others that share a cache; ends with the process.
-
-    Args:
-        cache: Path of the cache; bytes of a file beside it are locked, nothing is written to it.
-
-    Attributes:
-        number: Offset of this process's byte.
-    """
-
-    def __init__(self, cache: Path) -> None:
-        self.process, self.number = os.getpid(), int.from_bytes(os.urandom(7), "big")
-        file = cache.with_name(f"{cache.name}-claims")
-        # Never closed: POSIX releases all of a process's locks on a file when it closes any
-        # descriptor of it.
-        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        with suppress(OSError):  # as accessible as the cache
-            os.fchmod(self._descriptor, cache.stat().st_mode & 0o777)
-        self._lock(self.number)
-
-    def holds(self, cache: Path) -> bool:
-        """Return whether this process created it, on the file that exists now."""
-        file = cache.with_name(f"{cache.name}-claims")
-        try:
-            return self.process == os.getpid() and os.path.samestat(
-                file.stat(), os.fstat(self._descriptor)
-            )
-        except OSError:
-            return False
-
-    def sees(self, number: int) -> bool:
-        """Return whether another process with this number is alive."""
-        if not self._lock(number):
-            return True
-        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, number)
-        return False
-
-    def _lock(self, number: int) -> bool:
-        try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-        except OSError:
-            return False
-        return True
-
-
-def _presence(cache: Path) -> Presence:
-    """Return this process's presence for a cache."""
-    with _presence_lock:
-        found = _presences.get(str(cache))
-        if found is None or not found.holds(cache):
-            found = _presences[str(cache)] = Presence(cache)
-        return found
+    return sha256(f'["{key}", {sample}]'.encode()).hexdigest()
 
 
 def retry_while_locked(work: Callable[[], T]) -> T:
@@ -429,31 +378,22 @@ class CachedModel:
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `swarm.models.base.generate_each`."""
         keyed = self._keyed_requests(requests)
-        stored = self.cache.get([key for key, _ in keyed])
-        found: dict[str, Completion | UserError] = {
-            k: _restore_completion(v) for k, v in stored.items()
-        }
+        found: dict[str, Completion | UserError]
+        found = dict(self.cache.get([key for key, _ in keyed], restore_completion))
         new = {key: request for key, request in keyed if key not in found}
-
-        def once(keys: Sequence[str]) -> dict[str, Completion | UserError]:
-            answers = zip(keys, generate_each(self.model, [new[key] for key in keys]), strict=True)
-            return {
-                k: a if isinstance(a, UserError) else self._store_completion(k, a)
-                for k, a in answers
-            }
-
         for first in range(0, len(new), REQUESTS_PER_BATCH):
-            computed, others = self.cache.once(list(new)[first : first + REQUESTS_PER_BATCH], once)
-            found |= computed | {key: _restore_completion(value) for key, value in others.items()}
+            keys = list(new)[first : first + REQUESTS_PER_BATCH]
+            answers = generate_each(self.model, [new[key] for key in keys])
+            for key, one in zip(keys, answers, strict=True):
+                found[key] = one if isinstance(one, UserError) else self._store_completion(key, one)
         return [found[key] for key, _ in keyed]
 
     def stream(self, request: Request) -> Stream:
         """Stream one answer (see `swarm.models.base.stream`); a cached one is a single piece."""
         ((key, keyed),) = self._keyed_requests([request])
-        if key in (stored := self.cache.get([key])):
-            answer = _restore_completion(stored[key])
+        for answer in self.cache.get([key], restore_completion).values():
             yield Delta(answer.text, answer.reasoning)
-            return answer
+            return cast(Completion, answer)
         answer = yield from stream(self.model, keyed)
         return self._store_completion(key, answer)
 
@@ -475,15 +415,17 @@ class CachedModel:
         return keyed
 
     def _store_completion(self, key: str, answer: Completion) -> Completion:
-        return completion_from_json(self.cache.put(key, completion_to_json(answer), self.label))
+        value = completion_to_json(answer)
+        return cast(Completion, self.cache.put(key, value, self.label, completion_from_json))
 
 
-def _restore_completion(value: Any) -> Completion:
-    return replace(completion_from_json(value), cached=True)
+def restore_completion(value: Any) -> Completion:
+    """Restore a completion from the cache; see `Restore`."""
+    return completion_from_fields({**completion_fields(value), "cached": True})
 
 
 class CacheWriter:
-    """Stores answers as they arrive, batching those of one event loop iteration.
+    """Stores the fields of completions as they arrive, batching those of one event loop iteration.
 
     An answer is written before the next iteration starts, so it is in the file before any consumer
     sees it.
@@ -515,7 +457,7 @@ class CacheWriter:
         pending, self._pending = self._pending, {}
         try:
             assert self._cache
-            self._written |= self._cache.put_many(pending, self._label)
+            self._written |= self._cache.put_many(pending, self._label, completion_fields)
         except UserError as error:
             self._error = error
 
@@ -532,12 +474,12 @@ class CacheWriter:
 
 ENTRY_BYTES = "LENGTH(key) + LENGTH(CAST(value AS BLOB))"
 SELECT_BY_LABEL = (
-    f"SELECT label, COUNT(*), SUM({ENTRY_BYTES}), MIN(time), MAX(time) FROM answers "
+    f"SELECT label, COUNT(*), SUM({ENTRY_BYTES}), MIN(time), MAX(time) FROM responses "
     "GROUP BY label ORDER BY 3 DESC"
 )
 OLDEST_BEYOND_SIZE = (
     "key IN (SELECT key FROM (SELECT key, "
-    f"SUM({ENTRY_BYTES}) OVER (ORDER BY time DESC NULLS LAST, key) AS so_far FROM answers) "
+    f"SUM({ENTRY_BYTES}) OVER (ORDER BY time DESC, key) AS so_far FROM responses) "
     "WHERE so_far > ?)"
 )
 
@@ -549,14 +491,14 @@ class CacheEntryStats(NamedTuple):
         label: The model's name; `None` if not recorded.
         answers: Number of answers.
         bytes: Size of their keys and values.
-        oldest, newest: Times of storage as of `time.time`; `None` if unknown.
+        oldest, newest: Times of storage as of `time.time`.
     """
 
     label: str | None
     answers: int
     bytes: int
-    oldest: float | None
-    newest: float | None
+    oldest: float
+    newest: float
 
 
 class CacheFilter(NamedTuple):
@@ -567,12 +509,10 @@ class CacheFilter(NamedTuple):
 
 
 ALL_ENTRIES = CacheFilter("TRUE")
-UNDATED_ENTRIES = CacheFilter("time IS NULL")
-"""Entries stored before times were recorded."""
 
 
 def filter_older_than(seconds: float) -> CacheFilter:
-    """Select entries of known time older than a number of seconds."""
+    """Select entries older than a number of seconds."""
     return CacheFilter("time < ?", (time.time() - seconds,))
 
 
@@ -582,7 +522,7 @@ def filter_by_label(label: str | None) -> CacheFilter:
 
 
 def filter_beyond_size(size: int) -> CacheFilter:
-    """Select the oldest entries beyond `size` bytes; those of unknown time count as oldest."""
+    """Select the oldest entries beyond `size` bytes."""
     return CacheFilter(OLDEST_BEYOND_SIZE, (size,))
 
 
@@ -592,8 +532,8 @@ def stats_by_label(cache: Cache) -> list[CacheEntryStats]:
     Raises:
         UserError: The file cannot be read or created.
     """
-    with cache.open_connection() as connection:
-        return [CacheEntryStats(*row) for row in connection.execute(SELECT_BY_LABEL).fetchall()]
+    rows = cache.run(lambda connection: connection.execute(SELECT_BY_LABEL).fetchall())
+    return [CacheEntryStats(*row) for row in rows]
 
 
 def count_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
@@ -602,10 +542,10 @@ def count_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
     Raises:
         UserError: The file cannot be read or created.
     """
-    query = f"SELECT COUNT(*), COALESCE(SUM({ENTRY_BYTES}), 0) FROM answers WHERE {which.condition}"
-    with cache.open_connection() as connection:
-        number, size = connection.execute(query, which.values).fetchone()
-        return number, size
+    query = "SELECT COUNT(*), COALESCE(SUM({}), 0) FROM responses WHERE {}"
+    query = query.format(ENTRY_BYTES, which.condition)
+    number, size = cache.run(lambda connection: connection.execute(query, which.values).fetchone())
+    return number, size
 
 
 def remove_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
@@ -615,8 +555,11 @@ def remove_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
         UserError: The file cannot be written, or another process locked it for too long.
     """
     found = count_entries(cache, which)
-    with cache.open_connection() as connection:
-        connection.execute(f"DELETE FROM answers WHERE {which.condition}", which.values)
+
+    def remove(connection: sqlite3.Connection) -> None:
+        connection.execute(f"DELETE FROM responses WHERE {which.condition}", which.values)
         connection.execute("VACUUM")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    cache.run(remove)
     return found

@@ -17,8 +17,8 @@ from swarm.models.base import (
     Request,
     Stream,
     Usage,
+    completion_fields,
     completion_from_fields,
-    completion_from_json,
     compute_cost,
     validate_prices,
 )
@@ -225,16 +225,7 @@ class OpenAI:
         stored = self._load_cached(pending)
         new = {answer.key: answer for answer in pending if answer.key not in stored}
         retries_before = self.client.repeated
-
-        def once(keys: Sequence[str]) -> dict[str, Any]:
-            return self._request_uncached([new[key] for key in keys], ask)
-
-        if self.cache:
-            timeout = min((one.timeout for one in new.values() if one.timeout), default=None)
-            new_answers, others = self.cache.once(list(new), once, timeout)
-            stored |= others
-        else:
-            new_answers = once(list(new))
+        new_answers = self._request_uncached(list(new.values()), ask)
         self.totals.cached += len(pending) - len(new_answers)
         found = {**stored, **new_answers}
         self._log_requests(len(pending), len(new_answers), self.client.repeated - retries_before)
@@ -279,16 +270,7 @@ class OpenAI:
     def _load_cached(self, pending: Sequence[PendingSample]) -> dict[str, CompletionFields]:
         if not self.cache:
             return {}
-        stored = self.cache.get([answer.key for answer in pending])
-        # Earlier versions stored answers without the requested log probabilities.
-        useless = [
-            one.key
-            for one in pending
-            if one.key in stored and lacks_logprobs(one.body, stored[one.key])
-        ]
-        if useless:
-            self.cache.delete(useless)
-        return {key: answer for key, answer in stored.items() if key not in useless}
+        return self.cache.get([answer.key for answer in pending], completion_fields)
 
     def _build_calls(
         self,
@@ -358,8 +340,7 @@ class OpenAI:
         """Build a completion from stored fields."""
         cost, priced = compute_cost(answer, self.prices), bool(self.prices)
         fields = {**answer, "cost": cost, "cached": cached, "priced": priced}
-        lists = "tokens" in fields or "tool_calls" in fields
-        return completion_from_json(fields) if lists else completion_from_fields(fields)
+        return completion_from_fields(fields)
 
     def _log_requests(self, total: int, new: int, repeated: int) -> None:
         log.info(

@@ -62,7 +62,7 @@ def parse_choice(choice: Mapping[str, Any]) -> CompletionFields:
     if thoughts := (thoughts + split.reasoning).strip():
         answer["reasoning"] = thoughts
     if calls := message.get("tool_calls"):
-        answer["tool_calls"] = [dict(call) for call in calls]
+        answer["tool_calls"] = tuple(dict(call) for call in calls)
     refused = message.get("refusal") and not answer["text"]
     if finish := "refusal" if refused else parse_finish(choice):
         answer["finish"] = finish
@@ -136,10 +136,10 @@ def join_text_parts(parts: Any) -> str:
     return "".join(str(part["text"]) for part in parts if part.get("type") == "text")
 
 
-def parse_tokens(choice: Mapping[str, Any]) -> list[Token]:
+def parse_tokens(choice: Mapping[str, Any]) -> tuple[Token, ...]:
     """Parse the tokens of an answer or of a piece, if log probabilities were requested."""
     entries = (choice.get("logprobs") or {}).get("content") or []
-    return [
+    return tuple(
         Token(
             str(token["token"]),
             parse_logprob(token["logprob"]),
@@ -149,7 +149,7 @@ def parse_tokens(choice: Mapping[str, Any]) -> list[Token]:
             ),
         )
         for token in entries
-    ]
+    )
 
 
 def parse_logprob(value: Any) -> float:

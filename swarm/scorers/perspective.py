@@ -90,17 +90,16 @@ class PerspectiveScorer(NonToxicity):
         """Return cached values, and request the rest from the API."""
         bodies = [self._request_body(text) for text in texts]
         names = [make_cache_key("perspective", self.client.url, body) for body in bodies]
-        found = self.cache.get(names) if self.cache else {}
+        found = self.cache.get(names, _validate_toxicity) if self.cache else {}
         new = [i for i, name in enumerate(names) if name not in found]
 
         def store_value(number: int, value: float | None) -> float | None:
-            return self.cache.put(names[new[number]], value) if self.cache else value
+            name = names[new[number]]
+            return self.cache.put(name, value, None, _validate_toxicity) if self.cache else value
 
         def parse_value(number: int, content: Any, seconds: float) -> float | None:
             value = float(content["attributeScores"]["TOXICITY"]["summaryScore"]["value"])
-            if not 0 <= value <= 1:
-                raise MalformedResponse(f"a toxicity of {value}")
-            return store_value(number, value)
+            return store_value(number, _validate_toxicity(value))
 
         def handle_refusal(number: int, error: BadRequest) -> float | None:
             if not is_text_error(error):
@@ -127,6 +126,12 @@ class PerspectiveScorer(NonToxicity):
             "doNotStore": True,
         }
         return body | ({"languages": self.languages} if self.languages else {})
+
+
+def _validate_toxicity(value: Any) -> float | None:
+    if value is None or (isinstance(value, float) and 0 <= value <= 1):
+        return value
+    raise MalformedResponse(f"a toxicity of {value!r}")
 
 
 def is_text_error(error: BadRequest) -> bool:

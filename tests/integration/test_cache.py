@@ -1,14 +1,18 @@
 """Answers kept in one file: for later, for other processes, and without a key or a failure."""
 
+import json
 import os
 import pickle
+import random
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,24 +55,15 @@ def test_values_stay(tmp_path: Path) -> None:
 
 def test_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path))
-    Cache().put("a", 1)
-    assert (tmp_path / "answers.sqlite").is_file()
+    cache = Cache()
+    cache.put("a", 1)
+    assert cache.path == tmp_path / "answers.sqlite"
+    assert {one.name[14:] for one in tmp_path.iterdir()} == {"", "-wal", "-shm"}
+    assert {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {0o600}
 
 
-def old_file(path: Path) -> str:
-    """A file as the version before labels made them, with two answers."""
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE answers (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
-        connection.executemany("INSERT INTO answers VALUES (?, ?)", [("old", "1"), ("0", '"kept"')])
-    connection.close()
-    return str(path)
-
-
-@pytest.mark.parametrize("old", [False, True])
-def test_processes_and_threads_share_a_file(tmp_path: Path, old: bool) -> None:
+def test_processes_and_threads_share_a_file(tmp_path: Path) -> None:
     file = str(tmp_path / "answers.sqlite")
-    if old:
-        old_file(tmp_path / "answers.sqlite")
     command = [sys.executable, "-c", WRITER, file]
     running = [
         subprocess.Popen([*command, name], env=searches.environment(), stderr=subprocess.PIPE)
@@ -93,23 +88,172 @@ def test_processes_and_threads_share_a_file(tmp_path: Path, old: bool) -> None:
     assert wrong == []
     found = cache.get([f"{n}" for n in range(300)])
     assert len(found) == 300
-    if old:
-        assert cache.get(["old", "0"]) == {"old": 1, "0": "kept"}
     with sqlite3.connect(file) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_a_forked_child_opens_the_file_itself(tmp_path: Path) -> None:
+def start(program: str, *arguments: str) -> "subprocess.Popen[str]":
+    """Run a program on a cache."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        env=searches.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+READER = """
+import json, sys
+from swarm.models.cache import Cache
+print(json.dumps(Cache(sys.argv[1]).get(json.loads(sys.argv[2]))))
+"""
+
+
+def read_elsewhere(file: str, keys: Sequence[str]) -> dict[str, object]:
+    """What another process finds."""
+    reader = start(READER, file, json.dumps(keys))
+    return dict(json.loads(reader.communicate(timeout=60)[0]))
+
+
+GUEST = """
+import sys
+from swarm.models.cache import Cache
+cache = Cache(sys.argv[1])
+print(cache.get(["k0"]), flush=True)
+sys.stdin.readline()
+cache.put("k1", 1)
+"""
+
+
+@pytest.mark.parametrize("guest_is_first", [False, True])
+def test_a_process_that_ends_takes_no_answers_with_it(tmp_path: Path, guest_is_first: bool) -> None:
+    """This process has two threads; the other opens the file before or after the second of them."""
+    file = str(tmp_path / "answers.sqlite")
+    cache, keys = Cache(file), ["k0", "k1", "k2", "k3"]
+    cache.put("k0", 0)
+    with ThreadPoolExecutor(1) as thread:
+        if not guest_is_first:
+            thread.submit(cache.get, keys).result()
+        guest = start(GUEST, file)
+        assert guest.stdout and guest.stdout.readline() == "{'k0': 0}\n"
+        if guest_is_first:
+            thread.submit(cache.get, keys).result()
+        guest.communicate("\n", timeout=60)
+        assert cache.put("k2", 2) == 2 and thread.submit(cache.put, "k3", 3).result() == 3
+        wanted = {key: n for n, key in enumerate(keys)}
+        assert cache.get(keys) == wanted
+        assert read_elsewhere(file, keys) == wanted
+
+
+FORKED = """
+import os, sys, time
+from swarm.models.cache import Cache
+cache, parent = Cache(sys.argv[1]), os.getpid()
+cache.put("a", 1)
+if os.fork() == 0:
+    cache.put("b", 2)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    cache.put("c", 3)
+    print(cache.get(["a", "b", "c"]), flush=True)
+    sys.stdin.readline()
+else:
+    while not cache.get(["b"]):
+        time.sleep(0.01)
+    del cache
+"""
+
+
+def test_a_forked_child_outlives_its_parent(tmp_path: Path) -> None:
+    file, wanted = str(tmp_path / "answers.sqlite"), {"a": 1, "b": 2, "c": 3}
+    child = start(FORKED, file)
+    assert child.stdout and child.stdout.readline() == f"{wanted}\n"
+    assert read_elsewhere(file, ["a", "b", "c"]) == wanted
+    child.communicate("\n", timeout=60)
+
+
+@pytest.mark.parametrize("lost", ["everything", "-wal", "replaced"])
+def test_a_file_that_is_lost_beneath_a_connection_is_opened_again(
+    tmp_path: Path, lost: str
+) -> None:
+    file = tmp_path / "answers.sqlite"
+    cache = Cache(str(file))
+    cache.put("a", 1)
+    if lost == "replaced":
+        other = Cache(str(tmp_path / "other.sqlite"))
+        other.put("c", 3)
+        del other
+        (tmp_path / "other.sqlite").replace(file)
+    for path in tmp_path.glob("answers.sqlite-*" if lost == "replaced" else "answers.sqlite*"):
+        if lost != "-wal" or path.name.endswith(lost):
+            path.unlink()
+    assert cache.put("b", 2) == 2
+    wanted = {"replaced": {"c": 3}, "-wal": {"a": 1}}.get(lost, {}) | {"b": 2}
+    assert read_elsewhere(str(file), ["a", "b", "c"]) == wanted == cache.get(["a", "b", "c"])
+
+
+def test_an_io_error_is_met_with_a_new_connection(tmp_path: Path) -> None:
+    """The write-ahead log is cut, so that SQLite cannot read what its index lists."""
     cache = Cache(str(tmp_path / "answers.sqlite"))
     cache.put("a", 1)
-    child = os.fork()
-    if child == 0:
-        cache.put("b", 2)
-        os._exit(0 if cache.get(["a"]) == {"a": 1} else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    cache.put("c", 3)
-    assert cache.get(["a", "b", "c"]) == {"a": 1, "b": 2, "c": 3}
+    del cache  # into the file itself
+    cache = Cache(str(tmp_path / "answers.sqlite"))
+    more = {f"b{n}": "x" * 10_000 for n in range(300)}  # more than SQLite keeps in memory
+    cache.put_many(more)
+    os.truncate(tmp_path / "answers.sqlite-wal", 0)
+    keys = ["a", *more]
+    assert cache.get(keys) == {"a": 1}
+    cache.put("c", 2)
+    assert read_elsewhere(str(cache.path), ["a", "c"]) == {"a": 1, "c": 2}
+
+
+PUTTER = """
+import os, sys, threading, time
+from swarm.models.cache import Cache
+cache = Cache(sys.argv[1])
+def put(part):
+    for n in range(int(sys.argv[3])):
+        key = f"{sys.argv[2]} {part} {n}"
+        cache.put(key, key * 20)
+        os.write(1, f"{key}\\n".encode())
+threads = [threading.Thread(target=put, args=(part,)) for part in "ab"]
+for thread in threads:
+    thread.start()
+    time.sleep(0.05)  # the first has put something before the second opens the file
+for thread in threads:
+    thread.join()
+"""
+
+
+def lost_to_kills(file: str, chance: random.Random) -> tuple[int, list[str]]:
+    """How many answers were put, and those of them that a further process does not find.
+
+    One process puts all the time, one ends, one is killed, and at last the first is killed.
+    """
+    host = start(PUTTER, file, "host", "100000")
+    assert host.stdout
+    first = host.stdout.readline()
+    ending = start(PUTTER, file, "ending", str(chance.randrange(1, 100)))
+    killed = start(PUTTER, file, "killed", "100000")
+    time.sleep(chance.uniform(0.1, 0.6))
+    killed.kill()
+    said = [first, ending.communicate(timeout=60)[0], killed.communicate(timeout=60)[0]]
+    time.sleep(chance.uniform(0.0, 0.1))
+    host.kill()
+    said.append(host.communicate(timeout=60)[0])
+    # A kill may cut the last line.
+    keys = [line[:-1] for one in said for line in one.splitlines(True) if line.endswith("\n")]
+    found = Cache(file).get(keys)
+    return len(keys), [key for key in keys if found.get(key) != key * 20]
+
+
+def test_no_answer_is_lost_to_kills(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    for n in range(4):
+        number, lost = lost_to_kills(str(tmp_path / f"{n}.sqlite"), chance)
+        assert number > 10 and not lost
 
 
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
@@ -144,11 +288,7 @@ def test_keys_change_with_every_part() -> None:
 def test_ten_thousand_answers_are_read_quickly(tmp_path: Path) -> None:
     cache = Cache(str(tmp_path / "answers.sqlite"))
     keys = [make_cache_key(n) for n in range(10_000)]
-    with cache.open_connection() as connection:
-        connection.execute("BEGIN")
-        for key in keys:
-            cache.put(key, {"text": "some words " * 50, "prompt_tokens": 9}, "m")
-        connection.execute("COMMIT")
+    cache.put_many({key: {"text": "some words " * 50, "prompt_tokens": 9} for key in keys}, "m")
     took = []
     for _ in range(3):
         begun = time.process_time()
@@ -159,54 +299,52 @@ def test_ten_thousand_answers_are_read_quickly(tmp_path: Path) -> None:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> str:
-    """Four answers: of unknown age and model, of 2020, and two of today."""
-    file = old_file(tmp_path / "answers.sqlite")
-    cache = Cache(file)
+    """Two answers of 2020, one of an unknown model, and two of today."""
+    cache = Cache(str(tmp_path / "answers.sqlite"))
+    cache.put("old", "kept")
     cache.put("then", "x" * 3000, "gpt-old")
-    with cache.open_connection() as connection:
-        connection.execute("UPDATE answers SET time = 1577880000 WHERE key = 'then'")
+    cache.run(lambda connection: connection.execute("UPDATE responses SET time = 1577880000"))
     cache.put("now", "y" * 1000, "gpt-new")
     cache.put("later", "z" * 1000, "gpt-new")
-    return file
+    return str(cache.path)
 
 
 def test_info(kept: str, capsys: pytest.CaptureFixture[str]) -> None:
     entry.main(["info", "--file", kept])
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{kept}: 5 responses (5.0 kB), ") and first.endswith(" on disk")
+    assert first.startswith(f"{kept}: 4 responses (5.0 kB), ") and first.endswith(" on disk")
     today = time.strftime("%Y-%m-%d")
     assert [" ".join(line.split()) for line in lines] == [
         "gpt-old 1 response (3.0 kB), 2020-01-01",
         f"gpt-new 2 responses (2.0 kB), {today}",
-        "unknown 2 responses (11 bytes), of unknown age",
+        "unknown 1 response (9 bytes), 2020-01-01",
     ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "left"),
     [
-        (["--older-than", "30d"], {"old", "0", "now", "later"}),
-        (["--older-than", "5000w"], {"old", "0", "then", "now", "later"}),
-        (["--model", "gpt-new"], {"old", "0", "then"}),
+        (["--older-than", "30d"], {"now", "later"}),
+        (["--older-than", "5000w"], {"old", "then", "now", "later"}),
+        (["--model", "gpt-new"], {"old", "then"}),
         (["--model", "unknown"], {"then", "now", "later"}),
-        (["--larger-than", "2.1kB"], {"now", "later"}),
-        (["--larger-than", "1GB"], {"old", "0", "then", "now", "later"}),
+        (["--larger-than", "2.015kB"], {"now", "later"}),
+        (["--larger-than", "1GB"], {"old", "then", "now", "later"}),
         (["--all"], set()),
     ],
 )
 def test_prune(
     kept: str, arguments: list[str], left: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    everything = ["old", "0", "then", "now", "later"]
+    everything = ["old", "then", "now", "later"]
     entry.main(["prune", "--dry-run", "--file", kept, *arguments])
     assert set(Cache(kept).get(everything)) == set(everything)
     would = capsys.readouterr().out
     entry.main(["prune", "--file", kept, *arguments])
     done = capsys.readouterr().out
     assert would.replace("would remove", "removed") == done
-    assert f"removed {5 - len(left)} response" in done
+    assert f"removed {4 - len(left)} response" in done
     assert set(Cache(kept).get(everything)) == left
-    assert ("2 of them are of unknown age" in done) == (arguments[0] == "--older-than")
 
 
 def test_prune_gives_the_disk_its_space_back(tmp_path: Path) -> None:
@@ -334,6 +472,103 @@ def test_a_key_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert files and not [p for p in files if fake_models.KEY.encode() in p.read_bytes()]
 
 
+def lone_warning(caplog: pytest.LogCaptureFixture, file: Path) -> bool:
+    """Whether the file was named as damaged, once."""
+    messages = [record.getMessage() for record in caplog.records]
+    return messages == [f"{file} is damaged; damaged answers are requested again"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "value = replace(value, '1', '2')",
+        "value = '{'",
+        "value = '1 1'",
+        "value = x'ff'",
+        "value = 5",
+        "value = printf('%.*c', 100000, '[')",
+        "sha256 = x'00'",
+        "sha256 = 'text'",
+    ],
+)
+def test_a_damaged_row_is_missing_and_replaced(
+    tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[object] = []
+    cache = Cache(str(tmp_path / "answers.sqlite"))
+    model = CachedModel(counting(asked), cache, ("one",), "one")
+    requests = [Request("a"), Request("b")]
+    before = model.generate(requests)
+    (key, _), _ = model._keyed_requests(requests)
+    cache.run(lambda c: c.execute(f"UPDATE responses SET {change} WHERE key = ?", (key,)))
+    again = model.generate(requests)
+    assert [one.cached for one in again] == [False, True] and again[1] == before[1]
+    assert asked == ["a", "b", "a"] and lone_warning(caplog, cache.path)
+    assert model.generate(requests) == again and len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        5,
+        [],
+        {},
+        {"text": 5},
+        {"text": "a", "new_tokens": "3"},
+        {"text": "a", "strange": 1},
+        {"text": "a", "logprobs": [None]},
+        {"text": "a", "tokens": [["a", -1.0]]},
+        {"text": "a", "tokens": [["a", "b", []]]},
+        {"text": "a", "tokens": [["a", -1.0, [[1, 2]]]]},
+        {"text": "a", "tool_calls": [1]},
+    ],
+    ids=str,
+)
+def test_what_is_no_completion_is_missing_and_replaced(
+    tmp_path: Path, wrong: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = Cache(str(tmp_path / "answers.sqlite"))
+    model = CachedModel(counting([]), cache, ("one",), "one")
+    ((key, _),) = model._keyed_requests([Request("a")])
+    cache.put(key, wrong)
+    assert list(stream(model, Request("a"))) == [Delta("1", "r")]
+    assert model.generate([Request("a")])[0].cached
+    with endpoints.endpoint(lambda asked: endpoints.chat("fine")) as endpoint:
+        client = OpenAI("m", endpoint.url, None, cache=cache, prices={"prompt": 1, "new": 1})
+        cache.put(client.list_pending_samples([Request("hi")])[0].key, wrong)
+        for number in range(2):
+            (answer,) = client.generate([Request("hi")])
+            assert answer.text == "fine" and answer.cached == bool(number)
+        assert len(endpoint.asked) == 1
+    assert lone_warning(caplog, cache.path)
+
+
+def test_no_flipped_bit_changes_an_answer(tmp_path: Path) -> None:
+    """Each is right, missing, or the whole file is refused in one line; a new one is stored."""
+    values = {make_cache_key(n): {"text": f"{n} some words " * 40, "n": n} for n in range(80)}
+    whole, chance = tmp_path / "whole.sqlite", random.Random(1)
+    Cache(str(whole)).put_many(values, "m")
+    data, missing, refused = bytearray(whole.read_bytes()), 0, 0
+    assert 60_000 < len(data) < 100_000
+    for n in range(200):
+        bit = chance.randrange(8 * len(data))
+        file = tmp_path / f"{n}.sqlite"
+        data[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(data)
+        data[bit // 8] ^= 1 << bit % 8
+        try:
+            found = Cache(str(file)).get(list(values))
+            assert all(values[key] == value for key, value in found.items()), bit
+            missing += len(found) < len(values)
+            assert Cache(str(file)).put_many(values) == values, bit
+            assert Cache(str(file)).get(list(values)) == values, bit
+        except UserError as error:
+            assert str(error).startswith(f"the cache {file} cannot be used: ")
+            refused += 1
+    assert missing > 100 and refused < 20
+
+
 ASKER = """
 import sys
 from swarm.models import Request
@@ -346,88 +581,31 @@ print("\\n".join(done.text for done in model.generate(requests)), flush=True)
 """
 
 
-def test_of_two_processes_one_pays(tmp_path: Path) -> None:
-    """Both have all answers, the same, and no request was made twice."""
-    file, count = str(tmp_path / "answers.sqlite"), 40
-    numbers = iter(range(10_000))
+def test_no_process_waits_for_another(tmp_path: Path) -> None:
+    """One is stopped while its request is under way."""
+    file = str(tmp_path / "answers.sqlite")
+    waits = iter([60.0])
+    said = lambda asked: replace(endpoints.chat("well"), wait=next(waits, 0.0))  # noqa: E731
+    with endpoints.endpoint(said) as server:
+        stopped = start(ASKER, server.url, file, "1")
+        while not server.asked:
+            time.sleep(0.01)
+        stopped.send_signal(signal.SIGSTOP)
+        try:
+            other = start(ASKER, server.url, file, "1")
+            assert other.communicate(timeout=30)[0] == "well\n" and len(server.asked) == 2
+        finally:
+            other.kill()
+            stopped.kill()
+            stopped.wait()
+
+
+def test_two_processes_that_ask_at_once_have_the_same_answers(tmp_path: Path) -> None:
+    """Each may pay; the answer that was stored first is that of both."""
+    file, numbers = str(tmp_path / "answers.sqlite"), iter(range(10_000))
     said = lambda asked: endpoints.chat(f"answer {next(numbers)}")  # noqa: E731
     with endpoints.endpoint(lambda asked: replace(said(asked), wait=0.05)) as server:
-        command = [sys.executable, "-c", ASKER, server.url, file, str(count)]
-        running = [
-            subprocess.Popen(command, env=searches.environment(), stdout=subprocess.PIPE, text=True)
-            for _ in range(2)
-        ]
+        running = [start(ASKER, server.url, file, "40") for _ in range(2)]
         first, second = (process.communicate(timeout=120)[0] for process in running)
-        assert len(server.asked) == count
-    assert first == second and len(first.splitlines()) == count
-    with Cache(file).open_connection() as connection:
-        assert connection.execute("SELECT COUNT(*) FROM claims").fetchone() == (0,)
-
-
-def test_a_claim_of_a_dead_process_expires(tmp_path: Path) -> None:
-    file = str(tmp_path / "answers.sqlite")
-    claims = (
-        "import sys, time; from swarm.models.cache import Cache\n"
-        "print(Cache(sys.argv[1]).claim(['a', 'b'])[1], flush=True); time.sleep(600)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", claims, file],
-        env=searches.environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout and process.stdout.readline() == "['a', 'b']\n"
-    cache = Cache(file)
-    assert cache.claim(["a", "b", "c"]) == ({}, ["c"])
-    process.kill()
-    process.wait()
-    assert cache.claim(["a", "b", "c"]) == ({}, ["a", "b", "c"])
-    cache.put("a", 1)
-    cache.release(["a", "b"])
-    assert cache.claim(["a", "b", "c"]) == ({"a": 1}, ["b", "c"])
-
-
-def test_a_failure_passes_the_claim_on(tmp_path: Path) -> None:
-    """What another process has failed to get is asked for; a fork is a process of its own."""
-    file, asked = str(tmp_path / "answers.sqlite"), []
-    cache = Cache(file)
-    fails = (
-        "import sys; from swarm.models.cache import Cache\n"
-        "cache = Cache(sys.argv[1]); cache.claim(['a']); print('claimed', flush=True)\n"
-        "sys.stdin.readline(); cache.release(['a']); sys.stdin.readline()"
-    )
-    command = [sys.executable, "-c", fails, file]
-    process = subprocess.Popen(
-        command,
-        env=searches.environment(),
-        stdout=subprocess.PIPE,
-        stdin=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout and process.stdin and process.stdout.readline()
-
-    def fail() -> None:
-        asked.append("failed")
-        process.stdin.write("\n")  # type: ignore[union-attr]
-        process.stdin.flush()  # type: ignore[union-attr]
-
-    def answers(keys: Sequence[str]) -> dict[str, int]:
-        asked.append("again")
-        return {key: cache.put(key, 7) for key in keys}
-
-    timer = threading.Timer(0.4, fail)
-    timer.start()
-    try:
-        assert cache.once(["a"], answers) == ({"a": 7}, {}) and asked == ["failed", "again"]
-        assert cache.once(["a"], answers) == ({}, {"a": 7}) and len(asked) == 2
-    finally:
-        timer.join()
-        process.communicate("\n", timeout=60)
-    cache.claim(["b"])
-    assert cache.claim(["b"]) == ({}, ["b"]), "a process is not held back by itself"
-    child = os.fork()
-    if not child:
-        held = cache.claim(["b", "c"]) == ({}, ["c"])
-        late = cache.once(["b"], answers, timeout=0.2) == ({"b": 7}, {})
-        os._exit(0 if held and late else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        assert 40 <= len(server.asked) <= 80
+    assert first == second and len(first.splitlines()) == 40

@@ -20,7 +20,7 @@ from compare_endpoint import KEY, asked, repeats, script
 from swarm.compare import Config, ModelAdapter, Question, Runner
 from swarm.compare.sampling.backends import open_answer_cache
 from swarm.compare.sampling.resolve import sample_cache_keys
-from swarm.compare.sampling.scheduler import LOOK, as_completed, run_scripts
+from swarm.compare.sampling.scheduler import as_completed, run_scripts
 from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
 from swarm.errors import InvalidArgument, UserError
 from swarm.models.base import Completion, Request
@@ -589,73 +589,3 @@ def test_an_explicit_max_completion_tokens_is_sent() -> None:
     """Whatever a question's own max_tokens are."""
     sent = asked(model="gpt-5-mini", max_completion_tokens=300).api_kwargs
     assert sent["max_completion_tokens"] == 300 and "max_tokens" not in sent
-
-
-RUNS = """
-import sys
-from swarm.compare import Config, Question
-Config.url_key_pairs = [(sys.argv[1], "sk-nothing", "KEY")]
-Config.cache_dir, Config.max_workers = sys.argv[2], 4
-question = Question.create(type="free_form", name="q", paraphrases=["a", "b", "c"],
-                           samples_per_paraphrase=20)
-print(sorted(question.df({"all": ["small"]})["answer"]))
-"""
-
-
-def test_two_processes_on_one_cache_pay_for_each_sample_once(tmp_path: Path) -> None:
-    numbers = iter(range(10_000))
-
-    def answer(asked: endpoints.Asked) -> endpoints.Reply:
-        time.sleep(0.02)
-        return endpoints.chat(f"answer {next(numbers)}")
-
-    with compare_endpoint.endpoint(answer) as server:
-        command = [sys.executable, "-c", RUNS, server.url, str(tmp_path / "cache")]
-        running = [
-            subprocess.Popen(
-                command, env=searches.environment(), stdout=subprocess.PIPE, text=True, cwd=tmp_path
-            )
-            for _ in range(2)
-        ]
-        first, second = (process.communicate(timeout=120)[0] for process in running)
-        samples = [one.body["messages"][-1]["content"] for one in server.asked]
-    assert first == second and first.count("answer") == 60
-    paid = sum(one.body.get("n") or 1 for one in server.asked)
-    assert paid - 60 <= 2, f"{paid} samples of {len(samples)} requests for 60"
-
-
-def test_claims_end_while_a_run_goes_on() -> None:
-    """Those of answers and failures; not that of a failed sample that is asked for again."""
-    heard, slow = iter(range(10)), threading.Event()
-
-    def answer(request: endpoints.Asked) -> endpoints.Reply:
-        if request.body["messages"][-1]["content"] == "good":
-            return repeats(request)
-        if next(heard) == 0:
-            return endpoints.Reply({"error": {"message": "not now"}}, 400)
-        slow.wait(30)
-        return repeats(request)
-
-    def twice(what: ModelCall) -> Script[SampleOutcome]:
-        [failed] = yield [SampleRequest(what)]
-        assert isinstance(failed, UserError)
-        return (yield [SampleRequest(what)])[0]
-
-    def claims() -> int:
-        with open_answer_cache().open_connection() as connection:
-            return int(connection.execute("SELECT COUNT(*) FROM claims").fetchone()[0])
-
-    found: list[SampleOutcome] = []
-    with compare_endpoint.endpoint(answer):
-        scripts = [script(asked("good")), twice(asked("bad at first"))]
-        run = threading.Thread(target=lambda: found.extend(run_scripts(scripts)))
-        run.start()
-        until = time.monotonic() + 30
-        while claims() != 1:
-            assert time.monotonic() < until
-            time.sleep(0.02)
-        time.sleep(3 * LOOK)
-        assert claims() == 1, "a sample that is being requested is not claimed"
-        slow.set()
-        run.join(30)
-    assert texts(found) == ["so: good", "so: bad at first"] and claims() == 0

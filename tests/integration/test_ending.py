@@ -1,8 +1,12 @@
 """The end of a search: what is confirmed, judged, voted and told, and what it may cost."""
 
+import gzip
+import hashlib
 import json
+import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +229,68 @@ def test_a_store_knows_what_its_answers_depend_on(tmp_path: Path) -> None:
     assert store.load_scores([0.9, 0.1], "dev", [0, 2]) is None
     store.set_context({"pool weights": "other"})
     assert store.load_scores([0.1, 0.9], "dev", [0, 2]) is None
+
+
+SCORES = [Score(n / 100, f"A{n}", f"{n} text " * 9, "part", {"x": float(n)}) for n in range(100)]
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> tuple[ScoreCache, Path]:
+    """A cache with scores of one position, and their file."""
+    cache = ScoreCache(tmp_path)
+    cache.set_context({})
+    cache.save_scores([0.5], "dev", range(100), SCORES)
+    (file,) = tmp_path.glob("*/*.gz")
+    return cache, file
+
+
+def test_no_flipped_bit_changes_a_shared_score(shared: tuple[ScoreCache, Path]) -> None:
+    cache, file = shared
+    data, chance = file.read_bytes(), random.Random(0)
+    for bit in chance.sample(range(8 * len(data)), 200):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(flipped)
+        assert cache.load_scores([0.5], "dev", range(100)) in (None, SCORES), bit
+
+
+@pytest.mark.parametrize(
+    ("change", "signed"),
+    [
+        (lambda rows: [[1.0, *rows[0][1:]], *rows[1:]], False),
+        (lambda rows: rows[:-1], True),
+        (lambda rows: [[float("nan"), *rows[0][1:]], *rows[1:]], True),
+        (lambda rows: [["1", *rows[0][1:]], *rows[1:]], True),
+        (lambda rows: [[1.0, 5], *rows[1:]], True),
+        (lambda rows: [[1.0, "A", "", "", {"x": None}], *rows[1:]], True),
+        (lambda rows: {"0": rows}, True),
+        (lambda rows: None, True),
+    ],
+)
+def test_changed_shared_scores_are_evaluated_again(
+    shared: tuple[ScoreCache, Path],
+    change: Callable[[Any], Any],
+    signed: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With the right checksum, too, the number of scores, their types and values must be right."""
+    cache, file = shared
+    stored = json.loads(gzip.decompress(file.read_bytes()))
+    stored["scores"] = change(stored["scores"])
+    if signed:
+        text = json.dumps(stored["scores"], ensure_ascii=False)
+        stored["sha256"] = hashlib.sha256(f"{file.name}{text}".encode()).hexdigest()
+    file.write_bytes(gzip.compress(json.dumps(stored).encode()))
+    assert cache.load_scores([0.5], "dev", range(100)) is None
+    assert f"{file.name} is damaged; evaluated again" in caplog.text
+    cache.save_scores([0.5], "dev", range(100), SCORES)
+    assert cache.load_scores([0.5], "dev", range(100)) == SCORES
+
+
+def test_scores_that_are_not_finite_are_not_shared(tmp_path: Path) -> None:
+    cache = ScoreCache(tmp_path)
+    cache.save_scores([0.5], "dev", [0], [Score(float("-inf"), None)])
+    assert cache.load_scores([0.5], "dev", [0]) is None and not list(tmp_path.iterdir())
 
 
 def test_dev_is_divided_in_each_part() -> None:

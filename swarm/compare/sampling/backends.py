@@ -8,8 +8,14 @@ from typing import Any, Protocol
 from swarm.compare.sampling.types import ModelCall
 from swarm.compare.settings import CompareSettings
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Request, completion_from_json, generate_each
-from swarm.models.cache import Cache, CachedModel, make_cache_key, make_sample_key
+from swarm.models.base import Completion, Message, Request, completion_fields, generate_each
+from swarm.models.cache import (
+    Cache,
+    CachedModel,
+    make_cache_key,
+    make_sample_key,
+    restore_completion,
+)
 from swarm.models.openai import OpenAI
 from swarm.models.openai_protocol import chat_url, override_fields
 
@@ -163,13 +169,13 @@ class EndpointBackend:
 
     def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
         """See `Backend.get_cached`."""
-        found = self.cache.get(keys)
+        found = self.cache.get(keys, completion_fields)
         return dict(zip(found, self.again(found.values()), strict=True))
 
     def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
         """See `Backend.get_cached_samples`; reads one range of the cache."""
-        ends = (self.sample_key(key, sample) for sample in (first, first + count - 1))
-        found = self.cache.get_range(*ends)
+        begin, end = (self.sample_key(key, sample) for sample in (first, first + count - 1))
+        found = self.cache.get_range(begin, end, completion_fields)
         numbers = [int(one[-SAMPLE_KEY_DIGITS:]) - SAMPLE_KEY_OFFSET for one in found]
         return dict(zip(numbers, self.again(found.values()), strict=True))
 
@@ -227,10 +233,7 @@ class BatchBackend:
 
     def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
         """See `Backend.get_cached`."""
-        found = self.cache.get(keys)
-        return {
-            key: completion_from_json({**value, "cached": True}) for key, value in found.items()
-        }
+        return self.cache.get(keys, restore_completion)
 
     def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
         """See `Backend.get_cached_samples`."""

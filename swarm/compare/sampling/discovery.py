@@ -5,6 +5,7 @@ The endpoint found is stored beside the cached answers, for later processes.
 
 import json
 import re
+import sqlite3
 import sys
 import threading
 import time
@@ -95,6 +96,17 @@ ORIGINS = "CREATE TABLE IF NOT EXISTS origins (model TEXT PRIMARY KEY, url TEXT)
 """Table of the endpoint at which a model answered before it failed permanently."""
 
 
+def _run_statement(statement: str, values: tuple[Any, ...]) -> list[Any]:
+    """Run a statement on the tables, which are created if needed, and return its rows."""
+
+    def work(connection: sqlite3.Connection) -> list[Any]:
+        connection.execute(CREATE_ENDPOINT_TABLE)
+        connection.execute(ORIGINS)
+        return connection.execute(statement, values).fetchall()
+
+    return open_answer_cache().run(work)
+
+
 def _endpoints_as_json(endpoints: "Sequence[EndpointPair]") -> str:
     """Return the endpoints without their keys."""
     return json.dumps([(url, variable) for url, _, variable in endpoints])
@@ -102,19 +114,15 @@ def _endpoints_as_json(endpoints: "Sequence[EndpointPair]") -> str:
 
 def load_endpoint(model: str, possible: "Sequence[EndpointPair]") -> "EndpointPair | None":
     """Return the stored endpoint of a model, for this list of candidates."""
-    with open_answer_cache().open_connection() as connection:
-        connection.execute(CREATE_ENDPOINT_TABLE)
-        query = "SELECT url, variable FROM places WHERE model = ? AND among = ?"
-        row = connection.execute(query, (model, _endpoints_as_json(possible))).fetchone()
-    return next((pair for pair in possible if row and (pair[0], pair[2]) == row), None)
+    query = "SELECT url, variable FROM places WHERE model = ? AND among = ?"
+    rows = _run_statement(query, (model, _endpoints_as_json(possible)))
+    return next((pair for pair in possible if (pair[0], pair[2]) in rows), None)
 
 
 def save_endpoint(model: str, possible: "Sequence[EndpointPair]", client: "EndpointClient") -> None:
     """Store the endpoint of a model."""
     row = (model, _endpoints_as_json(possible), client.base_url, client.variable, time.time())
-    with open_answer_cache().open_connection() as connection:
-        connection.execute(CREATE_ENDPOINT_TABLE)
-        connection.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", row)
+    _run_statement("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", row)
 
 
 def forget_endpoint(model: str, origin: str | None) -> None:
@@ -124,20 +132,15 @@ def forget_endpoint(model: str, origin: str | None) -> None:
         model: Name of the model.
         origin: Base URL whose cached answers another endpoint will continue; `None`: unknown.
     """
-    with open_answer_cache().open_connection() as connection:
-        connection.execute(CREATE_ENDPOINT_TABLE)
-        connection.execute(ORIGINS)
-        connection.execute("DELETE FROM places WHERE model = ?", (model,))
-        if origin is not None:
-            connection.execute("INSERT OR REPLACE INTO origins VALUES (?, ?)", (model, origin))
+    _run_statement("DELETE FROM places WHERE model = ?", (model,))
+    if origin is not None:
+        _run_statement("INSERT OR REPLACE INTO origins VALUES (?, ?)", (model, origin))
 
 
 def origin_of(model: str, possible: "Sequence[EndpointPair]") -> "EndpointPair | None":
     """Return the endpoint whose cached answers are continued; `None` if not configured now."""
-    with open_answer_cache().open_connection() as connection:
-        connection.execute(ORIGINS)
-        row = connection.execute("SELECT url FROM origins WHERE model = ?", (model,)).fetchone()
-    return next((pair for pair in possible if row and pair[0] == row[0]), None)
+    rows = _run_statement("SELECT url FROM origins WHERE model = ?", (model,))
+    return next((pair for pair in possible if (pair[0],) in rows), None)
 
 
 MODEL_NAME_PATTERNS = {

@@ -27,11 +27,9 @@ from swarm.compare.sampling.resolve import (
 from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
 from swarm.compare.settings import get_max_workers
 from swarm.errors import InvalidArgument, UserError
-from swarm.models.base import Completion, Request
-from swarm.models.cache import Cache
+from swarm.models.base import Request
 from swarm.models.http_errors import BadRequest, ConnectionFailed, RequestError
 from swarm.models.openai import GenerateSamples, open_sampler
-from swarm.models.openai_protocol import lacks_logprobs
 
 GC_THRESHOLDS = (250_000, 20, 100)
 """Thresholds of `gc.set_threshold`; a run creates many objects and hardly any garbage."""
@@ -172,9 +170,6 @@ class ModelQueue:
 
 T = TypeVar("T")
 
-LOOK = 0.2
-"""Seconds between two checks for answers that other processes have requested."""
-
 MIN_BULK_LOOKUP = 20
 """Minimum number of samples of one call that are looked up together."""
 
@@ -206,13 +201,8 @@ class Scheduler(Generic[T]):
         self.wanted: dict[str, list[QueuedSample]] = {}
         self.new: list[QueuedSample] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.claimed: dict[str, Cache] = {}  # by cache key
-        self.released: set[str] = set()  # claims to release: their answers are stored
-        self.requested_elsewhere: dict[
-            str, tuple[ModelQueue, Request, int]
-        ] = {}  # requested by other processes
         self.active = self.received = self.failed = 0
-        self.unfinished, self.settle_scheduled, self.polling = len(scripts), False, False
+        self.unfinished, self.settle_scheduled = len(scripts), False
 
     def count_progress(self) -> tuple[int, int, int]:
         """Return the numbers of received answers, of requested answers, and of failures."""
@@ -237,7 +227,6 @@ class Scheduler(Generic[T]):
             await asyncio.gather(*self.tasks, return_exceptions=True)
             for script in self.scripts:
                 script.close()
-            self._release(list(self.claimed))
 
     def _spawn_task(self, work: Any) -> None:
         """Start a concurrent task; an exception in it ends the run."""
@@ -280,9 +269,6 @@ class Scheduler(Generic[T]):
             return nothing
         assert ready.place.source
         cached = ready.place.source.get_cached_samples(ready.key, first, len(wants))
-        cached = {
-            sample: one for sample, one in cached.items() if not lacks_wanted_logprobs(call, one)
-        }
         self.received += len(cached)
         return [cached.get(sample) for sample in range(first, first + len(wants))]
 
@@ -290,12 +276,6 @@ class Scheduler(Generic[T]):
         """Deliver an outcome to all scripts that wait for it."""
         self.received += 1
         self.failed += isinstance(outcome, UserError)
-        if key in self.claimed and isinstance(outcome, UserError):
-            self._release([key])  # at once: it is not stored, and may be claimed again
-        elif key in self.claimed:
-            if not self.released:
-                self._spawn_task(self._release_later())
-            self.released.add(key)
         for _, waiting, index in self.wanted.pop(key):
             waiting.outcomes[index] = outcome
             waiting.missing -= 1
@@ -372,95 +352,21 @@ class Scheduler(Generic[T]):
     def _look_up_cached(self, model_queue: ModelQueue, sought: dict[str, QueuedSample]) -> None:
         assert model_queue.source
         cached = model_queue.source.get_cached(list(sought))
-        if isinstance(model_queue.source, EndpointBackend):
-            bad = [
-                key
-                for key, one in cached.items()
-                if lacks_wanted_logprobs(sought[key][0].call, one)
-            ]
-            model_queue.source.cache.delete(bad)
-            for key in bad:
-                del cached[key]
         for key, completion in cached.items():
             self._deliver_outcome(key, completion)
-        missing = [key for key in sought if key not in cached]
-        claimed = self._claim(model_queue, [] if model_queue.error else missing)
-        for key in missing:
-            (call, sample), waiting, _ = sought[key]
+        for key, ((call, sample), waiting, _) in sought.items():
+            if key in cached:
+                continue
             if model_queue.error:
                 self._deliver_outcome(key, model_queue.error)
                 continue
-            if key not in self.wanted:
-                continue  # cached in the meantime
             # Requests that complete a started script precede those that begin another.
             add = model_queue.queue.appendleft if waiting.again else model_queue.queue.append
             ready = self.prepared[id(call)]
             ready.request = ready.request or model_queue.source.build_request(call)
             if call.together:
                 self.together.add(id(ready.request))
-            one = key, ready.request, 0 if ready.samples_equal else sample
-            if key in claimed:
-                add(one)
-            else:
-                self._await(model_queue, one)
-
-    def _claim(self, model_queue: ModelQueue, keys: list[str]) -> set[str]:
-        """Deliver what has been cached meanwhile; return the keys that this run has to request.
-
-        Claims prevent two processes from requesting the same sample. Models that are not endpoints
-        claim their requests themselves.
-        """
-        if not isinstance(source := model_queue.source, EndpointBackend) or not keys:
-            return set(keys)
-        cached, claimed = source.cache.claim(keys)
-        self.claimed |= dict.fromkeys(claimed, source.cache)
-        for key, completion in zip(cached, source.again(cached.values()), strict=True):
-            self._deliver_outcome(key, completion)
-        return set(claimed)
-
-    async def _release_later(self) -> None:
-        """Release the claims of answers together: other processes do not look more often."""
-        await asyncio.sleep(LOOK)
-        self._release(list(self.released))
-        self.released.clear()
-
-    def _release(self, keys: list[str]) -> None:
-        caches: dict[int, tuple[Cache, list[str]]] = {}
-        for key in keys:
-            cache = self.claimed.pop(key)
-            caches.setdefault(id(cache), (cache, []))[1].append(key)
-        for cache, claimed_keys in caches.values():
-            cache.release(claimed_keys)
-
-    def _await(self, model_queue: ModelQueue, one: tuple[str, Request, int]) -> None:
-        """Wait for the answer of another process, which is polled."""
-        if not self.polling:
-            self.polling = True
-            self._spawn_task(self._look())
-        self.requested_elsewhere[one[0]] = (model_queue, one[1], one[2])
-
-    async def _look(self) -> None:
-        while self.requested_elsewhere:
-            await asyncio.sleep(LOOK)
-            for model_queue in {
-                id(model_queue): model_queue
-                for model_queue, *_ in self.requested_elsewhere.values()
-            }.values():
-                keys = [
-                    key
-                    for key, (owner, *_) in self.requested_elsewhere.items()
-                    if owner is model_queue
-                ]
-                claimed = set() if model_queue.error else self._claim(model_queue, keys)
-                for key in keys:
-                    if model_queue.error and key in self.wanted:
-                        self._deliver_outcome(key, model_queue.error)
-                    if key in claimed or key not in self.wanted:
-                        _, request, sample = self.requested_elsewhere.pop(key)
-                    if key in claimed:
-                        model_queue.queue.append((key, request, sample))
-            self._settle_samples()
-        self.polling = False
+            add((key, ready.request, 0 if ready.samples_equal else sample))
 
     async def _resolve_model(self, model_queue: ModelQueue) -> None:
         try:
@@ -572,11 +478,6 @@ class Scheduler(Generic[T]):
             return []
         except UserError as error:
             return [error] * len(batch)
-
-
-def lacks_wanted_logprobs(call: ModelCall, cached: Completion) -> bool:
-    """Return whether an answer lacks log probabilities; earlier versions stored such answers."""
-    return lacks_logprobs(call.api_kwargs, {"text": cached.text, "tokens": cached.tokens})
 
 
 def run_scripts(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swarm._util.files import acquire_lock, encode_json, write_atomic
+from swarm._util.files import acquire_lock, encode_json, sync_folder, write_atomic
 from swarm.errors import InvalidArgument, UserError
 
 
@@ -162,10 +162,13 @@ class JsonlJournal:
                 # Under the lock, an unterminated line can only be from a dead process, so truncate
                 # it.
                 acquire_lock(file.fileno())
-                file.truncate(_complete_length(file))
+                size = _complete_length(file)
+                file.truncate(size)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+                if not size:
+                    sync_folder(self.path.parent)
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from None
         self.rows.update((row[self.key], row) for row in rows)

@@ -516,7 +516,7 @@ class BaseModel:
                 fresh = Path(scratch) / "model"
                 convert_gguf(gguf, fresh)
                 try:
-                    fresh.rename(target)
+                    files.rename(fresh, target)
                 except OSError:
                     if not target.is_dir():  # else another process was first, with equal files
                         raise

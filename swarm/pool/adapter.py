@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from swarm._util.files import hash_file_cached, make_folder, read_text
+from swarm._util.files import hash_file_cached, make_folder, read_text, rename, sync_folder
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
@@ -467,8 +467,9 @@ def _sync_files(folder: Path) -> None:
     # Same permissions as a new file there; see `swarm._util.files.private`.
     mode = (folder / NOTE_FILE).stat().st_mode & (folder.stat().st_mode | ~0o077)
     # Sync before the rename: a power failure could otherwise leave the name with empty files.
-    for path in folder.rglob("*"):
+    for path in [folder, *folder.rglob("*")]:
         if path.is_dir():
+            sync_folder(path)
             continue
         # safetensors creates weights readable by the owner only, whatever the user's umask.
         path.chmod(mode)
@@ -478,13 +479,13 @@ def _sync_files(folder: Path) -> None:
 
 def _replace_folder(folder: Path, fresh: Path, old: Path) -> None:
     if not folder.exists():
-        fresh.rename(folder)
+        rename(fresh, folder)
         return
     # POSIX cannot swap folders; after a kill between the renames `_remove_leftovers` restores
     # `old`.
     folder.rename(old)
     try:
-        fresh.rename(folder)
+        rename(fresh, folder)
     except OSError:
         old.rename(folder)
         raise

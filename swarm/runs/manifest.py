@@ -268,10 +268,13 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return state
 
 
-def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
+def replay(folder: Path, limit: int | None = None) -> tuple[dict[str, Any] | None, str]:
     """Return a run's state up to the first bad line of its journal, and the damage there.
 
     An unterminated last line is being written, or was cut off by a kill, and is not damage.
+
+    Args:
+        limit: Number of iterations after which the rest of the journal is ignored, damaged or not.
 
     Returns:
         The state, `None` as for `read_sealed_state`, and a description of the damage, or "".
@@ -294,9 +297,12 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
         if unread:
             return state, unread
         entries, damage = _entries(journal, len(rounds))
-        for entry in entries:
+        for entry in entries[: None if limit is None else max(0, limit - len(rounds))]:
             rounds.append(entry["round"])
+            state["optimizer"] = state["optimizer"] or {}
             apply_difference(state["optimizer"], entry["optimizer"])
+        if limit is not None:
+            return state, ""
         # The answers of the iteration after the next are written after the next one's line; if a
         # running search has written both since the journal was read, the second attempt finds it.
         following = (folder / answers_path(len(rounds) + 1)).exists()

@@ -14,13 +14,12 @@ import argparse
 import hashlib
 import http.client
 import os
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm._util.cli import run_command
+from swarm._util.cli import run_command, run_program
 from swarm._util.files import PACKAGE_FOLDER, in_checkout, write_atomic
 from swarm.errors import UserError
 
@@ -147,4 +146,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,21 @@ def encode_json(value: Any, indent: int | None = None) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
+def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """Return the value of JSON text from outside, such as a user's file or a response.
+
+    Args:
+        parse_constant: See `json.loads`.
+
+    Raises:
+        ValueError: It is not JSON (`json.JSONDecodeError`), or is nested too deeply.
+    """
+    try:
+        return json.loads(text, parse_constant=parse_constant)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write indented JSON."""
     write_atomic(path, encode_json(value, 1) + b"\n")
@@ -257,7 +273,7 @@ def write_gzip_json(path: Path, value: Any) -> None:
 
 def read_gzip_json(path: Path) -> Any:
     """Read a file written by `write_gzip_json`."""
-    return json.loads(gzip.decompress(read_bytes(path)))
+    return parse_json(gzip.decompress(read_bytes(path)))
 
 
 def remove(path: Path) -> None:

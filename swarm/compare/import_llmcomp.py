@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swarm._util.files import parse_json
 from swarm._util.jsonl import read_jsonl
 from swarm.compare.sampling.backends import open_answer_cache
 from swarm.compare.sampling.resolve import resolve_backend, sample_cache_keys
@@ -117,7 +118,7 @@ def import_judgements(
 
     for path in sorted(folder.glob("*/*.json")):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = parse_json(path.read_text(encoding="utf-8"))
             head, data = content["metadata"], content["data"]
             judge = match_judge(head, questions)
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm._util import files
-from swarm._util.files import hash_file_cached
+from swarm._util.files import hash_file_cached, parse_json
 from swarm.errors import UserError
 
 
@@ -131,7 +131,7 @@ def _hash_content(file: Path) -> str:
     if file.name not in ("config.json", "generation_config.json"):
         return hash_file_cached(file)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except ValueError:
         return hash_file_cached(file)
     if isinstance(content, dict):

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm._util.cli import run_command
+from swarm._util.cli import run_command, run_program
 from swarm._util.files import in_checkout, rename
 from swarm.errors import UserError
 
@@ -134,4 +134,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_program(main)

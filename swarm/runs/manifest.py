@@ -16,7 +16,6 @@ without a line shows that the end of the journal was lost.
 """
 
 import hashlib
-import json
 import marshal
 import re
 import time
@@ -25,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from swarm._util.files import append, encode_json, hash_file, read_bytes, write_atomic
+from swarm._util.files import append, encode_json, hash_file, parse_json, read_bytes, write_atomic
 from swarm.errors import UserError
 
 MANIFEST_FILE = "checksums.txt"
@@ -224,8 +223,8 @@ def read_sealed_state(path: Path) -> dict[str, Any] | None:
     """
     try:
         data = read_bytes(path)
-        state = json.loads(data)
-    except (OSError, ValueError, RecursionError):
+        state = parse_json(data)
+    except (OSError, ValueError):
         return None
     if not isinstance(state, dict):
         return None
@@ -360,7 +359,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     text, seal = line[: -len(LINE_SEAL % bytes(64))] + b"}", line[-len(LINE_SEAL % bytes(64)) :]
     if seal != LINE_SEAL % _hash_bytes(text).encode():
         return None
-    found: dict[str, Any] = json.loads(text)
+    found: dict[str, Any] = parse_json(text)
     return found
 
 

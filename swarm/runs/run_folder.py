@@ -22,6 +22,7 @@ import numpy as np
 from swarm._util.files import (
     append,
     encode_json,
+    parse_json,
     read_gzip_json,
     remove,
     write_atomic,
@@ -51,7 +52,7 @@ EXACT_ERROR = 1e-6
 def reconstruction_error(folder: Path) -> dict[str, float]:
     """Return the error of a run's saved best, if its rank was truncated when saved."""
     try:
-        facts = json.loads((folder / "global_best" / "swarm.json").read_text())
+        facts = parse_json((folder / "global_best" / "swarm.json").read_text())
     except (OSError, ValueError):
         return {}
     error = facts.get("reconstruction_error", {}).get("overall", 0.0)
@@ -625,7 +626,7 @@ def _rebuild_unit(path: str) -> str:
 def _is_saved_position(folder: Path, position: Sequence[float]) -> bool:
     """Return whether a folder was completely written for these coefficients."""
     try:
-        facts = json.loads((folder / "swarm.json").read_text())
+        facts = parse_json((folder / "swarm.json").read_text())
     except (OSError, ValueError):
         return False
     return facts.get("coefficients") == list(position) and (folder / "answers_dev.jsonl").is_file()
@@ -634,7 +635,7 @@ def _is_saved_position(folder: Path, position: Sequence[float]) -> bool:
 def load_command(folder: Path) -> dict[str, Any] | None:
     """Return `arguments` and `directory` of the search in a folder; `None` if not stored."""
     try:
-        found = json.loads((folder / COMMAND_FILE).read_text(encoding="utf-8"))
+        found = parse_json((folder / COMMAND_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("arguments"), list) else None

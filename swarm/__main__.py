@@ -94,7 +94,7 @@ def run_command(words: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the command line; a user's mistake is reported in one line."""
-    sys.exit(cli.run_command(lambda: run_command(sys.argv[1:])))
+    cli.run_program(lambda: run_command(sys.argv[1:]))
 
 
 if __name__ == "__main__":

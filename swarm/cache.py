@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from difflib import get_close_matches
 
-from swarm._util.cli import RaisingParser, run_command
+from swarm._util.cli import RaisingParser, run_command, run_program
 from swarm._util.terminal import align_columns, format_bytes
 from swarm.errors import UserError
 from swarm.models import cache as kept
@@ -174,4 +174,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -14,23 +14,20 @@ import argparse
 import hashlib
 import http.client
 import os
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm._util.files import PACKAGE_FOLDER, in_checkout
+from swarm._util.cli import run_command, run_program
+from swarm._util.files import PACKAGE_FOLDER, in_checkout, write_atomic
+from swarm.errors import UserError
 
 TARGET = in_checkout("data/eval")
 COMMIT = "63e640401dc9cfa8fe9790b4fa7ba74451386fa1"
 URL = f"https://raw.githubusercontent.com/BunsenFeng/model_swarm/{COMMIT}/data/eval"
 LARGEST = 200 * 2**20
 """Maximum size of a download in bytes; none of the files is larger."""
-
-
-class FetchError(Exception):
-    """A file could not be fetched; the message is one line."""
 
 
 def pinned(sums: Path | None = None) -> dict[str, str]:
@@ -61,41 +58,30 @@ def download(url: str, timeout: float) -> bytes:
     """Return the bytes at `url`; `timeout` is the maximum time without data, in seconds.
 
     Raises:
-        FetchError: There is no connection or no such file, or the transfer is interrupted.
+        UserError: There is no connection or no such file, or the transfer is interrupted.
     """
     try:
         with urllib.request.urlopen(url, timeout=timeout) as response:
             content: bytes = response.read(LARGEST)
             announced = response.headers.get("Content-Length")
     except urllib.error.HTTPError as error:
-        raise FetchError(f"{url}: HTTP {error.code} {error.reason}.") from error
+        raise UserError(f"{url}: HTTP {error.code} {error.reason}.") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise FetchError(
+        raise UserError(
             f"{url}: {reason}. Check the connection, or name a mirror with --url or "
             "$MODEL_SWARMS_DATA_URL."
         ) from error
     if announced is not None and announced.isdigit() and len(content) < int(announced):
-        raise FetchError(f"{url}: incomplete download, {len(content)} of {announced} bytes.")
+        raise UserError(f"{url}: incomplete download, {len(content)} of {announced} bytes.")
     return content
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def fetch(name: str, expected: str, folder: Path, url: str, timeout: float) -> str:
     """Fetch one file into `folder`, unless present; return a short status.
 
     Raises:
-        FetchError: The file is unavailable or not the pinned one, or a different file of that name
+        UserError: The file is unavailable or not the pinned one, or a different file of that name
             exists.
     """
     path = folder / f"{name}.json"
@@ -103,37 +89,39 @@ def fetch(name: str, expected: str, folder: Path, url: str, timeout: float) -> s
     if found == "present":
         return "already present"
     if found == "different":
-        raise FetchError(f"{path} is not the pinned file: remove it to fetch it again.")
+        raise UserError(f"{path} is not the pinned file: remove it to fetch it again.")
     source = f"{url.rstrip('/')}/{name}.json"
     content = download(source, timeout)
     if digest(content) != expected:
-        raise FetchError(f"{source}: SHA-256 {digest(content)} is not the pinned {expected}.")
-    write(path, content)
+        raise UserError(f"{source}: SHA-256 {digest(content)} is not the pinned {expected}.")
+    write_atomic(path, content)
     return f"fetched, {len(content) / 1024:.0f} KiB"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if every file is present, 1 if one is unavailable, 2 for an unknown name."""
-    options = parser().parse_args(arguments)
+    return run_command(lambda: fetch_files(parser().parse_args(arguments)))
+
+
+def fetch_files(options: argparse.Namespace) -> None:
+    """Fetch or list the files.
+
+    Raises:
+        UserError: A name is unknown, or a file is unavailable.
+    """
     sums = pinned()
     if options.list:
         for name, expected in sums.items():
             print(f"{name}  {state(options.to / f'{name}.json', expected)}")
-        return 0
+        return
     names = list(sums) if "all" in options.names else options.names
     unknown = [name for name in names if name not in sums]
     if unknown or not names:
         message = f"unknown file {unknown[0]}" if unknown else "no files given"
-        print(f"{message}; allowed: all, {', '.join(sums)}", file=sys.stderr)
-        return 2
+        raise UserError(f"{message}; allowed: all, {', '.join(sums)}", 2)
     for name in names:
-        try:
-            status = fetch(name, sums[name], options.to, options.url, options.timeout)
-        except (FetchError, OSError) as error:
-            print(" ".join(f"fetch_data: {error}".split()), file=sys.stderr)
-            return 1
+        status = fetch(name, sums[name], options.to, options.url, options.timeout)
         print(f"{name}: {status}", flush=True)
-    return 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -158,4 +146,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

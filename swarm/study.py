@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from swarm._util.cli import CommandParser, one_line_errors
+from swarm._util.cli import CommandParser, one_line_errors, run_program
 from swarm._util.files import conf_folder, find_path
 from swarm.errors import UserError
 from swarm.runs.run_reader import RunFolder
@@ -245,4 +245,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -4,6 +4,7 @@ Also contains the shell completion scripts and the examples of sub-commands' hel
 """
 
 import argparse
+import errno
 import logging
 import math
 import os
@@ -173,8 +174,6 @@ def handle_termination_signals() -> None:
 def one_line_errors(name: str | None = "...") -> Iterator[None]:
     """Replace the traceback of a user's mistake by one line, and exit.
 
-    A reader of the output that has closed it, as in `| head -3`, ends the command without a line.
-
     Args:
         name: The run's name for the resume hint after Ctrl-C; empty if the command itself prints
             it; `None` if nothing can be resumed.
@@ -184,10 +183,7 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
 
     try:
         yield
-        _flush_stdout()
     except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, BrokenPipeError) and discard_closed_stdout():
-            sys.exit(1)
         # Compiled code may swallow an interrupt and raise its own error: torch, for instance, a
         # ValueError from the shape of a tensor that safetensors reads.
         swallowed = _stop_signals[-1] if _stop_signals else None
@@ -204,45 +200,80 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
         sys.exit(143 if isinstance(stop, TerminationSignal) else 130)
 
 
-def _flush_stdout() -> None:
-    """Write what is buffered now, so that an error of it is not raised at the interpreter's end."""
-    if sys.stdout is not None:
-        sys.stdout.flush()
+def run_program(main: Callable[[], Any]) -> NoReturn:
+    """Run a module's `main` as a program, and exit with the code that it returns.
+
+    Ends with one line if the working folder was deleted or the output cannot be written; without a
+    line if the reader of the output has closed it, as in `| head -3`. Characters that the output's
+    encoding lacks are escaped.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")
+    try:
+        try:
+            os.getcwd()
+            code = main()
+        except SystemExit as end:
+            code = end.code
+        if sys.stdout is not None:
+            sys.stdout.flush()  # else an error of it is raised at the interpreter's end
+    except UserError as error:
+        exit_with_error(error)
+    except BrokenPipeError:
+        if not _discard_stdout(only_closed=True):
+            raise
+        code = 1
+    except FileNotFoundError:
+        if _has_working_folder():
+            raise
+        exit_with_error(UserError("the working folder was deleted; change to another one with cd"))
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _discard_stdout()
+        exit_with_error(UserError(f"cannot write the output: {error.strerror}"))
+    sys.exit(code)
 
 
-def discard_closed_stdout() -> bool:
-    """Return whether the reader of the standard output has closed it; it is discarded from then on.
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
-    Other broken pipes, such as that of a worker, are errors.
+
+def _discard_stdout(only_closed: bool = False) -> bool:
+    """Discard what is written to the standard output from now on; return whether it is.
+
+    Args:
+        only_closed: Whether to do so only if its reader has closed it; other broken pipes, such as
+            that of a worker, are errors.
     """
     try:
-        _flush_stdout()
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
-        closed = any(event & select.POLLERR for _, event in poll.poll(0))
-    except BrokenPipeError:
-        closed = True
+        descriptor = sys.stdout.fileno()
     except (AttributeError, UnsupportedOperation):  # no output, or one without a descriptor
-        closed = False
-    if closed:  # the interpreter flushes it again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return closed
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    if only_closed and not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return True
 
 
-def run_hydra_entry(main: Callable[[], Any]) -> None:
-    """Run a Hydra entry with our error messages instead of Hydra's."""
+def run_hydra_entry(main: Callable[[], Any]) -> NoReturn:
+    """Run a Hydra entry as a program, with our error messages instead of Hydra's."""
+    run_program(lambda: _run_hydra(main))
+
+
+def _run_hydra(main: Callable[[], Any]) -> None:
     sys.argv[1:] = allow_omitted_task_keys([*map(normalize_gpu_list, sys.argv[1:])])
     if "--version" in sys.argv[1:]:
         print(f"model-swarms {__version__}")  # Hydra's flag of this name prints its own version
         return
-    try:
-        if print_help(sys.argv[1:]):
-            _flush_stdout()
-            return
-    except UserError as error:
-        exit_with_error(error)
-    except BrokenPipeError:  # as in `--help | head`
-        discard_closed_stdout()
+    if print_help(sys.argv[1:]):
         return
     if "dry_run=true" in sys.argv[1:]:
         # Hydra would create the folder before our code runs.
@@ -486,9 +517,7 @@ def run_command(command: Callable[[], int | None], stopped: str = "") -> int:
         stopped: Message after Ctrl-C, whose exit code is 130.
     """
     try:
-        code = command() or 0
-        _flush_stdout()
-        return code
+        return command() or 0
     except UserError as error:
         print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         return error.code
@@ -496,10 +525,6 @@ def run_command(command: Callable[[], int | None], stopped: str = "") -> int:
         if stopped:
             print(stopped, file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        if not discard_closed_stdout():
-            raise
-        return 1
 
 
 def normalize_option(word: str, old: str = "-", new: str = "_") -> str:

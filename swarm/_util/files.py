@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         # Only after the fsync: a power failure could otherwise leave the name with an empty file.
-        draft.replace(path)
+        rename(draft, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -146,12 +147,33 @@ def append(path: Path, data: bytes) -> None:
                 while rest:
                     rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
+                if not size:
+                    sync_folder(path.parent)
             except BaseException:
                 # Remove what was written in part, such as on a full disk.
                 os.ftruncate(file.fileno(), size)
                 raise
     except OSError as error:
         raise UserError(_not_written(path, error)) from None
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file or folder whose content is synced; a replaced file is gone for good.
+
+    Raises:
+        OSError: It cannot be renamed.
+    """
+    source.replace(target)
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder's entries to the disk: a power failure undoes new names that are not synced."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _not_written(path: Path, error: OSError) -> str:
@@ -171,6 +193,7 @@ def make_folder(folder: Path, private: bool = False) -> None:
     make_folder(folder.parent)
     mode = 0o700 if private else _openness(folder.parent) | 0o700
     folder.mkdir(mode, exist_ok=True)
+    sync_folder(folder.parent)
 
 
 def acquire_lock(descriptor: int, timeout: float | None = None, shared: bool = False) -> bool:
@@ -223,6 +246,21 @@ def encode_json(value: Any, indent: int | None = None) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
+def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """Return the value of JSON text from outside, such as a user's file or a response.
+
+    Args:
+        parse_constant: See `json.loads`.
+
+    Raises:
+        ValueError: It is not JSON (`json.JSONDecodeError`), or is nested too deeply.
+    """
+    try:
+        return json.loads(text, parse_constant=parse_constant)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write indented JSON."""
     write_atomic(path, encode_json(value, 1) + b"\n")
@@ -235,7 +273,7 @@ def write_gzip_json(path: Path, value: Any) -> None:
 
 def read_gzip_json(path: Path) -> Any:
     """Read a file written by `write_gzip_json`."""
-    return json.loads(gzip.decompress(read_bytes(path)))
+    return parse_json(gzip.decompress(read_bytes(path)))
 
 
 def remove(path: Path) -> None:

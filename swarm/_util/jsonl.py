@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swarm._util.files import acquire_lock, encode_json, write_atomic
+from swarm._util.files import acquire_lock, encode_json, parse_json, sync_folder, write_atomic
 from swarm.errors import InvalidArgument, UserError
 
 
@@ -23,7 +23,7 @@ def read_jsonl(path: str | Path) -> list[Any]:
             for line in file:
                 number += 1
                 if line.strip():
-                    found.append(json.loads(line))
+                    found.append(parse_json(line))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -162,10 +162,13 @@ class JsonlJournal:
                 # Under the lock, an unterminated line can only be from a dead process, so truncate
                 # it.
                 acquire_lock(file.fileno())
-                file.truncate(_complete_length(file))
+                size = _complete_length(file)
+                file.truncate(size)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+                if not size:
+                    sync_folder(self.path.parent)
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from None
         self.rows.update((row[self.key], row) for row in rows)
@@ -216,7 +219,7 @@ def _decode_utf8(path: Path, data: bytes) -> str:
 
 def _parse_json_list(path: str | Path, text: str) -> list[tuple[str, Any]]:
     try:
-        return [(f"entry {i}", row) for i, row in enumerate(json.loads(text), start=1)]
+        return [(f"entry {i}", row) for i, row in enumerate(parse_json(text), start=1)]
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: is not JSON: {error.msg}") from None
 
@@ -230,7 +233,7 @@ def _iter_json_lines(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                yield f"line {number}", json.loads(line)
+                yield f"line {number}", parse_json(line)
             except json.JSONDecodeError as error:
                 raise UserError(
                     f"{path}, line {number}: is not JSON: {error.msg}; expected one object per line"

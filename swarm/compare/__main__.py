@@ -1,9 +1,8 @@
 """Ask models questions and compare their answers: python -m swarm.compare run questions.yaml."""
 
-import sys
 from collections.abc import Sequence
 
-from swarm._util.cli import run_command
+from swarm._util.cli import run_command, run_program
 from swarm._util.terminal import std_streams
 from swarm.compare.cli import build_parser
 
@@ -26,4 +25,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm._util import files
-from swarm._util.files import hash_file_cached
+from swarm._util.files import hash_file_cached, parse_json
 from swarm.errors import UserError
 
 
@@ -148,7 +148,7 @@ def _hash_content(file: Path) -> str:
     if file.name not in ("config.json", "generation_config.json"):
         return hash_file_cached(file)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except ValueError:
         return hash_file_cached(file)
     if isinstance(content, dict):
@@ -533,7 +533,7 @@ class BaseModel:
                 fresh = Path(scratch) / "model"
                 convert_gguf(gguf, fresh)
                 try:
-                    fresh.rename(target)
+                    files.rename(fresh, target)
                 except OSError:
                     if not target.is_dir():  # else another process was first, with equal files
                         raise

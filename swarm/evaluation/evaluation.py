@@ -11,6 +11,7 @@ from swarm._util.files import (
     as_path,
     encode_json,
     make_folder,
+    parse_json,
     path_fault,
     write_atomic,
     write_json,
@@ -328,7 +329,7 @@ class Evaluation:
         if path is None or not path.is_file():
             return None
         try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
             # Results of earlier versions contain secrets.
             before = found["identity"] = identity_values(found["identity"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -349,7 +350,7 @@ class Evaluation:
         if self.found is None:
             assert self.out is not None, "nothing was run yet"
             lines = (self.out / "answers.jsonl").read_bytes().split(b"\n")
-            return [json.loads(line) for line in lines if line]
+            return [parse_json(line) for line in lines if line]
         several = len(self.found.names) > 1
         return [
             {**({"voice": name} if several else {}), **row}

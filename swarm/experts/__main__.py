@@ -6,7 +6,7 @@ The actions: fetch, train; each has a --help.
 import sys
 from importlib import import_module
 
-from swarm._util.cli import run_command
+from swarm._util.cli import run_command, run_program
 from swarm.errors import UserError
 
 ACTIONS = ("fetch", "train")
@@ -29,4 +29,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm._util.cli import run_command
-from swarm._util.files import in_checkout
+from swarm._util.cli import run_command, run_program
+from swarm._util.files import in_checkout, rename
 from swarm.errors import UserError
 
 OWNER = "bunsenfeng"
@@ -53,7 +53,7 @@ def fetch(adapter: str, folder: Path) -> bool:
             shutil.copyfile(download(adapter, name, scratch / "download"), scratch / name)
         shutil.rmtree(scratch / "download")
         scratch.chmod(0o755)
-        scratch.rename(target)
+        rename(scratch, target)
     except OSError as error:
         raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
     finally:
@@ -134,4 +134,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_program(main)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm._util.cli import run_command
-from swarm._util.files import find_path, in_checkout
+from swarm._util.cli import run_command, run_program
+from swarm._util.files import find_path, in_checkout, parse_json
 from swarm.errors import UserError, install_command
 from swarm.experts.domains import DOMAINS, Pair, examples
 
@@ -34,7 +34,7 @@ def read_jsonl(path: Path) -> list[Pair]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             pairs.append((str(row["prompt"]), str(row["response"])))
         except (ValueError, KeyError, TypeError):
             raise UserError(
@@ -439,4 +439,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_program(main)

@@ -8,7 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from swarm._util.cli import one_line_errors
+from swarm._util.cli import one_line_errors, run_program
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
 
@@ -63,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -1,6 +1,5 @@
 """Export of an adapter, a merged model or a GGUF file, optionally pushed to the hub."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from swarm._util.files import as_path
+from swarm._util.files import as_path, parse_json
 from swarm.engine.base_model import (
     DTYPES,
     SAFE_FILES,
@@ -280,12 +279,12 @@ class Export:
         gguf_writer.check_architecture(self._base_config, str(base.path))
         if self.merged:
             tokenizer = base.load_tokenizer(base.resolve())
-            rules = json.loads(tokenizer.backend_tokenizer.to_str())
+            rules = parse_json(tokenizer.backend_tokenizer.to_str())
             gguf_writer.find_pre_tokenizer(rules, str(base.path))
 
     @property
     def _base_config(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(
+        found: dict[str, Any] = parse_json(
             (Path(self._base_model.resolve()) / "config.json").read_text(encoding="utf-8")
         )
         return found

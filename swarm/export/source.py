@@ -1,11 +1,10 @@
 """Source of an export: a result of a search, a fine-tuned adapter, or any adapter."""
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from swarm._util.files import find_path
+from swarm._util.files import find_path, parse_json
 from swarm._util.secrets import clean_words, read_config
 from swarm._util.terminal import pluralize
 from swarm.engine.base_model import BaseModel
@@ -372,7 +371,7 @@ def _is_model(folder: Path) -> bool:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):

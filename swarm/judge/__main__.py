@@ -1,8 +1,7 @@
 """Judge answers and compare models: python -m swarm.judge mt_bench show --out outputs."""
 
-import sys
-
+from swarm._util.cli import run_program
 from swarm.judge.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

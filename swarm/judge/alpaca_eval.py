@@ -5,14 +5,13 @@ cancels the judge's preference for a place.
 """
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from swarm._util.files import find_path, short_digest, write_json
+from swarm._util.files import find_path, parse_json, short_digest, write_json
 from swarm._util.jsonl import (
     FieldTypes,
     JsonRow,
@@ -334,7 +333,7 @@ def _read_usage(outputs: str) -> dict[str, Any]:
     """Return the usage of generating the answers, if `generate` wrote it."""
     path = sibling_path(Path(outputs), "summary.json")
     try:
-        usage: dict[str, Any] = json.loads(path.read_bytes())["spent"]
+        usage: dict[str, Any] = parse_json(path.read_bytes())["spent"]
         format_usage("", usage)
     except (OSError, ValueError, LookupError, TypeError):
         return {}

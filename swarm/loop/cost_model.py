@@ -6,7 +6,6 @@ takes as long as the slower of its arithmetic and its memory traffic (Williams e
 of data sheets for GPUs; a CPU is benchmarked for half a second.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from swarm._util.files import parse_json
 from swarm.engine.base import (
     LENGTH_BUCKET,
     PREFILL_DIVISOR,
@@ -111,7 +111,7 @@ def read_model_shape(config: str | Path | Mapping[str, Any]) -> ModelShape:
         path = path / "config.json" if path.is_dir() else path
         where = str(path)
         try:
-            config = dict(json.loads(path.read_text(encoding="utf-8")))
+            config = dict(parse_json(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise UserError(f"{where} cannot be read as JSON: {error}") from None
     sizes: Mapping[str, Any] = config.get("text_config", config)

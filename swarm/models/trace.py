@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from swarm._util.files import private
+from swarm._util.files import parse_json, private
 from swarm._util.secrets import clean
 from swarm.errors import UserError
 from swarm.models.base import (
@@ -182,7 +182,7 @@ class Replay:
 
     def _parse_line(self, number: int, line: str) -> None:
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             log.warning("%s, line %d is incomplete and is ignored", self.path, number)
             return

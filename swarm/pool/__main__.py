@@ -2,10 +2,9 @@
 
 import argparse
 import logging
-import sys
 from collections.abc import Sequence
 
-from swarm._util.cli import CommandParser, run_command
+from swarm._util.cli import CommandParser, run_command, run_program
 
 EPILOG = """No base model is loaded. Exit code 0: a search takes the folder as it is; 1: it would
 refuse it. Norms and cosines are of the updates s B A (Frobenius), over all modules."""
@@ -43,4 +42,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

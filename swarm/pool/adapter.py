@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from swarm._util.files import hash_file_cached, make_folder, read_text
+from swarm._util.files import (
+    hash_file_cached,
+    make_folder,
+    parse_json,
+    read_text,
+    rename,
+    sync_folder,
+)
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
@@ -180,15 +187,13 @@ def read_adapter(folder: Path) -> Adapter:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        config = json.loads(read_text(path))
+        config = parse_json(read_text(path))
     except FileNotFoundError:
         missing = f"there is no {CONFIG_FILE}"
         if routed := read_routed_adapter(folder):
             names = ", ".join(routed[0].names)
             missing = f"it has an adapter for each kind of prompt; name the folder of one: {names}"
         raise adapter_error(folder, missing) from None
-    except RecursionError:
-        raise adapter_error(folder, f"{CONFIG_FILE} cannot be read (nested too deeply)") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise adapter_error(folder, f"{CONFIG_FILE} cannot be read ({reason})") from None
@@ -377,7 +382,7 @@ def read_routed_adapter(folder: Path) -> "tuple[PromptRouter, list[Path]] | None
     from swarm.pool.prompt_router import read_router  # needs numpy, which commands' help does not
 
     try:
-        router = read_router(json.loads(file.read_text(encoding="utf-8")))
+        router = read_router(parse_json(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, UserError):
         raise UserError(f"{file}: not a router as a search writes it") from None
     folders = [folder / name for name in router.names]
@@ -457,7 +462,7 @@ def is_replaceable(folder: Path, ours: Callable[[dict[str, Any]], bool] = bool) 
 def read_note(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's swarm.json; empty if there is none."""
     try:
-        note = json.loads((folder / NOTE_FILE).read_text(encoding="utf-8"))
+        note = parse_json((folder / NOTE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return note if isinstance(note, dict) else {}
@@ -467,8 +472,9 @@ def _sync_files(folder: Path) -> None:
     # Same permissions as a new file there; see `swarm._util.files.private`.
     mode = (folder / NOTE_FILE).stat().st_mode & (folder.stat().st_mode | ~0o077)
     # Sync before the rename: a power failure could otherwise leave the name with empty files.
-    for path in folder.rglob("*"):
+    for path in [folder, *folder.rglob("*")]:
         if path.is_dir():
+            sync_folder(path)
             continue
         # safetensors creates weights readable by the owner only, whatever the user's umask.
         path.chmod(mode)
@@ -478,13 +484,13 @@ def _sync_files(folder: Path) -> None:
 
 def _replace_folder(folder: Path, fresh: Path, old: Path) -> None:
     if not folder.exists():
-        fresh.rename(folder)
+        rename(fresh, folder)
         return
     # POSIX cannot swap folders; after a kill between the renames `_remove_leftovers` restores
     # `old`.
     folder.rename(old)
     try:
-        fresh.rename(folder)
+        rename(fresh, folder)
     except OSError:
         old.rename(folder)
         raise

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from swarm._util.files import find_path
+from swarm._util.files import find_path, parse_json
 from swarm.errors import UserError
 from swarm.merging.lora_math import update_norm
 from swarm.pool.adapter import ROUTER_FILE, Adapter, read_adapter
@@ -81,7 +81,7 @@ def _load_facts(folder: Path) -> dict[str, Any]:
     """Return the content of a personal best's swarm.json, with its folder and particle number."""
     path = folder / "swarm.json"
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = parse_json(path.read_text(encoding="utf-8"))
         return {
             "coefficients": [float(value) for value in facts["coefficients"]],
             "experts": [str(name) for name in facts["experts"]],

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm._util.cli import CommandParser, run_command
+from swarm._util.cli import CommandParser, run_command, run_program
 from swarm.errors import UserError
 
 EPILOG = """python -m swarm.report search/NAME is short for python -m swarm.report page search/NAME.
@@ -71,4 +71,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

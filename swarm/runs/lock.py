@@ -1,7 +1,6 @@
 """Lock of a run folder: one process holds it, and writes its search's status to the folder."""
 
 import contextlib
-import json
 import os
 import socket
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from swarm._util.files import acquire_lock, make_folder, write_json
+from swarm._util.files import acquire_lock, make_folder, parse_json, write_json
 from swarm._util.threads import PeriodicThread
 from swarm.errors import UserError
 
@@ -124,7 +123,7 @@ def _acquire_lock(folder: Path) -> int:
 
 def _read_status(folder: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
+        found = parse_json((folder / STATUS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

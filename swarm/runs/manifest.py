@@ -16,7 +16,6 @@ without a line shows that the end of the journal was lost.
 """
 
 import hashlib
-import json
 import marshal
 import re
 import time
@@ -25,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from swarm._util.files import append, encode_json, hash_file, read_bytes, write_atomic
+from swarm._util.files import append, encode_json, hash_file, parse_json, read_bytes, write_atomic
 from swarm.errors import UserError
 
 MANIFEST_FILE = "checksums.txt"
@@ -224,8 +223,8 @@ def read_sealed_state(path: Path) -> dict[str, Any] | None:
     """
     try:
         data = read_bytes(path)
-        state = json.loads(data)
-    except (OSError, ValueError, RecursionError):
+        state = parse_json(data)
+    except (OSError, ValueError):
         return None
     if not isinstance(state, dict):
         return None
@@ -268,10 +267,13 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return state
 
 
-def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
+def replay(folder: Path, limit: int | None = None) -> tuple[dict[str, Any] | None, str]:
     """Return a run's state up to the first bad line of its journal, and the damage there.
 
     An unterminated last line is being written, or was cut off by a kill, and is not damage.
+
+    Args:
+        limit: Number of iterations after which the rest of the journal is ignored, damaged or not.
 
     Returns:
         The state, `None` as for `read_sealed_state`, and a description of the damage, or "".
@@ -294,9 +296,12 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
         if unread:
             return state, unread
         entries, damage = _entries(journal, len(rounds))
-        for entry in entries:
+        for entry in entries[: None if limit is None else max(0, limit - len(rounds))]:
             rounds.append(entry["round"])
+            state["optimizer"] = state["optimizer"] or {}
             apply_difference(state["optimizer"], entry["optimizer"])
+        if limit is not None:
+            return state, ""
         # The answers of the iteration after the next are written after the next one's line; if a
         # running search has written both since the journal was read, the second attempt finds it.
         following = (folder / answers_path(len(rounds) + 1)).exists()
@@ -354,7 +359,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     text, seal = line[: -len(LINE_SEAL % bytes(64))] + b"}", line[-len(LINE_SEAL % bytes(64)) :]
     if seal != LINE_SEAL % _hash_bytes(text).encode():
         return None
-    found: dict[str, Any] = json.loads(text)
+    found: dict[str, Any] = parse_json(text)
     return found
 
 

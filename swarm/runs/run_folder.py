@@ -22,6 +22,7 @@ import numpy as np
 from swarm._util.files import (
     append,
     encode_json,
+    parse_json,
     read_gzip_json,
     remove,
     write_atomic,
@@ -51,7 +52,7 @@ EXACT_ERROR = 1e-6
 def reconstruction_error(folder: Path) -> dict[str, float]:
     """Return the error of a run's saved best, if its rank was truncated when saved."""
     try:
-        facts = json.loads((folder / "global_best" / "swarm.json").read_text())
+        facts = parse_json((folder / "global_best" / "swarm.json").read_text())
     except (OSError, ValueError):
         return {}
     error = facts.get("reconstruction_error", {}).get("overall", 0.0)
@@ -172,14 +173,14 @@ class RunRecord:
         self._remove_drafts()
         if self._cut:
             log.warning(
-                "%s is damaged or missing (%s): iterations from %d on are evaluated again",
-                self.folder / JOURNAL,
+                "%s/%s: iterations from %d on are evaluated again",
+                self.folder,
                 self._cut,
                 len(self.iterations),
             )
-        if goes_on:
+        if goes_on or self._cut:
             self._remove_damaged()
-            return True
+            return goes_on
         self.manifest = Manifest(self.folder)
         self.state = {
             "format": STATE_FORMAT,
@@ -215,7 +216,8 @@ class RunRecord:
                     "from a backup, or choose another name="
                 )
             return False
-        state, self._cut = replay(self.folder)
+        state, damage = replay(self.folder)
+        self._cut = f"{JOURNAL} is damaged or missing ({damage})" if damage else ""
         self.state = state or {}
         if not set(self.state) >= STATE_KEYS:
             raise UserError(
@@ -223,7 +225,7 @@ class RunRecord:
                 "choose another name="
             )
         # A search without iterations has nothing to lose, and may be replaced by another one.
-        if self.iterations:
+        if self.iterations or self._cut:
             if self.state.get("format") != STATE_FORMAT:
                 raise UserError(
                     f"{self.folder} was written by another version of model-swarms, whose state "
@@ -234,33 +236,31 @@ class RunRecord:
         return bool(self.iterations)
 
     def _check_integrity(self) -> None:
-        """Find damaged files; skipped if the folder has not changed since the last check.
+        """Find damaged files, and cut the journal before the first iteration with lost answers.
+
+        The files are only read again if the folder has changed since the last check.
 
         Raises:
-            UserError: Answers of an iteration are damaged, which cannot be restored.
+            UserError: state.json contains that iteration, so that nothing can be cut.
         """
         rounds = [answers_path(number) for number in range(len(self.iterations))]
         self.manifest.read()
-        if self._inspected == (rounds, self.manifest.sums):
+        if self._inspected != (rounds, self.manifest.sums):
+            self._inspected = rounds, dict(self.manifest.sums)
+            unsealed = [path for path in rounds if path not in self.manifest.sums]
+            self._damaged = self.manifest.find_damaged()
+            self._damaged += [path for path in unsealed if not self._is_readable(path)]
+        lost = next((n for n, path in enumerate(rounds) if path in self._damaged), None)
+        if lost is None:
             return
-        self._inspected = rounds, dict(self.manifest.sums)
-        self._damaged = [
-            path
-            for path in self.manifest.find_damaged()
-            if path in rounds or not _is_iteration_file(path)  # else evaluated again
-        ]
-        lost = [
-            path
-            for path in rounds
-            if path in self._damaged
-            or (path not in self.manifest.sums and not self._is_readable(path))
-        ]
-        if lost:
-            more = f" and {len(lost) - 1} more are" if len(lost) > 1 else " is"
+        state, _ = replay(self.folder, lost)
+        if state is None or len(state["rounds"]) > lost:
             raise UserError(
-                f"{self.folder / lost[0]}{more} damaged or missing, and these answers are "
-                "stored nowhere else; restore it from a backup, or choose another name="
+                f"{self.folder / rounds[lost]} is damaged or missing, and {STATE_FILE} has later "
+                "results; restore it from a backup, or choose another name= to search again"
             )
+        self._cut = f"{rounds[lost]} is damaged or missing"
+        self.state |= {"rounds": state["rounds"], "optimizer": state["optimizer"]}
 
     def _is_readable(self, path: str) -> bool:
         """Return whether a file of answers is intact by gzip's own checksum."""
@@ -271,7 +271,11 @@ class RunRecord:
         return True
 
     def _remove_damaged(self) -> None:
-        """Remove damaged files, so that they are written again, and log it."""
+        """Remove damaged files, so that they are written again, and log it.
+
+        Answers of iterations that are evaluated again are removed without a warning.
+        """
+        self._damaged = [path for path in self._damaged if not _is_iteration_file(path)]
         # The state of a version without checksums gets one before checksums.txt is written.
         if self._cut or (self.folder / JOURNAL).exists() or "versions" not in self.state:
             self.save_state()
@@ -381,10 +385,12 @@ class RunRecord:
             optimizer: The optimizer's state after `tell`.
             facts: Further keys of the entry (`swarm.loop.racing.RaceResult.to_record`).
         """
-        number, change = (
-            len(self.iterations),
-            difference(self.state["optimizer"] or {}, dict(optimizer)),
-        )
+        number = len(self.iterations)
+        # A snapshot, since a line of the journal cannot express other changes of the state.
+        if not number or set(self.state) != self._saved:
+            self.save_state()
+        self.state["optimizer"] = self.state["optimizer"] or {}
+        change = difference(self.state["optimizer"], dict(optimizer))
         entry = {
             "positions": [[float(c) for c in row] for row in positions],
             "utilities": [None if np.isnan(u) else float(u) for u in utilities],
@@ -393,17 +399,11 @@ class RunRecord:
         # Answers first, their checksum last: an iteration listed in the state always has its
         # answers, and one with a checksum is always listed (see `swarm.runs.manifest`).
         self._write_answers(number, answers)
-        journaled = number > 0 and set(self.state) == self._saved
-        if journaled:
-            append(self.folder / JOURNAL, journal_line(number, entry, change))
+        append(self.folder / JOURNAL, journal_line(number, entry, change))
         self.iterations.append(entry)
         # Store a copy of the optimizer's state, as in the file, since the optimizer may mutate its
         # own.
-        self.state["optimizer"] = self.state["optimizer"] or {}
         apply_difference(self.state["optimizer"], json.loads(encode_json(change)))
-        # The journal cannot express new keys of the state: rewrite the snapshot then.
-        if not journaled:
-            self.save_state()
         self.manifest.append(answers_path(number))
 
     @property
@@ -637,7 +637,7 @@ def _rebuild_unit(path: str) -> str:
 def _is_saved_position(folder: Path, position: Sequence[float]) -> bool:
     """Return whether a folder was completely written for these coefficients."""
     try:
-        facts = json.loads((folder / "swarm.json").read_text())
+        facts = parse_json((folder / "swarm.json").read_text())
     except (OSError, ValueError):
         return False
     return facts.get("coefficients") == list(position) and (folder / "answers_dev.jsonl").is_file()
@@ -646,7 +646,7 @@ def _is_saved_position(folder: Path, position: Sequence[float]) -> bool:
 def load_command(folder: Path) -> dict[str, Any] | None:
     """Return `arguments` and `directory` of the search in a folder; `None` if not stored."""
     try:
-        found = json.loads((folder / COMMAND_FILE).read_text(encoding="utf-8"))
+        found = parse_json((folder / COMMAND_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("arguments"), list) else None

@@ -1,7 +1,6 @@
 """Read-only access to a run folder for analysis: positions, utilities and answers."""
 
 import hashlib
-import json
 import zlib
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm._util.files import as_path, read_gzip_json
+from swarm._util.files import as_path, parse_json, read_gzip_json
 from swarm._util.secrets import clean, read_config
 from swarm.errors import UserError
 from swarm.runs.describe import position_label
@@ -102,7 +101,7 @@ class RunFolder:
             )
         verify_run_file(path)
         try:
-            config: Any = json.loads(path.read_text())
+            config: Any = parse_json(path.read_text())
         except (OSError, ValueError):
             config = None
         if not isinstance(config, dict):

@@ -1,12 +1,12 @@
 """A local transformers model that scores texts: resolving its files, loading, batching."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from swarm._util import files, validation
+from swarm._util.files import parse_json
 from swarm.engine.base_model import (
     DTYPES,
     check_model_folder,
@@ -301,7 +301,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     """
     path = folder / "config.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from None
     return content if isinstance(content, Mapping) else {}

@@ -5,6 +5,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -114,7 +115,7 @@ class Numeric(RuleScorer):
         """Return an item's error; the "answer" has to be a number, or a text that is one."""
         if "answer" not in item:
             return 'it has no "answer"'
-        return None if _to_decimal(item["answer"]) is not None else 'its "answer" is not a number'
+        return None if _to_fraction(item["answer"]) is not None else 'its "answer" is not a number'
 
     def read_answer(self, text: str) -> str | None:
         """See `RuleScorer.read_answer`."""
@@ -122,7 +123,7 @@ class Numeric(RuleScorer):
 
     def answer_value(self, item: Item, answer: str) -> float:
         """See `RuleScorer.answer_value`."""
-        gold, predicted = _to_decimal(item["answer"]), _to_decimal(answer)
+        gold, predicted = _to_fraction(item["answer"]), _to_fraction(answer)
         if gold is None or predicted is None:
             return 0.0
         return float(abs(predicted - gold) <= max(self.absolute, self.relative * abs(gold)))
@@ -203,17 +204,20 @@ def _gold_values(item: Item) -> list[Any]:
     return list(answer) if isinstance(answer, (list, tuple)) else [answer]
 
 
-def _to_decimal(value: object) -> Decimal | None:
+def _to_fraction(value: object) -> Fraction | None:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
     if isinstance(value, float):
-        return Decimal(str(value)) if isfinite(value) else None
+        return Fraction(str(value)) if isfinite(value) else None
     spelt = str(value).strip()
-    return Decimal(parsing.normalize_number(spelt)) if parsing.NUMBER.fullmatch(spelt) else None
+    if not parsing.is_number(spelt):
+        return None
+    numerator, _, denominator = parsing.normalize_number(spelt).partition("/")
+    return Fraction(Decimal(numerator)) / int(denominator or 1)
 
 
-def _check_tolerance(key: str, value: object) -> Decimal:
-    number = _to_decimal(value) if not isinstance(value, str) else None
+def _check_tolerance(key: str, value: object) -> Fraction:
+    number = _to_fraction(value) if not isinstance(value, str) else None
     if number is None or number < 0:
         raise UserError(f"task.scorer.{key}: {value!r} is not a number, 0 or more.")
     return number

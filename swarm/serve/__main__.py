@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from swarm._util.cli import run_command
+from swarm._util.cli import run_command, run_program
 from swarm.serve.cli import parse_arguments
 
 
@@ -20,4 +20,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm._util import validation
-from swarm._util.files import find_path, read_text
+from swarm._util.files import find_path, parse_json, read_text
 from swarm.errors import UserError
 from swarm.tasks.base import Item
 
@@ -254,8 +254,8 @@ def _read_single_split(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
 
 def _read_json(path: Path, remedy: MissingFileHint) -> Any:
     try:
-        return json.loads(_read_text(path, remedy))
-    except (ValueError, RecursionError) as error:
+        return parse_json(_read_text(path, remedy))
+    except ValueError as error:
         lines = (
             "; if it has one item per line, rename it to .jsonl"
             if "Extra data" in str(error)
@@ -271,8 +271,8 @@ def _read_jsonl(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(line)
+        except ValueError as error:
             errors.append((number, f"it is not valid JSON: {error}"))
             continue
         if not isinstance(value, Mapping):

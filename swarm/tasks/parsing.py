@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 
 ANSWER_KINDS = {
@@ -40,18 +41,37 @@ DIGIT_GAP = "[ \u00a0\u2009\u202f]"
 NUMBER = re.compile(
     rf"""(?:(?<![\w)])[-−])?[$€£]?[-−]?     # a sign, unless it is a minus between two terms
     (?<![\w.])                             # not the tail of a name or of another number
-    (?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])   # 1,234
+    (?:(?<![0-9]/)[0-9]{{1,9}}/(?!0+(?![0-9]))[0-9]{{1,9}}(?![0-9]|[/.,][0-9]|{DIGIT_GAP}?=)
+                                           # 3/4, but no date and no division with its result
+    |(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])   # 1,234
       |(?<![0-9]{DIGIT_GAP})[1-9][0-9]{{0,2}}(?:{DIGIT_GAP}[0-9]{{3}})+(?!{DIGIT_GAP}?[0-9]) # 1 234
       |[0-9]+)?
     (?:(?<=[0-9])(?:\.[0-9]+)?|\.[0-9]+)   # 18, 18.50, .5
-    (?:e[-+]?[0-9]{{1,2}}(?![0-9]))?        # 6.02e23
+    (?:e[-+]?[0-9]{{1,2}}(?![0-9]))?)       # 6.02e23
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 NUMBER_END = re.compile(
-    rf"[^0-9.,e{DIGIT_GAP[1:-1]}]|(?:[.,]|{DIGIT_GAP})[^0-9]|e(?:[-+][^0-9]|[^-+0-9])", re.I
+    rf"[^0-9.,/e{DIGIT_GAP[1:-1]}]|(?:[.,/]|{DIGIT_GAP})[^0-9]|e(?:[-+][^0-9]|[^-+0-9])", re.I
 )
 """Text that ends a number: no digit, and no separator or exponent that a digit could follow."""
+
+SMALL_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+).split()
+TENS_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+WORD_VALUES = {word: value for value, word in enumerate(SMALL_WORDS)}
+WORD_VALUES |= {word: 20 + 10 * i for i, word in enumerate(TENS_WORDS)}
+DIGIT_WORDS = "|".join(SMALL_WORDS[1:10])
+BELOW_100 = rf"(?:(?:{'|'.join(TENS_WORDS)})(?:[- ](?:{DIGIT_WORDS}))?|{'|'.join(SMALL_WORDS)})"
+BELOW_1000 = rf"(?:(?:{DIGIT_WORDS})\ hundred(?:(?:\ and)?\ {BELOW_100})?|{BELOW_100})"
+NUMBER_WORDS = re.compile(
+    rf"(?<![\w-]){BELOW_1000}(?:\ thousand(?:(?:\ and)?\ {BELOW_1000})?)?(?![\w-])"
+    r"(?!\ (?:of|more|less|fewer|times|way|half|third|quarter|hundred|thousand|million)\b)",
+    re.IGNORECASE,
+)
+"""A number below a million in words, such as "twenty-one", where it is a quantity."""
 
 ANSWER_MARKS = r"""(?:
     \#\#\#\#[^0-9\n]{0,16}
@@ -104,7 +124,12 @@ def answer_kind(gold: str) -> str:
     stripped = gold.strip()
     if stripped.lower() in ANSWER_KINDS:
         return ANSWER_KINDS[stripped.lower()]
-    return "number" if NUMBER.fullmatch(stripped) else "phrase"
+    return "number" if is_number(stripped) else "phrase"
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number, in any spelling of `normalize_number`."""
+    return bool(NUMBER.fullmatch(text) or NUMBER_WORDS.fullmatch(text))
 
 
 def extract_answer(text: str, kind: str, take: str) -> str | None:
@@ -116,7 +141,8 @@ def extract_answer(text: str, kind: str, take: str) -> str | None:
       Without a mark the first number, or with `take` "last" the one that is stated last (see
       `stated`); a marked expression yields its result then ("The answer is 48 + 24 = 72"). Spelt
       without separators, currency or needless zeros: "$1,234.50" and "1 234.5" are "1234.5", "2e3"
-      is "2000".
+      is "2000", "3/4" is "0.75". Numbers in words ("twenty-one") are read where they are marked, or
+      if the text has no other number.
     - phrase: the first line with a word, after "the answer is" if it begins so; lower case, single
       spaces, no punctuation.
     """
@@ -124,10 +150,11 @@ def extract_answer(text: str, kind: str, take: str) -> str | None:
         if marked := _find_marked_number(text, take):
             result = None if take == "first" else _result(text, marked)
             return normalize_number(result or marked.group())
-        if take == "last":
-            return stated(text)
         numbers = NUMBER.findall(text)
-        return normalize_number(numbers[0]) if numbers else None
+        if numbers:
+            return stated(text) if take == "last" else normalize_number(numbers[0])
+        words = NUMBER_WORDS.findall(text)
+        return normalize_number(words[-1 if take == "last" else 0]) if words else None
     if kind == "phrase":
         return next(filter(None, map(_normalize_phrase, text.split("\n"))), None)
     found = _word_pattern(kind).search(text)
@@ -221,6 +248,8 @@ def is_answer_final(kind: str, take: str, text: str) -> bool:
     """True if `extract_answer` is the same for `text` and for every text that begins with it."""
     if kind == "number":
         marked = _find_marked_number(text, take)
+        if marked is not None and marked.re is NUMBER_WORDS:
+            return bool(re.match(r"[^\w\s-]", text[marked.end() :]))
         if marked is None or not NUMBER_END.match(text, marked.end()):
             return False
         # Further text may turn the number into an expression, whose result counts.
@@ -236,20 +265,43 @@ def is_same_answer(answer: str, gold: str) -> bool:
     kind = answer_kind(gold)
     if kind == "number":
         stripped = answer.strip()
-        return bool(NUMBER.fullmatch(stripped)) and normalize_number(stripped) == normalize_number(
-            gold.strip()
-        )
+        return is_number(stripped) and normalize_number(stripped) == normalize_number(gold.strip())
     return _normalize_phrase(answer) == _normalize_phrase(gold)
 
 
 def normalize_number(number: str) -> str:
-    """Normalize a number: "$1,234.50" is "1234.5", "18.00" is "18", "-0" is "0"."""
+    """Normalize a number: "$1,234.50" is "1234.5", "18.00" is "18", "-0" is "0", "6/8" is "0.75".
+
+    A fraction without a finite decimal is reduced ("2/6" is "1/3").
+    """
+    if NUMBER_WORDS.fullmatch(number):
+        return str(_value_of_words(number))
     digits = re.sub(rf"[$€£,]|{DIGIT_GAP}", "", number).replace("−", "-")
-    value = Decimal("-" + digits.lstrip("-") if digits.startswith("-") else digits)
+    sign = "-" if digits.startswith("-") else ""
+    numerator, _, denominator = digits.lstrip("-").partition("/")
+    value = Decimal(sign + numerator)
+    if denominator:
+        fraction = Fraction(value) / int(denominator)
+        value = Decimal(fraction.numerator) / Decimal(fraction.denominator)
+        if Fraction(value) != fraction:
+            return str(fraction)
     if value == 0:
         return "0"
     spelt = format(value, "f")
     return spelt.rstrip("0").rstrip(".") if "." in spelt else spelt
+
+
+def _value_of_words(number: str) -> int:
+    """Return the value of a match of `NUMBER_WORDS`."""
+    total = current = 0
+    for word in re.split(r"[- ]", number.lower()):
+        if word == "thousand":
+            total, current = 1000 * current, 0
+        elif word == "hundred":
+            current *= 100
+        elif word != "and":
+            current += WORD_VALUES[word]
+    return total + current
 
 
 def extract_line(text: str) -> str | None:
@@ -317,13 +369,18 @@ def _find_marked_number(text: str, take: str) -> re.Match[str] | None:
     # A number's mark depends only on the text before it, so further text cannot change the first
     # one.
     marks = FIRST_ANSWER_MARK if take == "first" else LAST_ANSWER_MARK
-    for number in NUMBER.finditer(text):
-        start = number.start()
-        # The complete prefix if it is short, so that only a number at the start "opens the text".
-        before = text[:start] if start < MARK_WINDOW else "x" + text[start - MARK_WINDOW : start]
-        if marks.search(before):
-            return number
-    return None
+    found = []
+    for pattern in (NUMBER, NUMBER_WORDS):
+        for number in pattern.finditer(text):
+            start = number.start()
+            # The complete prefix if it is short, so that only a number at the start "opens the
+            # text".
+            window = text[start - MARK_WINDOW : start]
+            before = text[:start] if start < MARK_WINDOW else "x" + window
+            if marks.search(before):
+                found.append(number)
+                break
+    return min(found, key=lambda number: number.start(), default=None)
 
 
 def _normalize_phrase(line: str) -> str:

@@ -1,13 +1,12 @@
 """Perplexity: how well a model predicts the user's text, in bits per byte."""
 
-import json
 import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 from swarm._util import validation
-from swarm._util.files import find_path
+from swarm._util.files import find_path, parse_json
 from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Request
 from swarm.tasks.base import Item, Score, TaskRun, mean_score
@@ -191,8 +190,8 @@ def read_texts(path: Path) -> list[str]:
 
 def _parse_line(path: Path, number: int, line: str) -> str:
     try:
-        text = json.loads(line)["text"]
-    except (ValueError, RecursionError, TypeError, KeyError):
+        text = parse_json(line)["text"]
+    except (ValueError, TypeError, KeyError):
         text = None
     if not isinstance(text, str):
         raise UserError(f'task.file: {path} line {number} is not {{"text": "..."}}.')

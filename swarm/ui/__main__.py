@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from swarm._util.cli import run_program
 from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError, missing_extra_error
 from swarm.serve.cli import is_loopback
@@ -112,4 +113,4 @@ def _check_packages() -> None:
 
 
 if __name__ == "__main__":
-    ui(prog_name="python -m swarm.ui", complete_var="_SWARM_UI_COMPLETE")
+    run_program(lambda: ui(prog_name="python -m swarm.ui", complete_var="_SWARM_UI_COMPLETE"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swarm._util.files import find_path
+from swarm._util.files import find_path, parse_json
 from swarm._util.terminal import format_interval
 from swarm.errors import UserError
 from swarm.evaluation.positions import MixtureScoring
@@ -221,7 +221,7 @@ def list_reference_runs(home: AppState) -> list[str]:
     found = []
     for path in find_run_folders(home.runs_folder):
         try:
-            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            config = parse_json((path / "config.json").read_text(encoding="utf-8"))
             same = find_path(config["pool"]["folder"]).resolve() == folder
             if same and config["pool"]["space"] == "delta" and "_target_" in config["task"]:
                 found.append(path.relative_to(home.runs_folder).as_posix())

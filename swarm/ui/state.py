@@ -1,6 +1,5 @@
 """State that all pages share: run folder, search launcher and models."""
 
-import json
 import math
 import re
 import shutil
@@ -14,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm._util.files import write_json
+from swarm._util.files import parse_json, write_json
 from swarm._util.terminal import format_number
 from swarm.errors import UserError
 from swarm.runs.lock import STATUS_FILE, STUDY_LOCK_FILE, running_info
@@ -72,7 +71,7 @@ class RunNotes:
 def load_notes(run: Path) -> RunNotes:
     """Load the notes of a run; empty ones if the file is missing or not in the expected format."""
     try:
-        found = json.loads((run / NOTES_FILE).read_text(encoding="utf-8"))
+        found = parse_json((run / NOTES_FILE).read_text(encoding="utf-8"))
         return RunNotes(
             str(found.get("title", "")),
             tuple(str(one) for one in found.get("tags", ())),

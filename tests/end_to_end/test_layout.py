@@ -1,9 +1,12 @@
 """The folders of the tests: what is where, and that the rule of tests/unit holds from the start."""
 
+import re
 import subprocess
+import tomllib
 
 import searches
 import warm_python
+import yaml
 
 TESTS = searches.ROOT / "tests"
 FOLDERS = {"unit", "integration", "end_to_end", "vllm"}
@@ -28,3 +31,16 @@ def test_unit_tests_import_no_torch_when_they_are_collected() -> None:
         [warm_python.COLD, "-c", code], cwd=searches.ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_dependency_is_imported_and_the_environment_has_what_tests_need() -> None:
+    project = tomllib.loads((searches.ROOT / "pyproject.toml").read_text())["project"]
+    sources = "\n".join(path.read_text() for path in (searches.ROOT / "swarm").rglob("*.py"))
+    for requirement in project["dependencies"]:
+        name = re.split(r"[<>=]", requirement)[0].removesuffix("-core")
+        assert re.search(rf"^\s*(import|from) {name}\b", sources, re.MULTILINE), requirement
+    environment = yaml.safe_load((searches.ROOT / "environment.yml").read_text())
+    (installed,) = environment["dependencies"][-1]["pip"]
+    extras = set(re.findall(r"\w+", installed.partition("[")[2]))
+    found = " ".join(one for extra in extras for one in project["optional-dependencies"][extra])
+    assert "pytest>=" in found and "datasets>=" in found

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import pytest
 import searches
+import warm_python
 import yaml
 from click.testing import CliRunner
 from hydra import compose, initialize_config_dir
@@ -78,6 +79,44 @@ def test_the_list_has_flags_and_runs_a_command() -> None:
     assert swarm("swarm", "--completion", "tcsh").returncode == 2
     report = swarm("swarm", "report", "search/none")
     assert report.returncode == 1 and "search/none contains no search" in report.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"),
+    [
+        ("mkdir gone && cd gone && rmdir ../gone && exec $0 -m $1 --help", "folder was deleted"),
+        ("exec $0 -m $1 --help > /dev/full", "cannot write the output: No space left on device"),
+    ],
+)
+def test_every_command_without_a_folder_or_an_output_ends_with_one_line(
+    shell: str, words: str, tmp_path: Path
+) -> None:
+    environment = searches.environment()
+    environment.pop("PYTHONUNBUFFERED", None)  # argparse ignores errors of an unbuffered output
+    for name in ("swarm", *(f"swarm.{one.name}" for one in list_commands())):
+        done = subprocess.run(
+            ["bash", "-c", shell, warm_python.COLD, name],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 1 and done.stderr.count("\n") == 1, (name, done.stderr)
+        assert done.stderr.startswith("error: ") and words in done.stderr, name
+
+
+def test_an_ascii_locale_escapes_characters(tmp_path: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [warm_python.COLD, "-m", "swarm.cache", "info", "--file", "größer"],
+        cwd=tmp_path,
+        env={**searches.environment(), **ascii_only, "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0 and done.stderr == "" and "gr\\udcc3\\udcb6" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,6 @@ if __name__ == "__main__":
     from contextlib import suppress
 
     gc.disable()
-    import accelerate  # noqa: F401
     import hydra
     import rich.console  # noqa: F401
     import scipy.stats  # noqa: F401

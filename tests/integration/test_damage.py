@@ -22,6 +22,7 @@ from swarm.runs.manifest import (
     JOURNAL,
     MANIFEST_FILE,
     Manifest,
+    answers_path,
     encode_state,
     read_sealed_state,
     read_state,
@@ -115,10 +116,10 @@ def test_a_start_changes_no_byte(lab: Lab) -> None:
     assert listed == set(lab.whole) - {"state.json", MANIFEST_FILE}
 
 
-def test_a_damaged_journal_costs_the_iterations_after_it(
+def test_a_damaged_journal_or_lost_answers_cost_the_iterations_after_them(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A killed search with a bad line in its journal ends as if it had never been killed."""
+    """A killed search that has lost a line or answers ends as if it had never been killed."""
     more = {"optimizer__max_iterations": 30, "optimizer__patience": 30, "ensemble": 2}
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "run", **more)
     folder = tmp_path / "search" / "run"
@@ -135,17 +136,23 @@ def test_a_damaged_journal_costs_the_iterations_after_it(
     lab = Lab(command, folder)
     capsys.readouterr()
     lines = left[folder / JOURNAL].splitlines(keepends=True)
-    for damaged in (None, b"".join([*lines[:2], lines[2][:30] + b"x" + lines[2][31:], *lines[3:]])):
+    bad_line = b"".join([*lines[:2], lines[2][:30] + b"x" + lines[2][31:], *lines[3:]])
+    newest, middle = (answers_path(number) for number in (len(lines) - 1, 2))
+    cases = [(JOURNAL, None, 0), (JOURNAL, bad_line, 2), (middle, None, 2)]
+    cases += [(newest, how(left[folder / newest], 0), len(lines) - 1) for how in DAMAGES]
+    for name, damaged, first in cases:
         shutil.rmtree(folder)
-        for path, data in {**left, folder / JOURNAL: damaged}.items():
+        for path, data in {**left, folder / name: damaged}.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             if data is not None:
                 path.write_bytes(data)
-        with pytest.raises(UserError, match=f"{JOURNAL} is damaged or missing"):
-            report(folder)
+        if name == JOURNAL:
+            with pytest.raises(UserError, match=f"{JOURNAL} is damaged or missing"):
+                report(folder)
         assert lab.again() is None
         said = capsys.readouterr().err
-        assert said.count("WARNING") == 1 and JOURNAL in said and "evaluated again" in said
+        assert said.count("WARNING") == 1 and f"{name} is damaged or missing" in said
+        assert f"iterations from {first} on are evaluated again" in said
         assert lab.tree() == lab.whole
 
 

@@ -73,16 +73,11 @@ def house(asked: Asked) -> Reply:
     return logprobs({"A": p * 0.75, " A": p * 0.25, "B": 0.9 - p, "The": 0.1})
 
 
-THEIR_OUTPUT = re.compile(r'"output": """(.*?)"""', re.DOTALL)
-
-
 def fair(asked: Asked) -> Reply:
-    """A judge without a taste for a place, for our prompt and for alpaca_eval's (m or M)."""
-    text = asked.body["messages"][-1]["content"]
-    theirs = THEIR_OUTPUT.findall(text)
-    first, second = theirs or [one for _, one in FENCED.findall(text)][1:]
+    """A judge without a taste for a place."""
+    first, second = [one for _, one in FENCED.findall(asked.body["messages"][-1]["content"])][1:]
     p = logistic(worth(first) - worth(second))
-    return logprobs({"m": p, "M": 1 - p} if theirs else {"A": p, "B": 1 - p})
+    return logprobs({"A": p, "B": 1 - p})
 
 
 @pytest.fixture
@@ -631,71 +626,3 @@ def test_the_script(server: Endpoint, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Judged by grand, against other" in done.stdout
     assert server.asked[0].body["max_tokens"] == 5
-
-
-def test_the_raw_rate_is_alpaca_evals_own(
-    server: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the extra `alpaca-eval`: theirs on our annotations, and by their own judging."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    alpaca_eval = pytest.importorskip("alpaca_eval")
-    from alpaca_eval import metrics
-
-    server.answer = fair
-    answers("mine", MINE)
-    answers("theirs", THEIRS)
-    assert judge("--export", "exported.json") == 0
-    ours = json.loads(Path("judged/summary.json").read_text())["win_rate"]["rate"]
-    exported = json.loads(Path("exported.json").read_text())
-    assert metrics.get_winrate(exported)["win_rate"] == pytest.approx(ours)
-    missing = metrics.get_winrate([*exported, dict(exported[0], preference=None)])
-    assert missing["win_rate"] == pytest.approx(ours) and missing["n_total"] == COUNT
-
-    write("client.json", {"default": [{"base_url": server.url, "api_key": "not-a-secret"}]})
-    template = "evaluators_configs/alpaca_eval_clf_gpt4_turbo/alpaca_eval_clf.txt"
-    write(
-        "configs.yaml",
-        {
-            "grand": {
-                "prompt_template": str(Path(alpaca_eval.__file__).parent / template),
-                "fn_completions": "openai_completions",
-                "fn_completion_parser": "logprob_parser",
-                "completions_kwargs": {
-                    "model_name": "gpt-4-grand",
-                    "max_tokens": 1,
-                    "temperature": 1,
-                    "logprobs": True,
-                    "top_logprobs": 5,
-                    "num_procs": 1,
-                    "client_config_path": "client.json",
-                },
-                "completion_parser_kwargs": {
-                    "numerator_token": "m",
-                    "denominator_tokens": ["m", "M"],
-                    "is_binarize": False,
-                },
-                "completion_key": "completions_all",
-                "batch_size": 1,
-            }
-        },
-    )
-
-    def theirs(cache: str | None) -> float:
-        board_, _ = alpaca_eval.evaluate(
-            "mine.json",
-            "theirs.json",
-            str(Path("configs.yaml").absolute()),
-            output_path=None,
-            precomputed_leaderboard=None,
-            fn_metric="get_winrate",
-            sort_by="win_rate",
-            is_return_instead_of_print=True,
-            caching_path=cache,
-        )
-        return float(board_["win_rate"].iloc[0])
-
-    before = len(server.asked)
-    assert theirs("exported.json") == pytest.approx(ours)
-    assert len(server.asked) == before, "its tooling has read our annotations"
-    assert theirs(None) == pytest.approx(ours)
-    assert len(server.asked) == before + COUNT - 1

@@ -1,9 +1,8 @@
 """Follow, create and list fine-tunings: python -m swarm.compare.finetuning update."""
 
-import sys
 from collections.abc import Sequence
 
-from swarm._util.cli import RaisingParser, run_command
+from swarm._util.cli import RaisingParser, run_command, run_program
 from swarm.compare.finetuning.cli import add_parsers
 
 
@@ -21,4 +20,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

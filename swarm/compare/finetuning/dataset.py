@@ -1,13 +1,13 @@
 """Training files of chats (JSONL): validation line by line, and conversion to token ids."""
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from swarm._util.files import parse_json
 from swarm._util.terminal import pluralize
 from swarm.errors import InvalidArgument
 from swarm.models.base import Message
@@ -85,8 +85,8 @@ def validate_dataset(data: bytes, minimum: int = MIN_EXAMPLES) -> ValidationResu
         if seen[hashlib.md5(line).digest()] == 2:
             warnings.append(Finding(line_number, "duplicate of an earlier example"))
         try:
-            example = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            example = parse_json(line)
+        except ValueError as error:
             errors.append(Finding(line_number, f"not JSON: {error}"))
             continue
         errors += [Finding(line_number, problem) for problem in find_errors(example)]
@@ -263,7 +263,7 @@ def parse_examples(data: bytes) -> list[ChatExample]:
     found = []
     for line, text in iter_lines(data):
         turns: list[Message] = []
-        for message in json.loads(text)["messages"]:
+        for message in parse_json(text)["messages"]:
             role, content = message["role"], _message_text(line, message)
             if role == "assistant" and message.get("weight", 1):
                 found.append(ChatExample(line, tuple(turns), content))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from swarm._util.files import parse_json
 from swarm._util.terminal import align_columns
 from swarm.compare.finetuning.dataset import iter_lines, read_training_file
 from swarm.errors import InvalidArgument
@@ -90,11 +91,11 @@ def estimate_cost(
     total = 0
     for _, line in iter_lines(read_training_file(file_name)):
         try:
-            messages = json.loads(line)["messages"]
+            messages = parse_json(line)["messages"]
             total += TOKENS_PER_EXAMPLE + sum(
                 _count_message_tokens(message, counted) for message in messages
             )
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        except (ValueError, TypeError, LookupError, AttributeError):
             continue
     return TrainingCost(total, exact is not None, epochs, prices or {})
 

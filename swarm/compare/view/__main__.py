@@ -1,10 +1,9 @@
 """Browse the answers of a file: python -m swarm.compare.view FILE."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
-from swarm._util.cli import RaisingParser, run_command
+from swarm._util.cli import RaisingParser, run_command, run_program
 from swarm.compare.view import view
 from swarm.serve.cli import parse_port
 
@@ -75,4 +74,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

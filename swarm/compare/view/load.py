@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from swarm._util.files import parse_json
 from swarm.errors import InvalidArgument, UserError
 
 ColumnData = dict[str, list[Any]]
@@ -144,8 +145,8 @@ def _read_jsonl(path: Path) -> ColumnData:
                 if not line.strip():
                     continue
                 try:
-                    found = json.loads(line, parse_constant=_parse_constant)
-                except (ValueError, RecursionError) as error:
+                    found = parse_json(line, parse_constant=_parse_constant)
+                except ValueError as error:
                     raise UserError(f"{path}, line {number}: is not JSON: {error}") from None
                 if not isinstance(found, dict):
                     raise UserError(f"{path}, line {number}: is not a JSON object")
@@ -215,8 +216,8 @@ def parse_structure(text: str) -> Any:
     """Parse a dictionary or a list in JSON or Python syntax; return anything else unchanged."""
     found: Any = None
     try:
-        found = json.loads(text, parse_constant=_parse_constant)
-    except (ValueError, RecursionError):
+        found = parse_json(text, parse_constant=_parse_constant)
+    except ValueError:
         try:
             found = to_plain(ast.literal_eval(text))
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from swarm._util.files import parse_json
 from swarm.engine.base_model import quiet_transformers, wrap_load_errors
 from swarm.errors import UserError
 
@@ -132,7 +133,7 @@ def _read_index(folder: Path) -> dict[str, str]:
             return {"*": WEIGHTS_FILE}
         raise UserError(f"{folder} contains neither {WEIGHTS_FILE} nor {INDEX_FILE}")
     try:
-        listed = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+        listed = dict(parse_json(path.read_text(encoding="utf-8"))["weight_map"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read: {error!r}") from None
     if missing := [file for file in listed.values() if not (folder / file).is_file()]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swarm._util.files import parse_json
 from swarm.engine.base_model import SAFE_FILES, BaseModel
 from swarm.engine.full.checkpoint import (
     FLOAT_DTYPES,
@@ -257,7 +258,7 @@ def _copy_text_files(source: Path, folder: Path, code: bool) -> None:
 def _set_dtype(path: Path, kinds: Iterable["torch.dtype"]) -> None:
     """Set the type in a config.json to that of most of the tensors."""
     floats = [str(kind).removeprefix("torch.") for kind in kinds if kind.is_floating_point]
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = parse_json(path.read_text(encoding="utf-8"))
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = max(sorted(set(floats)), key=floats.count)
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

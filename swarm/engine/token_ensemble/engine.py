@@ -1,12 +1,12 @@
 """Token Swarms: full models mixed token by token, as an engine and as one model."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from swarm._util.files import parse_json
 from swarm.engine.base import ExpertPool
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import BATCH_CPU, BATCH_GPU, HFEngine
@@ -137,7 +137,7 @@ def read_mixture(
     """
     file = Path(folder) / MIXTURE_FILE
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         weights = np.array(content["weights"], dtype=np.float64)
         settings = {key: content["base"][key] for key in ("path", "name", "dtype")}
         base = BaseModel(**settings, trust_remote_code=trust_remote_code)

@@ -1,13 +1,13 @@
 """Requests in vLLM's form: submitted together, and stepped until each has its answer."""
 
 import itertools
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from swarm._util.files import parse_json
 from swarm.engine.decode import DecodingRow, build_sampling_state
 from swarm.engine.tokenization import (
     TokenCache,
@@ -284,6 +284,6 @@ def read_end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
     """
     files = [folder / name for name in ("generation_config.json", "config.json")]
     first = next(file for file in files if file.is_file())
-    stated = json.loads(first.read_text(encoding="utf-8")).get("eos_token_id")
+    stated = parse_json(first.read_text(encoding="utf-8")).get("eos_token_id")
     ends = stated if isinstance(stated, list) else [stated]
     return frozenset(end for end in [*ends, tokenizer.eos_token_id] if end is not None)

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm._util.files import parse_json
 from swarm.errors import UserError
 from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
 from swarm.multi_agent.presets import is_preset_path
@@ -229,7 +230,7 @@ def _parse_config(name: str, text: str) -> "ConsortiumSettings":
 
     try:
         return ConsortiumSettings.from_dict(
-            json.loads(text), lambda words: log.warning("%s: %s", name, words)
+            parse_json(text), lambda words: log.warning("%s: %s", name, words)
         )
     except (ValueError, TypeError) as error:
         raise UserError(f"{name}: the saved config is not JSON: {error}") from None

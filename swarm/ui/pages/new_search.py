@@ -1,7 +1,6 @@
 """Page Start: a form for a new search, checked by the command line, with the equivalent command."""
 
 import asyncio
-import json
 import math
 import re
 import time
@@ -15,7 +14,7 @@ from urllib.parse import quote, urlencode
 from nicegui import run, ui
 
 from swarm._util.config_help import first_comment
-from swarm._util.files import conf_folder
+from swarm._util.files import conf_folder, parse_json
 from swarm.errors import UserError
 from swarm.report.sections import flatten_keys, format_setting
 from swarm.runs.describe import describe_position
@@ -324,7 +323,7 @@ def parse_mixture(text: str) -> dict[str, float]:
         UserError: It is something else.
     """
     try:
-        found = json.loads(text or "{}")
+        found = parse_json(text or "{}")
         shares = {str(name): float(share) for name, share in found.items()}
     except (ValueError, AttributeError, TypeError):
         shares = {"": math.nan}

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from swarm._util.files import append, write_json
 from swarm.errors import UserError
 from swarm.loop.final_evaluation import FinalEvaluation
+from swarm.pool import adapter
 from swarm.runs import manifest as manifest_module
 from swarm.runs import run_folder
 from swarm.runs.manifest import (
@@ -124,13 +126,13 @@ def test_a_journal_is_cut_at_the_first_bad_line(tmp_path: Path, caplog: Any) -> 
         data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]
     )
     damages: dict[str, tuple[bytes | None, int | None]] = {
-        "gone": (None, 1),
-        "empty": (b"", 1),
+        "gone": (None, 0),
+        "empty": (b"", 0),
         "a bit": (flipped, None),
-        "a line is gone": (b"".join(lines[:3] + lines[4:]), 4),
-        "two lines in turn": (b"".join([*lines[:2], lines[3], lines[2], *lines[4:]]), 3),
-        "last lines are gone": (b"".join(lines[:5]), 6),
-        "no text": (b"\xff\x00\n" * 3, 1),
+        "a line is gone": (b"".join(lines[:3] + lines[4:]), 3),
+        "two lines in turn": (b"".join([*lines[:2], lines[3], lines[2], *lines[4:]]), 2),
+        "last lines are gone": (b"".join(lines[:5]), 5),
+        "no text": (b"\xff\x00\n" * 3, 0),
     }
     for name, (content, left) in damages.items():
         folder = tmp_path / name
@@ -143,10 +145,10 @@ def test_a_journal_is_cut_at_the_first_bad_line(tmp_path: Path, caplog: Any) -> 
             read_state(folder)
         caplog.clear()
         record = RunRecord(folder)
-        assert record.open_or_resume({"task": "x"}, ["amber", "birch"])
+        assert record.open_or_resume({"task": "x"}, ["amber", "birch"]) == (left != 0)
         said = [one for one in caplog.records if one.levelno == logging.WARNING]
         assert len(said) == 1 and JOURNAL in said[0].getMessage(), name
-        assert len(record.iterations) == left if left else 1 < len(record.iterations) < 9
+        assert 1 < len(record.iterations) < 9 if left is None else len(record.iterations) == left
         assert not (folder / answers_path(len(record.iterations))).exists()
         assert read_state(folder) == record.state, name
         add(record, 9)
@@ -233,14 +235,46 @@ def test_a_lost_end_of_the_journal_is_damage(tmp_path: Path, caplog: Any) -> Non
 
 
 def test_a_state_older_than_its_answers_is_noticed(tmp_path: Path, caplog: Any) -> None:
-    """A copy of state.json from before the first iteration."""
+    """A copy of state.json from before the first iteration; another search is refused there."""
     record = RunRecord(tmp_path)
     record.open_or_resume({"task": "x"}, ["amber", "birch"])
     copy = (tmp_path / "state.json").read_bytes()
     add(record, 1)
+    record.save_state()
     (tmp_path / "state.json").write_bytes(copy)
+    with pytest.raises(UserError, match="another search"):
+        RunRecord(tmp_path).open_or_resume({"task": "y"}, ["amber", "birch"])
     assert not RunRecord(tmp_path).open_or_resume({"task": "x"}, ["amber", "birch"])
     assert "from 0 on are evaluated again" in caplog.text
+
+
+def test_answers_lost_from_a_snapshot_end_the_start(tmp_path: Path) -> None:
+    """state.json, which is not cut, has later iterations."""
+    searched(tmp_path, 3).save_state()
+    (tmp_path / answers_path(1)).unlink()
+    with pytest.raises(UserError, match=r"iteration_0001.*another name="):
+        RunRecord(tmp_path).open_or_resume({"task": "x"}, ["amber", "birch"])
+
+
+def test_names_are_on_the_disk_before_a_write_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a file is renamed, made by an append or by a new folder, its folder is synced."""
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write_json(tmp_path / "new" / "file.json", {})
+    assert synced[0] == tmp_path and synced[-1] == tmp_path / "new"
+    append(tmp_path / "lines", b"1\n")
+    append(tmp_path / "lines", b"2\n")
+    assert synced[3:] == [tmp_path / "lines", tmp_path, tmp_path / "lines"]
+    adapter.write_folder_atomic(tmp_path / "best", lambda folder: None, {}, "best")
+    assert synced[-3:] == [tmp_path / ".best.new", tmp_path / ".best.new" / "swarm.json", tmp_path]
 
 
 def test_lines_that_the_state_has_already_are_no_more(tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ def test_without_an_answer_any_match_is_right() -> None:
         ({}, "0.1 + 0.2 = 0.3", 0.3, (1.0, "0.3")),
         ({"relative": 0.01}, "it is 6.02e23", 6.022e23, (1.0, "602" + "0" * 21)),
         ({}, "none", 3, (0.0, None)),
+        ({}, "The answer is 2/6.", "1/3", (1.0, "1/3")),
+        ({"absolute": 0.01}, "about 0.33", "1/3", (1.0, "0.33")),
+        ({}, "The answer is twelve.", 12, (1.0, "12")),
     ],
 )
 def test_numeric(keys: dict[str, Any], text: str, gold: Any, found: Any) -> None:

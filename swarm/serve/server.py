@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 SHUTDOWN_GRACE_S = 5
 """Seconds for open connections to receive the shutdown error."""
 
+SPARE_CONNECTIONS = 128
+"""Connections beside those of answered and waiting requests."""
+
 
 def run(given: Namespace) -> None:
     """Serve until an interrupt.
@@ -61,6 +64,7 @@ def build_server(
 
     from swarm.serve.api_errors import ApiKeyGuard
     from swarm.serve.app import ChatService
+    from swarm.serve.limits import server_config
     from swarm.serve.streaming import RequestQueue
 
     line = RequestQueue(concurrency, queue)
@@ -73,13 +77,10 @@ def build_server(
             await super().shutdown(sockets)
 
     return NotifyingServer(
-        uvicorn.Config(
+        server_config(
             service.app,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
+            concurrency + queue + SPARE_CONNECTIONS,
             lifespan="off",
-            server_header=False,
             timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
             ws="none",
         )

@@ -42,7 +42,8 @@ from swarm.multi_agent.consortium.consortium import Consortium
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentSpec
 from swarm.registry.registry import Roster
-from swarm.serve.api_errors import MAX_BODY_BYTES, HttpError
+from swarm.serve.api_errors import HttpError
+from swarm.serve.limits import MAX_BODY_BYTES
 from swarm.serve.request_params import IGNORED_PARAMETERS, NEUTRAL_VALUES, parse_chat_request
 
 HI: Any = [{"role": "user", "content": "hi"}]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from swarm._util.terminal import escape_control_chars
-from swarm.errors import UserError, missing_extra_error
+from swarm.errors import UserError
 from swarm.models.base import Model
 from swarm.models.trace import Trace
 from swarm.serve.cli import DEFAULT_KEY_VARIABLE, is_loopback
@@ -28,10 +28,12 @@ def run(given: Namespace) -> None:
     """Serve until an interrupt.
 
     Raises:
-        UserError: A model, the address or a package is not available.
+        UserError: A model or the address is not available.
         KeyboardInterrupt: At shutdown.
     """
-    _check_packages()
+    # Spinning OpenMP threads would slow down other computations; must be set before torch is
+    # loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     models = _load_models(given)
     bound = bind_socket(given.host, given.port)
     with bound:
@@ -170,14 +172,3 @@ def _preload_models(models: Mapping[str, Model], device: str | None) -> None:
     for model in models.values():
         if opened := getattr(model, "open", None):
             opened(chosen_device)
-
-
-def _check_packages() -> None:
-    # Spinning OpenMP threads would slow down other computations; must be set before torch is
-    # loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise missing_extra_error(error, "serve") from None

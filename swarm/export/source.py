@@ -298,6 +298,7 @@ def _save_front_point(
         "iteration": number,
         "particle": particle,
         "point": point,
+        "prompt_form": read_note(path / "global_best").get("prompt_form", "chat"),
         "validation_utility": entry["utilities"][particle],
         "objectives": front.dev_utilities((number, particle)),
     }

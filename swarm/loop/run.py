@@ -70,6 +70,7 @@ from swarm.tasks.base import (
     Score,
     Task,
     metric_task,
+    prompt_form,
 )
 from swarm.tasks.metrics import find_form_mismatches
 from swarm.trackers import Tracker
@@ -219,6 +220,7 @@ class Run:
         resumed = self.record.open_or_resume(
             identity, self.pool.names, self.pool.groups, self.pool.expert_count
         )
+        self.record.note = {"prompt_form": prompt_form(self.task)}
         flush_log_to(self.record.folder, held)
         if config:
             self.record.save_config(resolve_groups(config, self.pool))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from nicegui import ui
 
 from swarm._util.terminal import escape_control_chars, pluralize
-from swarm._util.threads import Cancelled, run_in_thread, start_thread
+from swarm._util.threads import Cancelled, start_thread
 from swarm.errors import UserError
 from swarm.moa.chat import ChatOptions
 from swarm.moa.transcript_format import (
@@ -32,7 +32,7 @@ from swarm.multi_agent.collaboration import Collaboration
 from swarm.multi_agent.consortium.results import Iteration
 from swarm.multi_agent.types import AgentAnswer, AnswerDelta, CallStarted, Transcript
 from swarm.ui import expert_mixer
-from swarm.ui.layout import page_frame
+from swarm.ui.layout import draw_when_loaded, page_frame
 from swarm.ui.state import AppState
 
 STATES = ("loading", "answering", "done")
@@ -507,12 +507,14 @@ MISSING_HELP = "Text only: there are no tools and no pictures or other attachmen
 def register_page(home: AppState) -> None:
     """Register the page at /talk."""
 
-    @ui.page("/talk", response_timeout=60)
-    async def chat_page(model: str = "") -> None:
+    @ui.page("/talk")
+    def chat_page(model: str = "") -> None:
         ui.add_css(STYLE)
         with page_frame("Talk"):
-            names = await run_in_thread(expert_mixer.list_model_names, home)
-            _draw_chat(home, names, [one for one in (model,) if one])
+            draw_when_loaded(
+                lambda: expert_mixer.list_model_names(home),
+                lambda names: _draw_chat(home, names, [one for one in (model,) if one]),
+            )
 
 
 def _draw_chat(home: AppState, names: list[str], chosen: list[str]) -> None:

@@ -217,8 +217,16 @@ def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None
         page.get_by_text(
             re.compile("iteration ([2-9]|[1-9][0-9]+) of at most 5000")
         ).first.wait_for()
+        page.evaluate(
+            """() => { window.states = []; new MutationObserver(() => {
+                const now = document.querySelector('[data-state]').textContent.trim();
+                if (now !== window.states.at(-1)) window.states.push(now);
+            }).observe(document.body, {subtree: true, childList: true, characterData: true}); }"""
+        )
         page.get_by_role("button", name="Stop").click()
         settled(page, "stopped")
+        states = page.evaluate("window.states")
+        assert [one for one in states if one != "running"] == ["stopping", "stopped"]
         done = len((read_state(run) or {})["rounds"])
         assert running_info(run) is None and done > 1
         page.get_by_role("button", name="Resume").click()

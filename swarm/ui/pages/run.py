@@ -340,12 +340,13 @@ class RunPage:
         self._show_notes(line.notes if line else RunNotes())
         self._error.set_text(f"It failed: {snapshot.error}" if snapshot.error else "")
         self._error.set_visibility(bool(snapshot.error) and state == "failed")
-        running = snapshot.note is not None or snapshot.beginning
+        running = state in ("running", "starting", "stopping")
         self._progress.set_visibility(running)
-        progress, share = format_progress(snapshot.note or {"activity": "the process is starting"})
+        begun = {"activity": f"the process is {'stopping' if snapshot.stopping else 'starting'}"}
+        progress, share = format_progress(snapshot.note or begun)
         self._told.set_text(progress)
         self._bar.set_value(share)
-        self._stop.set_visibility(running)
+        self._stop.set_visibility(running and not snapshot.stopping)
         self._resume.set_visibility(not running and state != "finished" and bool(snapshot.command))
         self._report.set_visibility(bool(line and line.best is not None))
         self._chat.set_visibility(state == "finished")
@@ -487,9 +488,12 @@ def _chart_height(options: dict[str, Any]) -> int:
 
 
 def _run_state(snapshot: RunSnapshot) -> str:
+    if snapshot.stopping:
+        return "stopping"
     if snapshot.note is not None:
         return "running"
-    if snapshot.beginning:
+    # The process of a finished search takes a moment to end.
+    if snapshot.beginning and not (snapshot.line and snapshot.line.state == "finished"):
         return "starting"
     if snapshot.line:
         return snapshot.line.state

@@ -29,8 +29,7 @@ from swarm.runs.describe import (
 )
 from swarm.runs.run_reader import RunFolder
 from swarm.ui import charts
-from swarm.ui.layout import draw_heading, draw_plain_table, page_frame
-from swarm.ui.run_data import describe_unreadable
+from swarm.ui.layout import draw_heading, draw_plain_table, draw_when_loaded, page_frame
 from swarm.ui.state import (
     UNREADABLE_ERRORS,
     AppState,
@@ -414,20 +413,15 @@ def register_compare_page(home: AppState) -> None:
     """Register the page at /together?run=NAME&run=NAME."""
 
     @ui.page("/together")
-    async def compare_runs_page(names: Annotated[list[str], Query(alias="run")] = []) -> None:  # noqa: B006
+    def compare_runs_page(names: Annotated[list[str], Query(alias="run")] = []) -> None:  # noqa: B006
+        def load() -> RunComparison:
+            chosen = [home.run_path(name) for name in dict.fromkeys(names)]
+            if not 2 <= len(chosen) <= MAX_RUNS:
+                raise UserError(f"choose 2 to {MAX_RUNS} runs to compare")
+            return compare_runs(chosen)
+
         with page_frame("Runs compared", "Runs"):
-            try:
-                chosen = [home.run_path(name) for name in dict.fromkeys(names)]
-                if not 2 <= len(chosen) <= MAX_RUNS:
-                    raise UserError(f"choose 2 to {MAX_RUNS} runs to compare")
-                found = await run.io_bound(compare_runs, chosen)
-            except (UserError, *UNREADABLE_ERRORS) as error:
-                message = str(error) if isinstance(error, UserError) else describe_unreadable(error)
-                ui.label(message).classes("text text-negative").props("role=alert")
-                ui.link("Choose runs", "/")
-                return
-            if found is not None:
-                _draw_comparison(found)
+            draw_when_loaded(load, _draw_comparison)
 
 
 def compare_runs(paths: list[Path]) -> RunComparison:

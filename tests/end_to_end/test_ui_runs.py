@@ -487,7 +487,7 @@ def test_an_unknown_address_has_a_page_and_keys_reach_the_controls(
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("telephone", "light")])
-def test_runs_are_tagged_archived_and_deleted(
+def test_runs_are_grouped_and_deleted(
     browser: Any, page_url: str, page_folder: Path, size: str, scheme: str
 ) -> None:
     run = run_folders.folder(page_folder / "search" / f"doomed_{size}", particles=2, iterations=1)
@@ -498,30 +498,16 @@ def test_runs_are_tagged_archived_and_deleted(
             row.locator(".q-checkbox").click()
             return row
 
-        choose_row(run.name)
-        page.get_by_role("button", name="Edit").click()
-        page.get_by_label("Title").fill("Renamed run")
-        page.get_by_label("Tags, separated by commas").fill("one, two")
-        page.get_by_role("button", name="Save").click()
-        row = page.locator("tbody tr", has_text="Renamed run")
-        row.get_by_text("two", exact=True).wait_for()
-        ui_pages.fits(page, size)
-        page.get_by_label("Filter").fill("two renamed")
-        page.wait_for_function("document.querySelectorAll('tbody tr a').length === 1")
-        page.get_by_role("button", name="Archive").click()
-        row.wait_for(state="detached")
-        page.get_by_role("switch", name="Archived").click()
-        row.get_by_text("(archived)").wait_for()
         page.get_by_label("Filter").fill("sweep")
         page.get_by_role("button", name="sweep (1 trial)").wait_for()
         page.get_by_role("link", name="sweep/trial_00").wait_for()
         group = page.locator("tbody tr", has_text="sweep (1 trial)").locator(".q-checkbox")
         group.click()
-        page.locator("#main button:not([disabled])", has_text="Archive").wait_for()
+        page.locator("tbody tr.selected").first.wait_for()
         assert page.locator("#main").get_by_role("button", name="Delete").is_disabled()
         group.click()
-        page.get_by_label("Filter").fill("renamed")
-        choose_row("Renamed run")
+        page.get_by_label("Filter").fill(run.name)
+        row = choose_row(run.name)
         page.locator("#main").get_by_role("button", name="Delete").click()
         warning = page.get_by_text("This cannot be undone.")
         warning.wait_for()
@@ -535,7 +521,8 @@ def test_runs_are_tagged_archived_and_deleted(
         if size == "desk":
             page.get_by_label("Filter").fill("")
             page.get_by_role("button", name="Columns").click()
-            page.get_by_role("checkbox", name="Note").click()
-            page.locator("th", has_text="Note").wait_for()
+            page.get_by_role("checkbox", name="State").click()
+            page.locator("th", has_text="State").wait_for(state="detached")
             page.reload()
-            page.locator("th", has_text="Note").wait_for()
+            page.locator("th", has_text="Task").wait_for()
+            page.locator("th", has_text="State").wait_for(state="detached")

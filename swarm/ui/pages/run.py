@@ -15,7 +15,7 @@ from swarm.errors import UserError
 from swarm.runs.run_reader import RUNS_FOLDER, RunFolder
 from swarm.ui.charts import load_chart
 from swarm.ui.layout import draw_facts, draw_heading, draw_plain_table, page_frame
-from swarm.ui.pages.runs import STATE_COLOURS, edit_notes
+from swarm.ui.pages.runs import STATE_COLOURS
 from swarm.ui.run_data import (
     POSITION_COLUMNS,
     PositionTable,
@@ -29,7 +29,7 @@ from swarm.ui.run_data import (
     positions_csv,
     take_snapshot,
 )
-from swarm.ui.state import UNREADABLE_ERRORS, AppState, LoadSample, RunNotes
+from swarm.ui.state import UNREADABLE_ERRORS, AppState, LoadSample
 
 VERDICT_SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
 
@@ -281,7 +281,6 @@ class RunPage:
         with ui.row().classes("w-full items-center gap-2"):
             self._state = ui.badge("").props("data-state")
             self._about = ui.label("").classes("quiet text grow")
-        self._notes = ui.label("").classes("text")
         self._error = ui.label("").classes("text text-negative").props("role=alert")
         with ui.column().classes("w-full gap-1") as self._progress:
             self._bar = ui.linear_progress(0.0, show_value=False).props("aria-label=Progress")
@@ -290,7 +289,6 @@ class RunPage:
             self._stop = self._draw_button("Stop", "stop", self._stop_search)
             self._resume = self._draw_button("Resume", "play_arrow", self._resume_search)
             self._report = self._draw_button("Open report", "description", self._open_report)
-            self._draw_button("Edit", "edit", self._edit_notes)
             self._chat = self._draw_button("Chat with the best", "chat", self._open_chat)
 
     def _draw_button(self, text: str, icon: str, act: Callable[..., Any]) -> ui.button:
@@ -337,7 +335,6 @@ class RunPage:
         line = snapshot.line
         reason = [line.details] if line and state in ("finished", "stopped") else []
         self._about.set_text(", ".join([f"task {line.task}", *reason] if line else []))
-        self._show_notes(line.notes if line else RunNotes())
         self._error.set_text(f"It failed: {snapshot.error}" if snapshot.error else "")
         self._error.set_visibility(bool(snapshot.error) and state == "failed")
         running = state in ("running", "starting", "stopping")
@@ -353,12 +350,6 @@ class RunPage:
         self._said.set_text(snapshot.output or "Nothing yet.")
         self._command.set_text(snapshot.command)
         self._typed.set_visibility(bool(snapshot.command))
-
-    def _show_notes(self, notes: RunNotes) -> None:
-        parts = [notes.title, ", ".join(f"#{tag}" for tag in notes.tags), notes.note]
-        text = "\n".join([*(one for one in parts if one), *["Archived."] * notes.archived])
-        self._notes.set_text(text)
-        self._notes.set_visibility(bool(text))
 
     def _show_series(self, found: RunSeries) -> None:
         self._verdict.clear()
@@ -455,12 +446,6 @@ class RunPage:
             return False
         await self._refresh_page()
         return True
-
-    def _edit_notes(self) -> None:
-        try:
-            edit_notes(self._home, self._name, self._refresh_page)
-        except UserError as error:
-            ui.notify(str(error), type="negative", multi_line=True)
 
     def _open_report(self) -> None:
         ui.navigate.to(f"/runs/{quote(self._name, safe='')}/report", new_tab=True)

@@ -1,6 +1,5 @@
 """The page's runs: their table, one of them, several side by side, and the form that starts one."""
 
-import contextlib
 import json
 import re
 import shutil
@@ -97,23 +96,6 @@ def choose(page: Any, label: str, option: str) -> None:
     page.locator(".q-menu .q-item", has_text=re.compile(f"^{option}$")).click()
 
 
-def clear(page: Any, label: str, expected: str) -> None:
-    """Clear a field until the command has what is expected.
-
-    The browser's driver selects the text and then presses a key: where the page is drawn in
-    between, nothing is selected any more.
-    """
-    from playwright.sync_api import TimeoutError as TooLate
-
-    shown = page.get_by_text("task.file=tiny.json").filter(has_text=expected)
-    for _ in range(5):
-        page.get_by_label(label).fill("")
-        with contextlib.suppress(TooLate):
-            shown.wait_for(timeout=10_000)
-            return
-    raise AssertionError(f"{label} cannot be cleared")
-
-
 @pytest.mark.parametrize(("size", "scheme"), [("desk", "light"), ("telephone", "dark")])
 def test_the_form_shows_defaults_and_the_cost(
     browser: Any, page_url: str, page_folder: Path, size: str, scheme: str
@@ -130,12 +112,6 @@ def test_the_form_shows_defaults_and_the_cost(
         page.locator("[data-sentence]", has_text="dry run: at most about").wait_for()
         page.get_by_label("Seed", exact=True).fill("")
         assert page.get_by_label("Seed", exact=True).get_attribute("placeholder") == "default: 42"
-        lines = page.get_by_label("Further keys, one key=value per line")
-        lines.fill("task.scoring=logits\nexperiment=quickstart")
-        page.get_by_text("the fields show its values where they show defaults").wait_for()
-        assert page.get_by_label("Budget, dev prompts").input_value() == "5400"
-        clear(page, "Budget, dev prompts", "budget=null")
-        lines.fill("task.scoring=logits")
         with page.context.expect_page() as opened:
             page.get_by_role("button", name="Inspect").click()
         pool = opened.value

@@ -159,9 +159,9 @@ def first_prompts(task: Task, items: Sequence[Item]) -> list[list[str]]:
 def prompt_form(task: Task) -> str:
     """Return which of `swarm.models.base.PROMPT_FORMS` the task's first prompt has."""
     game = task.run(task.items("dev")[:1])
-    first = next(game)[0]
+    requests = next(game, [])
     game.close()
-    return "plain" if isinstance(first.prompt, str) else "chat"
+    return "plain" if any(isinstance(one.prompt, str) for one in requests) else "chat"
 
 
 def gold_answers_error(task: Task) -> str | None:

@@ -1,6 +1,7 @@
 """Exceptions that are shown to users."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -79,6 +80,19 @@ def _read_install_source() -> dict[str, Any]:
 def missing_extra_error(error: ImportError, extra: str) -> UserError:
     """Return the error for a missing package of an extra."""
     return UserError(f"{error.name or error} is not installed: {install_command(extra)}")
+
+
+def require_packages(extra: str, *names: str) -> None:
+    """Import packages of an extra.
+
+    Raises:
+        UserError: One is missing; the error names the command that installs it.
+    """
+    for name in names:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise missing_extra_error(error, extra) from None
 
 
 class NoClientForModel(UserError):

@@ -12,7 +12,7 @@ import numpy as np
 
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError, install_command
-from swarm.models.base import Completion, Message, Request
+from swarm.models.base import PROMPT_FORMS, Completion, Message, Request, with_prompt_form
 from swarm.registry.local_models import LocalModels
 from swarm.registry.model_groups import base_of_run
 from swarm.report import sections
@@ -171,7 +171,7 @@ class Best:
         max_new_tokens: int = 200,
         temperature: float = 0.0,
         seed: int | None = None,
-        chat: bool = True,
+        chat: bool | None = None,
     ) -> str: ...
 
     @overload
@@ -183,7 +183,7 @@ class Best:
         max_new_tokens: int = 200,
         temperature: float = 0.0,
         seed: int | None = None,
-        chat: bool = True,
+        chat: bool | None = None,
     ) -> str | list[Completion]:
         """Generate the answer to a text, or to each request; loads the model if needed.
 
@@ -194,7 +194,7 @@ class Best:
             temperature: Sampling temperature; 0 is greedy.
             seed: Sampling seed; `None` is 0.
             chat: Send the text as one user turn through the model's chat template; false continues
-                the text as it is.
+                the text as it is; `None` does what the prompts of the search's task did.
 
         Raises:
             UserError: The model cannot be opened, or the text is too long for it.
@@ -202,9 +202,10 @@ class Best:
         voice = self._models.get_model(str(self.folder))
         if not isinstance(requests, str):
             return voice.generate(requests)
-        prompt = (Message("user", requests),) if chat else requests
-        request = Request(prompt, max_new_tokens, temperature=temperature, seed=seed)
-        return voice.generate([request])[0].text
+        turns = (Message("user", requests),)
+        request = Request(turns, max_new_tokens, temperature=temperature, seed=seed)
+        form = None if chat is None else PROMPT_FORMS[not chat]
+        return voice.generate([with_prompt_form(voice, request, form)])[0].text
 
     def __repr__(self) -> str:
         return f"{self.words} ({self.utility:.3f} on dev, {self.folder})"

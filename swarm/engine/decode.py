@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
 import torch
 
 from swarm.errors import NotFinite, UserError
@@ -585,20 +584,3 @@ def _score_full_sequences(
 def _slice_columns(tokens: Sequence[TokenIds], start: int, end: int, fill: int) -> list[list[int]]:
     """Return the same columns of all rows, filled up where a row has ended."""
     return [[*row[start:end], *[fill] * (end - max(start, min(end, len(row))))] for row in tokens]
-
-
-@torch.inference_mode()
-def embed_rows(model: Any, rows: Sequence[TokenIds], pad: int) -> np.ndarray:
-    """Return the normalized mean of the last hidden states of each row's tokens, [R, D]."""
-    longest, device = max(map(len, rows)), model.device
-    # Padded on the right: a causal model's real tokens do not see what follows them.
-    ids = [[*row, *[pad] * (longest - len(row))] for row in rows]
-    real = torch.tensor(
-        [[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device
-    )
-    states = model.base_model(
-        input_ids=torch.tensor(ids, device=device), attention_mask=real, use_cache=False
-    ).last_hidden_state.float()
-    means = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
-    vectors: np.ndarray = torch.nn.functional.normalize(means, dim=1).cpu().numpy()
-    return vectors

@@ -42,7 +42,7 @@ from swarm.engine.tokenization import (
     stop_check,
 )
 from swarm.errors import NotFinite, UserError
-from swarm.models.base import Completion, Embedding, Example, Message, Request
+from swarm.models.base import Completion, Example, Message, Request
 from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
@@ -296,46 +296,6 @@ class HFEngine:
                 self._logged.add(OVERFLOW)
                 log.warning(OVERFLOW)
             return found
-
-    def embed(self, position: np.ndarray, texts: Sequence[str]) -> list[Embedding]:
-        """Embed texts: the mean over a text's tokens of the last hidden state, normalized.
-
-        The hidden state is that after the final norm, which the output head reads.
-
-        Args:
-            position: Coefficients [K].
-            texts: Taken as they stand, without a chat template.
-
-        Raises:
-            UserError: A text has more tokens than the model has positions.
-            NotFinite: A vector is not finite.
-        """
-        import torch
-
-        from swarm.engine.decode import embed_rows
-
-        rows = [self._prompt_ids(text) for text in texts]
-        for number, row in enumerate(rows):
-            if len(row) > self._context:
-                raise UserError(
-                    f"text {number + 1} has {len(row)} tokens, and the model can have "
-                    f"{self._context:.0f} (max_position_embeddings): shorten it"
-                )
-        self._stack.set_positions(torch.from_numpy(np.ascontiguousarray(position[None])))
-        check_mixed_finite(self._stack)
-        lengths = [len(row) for row in rows]
-        found: dict[int, Embedding] = {}
-
-        def embed_batch(chosen: Sequence[int]) -> None:
-            here = [rows[i] for i in chosen]
-            vectors = embed_rows(self._model, here, self._tokenizer.pad_token_id)
-            if not np.isfinite(vectors).all():
-                raise NotFinite(0, "activations")
-            for i, vector in zip(chosen, vectors, strict=True):
-                found[i] = Embedding(vector, lengths[i])
-
-        self._run_batches(range(len(rows)), lengths, 1, embed_batch)
-        return [found[i] for i in range(len(rows))]
 
     def _tokenize_example(self, one: Example) -> "TokenizedExample":
         from swarm.engine.gradient import TokenizedExample

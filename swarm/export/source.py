@@ -354,6 +354,7 @@ def _save_position(
     pool.open(instantiate(config["model"], _convert_="all"))
     if pool.fingerprint() != state["identity"]["pool weights"]:
         raise UserError(f"{path}: the experts of its pool have changed since the search")
+    facts = {"prompt_form": read_note(path / "global_best").get("prompt_form", "chat")} | facts
     pool.save(position, folder, facts)
 
 

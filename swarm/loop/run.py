@@ -72,6 +72,7 @@ from swarm.tasks.base import (
     Score,
     Task,
     metric_task,
+    prompt_form,
 )
 from swarm.tasks.metrics import find_form_mismatches
 from swarm.trackers import Tracker
@@ -231,6 +232,7 @@ class Run:
         )
         if self.limit.was_raised(self.record.state):
             self.record.reopen()
+        self.record.note = {"prompt_form": prompt_form(self.task)}
         flush_log_to(self.record.folder, held)
         if config:
             self.record.save_config(resolve_groups(config, self.pool))

@@ -199,6 +199,7 @@ class ChatOptions:
         json: Print one JSON object per line instead of text.
         streamed: Print the text as it arrives.
         quiet: Print no progress.
+        prompt_form: See `swarm.models.base.with_prompt_form`.
     """
 
     temperature: float
@@ -209,6 +210,7 @@ class ChatOptions:
     json: bool = False
     streamed: bool = True
     quiet: bool = False
+    prompt_form: str | None = None
 
 
 class ChatSession:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_check
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 
 class Message(NamedTuple):
@@ -130,6 +130,27 @@ def prompt_text(prompt: str | tuple[Message, ...]) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(turn.content for turn in prompt)
 
 
+PROMPT_FORMS = ("chat", "plain")
+"""Forms of a prompt: turns for the chat template, or their text to continue."""
+
+
+def with_prompt_form(model: "Model", request: Request, form: str | None = None) -> Request:
+    """Return a request whose turns are in one of `PROMPT_FORMS`.
+
+    Args:
+        form: The form; `None` is that of the model's attribute `prompt_form`, else chat.
+
+    Raises:
+        UserError: The model takes turns only.
+    """
+    own = getattr(model, "prompt_form", None)
+    if form == "plain" and own is None:
+        raise UserError("prompt_form: plain is possible for local models only; use chat")
+    if (form or own) != "plain":
+        return request
+    return replace(request, prompt=prompt_text(request.prompt))
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A prompt and its gold answer, for a gradient-based loss.
@@ -189,33 +210,6 @@ class SupportsStreaming(Protocol):
     def stream(self, request: Request) -> Stream:
         """Answer one request; see `stream`."""
         ...
-
-
-class Embedding(NamedTuple):
-    """The vector of a text."""
-
-    vector: "np.ndarray"
-    """Shape [D], float32, of norm 1."""
-    tokens: int
-    """Tokens read."""
-
-
-@runtime_checkable
-class SupportsEmbedding(Protocol):
-    """A model that can embed texts."""
-
-    def embed(self, texts: Sequence[str]) -> list[Embedding]:
-        """Return the embedding of each text.
-
-        Raises:
-            NoEmbeddings: The model has none.
-            UserError: A text is too long.
-        """
-        ...
-
-
-class NoEmbeddings(UserError):
-    """A model has no embeddings, for example a mixture of several networks' tokens."""
 
 
 @runtime_checkable

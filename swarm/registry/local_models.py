@@ -27,13 +27,17 @@ from swarm.errors import UserError
 from swarm.models.base import (
     Completion,
     Delta,
-    Embedding,
-    NoEmbeddings,
     Request,
     Stream,
     prompt_text,
 )
-from swarm.pool.adapter import CONFIG_FILE, ROUTER_FILE, read_adapter, read_routed_adapter
+from swarm.pool.adapter import (
+    CONFIG_FILE,
+    ROUTER_FILE,
+    read_adapter,
+    read_note,
+    read_routed_adapter,
+)
 from swarm.pool.prompt_router import PromptRouter
 from swarm.registry.model_groups import (
     ModelGroup,
@@ -136,20 +140,6 @@ class Batcher:
                 # Not a daemon: the process must not end while this thread is inside torch.
                 start_thread(self._run_rounds, name="swarm-local", daemon=False)
         return pending
-
-    def embed(self, place: ModelIndex, texts: Sequence[str]) -> list[Embedding]:
-        """Embed texts with a loaded model, between two rounds.
-
-        Raises:
-            NoEmbeddings: The engine has none.
-            UserError: See `swarm.engine.hf.HFEngine.embed`.
-        """
-        with self._busy:
-            embed = getattr(self._engine, "embed", None)
-            if embed is None:
-                raise NoEmbeddings("a mixture of several models' tokens has no embeddings")
-            found: list[Embedding] = embed(self._build_position(place), texts)
-            return found
 
     def _run_rounds(self) -> None:
         """Answer round by round until no requests are waiting."""
@@ -257,6 +247,15 @@ class SharedLocalModel:
         """
         return model_group(self.folder, self.base).fingerprint()
 
+    @cached_property
+    def prompt_form(self) -> str:
+        """Form of the prompts that the model was searched with, as its swarm.json has it.
+
+        See `swarm.models.base.with_prompt_form`.
+        """
+        note = read_note(self.folder) if self.folder else {}
+        return str(note.get("prompt_form", "chat"))
+
     @property
     def is_loaded(self) -> bool:
         """True if it is in memory."""
@@ -335,17 +334,6 @@ class SharedLocalModel:
         finally:
             one.abandoned = True
 
-    def embed(self, texts: Sequence[str]) -> list[Embedding]:
-        """Embed texts; see `swarm.models.base.SupportsEmbedding`."""
-        if not self.is_loaded:
-            self.open()
-        assert self._batcher is not None
-        try:
-            return self._batcher.embed(self._index, texts)
-        except UserError as error:
-            kind = NoEmbeddings if isinstance(error, NoEmbeddings) else UserError
-            raise kind(f"local/{self.name}: {error}", error.code) from None
-
     def _submit_requests(self, requests: Sequence[Request]) -> list[PendingRequest]:
         if not self.is_loaded:
             self.open()
@@ -422,14 +410,6 @@ class RoutedModel(SharedLocalModel):
     @property
     def _last_index(self) -> int:
         return max(part._last_index for part in self._parts)
-
-    def embed(self, texts: Sequence[str]) -> list[Embedding]:
-        """See `SharedLocalModel.embed`; each text by the adapter of its route."""
-        found: dict[int, Embedding] = {}
-        for route, indices in self.router.split(texts).items():
-            vectors = self._parts[route].embed([texts[i] for i in indices])
-            found.update(zip(indices, vectors, strict=True))
-        return [found[i] for i in range(len(texts))]
 
     def _submit_requests(self, requests: Sequence[Request]) -> list[PendingRequest]:
         if not self.is_loaded:

@@ -145,12 +145,14 @@ class RunRecord:
             not chosen by these utilities) and `metrics`; `versions`, the packages that computed the
             answers, by first iteration; and `precision`, if it was chosen
             (`swarm.loop.evaluator.choose_precision`).
+        note: Added to the description (swarm.json) of each saved best.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state: dict[str, Any] = {}
         self.manifest = Manifest(folder)
+        self.note: dict[str, Any] = {}
         self._saved: set[str] = set()  # the keys of the state in state.json
         self._cut = ""
         self._summary = Summary()
@@ -568,6 +570,7 @@ class RunRecord:
     def _save_best(self, index: ParticleIndex, folder: Path, save: SaveFn) -> None:
         position, utility = self.position_at(index), self.utility_at(index)
         facts = {"iteration": index[0], "particle": index[1], "validation_utility": utility}
+        facts |= self.note
         # Remove old answers first: a kill must not leave those of an earlier best beside this one.
         (folder / "answers_dev.jsonl").unlink(missing_ok=True)
         save(position, folder, facts)

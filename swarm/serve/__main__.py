@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from swarm._util.cli import run_command, run_program
+from swarm.errors import require_packages
 from swarm.serve.cli import parse_arguments
 
 
@@ -12,6 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command() -> None:
         options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        require_packages("serve", "fastapi", "uvicorn")
         from swarm.serve.server import run
 
         run(options)

@@ -80,9 +80,6 @@ def http_error_from(error: BaseException, name: str) -> HttpError:
     return HttpError(f"{name}: failed with {type(error).__name__}", 500)
 
 
-MAX_BODY_BYTES = 16 * 2**20
-"""Maximum body size; a million tokens are about four million bytes."""
-
 LOCAL_HOST_PATTERN = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
@@ -125,22 +122,17 @@ async def read_json_body(request: Request) -> Any:
     request first, which is rejected.
 
     Raises:
-        HttpError: It is not JSON, or too large.
+        HttpError: It is not JSON.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HttpError("Content-Type: must be application/json", 415)
-    parts, length = [], 0
     try:
-        async for part in request.stream():
-            parts.append(part)
-            length += len(part)
-            if length > MAX_BODY_BYTES:
-                raise HttpError(f"the body has more than {MAX_BODY_BYTES} bytes", 413)
+        body = await request.body()
     except ClientDisconnect:
         raise HttpError("the body is incomplete") from None
     try:
-        return json.loads(b"".join(parts), parse_constant=_reject_constant)
+        return json.loads(body, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise HttpError(f"the body is not JSON: {error}") from None
 

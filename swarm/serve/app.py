@@ -1,6 +1,7 @@
 """FastAPI application: OpenAI's paths for models by name."""
 
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -12,7 +13,13 @@ from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from swarm._util.terminal import escape_control_chars
-from swarm.models.base import Completion, Delta, Model, NoEmbeddings, SupportsEmbedding
+from swarm.errors import UserError
+from swarm.models.base import (
+    Completion,
+    Delta,
+    Model,
+    with_prompt_form,
+)
 from swarm.models.openai import OpenAI
 from swarm.models.trace import TracingModel
 from swarm.multi_agent.collaboration import Collaboration
@@ -20,19 +27,14 @@ from swarm.serve.api_errors import ApiKeyGuard, HttpError, http_error_from, read
 from swarm.serve.request_params import (
     ChatRequest,
     parse_chat_request,
-    parse_embedding_request,
-    read_completion,
     resolve_name,
 )
 from swarm.serve.streaming import (
     ChatResponseBuilder,
     ClientDisconnected,
     RequestQueue,
-    TextReply,
-    encode_embeddings,
     encode_event,
     encode_json,
-    run_in_turn,
     stream_samples,
 )
 
@@ -45,6 +47,9 @@ NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 IGNORED = "X-Ignored-Parameters"
 """Header that lists parameters without effect on an answer."""
+
+MAX_NAMES, MAX_NAME_LENGTH = 32, 64
+"""Maximum number of names in `IGNORED`, and of their characters."""
 
 CLIENT_CLOSED_STATUS = 499
 """Status for clients that disconnected (as in nginx)."""
@@ -85,12 +90,12 @@ class ChatService:
         router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
         router.add_api_route("/models", self.list_models, methods=["GET"])
         router.add_api_route("/models/{name:path}", self.get_model, methods=["GET"])
-        for path, answer in (
-            ("/chat/completions", self.create_chat_completion),
-            ("/completions", self.complete),
-            ("/embeddings", self.embed),
-        ):
-            router.add_api_route(path, answer, methods=["POST"], response_model=None)
+        router.add_api_route(
+            "/chat/completions",
+            self.create_chat_completion,
+            methods=["POST"],
+            response_model=None,
+        )
         self.app.include_router(router)
         self.app.add_api_route("/health", self.report_health, methods=["GET"])
 
@@ -112,75 +117,41 @@ class ChatService:
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Answer a conversation, streamed or not."""
-        return await self._answer(
-            request,
-            [parse_chat_request(await read_json_body(request), self.longest)],
-            ChatResponseBuilder,
-        )
-
-    async def complete(self, request: Request) -> Response:
-        """Complete texts, as OpenAI's legacy completions do; endpoints get them as user turns."""
-        return await self._answer(
-            request, read_completion(await read_json_body(request)), TextReply
-        )
-
-    async def embed(self, request: Request) -> Response:
-        """Embed texts with a local model; other models have no embeddings (404)."""
-        asked = parse_embedding_request(await read_json_body(request))
+        asked = parse_chat_request(await read_json_body(request), self.longest)
         name = resolve_name(asked.model, self.models)
-        model = unwrap_model(self.models[name])
-        if not isinstance(model, SupportsEmbedding):
-            raise HttpError(f"{name}: has no embeddings; only local models do", 404, "model")
-        work = partial(model.embed, asked.texts)
-        try:
-            found = await run_in_turn(self.line, work, partial(_wait_for_disconnect, request))
-        except ClientDisconnected:
-            return Response(status_code=CLIENT_CLOSED_STATUS)
-        except NoEmbeddings as error:
-            raise HttpError(str(error), 404, "model") from None
-        except Exception as error:
-            raise _log_error(error, name) from error
-        return _json_response(encode_embeddings(name, found, asked.base64), headers=NO_STORE)
-
-    async def _answer(
-        self,
-        request: Request,
-        chat_requests: Sequence[ChatRequest],
-        kind: type[ChatResponseBuilder],
-    ) -> Response:
-        """Answer one request, or several that differ in their prompts."""
-        first, name = chat_requests[0], resolve_name(chat_requests[0].model, self.models)
         model = self.models[name]
-        if first.request.top_logprobs and isinstance(model, Collaboration):
+        if asked.request.top_logprobs and isinstance(model, Collaboration):
             raise HttpError(
                 f"logprobs: {name} is a combination of several models and returns none",
                 400,
                 "logprobs",
             )
-        ready = [
-            one.of_endpoint() if is_endpoint(model) else one.of_others() for one in chat_requests
-        ]
-        headers = {**NO_STORE, **({IGNORED: ", ".join(ready[0][1])} if ready[0][1] else {})}
-        left = partial(_wait_for_disconnect, request)
-        reply = kind(name, first.request.top_logprobs != 0, first.usage)
-        samples: list[Completion] = []
+        put, ignored = asked.of_endpoint() if is_endpoint(model) else asked.of_others()
         try:
-            for put, _ in ready:
-                events = stream_samples(self.line, model, put, first.count, left)
-                if first.streamed:
-                    # Wait for the first event: a failure before it can still have its own status
-                    # code.
-                    first_event = await anext(events)
-                    stream = _stream_response(first_event, events, first, reply)
-                    return StreamingResponse(
-                        stream, headers=headers, media_type="text/event-stream"
-                    )
-                samples += await _collect_response(events, first.count)
+            put = with_prompt_form(unwrap_model(model), put, asked.form)
+        except UserError as error:
+            raise HttpError(str(error), 400, "prompt_form") from None
+        headers = {**NO_STORE, **({IGNORED: format_names(ignored)} if ignored else {})}
+        left = partial(_wait_for_disconnect, request)
+        reply = ChatResponseBuilder(name, asked.request.top_logprobs != 0, asked.usage)
+        try:
+            events = stream_samples(self.line, model, put, asked.count, left)
+            if asked.streamed:
+                # Wait for the first event: a failure before it can still have its own status code.
+                stream = _stream_response(await anext(events), events, asked, reply)
+                return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
+            samples = await _collect_response(events, asked.count)
             return _json_response(reply.build_response(samples), headers=headers)
         except ClientDisconnected:
             return Response(status_code=CLIENT_CLOSED_STATUS)
         except Exception as error:
             raise _log_error(error, name) from error
+
+
+def format_names(names: Sequence[str]) -> str:
+    """Format clients' names for a header, without characters that it cannot have."""
+    shown = [re.sub(r"[^\w.-]", "?", name[:MAX_NAME_LENGTH], flags=re.ASCII) for name in names]
+    return ", ".join(shown[:MAX_NAMES])
 
 
 def _json_response(

@@ -1,8 +1,8 @@
 """Parameters of completion requests: applied, passed on, ignored or rejected; served models.
 
 Endpoints get parameters that only they can apply. For other models, parameters that shape sampling
-are ignored, as OpenAI's servers ignore unsupported ones, and listed in a response header; those
-without which an answer would be wrong are rejected.
+are ignored, as unknown ones are for every model, and listed in a response header; those without
+which an answer would be wrong are rejected.
 """
 
 import json
@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from swarm.errors import UserError
-from swarm.models.base import Message, Model, Request
+from swarm.models.base import PROMPT_FORMS, Message, Model, Request
 from swarm.models.trace import Trace, TracingModel
 from swarm.serve.api_errors import HttpError
 
@@ -22,17 +22,6 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES, MAX_LOGPROBS = 16, 20
 """Maximum `n`, as each sample takes a thread, and OpenAI's maximum `top_logprobs`."""
-
-IGNORED_PARAMETERS = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-)
-"""Parameters that never affect the answer; ignored."""
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
@@ -98,6 +87,7 @@ class ChatRequest:
         passed: Additional fields for an endpoint.
         error: Error for models that are not endpoints; `None` if they can answer.
         ignored: Parameters that such models ignore.
+        form: See `swarm.models.base.with_prompt_form`.
     """
 
     model: str
@@ -108,6 +98,7 @@ class ChatRequest:
     passed: Mapping[str, Any] = field(default_factory=dict)
     error: HttpError | None = None
     ignored: tuple[str, ...] = ()
+    form: str | None = None
 
     def of_endpoint(self) -> tuple[Request, tuple[str, ...]]:
         """Return the request to an endpoint's model, and the ignored parameters."""
@@ -164,8 +155,12 @@ def parse_chat_request(body: Any, longest: int | None) -> ChatRequest:
         top_logprobs=(top or -1) if logprobs else 0,
     )
     count = _parse_int(remaining, "n", 1, MAX_SAMPLES) or 1
+    form = remaining.pop("prompt_form", None)
+    if form not in (None, *PROMPT_FORMS):
+        raise _parameter_error("prompt_form", f"must be {' or '.join(PROMPT_FORMS)}")
     if tools and tools.get("tool_choice") != "none":
         ignored.append("tools")
+    ignored += [name for name in remaining if name not in NEUTRAL_VALUES]
     for name in _effective(remaining):
         if name in SHAPING or name in OPTIONAL:
             ignored.append(name)
@@ -176,107 +171,9 @@ def parse_chat_request(body: Any, longest: int | None) -> ChatRequest:
         if name not in OPTIONAL:
             passed[name] = remaining[name]
     usage = options.get("include_usage") is True
-    return ChatRequest(model, request, count, streamed, usage, passed, refused, tuple(ignored))
-
-
-COMPLETION: dict[str, tuple[Any, ...]] = {"suffix": ("",), "echo": (False,), "best_of": (1,)}
-"""Unsupported parameters of OpenAI's legacy completions, with values that have no effect."""
-
-
-def read_completion(body: Any, longest: int = 16) -> list[ChatRequest]:
-    """Parse a request to `/v1/completions`; returns one request per prompt.
-
-    Args:
-        body: JSON body, in which "logprobs" is a number.
-        longest: Default maximum number of new tokens; 16 at OpenAI.
-
-    Raises:
-        HttpError: See `parse_chat_request`.
-    """
-    if not isinstance(body, dict):
-        raise HttpError("the body must be a JSON object")
-    remaining = {key: value for key, value in body.items() if value is not None}
-    prompts, logprobs = (
-        remaining.pop("prompt", None),
-        _parse_int(remaining, "logprobs", 0, MAX_LOGPROBS),
+    return ChatRequest(
+        model, request, count, streamed, usage, passed, refused, tuple(ignored), form
     )
-    prompts = [prompts] if isinstance(prompts, str) else prompts
-    if not isinstance(prompts, list) or not prompts:
-        raise _parameter_error("prompt", "must be a string or a list of strings")
-    for name, neutral in COMPLETION.items():
-        if remaining.pop(name, neutral[0]) not in neutral:
-            raise _parameter_error(name, "is not supported; leave it out")
-    if remaining.get("stream") and len(prompts) > 1:
-        raise _parameter_error("prompt", "must be a single string if stream is true")
-    for name in ("messages", "tools"):
-        if remaining.get(name):
-            raise _parameter_error(name, "belongs to /v1/chat/completions; use prompt")
-    found = []
-    for prompt in prompts:
-        one = parse_chat_request(
-            {**remaining, "messages": [{"role": "user", "content": ""}]}, longest
-        )
-        top_logprobs = (logprobs or -1) if logprobs is not None else 0
-        request = replace(
-            one.request, prompt=_parse_text("prompt", prompt), top_logprobs=top_logprobs
-        )
-        found.append(replace(one, request=request))
-    return found
-
-
-MAX_TEXTS = 2048
-"""OpenAI's maximum number of texts in a request for embeddings."""
-
-
-@dataclass(frozen=True)
-class EmbeddingRequest:
-    """One request for embeddings.
-
-    Attributes:
-        model: Name used by the client.
-        texts: Texts to embed.
-        base64: True for vectors as base64 of little-endian float32, `False` for lists of numbers.
-    """
-
-    model: str
-    texts: tuple[str, ...]
-    base64: bool
-
-
-def parse_embedding_request(body: Any) -> EmbeddingRequest:
-    """Parse a request to `/v1/embeddings`.
-
-    Raises:
-        HttpError: A parameter is missing, invalid or unsupported.
-    """
-    if not isinstance(body, dict):
-        raise HttpError("the body must be a JSON object")
-    left = {key: value for key, value in body.items() if value is not None}
-    model, texts = left.pop("model", None), left.pop("input", None)
-    if not isinstance(model, str) or not model:
-        raise _parameter_error("model", "must be the name of a model; GET /v1/models lists them")
-    texts = [texts] if isinstance(texts, str) else texts
-    if not isinstance(texts, list) or not 0 < len(texts) <= MAX_TEXTS:
-        raise _parameter_error("input", f"must be a string or a list of 1 to {MAX_TEXTS} texts")
-    if any(isinstance(one, int | list) for one in texts):
-        raise _parameter_error(
-            "input",
-            "must be texts: token ids of another tokenizer would mean other words "
-            "(LangChain: check_embedding_ctx_length=False)",
-        )
-    found = tuple(_parse_text("input", one) for one in texts)
-    if "" in found:
-        raise _parameter_error("input", "has an empty text in it")
-    form = left.pop("encoding_format", "float")
-    if form not in ("float", "base64"):
-        raise _parameter_error("encoding_format", "must be float or base64")
-    if "dimensions" in left:
-        raise _parameter_error("dimensions", "is not supported; leave it out")
-    for name in left:
-        if name not in IGNORED_PARAMETERS:
-            what = f"{name!r:.80}: unknown parameter; leave it out"
-            raise HttpError(what, 400, name, "unknown_parameter")
-    return EmbeddingRequest(model, found, form == "base64")
 
 
 def _parse_max_tokens(remaining: dict[str, Any]) -> int | None:
@@ -290,19 +187,14 @@ def _parse_max_tokens(remaining: dict[str, Any]) -> int | None:
 
 
 def _effective(remaining: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the remaining parameters that have an effect.
+    """Yield the remaining known parameters that have an effect.
 
     Raises:
-        HttpError: One is unknown, invalid, or not supported by any model.
+        HttpError: One is invalid, or not supported by any model.
     """
     for name, value in remaining.items():
-        if name in IGNORED_PARAMETERS or any(
-            value == neutral for neutral in NEUTRAL_VALUES.get(name, ())
-        ):
+        if any(value == neutral for neutral in NEUTRAL_VALUES.get(name, (value,))):
             continue
-        if name not in NEUTRAL_VALUES:
-            message = f"{name!r:.80}: unknown parameter; leave it out"
-            raise HttpError(message, 400, name, "unknown_parameter")
         if name in NUMBERS:
             lowest, highest = NUMBERS[name]
             number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from swarm._util.terminal import escape_control_chars
-from swarm.errors import UserError, missing_extra_error
+from swarm.errors import UserError
 from swarm.models.base import Model
 from swarm.models.trace import Trace
 from swarm.serve.cli import DEFAULT_KEY_VARIABLE, is_loopback
@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 SHUTDOWN_GRACE_S = 5
 """Seconds for open connections to receive the shutdown error."""
 
+SPARE_CONNECTIONS = 128
+"""Connections beside those of answered and waiting requests."""
+
 
 def run(given: Namespace) -> None:
     """Serve until an interrupt.
 
     Raises:
-        UserError: A model, the address or a package is not available.
+        UserError: A model or the address is not available.
         KeyboardInterrupt: At shutdown.
     """
-    _check_packages()
+    # Spinning OpenMP threads would slow down other computations; must be set before torch is
+    # loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     models = _load_models(given)
     bound = bind_socket(given.host, given.port)
     with bound:
@@ -61,6 +66,7 @@ def build_server(
 
     from swarm.serve.api_errors import ApiKeyGuard
     from swarm.serve.app import ChatService
+    from swarm.serve.limits import server_config
     from swarm.serve.streaming import RequestQueue
 
     line = RequestQueue(concurrency, queue)
@@ -73,13 +79,10 @@ def build_server(
             await super().shutdown(sockets)
 
     return NotifyingServer(
-        uvicorn.Config(
+        server_config(
             service.app,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
+            concurrency + queue + SPARE_CONNECTIONS,
             lifespan="off",
-            server_header=False,
             timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
             ws="none",
         )
@@ -169,14 +172,3 @@ def _preload_models(models: Mapping[str, Model], device: str | None) -> None:
     for model in models.values():
         if opened := getattr(model, "open", None):
             opened(chosen_device)
-
-
-def _check_packages() -> None:
-    # Spinning OpenMP threads would slow down other computations; must be set before torch is
-    # loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise missing_extra_error(error, "serve") from None

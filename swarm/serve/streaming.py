@@ -5,7 +5,6 @@ import json
 import threading
 import time
 import uuid
-from base64 import b64encode
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -18,7 +17,6 @@ from swarm._util.threads import Cancelled, forward_items, submit
 from swarm.models.base import (
     Completion,
     Delta,
-    Embedding,
     Model,
     Request,
     Token,
@@ -122,64 +120,6 @@ class ChatResponseBuilder:
             {"content": [_token_to_json(one) for one in sample.tokens]} if self.logprobs else None
         )
         return {"finish_reason": finish_reason(sample.finish), "logprobs": logprobs}
-
-
-class TextReply(ChatResponseBuilder):
-    """Builds the response of `/v1/completions`: texts instead of messages."""
-
-    def __init__(self, model: str, logprobs: bool, usage: bool) -> None:
-        super().__init__(model, logprobs, usage)
-        self.id = f"cmpl-{uuid.uuid4().hex}"
-
-    def build_response(self, samples: Sequence[Completion]) -> dict[str, Any]:
-        """See `ChatResponseBuilder.build_response`."""
-        choices = [self._text(number, one.text, one) for number, one in enumerate(samples)]
-        return {
-            **self._response_head("text_completion"),
-            "choices": choices,
-            "usage": usage_to_json(samples),
-        }
-
-    def open_sample(self, number: int) -> bytes:
-        """Return nothing: a text has no role."""
-        return b""
-
-    def encode_delta(self, number: int, delta: Delta) -> bytes:
-        """Encode the event of a piece; empty if the piece has no text."""
-        return self._event(self._text(number, delta.text)) if delta.text else b""
-
-    def close_sample(self, number: int, sample: Completion) -> bytes:
-        """See `ChatResponseBuilder.close_sample`."""
-        return self._event(self._text(number, "", sample))
-
-    def close_stream(self, samples: Sequence[Completion]) -> bytes:
-        """See `ChatResponseBuilder.close_stream`."""
-        terminator = b"data: [DONE]\n\n"
-        if not self.usage:
-            return terminator
-        head = self._response_head("text_completion")
-        return encode_event({**head, "choices": [], "usage": usage_to_json(samples)}) + terminator
-
-    def _event(self, choice: dict[str, Any]) -> bytes:
-        return encode_event({**self._response_head("text_completion"), "choices": [choice]})
-
-    def _text(self, number: int, text: str, sample: Completion | None = None) -> dict[str, Any]:
-        choice = {"index": number, "text": text, "finish_reason": None, "logprobs": None}
-        if sample is None:
-            return choice
-        end = self._finish_fields(sample)
-        if end["logprobs"]:
-            texts = [one.text for one in sample.tokens]
-            end["logprobs"] = {
-                "tokens": texts,
-                "token_logprobs": [max(one.logprob, MIN_LOGPROB) for one in sample.tokens],
-                "top_logprobs": [
-                    {token: max(logprob, MIN_LOGPROB) for token, logprob in one.top}
-                    for one in sample.tokens
-                ],
-                "text_offset": [len("".join(texts[:n])) for n in range(len(texts))],
-            }
-        return {**choice, **end}
 
 
 def finish_reason(word: str) -> str:
@@ -349,80 +289,12 @@ async def stream_samples(
             line.release_turn()
 
 
-async def run_in_turn(
-    line: RequestQueue, work: Callable[[], Any], left: Callable[[], Awaitable[None]]
-) -> Any:
-    """Return what `work` returns; it runs in a thread when the queue grants a turn.
-
-    Args:
-        line: Queue of requests.
-        work: Cannot be interrupted; its turn lasts until it ends.
-        left: Returns when the client has disconnected.
-
-    Raises:
-        HttpError: The queue is full, or the server is shutting down.
-        ClientDisconnected: The client has disconnected.
-        Exception: Error of `work`.
-    """
-    mail: Mailbox = asyncio.Queue()
-    line.enter_queue(mail)
-    watch = asyncio.ensure_future(left())
-    watch.add_done_callback(lambda _: mail.put_nowait(ClientDisconnected()))
-    begun = False
-    try:
-        while True:
-            came = await mail.get()
-            if isinstance(came, BaseException):
-                raise came
-            if came is not TURN_SIGNAL:
-                return came[0]
-            begun = True
-            _start_work(line, work, mail)
-    finally:
-        watch.cancel()
-        if line.leave_queue(mail) and not begun:
-            line.release_turn()
-
-
-def _start_work(line: RequestQueue, work: Callable[[], Any], mail: Mailbox) -> None:
-    """Run `work` in a thread, put what it returns into the mailbox and release the turn."""
-    loop = asyncio.get_running_loop()
-
-    def deliver_outcome(future: "Future[Any]") -> None:
-        error = future.exception()
-        _call_on_loop(loop, mail.put_nowait, error if error else (future.result(),))
-        _call_on_loop(loop, line.release_turn)
-
-    try:
-        submit(work, name="swarm-serve").add_done_callback(deliver_outcome)
-    except RuntimeError as error:  # too many threads
-        mail.put_nowait(error)
-        line.release_turn()
-
-
 def _call_on_loop(
     loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object
 ) -> None:
     """Call a function on a loop, from a thread."""
     with suppress(RuntimeError):  # the loop is closed: the server has ended
         loop.call_soon_threadsafe(function, *args)
-
-
-def encode_embeddings(model: str, found: Sequence[Embedding], base64: bool) -> dict[str, Any]:
-    """Return the response with embeddings, as base64 of little-endian float32 or as numbers."""
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": b64encode(one.vector.astype("<f4").tobytes()).decode()
-            if base64
-            else [float(value) for value in one.vector],
-        }
-        for index, one in enumerate(found)
-    ]
-    tokens = sum(one.tokens for one in found)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
 def start_sample_threads(

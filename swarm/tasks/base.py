@@ -156,6 +156,14 @@ def first_prompts(task: Task, items: Sequence[Item]) -> list[list[str]]:
     return found
 
 
+def prompt_form(task: Task) -> str:
+    """Return which of `swarm.models.base.PROMPT_FORMS` the task's first prompt has."""
+    game = task.run(task.items("dev")[:1])
+    requests = next(game, [])
+    game.close()
+    return "plain" if any(isinstance(one.prompt, str) for one in requests) else "chat"
+
+
 def gold_answers_error(task: Task) -> str | None:
     """Return why a task, or a part of a mixture, has no gold answers; `None` if it has."""
     for part in getattr(task, "tasks", {}).values():

@@ -7,7 +7,7 @@ import click
 
 from swarm._util.cli import run_program
 from swarm._util.terminal import escape_control_chars
-from swarm.errors import UserError, missing_extra_error
+from swarm.errors import UserError, require_packages
 from swarm.serve.cli import is_loopback
 
 DESCRIPTION = """\
@@ -89,7 +89,7 @@ def ui(
         folder = None if config_dir is None else Path(config_dir).expanduser().resolve()
         if folder and not folder.is_dir():
             raise UserError(f"--config-dir {config_dir}: no such folder", 2)
-        _check_packages()
+        require_packages("ui", "fastapi", "nicegui", "uvicorn")
         from swarm.ui.app import serve_pages
         from swarm.ui.state import AppState
 
@@ -101,15 +101,6 @@ def ui(
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
-
-
-def _check_packages() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import nicegui  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise missing_extra_error(error, "ui") from None
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 SHUTDOWN_GRACE_S = 2
 """Seconds that requests in progress have to finish at shutdown."""
 
+MAX_CONNECTIONS = 256
+"""Maximum number of connections; a browser opens up to seven."""
 
 TOKEN = "token"
 """Query parameter that carries the token."""
@@ -206,18 +208,16 @@ def serve_pages(home: AppState, host: str, port: int, browser: bool, guarded: bo
     """
     import uvicorn
 
+    from swarm.serve.limits import server_config
     from swarm.serve.server import bind_socket
 
     with bind_socket(host, port) as bound:
         token = secrets.token_hex(24) if guarded else None
         url = page_url(bound) + (f"?{TOKEN}={token}" if token else "")
         server = uvicorn.Server(
-            uvicorn.Config(
+            server_config(
                 build_application(home, token),
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
+                MAX_CONNECTIONS,
                 timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
             )
         )

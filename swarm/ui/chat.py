@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from nicegui import ui
 
 from swarm._util.terminal import escape_control_chars, pluralize
-from swarm._util.threads import Cancelled, run_in_thread, start_thread
+from swarm._util.threads import Cancelled, start_thread
 from swarm.errors import UserError
 from swarm.moa.chat import ChatOptions
 from swarm.moa.transcript_format import (
@@ -26,13 +26,13 @@ from swarm.moa.transcript_format import (
     format_outcome,
     turn_to_json,
 )
-from swarm.models.base import Model, Request, stream
+from swarm.models.base import PROMPT_FORMS, Model, Request, stream, with_prompt_form
 from swarm.multi_agent import scheduler
 from swarm.multi_agent.collaboration import Collaboration
 from swarm.multi_agent.consortium.results import Iteration
 from swarm.multi_agent.types import AgentAnswer, AnswerDelta, CallStarted, Transcript
 from swarm.ui import expert_mixer
-from swarm.ui.layout import page_frame
+from swarm.ui.layout import draw_when_loaded, page_frame
 from swarm.ui.state import AppState
 
 STATES = ("loading", "answering", "done")
@@ -121,15 +121,16 @@ class ChatWorker:
         except Exception as error:  # shown on the page instead of a traceback
             self._finish_turn(error=f"{self.name}: failed with {type(error).__name__}: {error}")
 
-    def _build_request(self) -> Request:
+    def _build_request(self, model: Model) -> Request:
         settings = self._chat_settings
-        return Request(
+        request = Request(
             self._prompt,
             settings.max_tokens,
             temperature=settings.temperature,
             seed=settings.seed,
             stop_check=lambda text: self._over.is_set(),
         )
+        return with_prompt_form(model, request, settings.prompt_form)
 
     def _collect_transcript(self, model: Model) -> Transcript:
         """Run the model and return its transcript.
@@ -140,7 +141,7 @@ class ChatWorker:
         if not isinstance(model, Collaboration):
             return self._stream_answer(model)
         (outcome,) = model.run(
-            [self._build_request()], lambda number, event: self._handle_event(model, event)
+            [self._build_request(model)], lambda number, event: self._handle_event(model, event)
         )
         if isinstance(outcome, UserError):
             raise outcome
@@ -148,7 +149,8 @@ class ChatWorker:
         return stages
 
     def _stream_answer(self, model: Model) -> Transcript:
-        with closing(stream(model, self._build_request())) as pieces:
+        request = self._build_request(model)
+        with closing(stream(model, request)) as pieces:
             while True:
                 try:
                     delta = next(pieces)
@@ -159,7 +161,7 @@ class ChatWorker:
                 self._add_text(delta.text)
         error = "" if final.text.strip() else EMPTY_ANSWER
         return Transcript(
-            [[AgentAnswer(1, "model", self.name, 0, self._prompt, final, error)]], final
+            [[AgentAnswer(1, "model", self.name, 0, request.prompt, final, error)]], final
         )
 
     def _handle_event(self, model: Any, event: Any) -> None:
@@ -470,10 +472,15 @@ class ChatSettings:
             self._tokens.props["placeholder"] = hint
             self._tokens.props("stack-label")
             self._seed = ui.number("Seed", value=None, min=0, precision=0)
+            forms = {
+                "": "as the model's task",
+                **dict(zip(PROMPT_FORMS, PROMPT_FORMS, strict=True)),
+            }
+            self._form = ui.select(forms, value="", label="Prompt")
             self._turns = ui.switch("Include previous turns", value=True)
             self._system = ui.textarea("System", placeholder="System prompt of all models")
         self._system.props("autogrow dense rows=1").classes("chat-wide")
-        for field in (self._temperature, self._tokens, self._seed):
+        for field in (self._temperature, self._tokens, self._seed, self._form):
             field.props("dense")
         self._first = temperature
 
@@ -486,6 +493,7 @@ class ChatSettings:
             None if seed is None else max(0, int(seed)),
             (self._system.value or "").strip() or None,
             bool(self._turns.value),
+            prompt_form=self._form.value or None,
         )
 
 
@@ -499,12 +507,14 @@ MISSING_HELP = "Text only: there are no tools and no pictures or other attachmen
 def register_page(home: AppState) -> None:
     """Register the page at /talk."""
 
-    @ui.page("/talk", response_timeout=60)
-    async def chat_page(model: str = "") -> None:
+    @ui.page("/talk")
+    def chat_page(model: str = "") -> None:
         ui.add_css(STYLE)
         with page_frame("Talk"):
-            names = await run_in_thread(expert_mixer.list_model_names, home)
-            _draw_chat(home, names, [one for one in (model,) if one])
+            draw_when_loaded(
+                lambda: expert_mixer.list_model_names(home),
+                lambda names: _draw_chat(home, names, [one for one in (model,) if one]),
+            )
 
 
 def _draw_chat(home: AppState, names: list[str], chosen: list[str]) -> None:

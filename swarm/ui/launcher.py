@@ -69,6 +69,7 @@ class SearchLauncher:
 
     def __init__(self) -> None:
         self._begun: dict[Path, subprocess.Popen[bytes]] = {}
+        self._stopped: dict[Path, int] = {}
         self._lock = threading.Lock()
 
     def start_search(self, run: Path, arguments: Sequence[str], directory: Path) -> None:
@@ -86,6 +87,7 @@ class SearchLauncher:
         with self._lock:
             if self.is_starting(run) or running_info(run) is not None:
                 raise UserError(f"the search {run.name} is already running")
+            self._stopped.pop(run, None)
             try:
                 make_folder(path.parent, private=True)
                 with open(path, "wb", opener=private) as file:
@@ -104,6 +106,12 @@ class SearchLauncher:
         """Return whether the process that was started for a run is alive."""
         process = self._begun.get(run)
         return process is not None and process.poll() is None
+
+    def is_stopping(self, run: Path) -> bool:
+        """Return whether the process that `stop_search` has signalled is alive."""
+        if (pid := self._stopped.get(run)) is None:
+            return False
+        return self.is_starting(run) or (running_info(run) or {}).get("pid") == pid
 
     def resume_search(self, run: Path) -> None:
         """Restart a search with its original arguments and working directory.
@@ -139,6 +147,7 @@ class SearchLauncher:
         """
         note = running_info(run)
         if note is None and self.is_starting(run):
+            self._stopped[run] = self._begun[run].pid
             os.killpg(self._begun[run].pid, signal.SIGTERM)
             return
         if note is None:
@@ -149,6 +158,7 @@ class SearchLauncher:
                 f"{run.name} is running as process {pid} on {host}, of another user or "
                 "machine; stop it there"
             )
+        self._stopped[run] = pid
         os.kill(pid, signal.SIGTERM)
 
 

@@ -1,14 +1,22 @@
 """Page layout: header, navigation, light and dark theme, and widgets shared by several pages."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
 from nicegui import Client, app, ui
 from nicegui.page import page
+
+from swarm._util.terminal import escape_control_chars
+from swarm._util.threads import run_in_thread
+from swarm.errors import UserError
+from swarm.ui.run_data import describe_unreadable
+from swarm.ui.state import UNREADABLE_ERRORS
+
+T = TypeVar("T")
 
 NAVIGATION = {
     "Runs": "/",
@@ -139,6 +147,32 @@ def register_not_found_page(home: object) -> None:
                 for name, target in NAVIGATION.items():
                     ui.link(name, target)
         return client.build_response(request, 404)
+
+
+def draw_when_loaded(load: Callable[[], T], draw: Callable[[T], Any]) -> None:
+    """Draw a spinner, and what `load` returns once a thread has loaded it; its error in its place.
+
+    The page itself is sent at once, however busy the machine is.
+    """
+    with ui.column().classes("w-full gap-4") as place:
+        ui.spinner(size="2rem").props("role=status aria-label=Loading")
+
+    async def fill() -> None:
+        try:
+            found = await run_in_thread(load)
+        except (UserError, *UNREADABLE_ERRORS) as error:
+            place.clear()
+            message = str(error) if isinstance(error, UserError) else describe_unreadable(error)
+            with place:
+                ui.label(escape_control_chars(message)).classes("text text-negative").props(
+                    "role=alert"
+                )
+            return
+        place.clear()
+        with place:
+            draw(found)
+
+    ui.timer(0, fill, once=True)
 
 
 def draw_heading(text: str) -> None:

@@ -225,6 +225,7 @@ class RunSnapshot:
     Attributes:
         line: Summary of the run; `None` if there is no state yet.
         beginning: Whether a process was started that does not hold the folder yet.
+        stopping: Whether the process was asked to stop and is alive.
         note: Status of the running search (`swarm.runs.lock.running_info`).
         stamp: File stamp that changes with the run's state.
         output: End of the log, or of the output of the search that the application started; numbers
@@ -235,6 +236,7 @@ class RunSnapshot:
 
     line: RunSummary | None
     beginning: bool
+    stopping: bool
     note: dict[str, Any] | None
     stamp: tuple[int, int]
     output: str
@@ -260,6 +262,7 @@ def take_snapshot(home: AppState, name: str) -> RunSnapshot:
     return RunSnapshot(
         line=line,
         beginning=home.launcher.is_starting(path),
+        stopping=home.launcher.is_stopping(path),
         note=running_info(path),
         stamp=stamp,
         output=round_numbers(output if error or not log else log),

@@ -7,13 +7,12 @@ import subprocess
 import threading
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm._util.files import parse_json, write_json
 from swarm._util.terminal import format_number
 from swarm.errors import UserError
 from swarm.runs.lock import STATUS_FILE, STUDY_LOCK_FILE, running_info
@@ -38,67 +37,6 @@ MAX_LOAD_SAMPLES = 300
 """Number of samples kept, ten minutes."""
 
 
-NOTES_FILE = "notes.json"
-"""File in a run folder with what people wrote about the run; not part of the run's checksums."""
-
-MAX_TAG_LENGTH = 40
-MAX_NOTE_LENGTH = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class RunNotes:
-    """What people wrote about a run; it has no influence on the search.
-
-    Attributes:
-        title: Name shown instead of the folder's; empty for the folder's.
-        tags: Short words.
-        note: Free text.
-        archived: Whether the run is hidden from the table unless asked for.
-    """
-
-    title: str = ""
-    tags: tuple[str, ...] = ()
-    note: str = ""
-    archived: bool = False
-
-    def __post_init__(self) -> None:
-        if any(len(one) > MAX_TAG_LENGTH for one in (self.title, *self.tags)):
-            raise UserError(f"title and tags: at most {MAX_TAG_LENGTH} characters each")
-        if len(self.note) > MAX_NOTE_LENGTH:
-            raise UserError(f"note: at most {MAX_NOTE_LENGTH} characters")
-
-
-def load_notes(run: Path) -> RunNotes:
-    """Load the notes of a run; empty ones if the file is missing or not in the expected format."""
-    try:
-        found = parse_json((run / NOTES_FILE).read_text(encoding="utf-8"))
-        return RunNotes(
-            str(found.get("title", "")),
-            tuple(str(one) for one in found.get("tags", ())),
-            str(found.get("note", "")),
-            bool(found.get("archived", False)),
-        )
-    except (*UNREADABLE_ERRORS, UserError):
-        return RunNotes()
-
-
-def save_notes(run: Path, notes: RunNotes) -> None:
-    """Save the notes of a run, which may be running.
-
-    Raises:
-        UserError: The run does not exist, or its folder is not writable.
-    """
-    if not run.is_dir():
-        raise UserError(f"the run {run.name} no longer exists")
-    if notes != RunNotes():
-        write_json(run / NOTES_FILE, asdict(notes))
-        return
-    try:
-        (run / NOTES_FILE).unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{run.name}: cannot remove the notes: {error.strerror}") from None
-
-
 def delete_run(run: Path) -> None:
     """Delete a run folder, and the output of its process.
 
@@ -113,8 +51,7 @@ def delete_run(run: Path) -> None:
     # A sweep may itself be named as the folder of all runs is.
     if run.parent.name != RUNS_FOLDER or (run.parent / STUDY_LOCK_FILE).exists():
         raise UserError(
-            f"{run.parent.name}/{run.name} belongs to {run.parent.name}, whose results need it; "
-            "archive it instead"
+            f"{run.parent.name}/{run.name} belongs to {run.parent.name}, whose results need it"
         )
     try:
         shutil.rmtree(run)
@@ -146,7 +83,6 @@ class RunSummary:
     gain_text: str
     iterations: int
     changed: float
-    notes: RunNotes = RunNotes()
 
     @property
     def group(self) -> str:
@@ -168,10 +104,6 @@ class RunSummary:
             "iterations": self.iterations,
             "changed": self.changed,
             "when": changed,
-            "title": self.notes.title or self.name,
-            "tags": ", ".join(self.notes.tags),
-            "note": self.notes.note,
-            "archived": self.notes.archived,
             "group": self.group,
             "trials": 0,
         }
@@ -212,7 +144,7 @@ class RunIndex:
         except UNREADABLE_ERRORS:
             return None
         state = _run_state(path, self._kept[name][1], stamp[0] / 1e9)
-        return RunSummary(name=name, notes=load_notes(path), **state)
+        return RunSummary(name=name, **state)
 
 
 def _extract_facts(state: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The page's runs: their table, one of them, several side by side, and the form that starts one."""
 
-import contextlib
 import json
 import re
 import shutil
@@ -97,23 +96,6 @@ def choose(page: Any, label: str, option: str) -> None:
     page.locator(".q-menu .q-item", has_text=re.compile(f"^{option}$")).click()
 
 
-def clear(page: Any, label: str, expected: str) -> None:
-    """Clear a field until the command has what is expected.
-
-    The browser's driver selects the text and then presses a key: where the page is drawn in
-    between, nothing is selected any more.
-    """
-    from playwright.sync_api import TimeoutError as TooLate
-
-    shown = page.get_by_text("task.file=tiny.json").filter(has_text=expected)
-    for _ in range(5):
-        page.get_by_label(label).fill("")
-        with contextlib.suppress(TooLate):
-            shown.wait_for(timeout=10_000)
-            return
-    raise AssertionError(f"{label} cannot be cleared")
-
-
 @pytest.mark.parametrize(("size", "scheme"), [("desk", "light"), ("telephone", "dark")])
 def test_the_form_shows_defaults_and_the_cost(
     browser: Any, page_url: str, page_folder: Path, size: str, scheme: str
@@ -130,12 +112,6 @@ def test_the_form_shows_defaults_and_the_cost(
         page.locator("[data-sentence]", has_text="dry run: at most about").wait_for()
         page.get_by_label("Seed", exact=True).fill("")
         assert page.get_by_label("Seed", exact=True).get_attribute("placeholder") == "default: 42"
-        lines = page.get_by_label("Further keys, one key=value per line")
-        lines.fill("task.scoring=logits\nexperiment=quickstart")
-        page.get_by_text("the fields show its values where they show defaults").wait_for()
-        assert page.get_by_label("Budget, dev prompts").input_value() == "3600"
-        clear(page, "Budget, dev prompts", "budget=null")
-        lines.fill("task.scoring=logits")
         with page.context.expect_page() as opened:
             page.get_by_role("button", name="Inspect").click()
         pool = opened.value
@@ -217,8 +193,16 @@ def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None
         page.get_by_text(
             re.compile("iteration ([2-9]|[1-9][0-9]+) of at most 5000")
         ).first.wait_for()
+        page.evaluate(
+            """() => { window.states = []; new MutationObserver(() => {
+                const now = document.querySelector('[data-state]').textContent.trim();
+                if (now !== window.states.at(-1)) window.states.push(now);
+            }).observe(document.body, {subtree: true, childList: true, characterData: true}); }"""
+        )
         page.get_by_role("button", name="Stop").click()
         settled(page, "stopped")
+        states = page.evaluate("window.states")
+        assert [one for one in states if one != "running"] == ["stopping", "stopped"]
         done = len((read_state(run) or {})["rounds"])
         assert running_info(run) is None and done > 1
         page.get_by_role("button", name="Resume").click()
@@ -479,7 +463,7 @@ def test_an_unknown_address_has_a_page_and_keys_reach_the_controls(
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("telephone", "light")])
-def test_runs_are_tagged_archived_and_deleted(
+def test_runs_are_grouped_and_deleted(
     browser: Any, page_url: str, page_folder: Path, size: str, scheme: str
 ) -> None:
     run = run_folders.folder(page_folder / "search" / f"doomed_{size}", particles=2, iterations=1)
@@ -490,30 +474,16 @@ def test_runs_are_tagged_archived_and_deleted(
             row.locator(".q-checkbox").click()
             return row
 
-        choose_row(run.name)
-        page.get_by_role("button", name="Edit").click()
-        page.get_by_label("Title").fill("Renamed run")
-        page.get_by_label("Tags, separated by commas").fill("one, two")
-        page.get_by_role("button", name="Save").click()
-        row = page.locator("tbody tr", has_text="Renamed run")
-        row.get_by_text("two", exact=True).wait_for()
-        ui_pages.fits(page, size)
-        page.get_by_label("Filter").fill("two renamed")
-        page.wait_for_function("document.querySelectorAll('tbody tr a').length === 1")
-        page.get_by_role("button", name="Archive").click()
-        row.wait_for(state="detached")
-        page.get_by_role("switch", name="Archived").click()
-        row.get_by_text("(archived)").wait_for()
         page.get_by_label("Filter").fill("sweep")
         page.get_by_role("button", name="sweep (1 trial)").wait_for()
         page.get_by_role("link", name="sweep/trial_00").wait_for()
         group = page.locator("tbody tr", has_text="sweep (1 trial)").locator(".q-checkbox")
         group.click()
-        page.locator("#main button:not([disabled])", has_text="Archive").wait_for()
+        page.locator("tbody tr.selected").first.wait_for()
         assert page.locator("#main").get_by_role("button", name="Delete").is_disabled()
         group.click()
-        page.get_by_label("Filter").fill("renamed")
-        choose_row("Renamed run")
+        page.get_by_label("Filter").fill(run.name)
+        row = choose_row(run.name)
         page.locator("#main").get_by_role("button", name="Delete").click()
         warning = page.get_by_text("This cannot be undone.")
         warning.wait_for()
@@ -527,7 +497,8 @@ def test_runs_are_tagged_archived_and_deleted(
         if size == "desk":
             page.get_by_label("Filter").fill("")
             page.get_by_role("button", name="Columns").click()
-            page.get_by_role("checkbox", name="Note").click()
-            page.locator("th", has_text="Note").wait_for()
+            page.get_by_role("checkbox", name="State").click()
+            page.locator("th", has_text="State").wait_for(state="detached")
             page.reload()
-            page.locator("th", has_text="Note").wait_for()
+            page.locator("th", has_text="Task").wait_for()
+            page.locator("th", has_text="State").wait_for(state="detached")

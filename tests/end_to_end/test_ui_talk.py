@@ -134,6 +134,22 @@ def test_a_chat_remembers_and_shows_text_as_text(
         assert text_of(ask(page, "anew")) == "user: anew / system: Be brief."
 
 
+def test_the_best_of_a_run_is_asked_as_in_its_search(
+    browser: Any, page_url: str, roster: Roster, page_folder: Path
+) -> None:
+    model = roster.model(f"local/{page_folder}/search/first")
+    plain = model.generate([Request(QUESTION, LOCAL_MAX_TOKENS, temperature=0.0)])[0].text
+    with shown(browser, page_url) as page:
+        page.goto(f"{page_url}talk?model=local/search/first")
+        page.get_by_text("Settings").click()
+        page.get_by_label("Temperature").fill("0")
+        assert text_of(ask(page, QUESTION).first).strip() == plain.strip()
+        anew(page)
+        page.get_by_label("Prompt", exact=True).click()
+        page.locator(".q-menu .q-item", has_text=re.compile("^chat$")).click()
+        assert text_of(ask(page, QUESTION).first).strip() == said(model).strip()
+
+
 def test_stages_errors_and_several_at_once(browser: Any, page_url: str) -> None:
     with shown(browser, page_url, "telephone") as page:
         page.goto(f"{page_url}talk")

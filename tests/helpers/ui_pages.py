@@ -114,8 +114,9 @@ def runs(home: Path, base: Path, pool: Path) -> None:
 
 
 def run_folder(folder: Path, base: Path, pool: Path) -> None:
-    """What a finished search leaves whose best is `BEST`."""
-    Pool(pool, space="delta").open().save(BEST, folder / "global_best")
+    """What a finished search without chat template leaves whose best is `BEST`."""
+    note = {"prompt_form": "plain"}
+    Pool(pool, space="delta").open().save(BEST, folder / "global_best", note)
     rounds = [{"positions": [BEST], "utilities": [0.5]}]
     numbers = {
         "ending_best_validation_utility": 0.5,

@@ -170,8 +170,8 @@ def test_the_best_is_a_model(found: Result) -> None:
     request = Request("which answer is right", 4)
     (answer,) = best.generate([request])
     assert isinstance(answer, Completion)
-    assert answer.text == best.generate("which answer is right", 4, chat=False)
-    assert answer.text != text
+    assert answer.text == text == best.generate("which answer is right", 4, chat=False)
+    assert text != best.generate("which answer is right", 4, chat=True)
     bests = found.bests(4)
     assert bests[0].utility == best.utility
     assert len({tuple(one.position) for one in bests}) == len(bests)

@@ -73,6 +73,7 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (mine / name).read_bytes() == (best / name).read_bytes()
     note = json.loads((best / "swarm.json").read_text())
+    assert note["prompt_form"] == "plain"
     wanted = {**note, "exported": {"of": "first", "as": "peft"}}
     assert json.loads((mine / "swarm.json").read_text()) == wanted
     assert told[1] == (

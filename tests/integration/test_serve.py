@@ -1,7 +1,6 @@
 """The server as OpenAI's own client meets it: answers, pieces, errors, keys, clients that go."""
 
 import asyncio
-import base64
 import json
 import socket
 import threading
@@ -14,18 +13,14 @@ from typing import Any
 import endpoints
 import fake_models
 import httpx2 as httpx
-import numpy as np
 import openai
 import pydantic
 import pytest
-import torch
 from fake_agents import Streamer, slot
 from model_server import Slow, Told, served
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Embedding, Message, Request, Token, stream
+from swarm.models.base import Completion, Message, Request, Token, stream
 from swarm.models.cache import Cache
 from swarm.models.function import FunctionModel
 from swarm.models.http_errors import (
@@ -37,13 +32,14 @@ from swarm.models.http_errors import (
 )
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Providers
-from swarm.models.trace import Trace, TracingModel
 from swarm.multi_agent.consortium.consortium import Consortium
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentSpec
+from swarm.pool.pool import Pool
 from swarm.registry.registry import Roster
-from swarm.serve.api_errors import MAX_BODY_BYTES, HttpError
-from swarm.serve.request_params import IGNORED_PARAMETERS, NEUTRAL_VALUES, parse_chat_request
+from swarm.serve.api_errors import HttpError
+from swarm.serve.limits import MAX_BODY_BYTES
+from swarm.serve.request_params import NEUTRAL_VALUES, parse_chat_request
 
 HI: Any = [{"role": "user", "content": "hi"}]
 KEY = "sk-served-0123456789"
@@ -208,7 +204,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "min_p": {"min_p": 2},
     "repetition_penalty": {"repetition_penalty": "x"},
     "verbosity": {"verbosity": 1},
-    "suffixes": {"suffixes": "x"},
+    "prompt_form": {"prompt_form": "x"},
     "logit_bias": {"logit_bias": {"50256": -100}},
     "response_format": {"response_format": {"type": "json_object"}},
     "modalities": {"modalities": ["audio"]},
@@ -232,7 +228,7 @@ def test_what_cannot_be_done_is_refused_by_name(parameter: str, url: str) -> Non
 
 def test_every_parameter_without_effect_is_let_through() -> None:
     assert set(NEUTRAL_VALUES) <= set(WRONG)
-    body = {"model": "m", "messages": HI, **dict.fromkeys(IGNORED_PARAMETERS, "x"), "top_k": None}
+    body = {"model": "m", "messages": HI, "top_k": None}
     for name, values in NEUTRAL_VALUES.items():
         for value in values:
             assert parse_chat_request({**body, name: value}, 5).request == Request(
@@ -580,6 +576,40 @@ def test_models_of_this_machine(tiny_llama: Path, tiny_pool: Path, tmp_path: Pat
             ask(model="base", messages=long)
 
 
+def test_the_form_of_a_prompt_is_that_of_the_search(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    """The best of a search without chat template continues the text, unless asked otherwise."""
+    models: dict[str, Any] = {"function/pieces": FunctionModel(fake_models.pieces)}
+    roster = Roster(base=str(tiny_llama), pool=tiny_pool, device="cpu", cache=None)
+    for form in ("plain", "chat"):
+        Pool(tiny_pool).open().save([1, 0, 0, 0], tmp_path / form, {"prompt_form": form})
+        models[f"local/{form}"] = roster.model(f"local/{tmp_path / form}")
+    turns = (Message("user", "hi"),)
+    asked: Any = {"messages": HI, "max_tokens": 6}
+    with served(models) as url:
+        ask = client(url).chat.completions.create
+        said = {
+            (model, form): ask(
+                model=model, **asked, extra_body={"prompt_form": form} if form else None
+            )
+            .choices[0]
+            .message.content
+            for model in ("plain", "chat")
+            for form in (None, "plain", "chat")
+        }
+        with pytest.raises(openai.BadRequestError, match="local models only") as caught:
+            ask(model="pieces", **asked, extra_body={"prompt_form": "plain"})
+        assert caught.value.param == "prompt_form"
+    plain, chat = (
+        models["local/plain"].generate([Request(prompt, 6)])[0].text for prompt in ("hi", turns)
+    )
+    assert plain != chat
+    for model, own in (("plain", plain), ("chat", chat)):
+        assert said[model, None] == own
+        assert (said[model, "plain"], said[model, "chat"]) == (plain, chat)
+
+
 SHAPED: Any = {
     "top_p": 0.9,
     "frequency_penalty": 0.1,
@@ -629,6 +659,36 @@ def test_an_endpoint_gets_what_it_alone_can_apply() -> None:
         assert there.asked[-1].body["response_format"]["type"] == "json_schema"
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_log_probabilities_of_an_endpoint_come_back(streamed: bool) -> None:
+    content = [
+        {
+            "token": "Bl",
+            "logprob": -0.5,
+            "bytes": None,
+            "top_logprobs": [{"token": "Bl", "logprob": -0.5}, {"token": "Gr", "logprob": -1.0}],
+        },
+    ]
+    end = {"logprobs": {"content": content}, "finish_reason": "stop", "index": 0}
+    whole = {"choices": [{"message": {"role": "assistant", "content": "Bl"}, **end}]}
+    piece = {"choices": [{"delta": {"content": "Bl"}, **end}]}
+
+    def answer(asked: endpoints.Asked) -> endpoints.Reply:
+        if asked.body.get("stream"):
+            event = b"data: " + json.dumps(piece).encode() + b"\n\n"
+            return endpoints.Reply(pieces=[event, b"data: [DONE]\n\n"])
+        return endpoints.Reply(whole)
+
+    with endpoints.endpoint(answer) as there, served({"p/remote": behind(there.url)}) as url:
+        ask = client(url).chat.completions.create
+        came: Any = ask(model="remote", messages=HI, logprobs=True, top_logprobs=2, stream=streamed)
+        choice = list(came)[-1].choices[0] if streamed else came.choices[0]
+        assert (there.asked[-1].body["logprobs"], there.asked[-1].body["top_logprobs"]) == (True, 2)
+    (token,) = choice.logprobs.content
+    assert (token.token, token.logprob) == ("Bl", -0.5)
+    assert [(one.token, one.logprob) for one in token.top_logprobs] == [("Bl", -0.5), ("Gr", -1)]
+
+
 def test_other_models_ignore_what_shapes_and_refuse_what_decides(url: str) -> None:
     ask = client(url).chat.completions
     named: Any = [{"role": "user", "content": "hi", "name": "Bo"}]
@@ -658,39 +718,17 @@ def test_other_models_ignore_what_shapes_and_refuse_what_decides(url: str) -> No
         model="thinks", messages=HI, tools=[TOOL], tool_choice="none", parallel_tool_calls=True
     )
     assert "x-ignored-parameters" not in none.headers
+    for model in ("thinks", "pieces"):
+        came = ask.with_raw_response.create(
+            model=model, messages=HI, user="u", extra_body={"guided_choice": ["a"], "a\r\nb: c": 1}
+        )
+        assert came.headers["x-ignored-parameters"] == "user, guided_choice, a??b??c"
     for turn in (
         {"role": "assistant", "content": None, "tool_calls": CALLS},
         {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
     ):
         with pytest.raises(openai.BadRequestError, match="reads no tool calls"):
             ask.create(model="thinks", messages=[*HI, turn])
-
-
-def test_texts_are_continued(url: str) -> None:
-    complete = client(url).completions.create
-    answer = complete(model="gpt", prompt=["a", "b"], n=2, logprobs=2, presence_penalty=1)
-    assert answer.object == "text_completion" and answer.usage.completion_tokens == 8
-    assert [(one.index, one.text) for one in answer.choices] == [(n, "Blué") for n in range(4)]
-    told = answer.choices[0].logprobs
-    assert told.tokens == ["Bl", "ué"] and told.text_offset == [0, 2]
-    assert told.top_logprobs[0] == {"Bl": -0.5, "Gr": -1}
-    chunks = list(complete(model="pieces", prompt="hi you", stream=True, max_tokens=9))
-    assert "".join(one.choices[0].text for one in chunks) == "user: hi you"
-    assert chunks[-1].choices[0].finish_reason == "stop"
-    model = Told(Completion("a"))
-    with served({"local/m": model}) as other:
-        client(other).completions.create(model="m", prompt="Once")
-    assert (model.heard[0].prompt, model.heard[0].max_new_tokens) == ("Once", 16)
-    wrong: Any
-    for wrong in (
-        {"prompt": [1, 2]},
-        {"prompt": []},
-        {"prompt": ["a", "b"], "stream": True},
-        {"prompt": "x", "echo": True},
-        {"prompt": "x", "suffix": "y"},
-    ):
-        with pytest.raises(openai.BadRequestError):
-            complete(**{"model": "pieces", **wrong})
 
 
 CALLS: Any = [
@@ -759,84 +797,3 @@ def test_an_endpoint_calls_tools_and_reads_their_results(streamed: bool, tmp_pat
         named: Any = {"type": "function", "function": {"name": "f"}}
         ask.create(model="remote", messages=HI, tools=[TOOL], tool_choice=named)
         assert there.asked[2].body["tool_choice"] == named
-
-
-def test_embeddings(tiny_llama: Path, tiny_pool: Path, url: str, tmp_path: Path) -> None:
-    """Mean of the last hidden state, as transformers and peft compute it for one text alone."""
-    texts = ["hi", "a much longer text of several words", "hi"]
-    load = AutoModelForCausalLM.from_pretrained
-    amber = PeftModel.from_pretrained(load(tiny_llama), tiny_pool / "amber")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
-    expected, lengths = [], []
-    for network in (load(tiny_llama), amber):
-        for text in texts:
-            asked = tokenizer(text, return_tensors="pt")
-            with torch.inference_mode():
-                states = network(**asked, output_hidden_states=True).hidden_states[-1]
-            expected.append(torch.nn.functional.normalize(states[0].mean(0), dim=0).numpy())
-            lengths.append(asked["input_ids"].shape[1])
-    roster = Roster(base=str(tiny_llama), pool=tiny_pool, device="cpu", cache=None)
-    traced = TracingModel(
-        roster.model("local/amber"), "local/amber", Trace(tmp_path / "t.jsonl", {})
-    )
-    with served({"local/base": roster.model("local/base"), "local/amber": traced}) as there:
-        create = client(there).embeddings.create
-        for number, name in enumerate(("base", "amber")):
-            for form in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
-                came = create(model=name, input=texts, **form)
-                assert came.model == f"local/{name}"
-                assert [one.index for one in came.data] == [0, 1, 2]
-                found = [one.embedding for one in came.data]
-                if form.get("encoding_format") == "base64":
-                    found = [np.frombuffer(base64.b64decode(one), "<f4") for one in found]
-                mine = expected[number * 3 : number * 3 + 3]
-                np.testing.assert_allclose(found, mine, atol=1e-5)
-                assert came.usage.prompt_tokens == came.usage.total_tokens == sum(lengths[:3])
-        assert not np.allclose(expected[0], expected[3], atol=1e-3)
-        assert len(create(model="base", input="hi").data) == 1
-        wrong: Any
-        for wrong, words in (
-            ("", "empty"),
-            ([], "1 to 2048"),
-            ([1, 2], "token ids"),
-            ("word " * 5000, "max_position_embeddings"),
-        ):
-            with pytest.raises(openai.BadRequestError, match=words):
-                create(model="base", input=wrong)
-        with pytest.raises(openai.BadRequestError, match="dimensions"):
-            create(model="base", input="hi", dimensions=8)
-    with pytest.raises(openai.NotFoundError, match="has no embeddings") as caught:
-        client(url).embeddings.create(model="pieces", input="x")
-    assert caught.value.type == "invalid_request_error"
-
-
-def test_embeddings_wait_in_the_line() -> None:
-    go = threading.Event()
-
-    class Embeds:
-        def embed(self, texts: Sequence[str]) -> list[Embedding]:
-            assert go.wait(60)
-            if texts[0] == "bad":
-                raise UserError("no")
-            return [Embedding(np.ones(1, np.float32), 1)]
-
-    with served({"local/m": Embeds()}, concurrency=1, queue=1) as url:  # type: ignore[dict-item]
-        came: list[Any] = []
-        threads = [
-            threading.Thread(
-                target=lambda text: came.append(
-                    HTTP.post(f"{url}/embeddings", json={"model": "m", "input": text})
-                ),
-                args=(text,),
-            )
-            for text in ("bad", "fine", "one too many")
-        ]
-        for one in threads:
-            one.start()
-        until(lambda: len(came) == 1)
-        assert came[0].status_code == 429
-        go.set()
-        for one in threads:
-            one.join(60)
-        assert sorted(one.status_code for one in came) in ([200, 200, 429], [200, 400, 429])
-        assert client(url).embeddings.create(model="m", input="last").usage.total_tokens == 1

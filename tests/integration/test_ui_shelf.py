@@ -125,7 +125,7 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
     other = AppState(tmp_path, config_dir=own.parent.parent)
     assert new_search.group_options("task", other.config_dir)["riddles"] == "Riddles."
     chosen_own = chosen | {"model": new_search.default_options()["model"], "task": "riddles"}
-    shown_own = new_search.field_defaults(chosen_own, "", other.config_dir)
+    shown_own = new_search.field_defaults(chosen_own, other.config_dir)
     assert shown_own["task.dev_limit"] == "7"
     assert new_search.build_arguments(other, "try", chosen_own, shown_own, "") == [
         f"--config-dir={other.config_dir}",
@@ -133,7 +133,6 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         "name=try",
     ]
     cleared = {"seed": "", "budget": "", "task.dev_limit": "", "optimizer.particles": ""}
-    evogm = new_search.usual_options("evogm")
     assert new_search.build_arguments(home, "try", chosen | {"optimizer": "de"}, cleared, "")[
         2:
     ] == [
@@ -141,18 +140,6 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         "optimizer.particles=null",
         "name=try",
     ]
-    lines = "budget=9\nexperiment=evogm"
-    assert evogm["optimizer"] == "evogm" and new_search.find_experiment(lines) == "evogm"
-    told = new_search.field_defaults(evogm, "evogm")
-    assert (told["optimizer.particles"], told["optimizer.max_iterations"]) == ("", "7")
-    assert new_search.build_arguments(home, "try", evogm, told | {"seed": "42"}, lines) == [
-        "task=nlgraph_mini",
-        "budget=9",
-        "experiment=evogm",
-        "name=try",
-    ]
-    assert "pool.space=delta" in new_search.describe_experiment("evogm")
-    assert "no such experiment" in new_search.describe_experiment("evo")
     for wrong in ("[]", "x", '{"a": "b"}', '{"a": NaN}'):
         with pytest.raises(UserError, match="mixture: must be a JSON object"):
             new_search.parse_mixture(wrong)
@@ -182,6 +169,7 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         ("try", {}, "name=x", "line 1: name has a field above"),
         ("try", {}, "hydra.mode=MULTIRUN", "hydra.mode cannot be set here"),
         ("try", {}, "folder=/", "folder cannot be set here"),
+        ("try", {}, "experiment=evogm", "experiment cannot be set here"),
     ):
         with pytest.raises(UserError, match=re.escape(error)):
             new_search.build_arguments(home, name, chosen, typed, more)

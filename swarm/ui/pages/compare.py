@@ -25,7 +25,7 @@ from swarm.registry.name_resolution import model_identity
 from swarm.serve.api_errors import ApiKeyGuard
 from swarm.stats.summary_table import detectable, summary
 from swarm.ui import charts, chat, expert_mixer
-from swarm.ui.layout import draw_heading, draw_plain_table, page_frame
+from swarm.ui.layout import draw_heading, draw_plain_table, draw_when_loaded, page_frame
 from swarm.ui.state import AppState
 
 if TYPE_CHECKING:
@@ -261,16 +261,20 @@ def register_page(home: AppState) -> None:
     viewers = MountedViewers()
     app.mount(VIEWER_PATH, viewers)
 
-    @ui.page("/compare", response_timeout=60)
-    async def compare_page() -> None:
+    @ui.page("/compare")
+    def compare_page() -> None:
+        def load() -> tuple[list[str], Any]:
+            return expert_mixer.list_model_names(home), list_answer_files(home)
+
+        def draw(found: tuple[list[str], Any]) -> None:
+            draw_heading("Compare the answers of several models")
+            _CompareForm(home, viewers, found[0])
+            draw_heading("Answer files on this machine")
+            _draw_files(home, viewers, found[1])
+
         ui.add_css(chat.STYLE)
         with page_frame("Compare"):
-            names = await run_in_thread(expert_mixer.list_model_names, home)
-            found = await run_in_thread(list_answer_files, home)
-            draw_heading("Compare the answers of several models")
-            _CompareForm(home, viewers, names)
-            draw_heading("Answer files on this machine")
-            _draw_files(home, viewers, found)
+            draw_when_loaded(load, draw)
 
 
 class _CompareForm:

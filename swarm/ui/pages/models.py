@@ -24,7 +24,13 @@ from swarm.pool.inspection import (
 from swarm.runs.describe import describe_position
 from swarm.ui import charts, chat, expert_mixer, layout
 from swarm.ui.chat import ChatColumn, ChatPanel, ChatSettings
-from swarm.ui.layout import CoefficientSliders, draw_heading, draw_plain_table, page_frame
+from swarm.ui.layout import (
+    CoefficientSliders,
+    draw_heading,
+    draw_plain_table,
+    draw_when_loaded,
+    page_frame,
+)
 from swarm.ui.pages.new_search import group_options
 from swarm.ui.state import AppState
 
@@ -41,27 +47,45 @@ REFRESH_S = 0.3
 def register_page(home: AppState) -> None:
     """Register the page at /models."""
 
-    @ui.page("/models", response_timeout=60)
-    async def models_page() -> None:
+    @ui.page("/models")
+    def models_page() -> None:
         ui.add_css(chat.STYLE + layout.SLIDER_STYLE + STYLE)
         with page_frame("Models"):
-            found = await run_in_thread(lambda: list(expert_mixer.list_experts(home)))
-            bests = await run_in_thread(expert_mixer.list_bests, home)
-            experts = [one for one in found if isinstance(one, Adapter)]
-            for wrong in (one for one in found if isinstance(one, str)):
-                ui.label(escape_control_chars(wrong)).classes("chat-wrong text")
-            runs = await run_in_thread(expert_mixer.list_reference_runs, home)
-            names = await run_in_thread(expert_mixer.list_model_names, home)
+            draw_when_loaded(lambda: _list_models(home), lambda found: _draw_models(home, *found))
 
-            @ui.refreshable
-            def draw_others() -> None:
-                _draw_others(home, names)
 
-            if experts:
-                _ExpertMixer(home, [one.name for one in experts], bests, runs, draw_others.refresh)
-            _draw_experts(home, experts)
-            _draw_bests(bests)
-            draw_others()
+def _list_models(
+    home: AppState,
+) -> tuple[list[Adapter | str], list[expert_mixer.BestOfRun], list[str], list[str]]:
+    """Return experts or their errors, bests of runs, names of reference runs and of models."""
+    return (
+        list(expert_mixer.list_experts(home)),
+        expert_mixer.list_bests(home),
+        expert_mixer.list_reference_runs(home),
+        expert_mixer.list_model_names(home),
+    )
+
+
+def _draw_models(
+    home: AppState,
+    found: list[Adapter | str],
+    bests: list[expert_mixer.BestOfRun],
+    runs: list[str],
+    names: list[str],
+) -> None:
+    experts = [one for one in found if isinstance(one, Adapter)]
+    for wrong in (one for one in found if isinstance(one, str)):
+        ui.label(escape_control_chars(wrong)).classes("chat-wrong text")
+
+    @ui.refreshable
+    def draw_others() -> None:
+        _draw_others(home, names)
+
+    if experts:
+        _ExpertMixer(home, [one.name for one in experts], bests, runs, draw_others.refresh)
+    _draw_experts(home, experts)
+    _draw_bests(bests)
+    draw_others()
 
 
 STYLE = """
@@ -320,8 +344,8 @@ SELECTED_HINT = (
 def register_pool_page(home: AppState) -> None:
     """Register the page at /pool?folder=FOLDER."""
 
-    @ui.page("/pool", response_timeout=60)
-    async def pool_page(folder: str = "") -> None:
+    @ui.page("/pool")
+    def pool_page(folder: str = "") -> None:
         with page_frame("Pool", "Start"):
             chosen = folder.strip() or home.pool
             with ui.row().classes("items-center gap-2 w-full no-wrap"):
@@ -330,13 +354,7 @@ def register_pool_page(home: AppState) -> None:
                 ui.button("Inspect", on_click=lambda: open_pool(field.value or "")).props(
                     "outline no-caps"
                 )
-            try:
-                found = await run_in_thread(inspect_folder, chosen)
-            except UserError as error:
-                message = escape_control_chars(str(error))
-                ui.label(message).classes("text text-negative").props("role=alert")
-                return
-            draw_inspection(found)
+            draw_when_loaded(lambda: inspect_folder(chosen), draw_inspection)
 
 
 def open_pool(folder: str) -> None:

@@ -16,7 +16,6 @@ from nicegui import run, ui
 from swarm._util.config_help import first_comment
 from swarm._util.files import conf_folder, parse_json
 from swarm.errors import UserError
-from swarm.report.sections import flatten_keys, format_setting
 from swarm.runs.describe import describe_position
 from swarm.runs.lock import running_info
 from swarm.ui.launcher import check_search, format_command, output_path, read_failure
@@ -56,8 +55,8 @@ EMPTY_MEANINGS = {
 
 GPUS_HINT = "CPU; or numbers such as 0,1"
 
-RESERVED_KEYS = ("name", "folder", "dry_run", *CONFIG_GROUPS)
-"""Keys that the free lines may not set."""
+RESERVED_KEYS = ("name", "folder", "dry_run", "experiment", *CONFIG_GROUPS)
+"""Keys that the free lines may not set; an experiment would change what the fields show."""
 
 OVERRIDE_LINE = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w./@-]*)(=.*)?", re.DOTALL)
 
@@ -112,48 +111,18 @@ def initial_form(home: AppState) -> tuple[dict[str, str], dict[str, str]]:
     return chosen, fields
 
 
-def read_experiment(
-    name: str, config_dir: Path | None = None
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the options that an experiment chooses by group, and its keys; empty if unknown."""
-    if not name or name not in group_options("experiment", config_dir):
-        return {}, {}
-    tree = _load_options("experiment", name, config_dir)
-    chosen = {}
-    for one in tree.get("defaults", ()):
-        for key, option in one.items() if isinstance(one, dict) else ():
-            chosen[key.removeprefix("override ").strip("/ ")] = str(option)
-    return chosen, dict(flatten_keys({key: tree[key] for key in tree if key != "defaults"}))
-
-
-def find_experiment(lines: str) -> str:
-    """Return the experiment that the free lines name last; empty for none."""
-    found = re.findall(r"(?m)^\s*\+{0,2}experiment=\s*([\w-]*)\s*$", lines)
-    return found[-1] if found and found[-1] != "null" else ""
-
-
-def usual_options(experiment: str = "", config_dir: Path | None = None) -> dict[str, str]:
-    """Return the option of each group of a search with an experiment, if nothing is chosen."""
-    return {**default_options(), **read_experiment(experiment, config_dir)[0]}
-
-
-def field_defaults(
-    chosen: Mapping[str, str], experiment: str = "", config_dir: Path | None = None
-) -> dict[str, str]:
+def field_defaults(chosen: Mapping[str, str], config_dir: Path | None = None) -> dict[str, str]:
     """Return the default of each field, as the form shows it; empty for null or no such key.
 
     Args:
         chosen: Option of each group.
-        experiment: Option of conf/experiment, whose keys apply; empty for none.
         config_dir: Folder of further options.
     """
-    keys = read_experiment(experiment, config_dir)[1]
     found = {}
     for key in (*TEXT_FIELDS, *NUMBER_FIELDS):
         group, _, name = key.rpartition(".")
         option = chosen[group] if group else "search"
         value = _load_options(group, option, config_dir).get(name)
-        value = keys.get(key, value)
         # A list is gpus; an interpolation is resolved by the search, from other keys.
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         found[key] = "" if value is None or "${" in text else text
@@ -191,8 +160,7 @@ def build_arguments(
 
     Args:
         name: Name of the run.
-        chosen: Option of each group; default options, or those of an experiment named in the lines,
-            are left out, except a default task.
+        chosen: Option of each group; default options are left out, except a default task.
         numbers: Number and text fields as typed; defaults are left out. An empty field is its
             default, or null for a key of `EMPTY_MEANINGS`.
         lines: Further `key=value` settings, one per line.
@@ -208,16 +176,14 @@ def build_arguments(
         raise UserError(
             f"Name: the run {name} already exists; open it to resume it, or choose another name"
         )
-    experiment = find_experiment(lines)
-    usual = usual_options(experiment, home.config_dir)
-    named = "task" in read_experiment(experiment, home.config_dir)[0]
+    usual = default_options()
     arguments = [f"--config-dir={home.config_dir}"] if home.config_dir else []
     arguments += [
         f"{group}={option}"
         for group, option in chosen.items()
-        if option != usual.get(group) or (group == "task" and not named)
+        if option != usual.get(group) or group == "task"
     ]
-    defaults = field_defaults({**usual, **chosen}, experiment, home.config_dir)
+    defaults = field_defaults({**usual, **chosen}, home.config_dir)
     for key, typed in numbers.items():
         text = typed.strip()
         if text == defaults[key]:
@@ -266,20 +232,6 @@ def _parse_lines(lines: str) -> Sequence[str]:
             raise UserError(f"Further keys, line {number}: {key} {has}")
         found.append(text)
     return found
-
-
-def describe_experiment(name: str, config_dir: Path | None = None) -> str:
-    """Describe what an experiment sets beside the fields; empty for none."""
-    if not name:
-        return ""
-    chosen, keys = read_experiment(name, config_dir)
-    if not (chosen or keys):
-        return f"experiment={name}: there is no such experiment."
-    fields = {**TEXT_FIELDS, **NUMBER_FIELDS}
-    sets = [f"{group}={option}" for group, option in chosen.items() if group not in CONFIG_GROUPS]
-    sets += [f"{key}={format_setting(value)}" for key, value in keys.items() if key not in fields]
-    also = f" It also sets {', '.join(sets)}." if sets else ""
-    return f"experiment={name}: the fields show its values where they show defaults.{also}"
 
 
 STARTS_HINT = (
@@ -346,8 +298,7 @@ class SearchForm:
         self._chosen: dict[str, ui.select] = {}
         self._numbers: dict[str, ui.input] = {}
         chosen, given = initial_form(home)
-        self._defaults: dict[str, str] = field_defaults(chosen, "", home.config_dir)
-        self._usual = usual_options("", home.config_dir)
+        self._defaults: dict[str, str] = field_defaults(chosen, home.config_dir)
         self._changed: float | None = None
         self._computing = False
         if mixture:
@@ -380,10 +331,9 @@ class SearchForm:
             self._lines = ui.textarea(
                 "Further keys, one key=value per line",
                 value=f"optimizer.starts=[[{coefficients}]]" if mixture else "",
-                on_change=self._on_lines,
+                on_change=self._refresh_command,
             )
             self._lines.props("dense outlined autogrow input-class=font-mono").classes("w-full")
-            self._experiment = ui.label("").classes("quiet text text-sm").props("role=status")
         self._draw_command()
         self._plan.set_visibility(False)
         self._set_busy("")
@@ -429,27 +379,15 @@ class SearchForm:
 
     def _follow_defaults(self) -> None:
         """Show the defaults of the chosen options in the fields that show a default."""
-        experiment = find_experiment(self._lines.value or "")
         chosen = {group: str(field.value) for group, field in self._chosen.items() if field.value}
         folder = self._home.config_dir
-        chosen = {**usual_options(experiment, folder), **chosen}
-        old, self._defaults = self._defaults, field_defaults(chosen, experiment, folder)
+        chosen = {**default_options(), **chosen}
+        old, self._defaults = self._defaults, field_defaults(chosen, folder)
         for key, field in self._numbers.items():
             field.props["placeholder"] = self._empty_meaning(key)
             field.update()
             if (field.value or "").strip() == old[key]:
                 field.set_value(self._defaults[key])
-        self._experiment.set_text(describe_experiment(experiment, folder))
-
-    def _on_lines(self) -> None:
-        """Show the options and defaults of the experiment that the lines name."""
-        experiment = find_experiment(self._lines.value or "")
-        before, self._usual = self._usual, usual_options(experiment, self._home.config_dir)
-        for group, field in self._chosen.items():
-            if field.value == before[group]:
-                field.set_value(self._usual[group])
-        self._follow_defaults()
-        self._refresh_command()
 
     def _draw_group(self, group: str, option: str) -> None:
         helps = group_options(group, self._home.config_dir)

@@ -15,7 +15,7 @@ from swarm.errors import UserError
 from swarm.runs.run_reader import RUNS_FOLDER, RunFolder
 from swarm.ui.charts import load_chart
 from swarm.ui.layout import draw_facts, draw_heading, draw_plain_table, page_frame
-from swarm.ui.pages.runs import STATE_COLOURS, edit_notes
+from swarm.ui.pages.runs import STATE_COLOURS
 from swarm.ui.run_data import (
     POSITION_COLUMNS,
     PositionTable,
@@ -29,7 +29,7 @@ from swarm.ui.run_data import (
     positions_csv,
     take_snapshot,
 )
-from swarm.ui.state import UNREADABLE_ERRORS, AppState, LoadSample, RunNotes
+from swarm.ui.state import UNREADABLE_ERRORS, AppState, LoadSample
 
 VERDICT_SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
 
@@ -281,7 +281,6 @@ class RunPage:
         with ui.row().classes("w-full items-center gap-2"):
             self._state = ui.badge("").props("data-state")
             self._about = ui.label("").classes("quiet text grow")
-        self._notes = ui.label("").classes("text")
         self._error = ui.label("").classes("text text-negative").props("role=alert")
         with ui.column().classes("w-full gap-1") as self._progress:
             self._bar = ui.linear_progress(0.0, show_value=False).props("aria-label=Progress")
@@ -290,7 +289,6 @@ class RunPage:
             self._stop = self._draw_button("Stop", "stop", self._stop_search)
             self._resume = self._draw_button("Resume", "play_arrow", self._resume_search)
             self._report = self._draw_button("Open report", "description", self._open_report)
-            self._draw_button("Edit", "edit", self._edit_notes)
             self._chat = self._draw_button("Chat with the best", "chat", self._open_chat)
 
     def _draw_button(self, text: str, icon: str, act: Callable[..., Any]) -> ui.button:
@@ -337,27 +335,21 @@ class RunPage:
         line = snapshot.line
         reason = [line.details] if line and state in ("finished", "stopped") else []
         self._about.set_text(", ".join([f"task {line.task}", *reason] if line else []))
-        self._show_notes(line.notes if line else RunNotes())
         self._error.set_text(f"It failed: {snapshot.error}" if snapshot.error else "")
         self._error.set_visibility(bool(snapshot.error) and state == "failed")
-        running = snapshot.note is not None or snapshot.beginning
+        running = state in ("running", "starting", "stopping")
         self._progress.set_visibility(running)
-        progress, share = format_progress(snapshot.note or {"activity": "the process is starting"})
+        begun = {"activity": f"the process is {'stopping' if snapshot.stopping else 'starting'}"}
+        progress, share = format_progress(snapshot.note or begun)
         self._told.set_text(progress)
         self._bar.set_value(share)
-        self._stop.set_visibility(running)
+        self._stop.set_visibility(running and not snapshot.stopping)
         self._resume.set_visibility(not running and state != "finished" and bool(snapshot.command))
         self._report.set_visibility(bool(line and line.best is not None))
         self._chat.set_visibility(state == "finished")
         self._said.set_text(snapshot.output or "Nothing yet.")
         self._command.set_text(snapshot.command)
         self._typed.set_visibility(bool(snapshot.command))
-
-    def _show_notes(self, notes: RunNotes) -> None:
-        parts = [notes.title, ", ".join(f"#{tag}" for tag in notes.tags), notes.note]
-        text = "\n".join([*(one for one in parts if one), *["Archived."] * notes.archived])
-        self._notes.set_text(text)
-        self._notes.set_visibility(bool(text))
 
     def _show_series(self, found: RunSeries) -> None:
         self._verdict.clear()
@@ -455,12 +447,6 @@ class RunPage:
         await self._refresh_page()
         return True
 
-    def _edit_notes(self) -> None:
-        try:
-            edit_notes(self._home, self._name, self._refresh_page)
-        except UserError as error:
-            ui.notify(str(error), type="negative", multi_line=True)
-
     def _open_report(self) -> None:
         ui.navigate.to(f"/runs/{quote(self._name, safe='')}/report", new_tab=True)
 
@@ -487,9 +473,12 @@ def _chart_height(options: dict[str, Any]) -> int:
 
 
 def _run_state(snapshot: RunSnapshot) -> str:
+    if snapshot.stopping:
+        return "stopping"
     if snapshot.note is not None:
         return "running"
-    if snapshot.beginning:
+    # The process of a finished search takes a moment to end.
+    if snapshot.beginning and not (snapshot.line and snapshot.line.state == "finished"):
         return "starting"
     if snapshot.line:
         return snapshot.line.state

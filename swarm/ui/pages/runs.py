@@ -4,11 +4,10 @@ The comparison shows best so far, differing settings and the paired test on shar
 """
 
 import contextlib
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -29,16 +28,12 @@ from swarm.runs.describe import (
 )
 from swarm.runs.run_reader import RunFolder
 from swarm.ui import charts
-from swarm.ui.layout import draw_heading, draw_plain_table, page_frame
-from swarm.ui.run_data import describe_unreadable
+from swarm.ui.layout import draw_heading, draw_plain_table, draw_when_loaded, page_frame
 from swarm.ui.state import (
     UNREADABLE_ERRORS,
     AppState,
-    RunNotes,
     RunSummary,
     delete_run,
-    load_notes,
-    save_notes,
 )
 
 STATE_COLOURS = {
@@ -49,7 +44,7 @@ STATE_COLOURS = {
 }
 
 TABLE_COLUMNS: list[dict[str, Any]] = [
-    {"name": "name", "label": "Run", "field": "title", "align": "left", "sortable": True},
+    {"name": "name", "label": "Run", "field": "name", "align": "left", "sortable": True},
     {"name": "state", "label": "State", "field": "state", "align": "left", "sortable": True},
     {"name": "task", "label": "Task", "field": "task", "align": "left", "sortable": True},
     {"name": "best", "label": "Best on dev", "field": "best", "sortable": True},
@@ -60,13 +55,8 @@ TABLE_COLUMNS: list[dict[str, Any]] = [
         "sortable": True,
     },
     {"name": "iterations", "label": "Iterations", "field": "iterations", "sortable": True},
-    {"name": "tags", "label": "Tags", "field": "tags", "align": "left", "sortable": True},
-    {"name": "note", "label": "Note", "field": "note", "align": "left", "sortable": True},
     {"name": "changed", "label": "Changed", "field": "changed", "align": "left", "sortable": True},
 ]
-
-DEFAULT_COLUMNS = ("state", "task", "best", "gain", "iterations", "changed")
-"""Columns shown at first, beside the name."""
 
 NAME_TEMPLATE = """<q-td :props="props" class="run-name" :class="props.row.group && 'q-pl-lg'">
   <q-btn v-if="props.row.trials" flat dense no-caps class="text-left" color="primary"
@@ -75,12 +65,7 @@ NAME_TEMPLATE = """<q-td :props="props" class="run-name" :class="props.row.group
     {{ props.row.name }} ({{ props.row.trials > 1 ? props.row.trials + ' trials' : '1 trial' }})
   </q-btn>
   <a v-else :href="'/runs/' + encodeURIComponent(props.row.name)" class="text-primary">
-    {{ props.row.title }}</a>
-  <span v-if="props.row.archived" class="quiet"> (archived)</span>
-  <q-badge v-for="tag in props.row.tags.split(', ').filter(one => one)" :key="tag" outline
-    color="primary" class="q-ml-xs">{{ tag }}</q-badge>
-  <div v-if="!props.row.trials && props.row.title !== props.row.name" class="quiet text-sm">
-    {{ props.row.name }}</div>
+    {{ props.row.name }}</a>
   <div v-if="!props.row.trials" class="lt-sm quiet">
     <q-badge :color="COLOURS[props.row.state]">{{ props.row.state }}</q-badge>
     {{ props.row.details }}<br>{{ props.row.task }}, best on dev {{ props.row.best_text }},
@@ -134,11 +119,7 @@ class RunsTable:
             self._compare = self._draw_action(
                 "Compare", "stacked_line_chart", self._open_comparison
             )
-            self._edit = self._draw_action("Edit", "edit", self._edit_run)
-            self._archive = self._draw_action("Archive", "archive", self._archive_runs)
             self._delete = self._draw_action("Delete", "delete", self._ask_to_delete)
-            ui.space()
-            self._archived = ui.switch("Archived", on_change=self._draw_rows)
         columns = [{**one, **_narrow_classes(one["name"])} for one in TABLE_COLUMNS]
         self.table = ui.table(
             columns=columns,
@@ -172,7 +153,7 @@ class RunsTable:
     def _draw_column_choice(self) -> None:
         self._columns: dict[str, ui.checkbox] = {}
         for column in TABLE_COLUMNS[1:]:
-            box = ui.checkbox(column["label"], value=column["name"] in DEFAULT_COLUMNS)
+            box = ui.checkbox(column["label"], value=True)
             box.classes("q-px-md").on_value_change(self._show_columns)
             self._columns[column["name"]] = box
 
@@ -201,9 +182,7 @@ class RunsTable:
     def _draw_rows(self) -> None:
         if self._found is None:
             return
-        rows = group_rows(
-            self._found, self._filter.value or "", self._open, bool(self._archived.value)
-        )
+        rows = group_rows(self._found, self._filter.value or "", self._open)
         if rows != self._shown:
             self._shown = rows
             self.table.rows[:] = rows
@@ -229,34 +208,13 @@ class RunsTable:
         ticked = len(self._selected_names())
         self._compare.set_enabled(1 < ticked <= MAX_RUNS)
         self._compare.set_text(f"Compare {ticked}" if ticked > 1 else "Compare")
-        self._edit.set_enabled(ticked == 1)
-        self._archive.set_enabled(ticked > 0)
-        self._archive.set_text("Restore" if self._all_archived() else "Archive")
         # The searches of a sweep are not deleted, see `delete_run`.
         deletable = not any(row["trials"] or row["group"] for row in self.table.selected)
         self._delete.set_enabled(ticked > 0 and deletable)
 
-    def _all_archived(self) -> bool:
-        rows = self.table.selected
-        return bool(rows) and all(row["archived"] for row in rows)
-
     def _open_comparison(self) -> None:
         names = self._selected_names()
         ui.navigate.to(f"/together?{urlencode({'run': names}, doseq=True)}")
-
-    def _edit_run(self) -> None:
-        edit_notes(self._home, self._selected_names()[0], self._refresh_rows)
-
-    async def _archive_runs(self) -> None:
-        archived = not self._all_archived()
-        for name in self._selected_names():
-            path = self._home.run_path(name)
-            try:
-                save_notes(path, replace(load_notes(path), archived=archived))
-            except UserError as error:
-                ui.notify(str(error), type="negative", multi_line=True)
-        self.table.selected.clear()
-        await self._refresh_rows()
 
     def _ask_to_delete(self) -> None:
         names = self._selected_names()
@@ -284,19 +242,16 @@ class RunsTable:
         await self._refresh_rows()
 
 
-def group_rows(
-    runs: list[RunSummary], words: str, opened: set[str], archived: bool
-) -> list[dict[str, Any]]:
+def group_rows(runs: list[RunSummary], words: str, opened: set[str]) -> list[dict[str, Any]]:
     """Return the rows of the table: one per run, and one per sweep, followed by its trials if open.
 
     Args:
         runs: Most recently changed first.
         words: Filter: only runs in whose row every word occurs. Trials that match are shown.
         opened: Names of the sweeps whose trials are shown.
-        archived: Whether to show archived runs, too.
     """
     wanted = words.lower().split()
-    rows = [one.to_row() | {"members": []} for one in runs if archived or not one.notes.archived]
+    rows = [one.to_row() | {"members": []} for one in runs]
     rows = [row for row in rows if all(word in _searched_text(row) for word in wanted)]
     trials: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -315,7 +270,7 @@ def group_rows(
 
 
 def _searched_text(row: dict[str, Any]) -> str:
-    keys = ("name", "title", "task", "state", "details", "tags", "note")
+    keys = ("name", "task", "state", "details")
     return " ".join(str(row[key]) for key in keys).lower()
 
 
@@ -326,59 +281,15 @@ def _group_row(name: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
     state = next((one for one in STATE_COLOURS if counts[one]), "stopped")
     return best | {
         "name": name,
-        "title": name,
         "group": "",
         "trials": len(trials),
         "members": [one["name"] for one in trials],
         "state": state,
         "details": ", ".join(f"{count} {kind}" for kind, count in counts.items()),
         "iterations": sum(one["iterations"] for one in trials),
-        "tags": "",
-        "note": "",
-        "archived": all(one["archived"] for one in trials),
         "changed": trials[0]["changed"],
         "when": trials[0]["when"],
     }
-
-
-def edit_notes(home: AppState, name: str, on_saved: Callable[[], Any]) -> None:
-    """Open a dialog for the title, tags and note of a run.
-
-    Args:
-        on_saved: Called after the notes were saved; may be a coroutine function.
-    """
-    path = home.run_path(name)
-    notes = load_notes(path)
-    with ui.dialog(value=True) as dialog, ui.card().classes("w-full gap-3"):
-        draw_heading(f"Edit {name}")
-        title = ui.input("Title", value=notes.title, placeholder=name).classes("w-full")
-        tags = ui.input("Tags, separated by commas", value=", ".join(notes.tags)).classes("w-full")
-        note = ui.textarea("Note", value=notes.note).props("autogrow").classes("w-full")
-        for one in (title, tags, note):
-            one.props("dense outlined")
-        error = ui.label("").classes("text text-negative").props("role=alert")
-
-        async def save() -> None:
-            words = (one.strip() for one in (tags.value or "").split(","))
-            try:
-                changed = RunNotes(
-                    (title.value or "").strip(),
-                    tuple(dict.fromkeys(one for one in words if one)),
-                    (note.value or "").strip(),
-                    load_notes(path).archived,
-                )
-                save_notes(path, changed)
-            except UserError as found:
-                error.set_text(str(found))
-                return
-            dialog.close()
-            result = on_saved()
-            if inspect.isawaitable(result):
-                await result
-
-        with ui.row().classes("w-full justify-end"):
-            ui.button("Cancel", on_click=dialog.close).props("flat no-caps")
-            ui.button("Save", on_click=save).props("unelevated no-caps")
 
 
 def _narrow_classes(name: str) -> dict[str, str]:
@@ -419,20 +330,15 @@ def register_compare_page(home: AppState) -> None:
     """Register the page at /together?run=NAME&run=NAME."""
 
     @ui.page("/together")
-    async def compare_runs_page(names: Annotated[list[str], Query(alias="run")] = []) -> None:  # noqa: B006
+    def compare_runs_page(names: Annotated[list[str], Query(alias="run")] = []) -> None:  # noqa: B006
+        def load() -> RunComparison:
+            chosen = [home.run_path(name) for name in dict.fromkeys(names)]
+            if not 2 <= len(chosen) <= MAX_RUNS:
+                raise UserError(f"choose 2 to {MAX_RUNS} runs to compare")
+            return compare_runs(chosen)
+
         with page_frame("Runs compared", "Runs"):
-            try:
-                chosen = [home.run_path(name) for name in dict.fromkeys(names)]
-                if not 2 <= len(chosen) <= MAX_RUNS:
-                    raise UserError(f"choose 2 to {MAX_RUNS} runs to compare")
-                found = await run.io_bound(compare_runs, chosen)
-            except (UserError, *UNREADABLE_ERRORS) as error:
-                message = str(error) if isinstance(error, UserError) else describe_unreadable(error)
-                ui.label(message).classes("text text-negative").props("role=alert")
-                ui.link("Choose runs", "/")
-                return
-            if found is not None:
-                _draw_comparison(found)
+            draw_when_loaded(load, _draw_comparison)
 
 
 def compare_runs(paths: list[Path]) -> RunComparison:

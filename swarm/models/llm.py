@@ -120,10 +120,14 @@ class LLM(ThreadedModel):
             sent, started = self._wait_for_admission(failed, end), False
             pieces = self._stream_response(model, parts, options, streamed)
             try:
-                while True:
-                    piece = next(pieces)
-                    started = True
-                    yield piece
+                try:
+                    while True:
+                        piece = next(pieces)
+                        started = True
+                        yield piece
+                finally:
+                    with self._pace:
+                        self.throttle.active -= 1
             except StopIteration as whole:
                 with self._pace:
                     self.throttle.record_success(sent)

@@ -1,11 +1,12 @@
 """Final metrics: the best initial expert against the best position found, on dev and test."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from swarm._util.files import read_gzip_json
+from swarm._util.files import parse_json, read_gzip_json, write_atomic
 from swarm.loop.evaluator import (
     answers_agree,
     mean_by_route,
@@ -77,6 +78,7 @@ def final_metrics(
         "in_points": getattr(task, "highest", None) == 1.0,
         **_improvement_stats(record),
         **record.count_prompts(),
+        **reconstruction_error(record.folder),
     }
     if task is not ending.task:
         metrics["signal"] = ending.task.signal  # type: ignore[attr-defined]
@@ -491,3 +493,39 @@ def _prefixed_summary(
     """Return the summary of a utility, with `name` as prefix of the keys."""
     found = utility_summary(task, scores, items).items()
     return {f"{name}_{key}": value for key, value in found if key != "utility"}
+
+
+EXACT_ERROR = 1e-6
+"""Relative errors of saved weights up to this are float32 rounding."""
+
+
+def reconstruction_error(folder: Path) -> dict[str, float]:
+    """Return the error of a run's saved best, if its rank was truncated when saved."""
+    try:
+        facts = parse_json((folder / "global_best" / "swarm.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    error = facts.get("reconstruction_error", {}).get("overall", 0.0)
+    return {"reconstruction_error": error} if error > EXACT_ERROR else {}
+
+
+def write_ensemble_yaml(folder: Path, metrics: Mapping[str, Any]) -> None:
+    """Write ensemble.yaml, a model for `python -m swarm.evaluate`; remove it if there was no vote.
+
+    Args:
+        folder: The run folder.
+        metrics: Result of `swarm.loop.final_metrics.final_metrics`.
+    """
+    import yaml
+
+    if "ensemble_members" not in metrics:
+        (folder / "ensemble.yaml").unlink(missing_ok=True)
+        return
+    members = [
+        {"folder": f"particle_{one['particle']}/personal_best", "utility": one["utility"]}
+        for one in metrics["ensemble_members"]
+    ]
+    content = {"rule": "majority", "members": members}
+    head = "# The vote of the best personal bests; how many was chosen on dev.\n"
+    text = head + yaml.safe_dump(content, sort_keys=False)
+    write_atomic(folder / "ensemble.yaml", text.encode())

@@ -28,7 +28,7 @@ from swarm.loop.evaluator import (
     split_dev_holdout,
 )
 from swarm.loop.final_evaluation import FINALIST_COUNT, FinalEvaluation, ScoreFn
-from swarm.loop.final_metrics import final_metrics
+from swarm.loop.final_metrics import final_metrics, write_ensemble_yaml
 from swarm.loop.racing import Racing, tell_optimizer
 from swarm.loop.reporter import RunReporter, buffer_log, flush_log_to
 from swarm.loop.search_inputs import (
@@ -63,8 +63,6 @@ from swarm.runs.pareto_front import (
 from swarm.runs.run_folder import (
     PRECISION_KEY,
     RunRecord,
-    reconstruction_error,
-    write_ensemble_yaml,
 )
 from swarm.tasks.base import (
     HasScoreScale,
@@ -542,11 +540,7 @@ class Run:
             metrics = final_metrics(
                 ending, self.test, self.ensemble, self.noise_floor, front, baselines
             )
-            metrics |= {
-                "settings": settings,
-                **self.record.count_prompts(),
-                **reconstruction_error(self.record.folder),
-            }
+            metrics["settings"] = settings
             self.record.state["metrics"] = metrics
             self.record.save_state()
             for name, value in metrics.items():

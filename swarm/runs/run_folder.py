@@ -45,41 +45,6 @@ from swarm.runs.manifest import (
     replay,
 )
 
-EXACT_ERROR = 1e-6
-"""Relative errors of saved weights up to this are float32 rounding."""
-
-
-def reconstruction_error(folder: Path) -> dict[str, float]:
-    """Return the error of a run's saved best, if its rank was truncated when saved."""
-    try:
-        facts = parse_json((folder / "global_best" / "swarm.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    error = facts.get("reconstruction_error", {}).get("overall", 0.0)
-    return {"reconstruction_error": error} if error > EXACT_ERROR else {}
-
-
-def write_ensemble_yaml(folder: Path, metrics: Mapping[str, Any]) -> None:
-    """Write ensemble.yaml, a model for `python -m swarm.evaluate`; remove it if there was no vote.
-
-    Args:
-        folder: The run folder.
-        metrics: Result of `swarm.loop.final_metrics.final_metrics`.
-    """
-    import yaml
-
-    if "ensemble_members" not in metrics:
-        (folder / "ensemble.yaml").unlink(missing_ok=True)
-        return
-    members = [
-        {"folder": f"particle_{one['particle']}/personal_best", "utility": one["utility"]}
-        for one in metrics["ensemble_members"]
-    ]
-    content = {"rule": "majority", "members": members}
-    head = "# The vote of the best personal bests; how many was chosen on dev.\n"
-    text = head + yaml.safe_dump(content, sort_keys=False)
-    write_atomic(folder / "ensemble.yaml", text.encode())
-
 
 def build_scratchpad(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the utilities of a run under the key names of the original implementation.

@@ -44,7 +44,6 @@ MAIN_KEYS = {
         "gpus",
         "budget",
         "minutes",
-        "optimizer.max_iterations",
         "task.dev_limit",
         "dry_run",
     ),

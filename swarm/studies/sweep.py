@@ -100,8 +100,10 @@ def _trial_row(trial: Trial, error: str | None) -> dict[str, Any]:
     }
     found = {name: (metrics or {}).get(key) for name, key in names.items()}
     strongest = judge_search(metrics).strongest if metrics else None
-    for name, key in {"gain": "gain", "gain_interval": "gain_interval", "p": "p_value"}.items():
-        found[name] = getattr(strongest, key, None)
+    found |= {"gain": None, "gain_interval": None, "p": None}
+    if strongest:
+        found["gain"], found["p"] = strongest.gain, strongest.p_value
+        found["gain_interval"] = list(strongest.gain_interval)
     head = {"trial": trial.path.name, "seed": trial.config["seed"], "drawn": trial.drawn}
     return {**head, **found, "error": error}
 

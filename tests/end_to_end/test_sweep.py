@@ -132,14 +132,18 @@ def ended(folder: Path, number: int, dev: float, gain: float | None, p: float = 
     metrics: dict[str, Any] = {
         "settings": {"ensemble": 3, "test_items": None if gain is None else "abc"},
         "ending_best_validation_utility": dev,
+        "ending_best_validation_items": 20,
         "starting_best_validation_utility": 0.3,
+        "starting_best_validation_interval": [0.2, 0.4],
         "starting_best_expert": "lima",
     }
     if gain is not None:
         metrics |= {
             "ending_best_single_test_accuracy": 0.4 + gain,
             "ending_best_single_test_interval": [0.3, 0.6],
+            "ending_best_single_test_items": 20,
             "starting_best_single_test_accuracy": 0.4,
+            "starting_best_single_test_interval": [0.3, 0.6],
             "test_gain": gain,
             "test_gain_interval": [gain - 0.1, gain + 0.1],
             "test_gain_p_value": p,

@@ -21,5 +21,5 @@ fi
 if [[ " $* " != *" gpus="* && " $* " != *" executor"* && $(nproc 2>/dev/null || echo 2) -gt 1 ]]; then
     set -- executor=processes executor.workers=2 job.examples=4 "$@"
 fi
-echo "searching in $(<"$quicker"): on two cores 2 to 4 minutes in bfloat16, up to 10 in float32 ..."
+echo "searching: on two cores 2 to 4 minutes in bfloat16, up to 10 in float32 ..."
 exec "$venv/bin/python" -m swarm.search experiment=quickstart name=quickstart "$@"

@@ -168,12 +168,19 @@ def rename(source: Path, target: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder's entries to the disk: a power failure undoes new names that are not synced."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Sync a folder's entries to the disk: a power failure undoes new names that are not synced.
+
+    Some file systems, such as network mounts, cannot sync folders; nothing is done there.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):
+            raise
 
 
 def _not_written(path: Path, error: OSError) -> str:

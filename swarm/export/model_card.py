@@ -460,7 +460,9 @@ class ModelCard:
                 [
                     *rows,
                     "",
-                    *_separate_paragraphs([*describe_metrics(metrics), *self._notes_on_numbers()]),
+                    *_separate_paragraphs(
+                        [*describe_metrics(metrics, self._run_folder()), *self._notes_on_numbers()]
+                    ),
                 ]
             )
         if name := self.source.baseline:
@@ -476,6 +478,10 @@ class ModelCard:
             chosen = f"{what} {utility:.4f} on dev, where it was chosen; it was not tested."
             return "\n".join(_separate_paragraphs([chosen, *self._notes_on_numbers()]))
         return "Nothing was measured." if self.source.kind != "folder" else ""
+
+    def _run_folder(self) -> Path | None:
+        """Return the folder of the search whose best found is exported."""
+        return self.source.folder.parent if self.source.kind == "search" else None
 
     def _notes_on_numbers(self) -> list[str]:
         """Return notes on items that were dropped or truncated, and on unmeasured rounding."""
@@ -615,7 +621,7 @@ def _format_measurement(one: Mapping[str, Any]) -> str:
     return f"{one['utility']:.3f} [{low:.3f}, {high:.3f}] (n = {one['items']})"
 
 
-def describe_metrics(metrics: dict[str, Any]) -> list[str]:
+def describe_metrics(metrics: dict[str, Any], folder: Path | None = None) -> list[str]:
     """Describe the metrics without overclaiming, one paragraph each."""
     found = [
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
@@ -627,7 +633,7 @@ def describe_metrics(metrics: dict[str, Any]) -> list[str]:
         f"Gain over the {one.label}, {one.test[0]:.3f} on test: {format_gain(metrics, one)}."
         for one in list_alternatives(metrics)
     ]
-    return [str(judge_search(metrics)), *found, " ".join(compared), *list_caveats(rest)]
+    return [str(judge_search(metrics, folder)), *found, " ".join(compared), *list_caveats(rest)]
 
 
 def _separate_paragraphs(found: Sequence[str]) -> list[str]:

@@ -137,7 +137,9 @@ class FinetuneComparison:
         found = compare_scores(metric_task(self.task), tuned, records_to_scores(rows))
         # Include the prompt equivalents of gradients, if the search used them.
         cost = run.metrics.get("prompt_equivalents", run.metrics["prompts_scored"])
-        return {"searched": {**found, "run": run.path.name, "prompts": cost}}
+        same = run.identity.get("task items") == digest_items(self.task, "dev")
+        about = {"run": run.path.name, "prompts": cost, "same_items": same}
+        return {"searched": {**found, **about}}
 
 
 def utility_metrics(

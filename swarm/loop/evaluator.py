@@ -539,21 +539,28 @@ class TimeLimit:
     """Ends a search in time for the evaluations after it.
 
     Counts the seconds of each iteration in the record, thus of a resumed search as a whole. The
-    first iteration always completes.
+    first iteration always completes, and half of the time is the search's: evaluations that take
+    longer than the other half exceed the limit.
 
     Args:
-        minutes: Maximum duration of the search with its test; `None` is no limit.
+        minutes: Maximum duration of the search with its test; `None` is no limit, "auto" is 10
+            without a budget.
+        budget: The search's budget, see `Budget`.
 
     Raises:
         UserError: `minutes` is not a valid number.
     """
 
-    def __init__(self, minutes: float | None = None) -> None:
+    AUTO = 10.0
+
+    def __init__(self, minutes: float | str | None = None, budget: int | None = None) -> None:
+        if minutes == "auto":
+            minutes = self.AUTO if budget is None else None
         number = type(minutes) in (int, float)
-        if minutes is not None and not (number and 0 < minutes < math.inf):
-            raise UserError(f"minutes={minutes!r}: must be null or a number above 0")
-        self.minutes = minutes
-        self.seconds = None if minutes is None else 60 * minutes
+        if minutes is not None and not (number and 0 < minutes < math.inf):  # type: ignore[operator]
+            raise UserError(f"minutes={minutes!r}: must be auto, null or a number above 0")
+        self.minutes: float | None = minutes  # type: ignore[assignment]
+        self.seconds = None if self.minutes is None else 60 * self.minutes
 
     def exhausted_reason(self, record: RunRecord, final_items: int) -> str | None:
         """Return why the time ends the search, else `None`.
@@ -572,7 +579,7 @@ class TimeLimit:
         scoring = sum(entry.get("scoring_seconds", 0.0) for entry in entries)
         asked = sum(e["prompts_scored"] - e.get("prompts_shared", 0) for e in entries)
         final = final_items * scoring / max(1, asked)
-        if spent + following + final <= self.seconds:
+        if spent + following + min(final, self.seconds / 2) <= self.seconds:
             return None
         return f"time limit of {self.minutes:g} minutes: minutes={self.minutes:g}"
 

@@ -93,30 +93,33 @@ class FinalEvaluation:
             elif choosing:
                 found = [*experts, *finalists]
                 before, after = (max(indices, key=self._rank_key) for indices in (experts, found))
-            after, kept = self._keep_start(after)
+            after, kept = self._keep_start(before, after)
             if choosing or kept:
                 self.record.state["chosen"] = {"starting": list(before), "ending": list(after)}
                 self.record.state["kept_start"] = kept
                 self.record.save_state()
         return self.record.best_index(rows=expert_count), self.record.best_index()
 
-    def _keep_start(self, after: ParticleIndex) -> tuple[ParticleIndex, list[str]]:
+    def _keep_start(
+        self, before: ParticleIndex, after: ParticleIndex
+    ) -> tuple[ParticleIndex, list[str]]:
         """Replace a best found that is below the strongest start by that start, by route.
 
-        The start is the best position of the first iteration on the searched items. The two are
-        compared on the items that no gradient used (`without_gradient`; those of the race with
-        `by_kept`), where the best found does not profit from having been trained on them.
+        The start is the best position of the first iteration on the searched items; where the
+        search asked by another signal or precision, the best initial expert, as the others would
+        have to be scored again. The two are compared on the items that no gradient used
+        (`without_gradient`; those of the race with `by_kept`), where the best found does not
+        profit from having been trained on them. A Pareto front is left as it is.
 
         Returns:
             The best found or what replaces it, and the names of the routes that are the start's.
         """
         if after[0] == 0 or self.pareto_front is not None:
             return after, []
-        rescored = self.metric_task is not self.task or self.precision is not None
-        count = (
-            self.record.state["own"] if rescored else len(self.record.iterations[0]["utilities"])
-        )
-        starts = [(0, i) for i in range(count) if self.record.utility_at((0, i)) is not None]
+        first = self.record.iterations[0]["utilities"]
+        starts = [(0, i) for i, utility in enumerate(first) if utility is not None]
+        if self.metric_task is not self.task or self.precision is not None:
+            starts = [before]
         routes, unused = self.item_routes, self.without_gradient or range(len(self.searched))
         if self.by_kept or routes is None:
             start = max(starts, key=self._rank_key)

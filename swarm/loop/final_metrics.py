@@ -125,8 +125,9 @@ def _start_facts(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any
 
     Returns:
         "whole", whether it is a position of the first iteration, on each route; "label", which
-            one; and "routes", the routes on which it replaced a worse position that the search had
-            found (`FinalEvaluation.choose_bests`).
+            one; "routes", the routes on which it replaced a worse position that the search had
+            found (`FinalEvaluation.choose_bests`); "iterations", their number after the first; and
+            "ended", why no more followed.
     """
     state, position = ending.record.state, np.array(ending.record.position_at(after))
     first, shape = ending.record.iterations[0], (-1, ending.routes, len(position) // ending.routes)
@@ -140,7 +141,14 @@ def _start_facts(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any
     matching = np.flatnonzero(np.isclose(rows, position).all(axis=1))
     if len(matching):
         label = f"{label}: {named[matching[0]]}"
-    return {"whole": bool(same.all()), "label": label, "routes": state.get("kept_start", [])}
+    searched = [not entry.get("after_search") for entry in ending.record.iterations]
+    return {
+        "whole": bool(same.all()),
+        "label": label,
+        "routes": state.get("kept_start", []),
+        "iterations": sum(searched) - 1,
+        "ended": state["finished"],
+    }
 
 
 def _precision_metrics(

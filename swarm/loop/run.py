@@ -94,7 +94,7 @@ class Run:
         folder: Parent folder of the runs.
         racing: Early stopping of particles before their last item; `None` disables it.
         budget: Maximum number of dev prompts that the optimizer may spend; `None` is no limit.
-        minutes: Maximum duration of the search with its test; `None` is no limit.
+        minutes: Maximum duration of the search with its test, see `TimeLimit`.
         shared: Folder of a score cache shared with other searches; `None` disables it.
         confirm: Share of dev that is held out from the search, to confirm the result.
         choose: Items on which the best position is selected: those that the search saw
@@ -124,7 +124,7 @@ class Run:
         folder: str = "search",
         racing: Racing | None = None,
         budget: int | None = None,
-        minutes: float | None = None,
+        minutes: float | str | None = None,
         shared: str | None = None,
         confirm: float = 0.0,
         noise_floor: bool = True,
@@ -151,7 +151,7 @@ class Run:
             )
         self.confirm, self.noise_floor, self.job, self.choose = confirm, noise_floor, job, choose
         self.baselines = validate_baselines(baselines)
-        self.budget, self.limit = Budget(budget), TimeLimit(minutes)
+        self.budget, self.limit = Budget(budget), TimeLimit(minutes, budget)
         self._evaluate = Evaluator(task, executor, job, shared)
         self._searched: list[int] = []
         self._kept: list[int] = []

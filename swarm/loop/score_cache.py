@@ -65,6 +65,8 @@ class ScoreCache:
             return None
         try:
             stored = read_gzip_json(path)
+            if isinstance(stored, list):  # of a version without checksums
+                return None
             rows = stored["scores"]
             if stored["sha256"] != _digest(path, rows) or len(rows) != len(items):
                 raise ValueError("a wrong checksum or number of scores")

@@ -7,12 +7,9 @@ interface.
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from swarm.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 class Message(NamedTuple):

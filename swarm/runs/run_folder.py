@@ -329,7 +329,11 @@ class RunRecord:
         for key in ("minutes", "chosen", "kept_start"):
             self.state.pop(key, None)
         if self.iterations[-1].get("after_search"):
-            self.iterations.pop()  # the next iteration replaces its answers
+            self.iterations.pop()
+            path = answers_path(len(self.iterations))
+            self.manifest.remove_paths(path)
+            self.manifest.save()
+            remove(self.folder / path)
             self._summary = Summary()
         self.state |= {"finished": None, "metrics": None}
         self.save_state()

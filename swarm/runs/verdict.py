@@ -139,41 +139,49 @@ def judge_search(metrics: Mapping[str, Any], folder: Path | None = None) -> Verd
     alternatives = [one for one in list_alternatives(metrics) if one.name != BY_DOMAIN]
     if not alternatives:
         return Verdict("open", "Not tested", _describe_dev(metrics))
-    strongest = min(alternatives, key=lambda one: one.is_beaten)  # the first is the highest
-    end, items = _named_result(metrics, "ending_best_single_test", "accuracy"), "test items"
-    items = f"{metrics['ending_best_single_test_items']} {items}"
-    difference = format_gain(metrics, strongest)
-    tuned = _describe_tuned(folder)
-    label = f"the {strongest.label}"
-    kept = metrics.get("start") or {}
+    # The highest of those that beat the best found, else of those that it does not beat.
+    strongest = min(alternatives, key=lambda one: (not one.beats, one.is_beaten))
+    end = metrics["ending_best_single_test_accuracy"]
+    items = f"{metrics['ending_best_single_test_items']} test items"
+    difference, tuned = format_gain(metrics, strongest), _describe_tuned(folder)
+    label, start = f"the {strongest.label}", metrics.get("start") or {}
+    both = (
+        f"the best found has {end:.3f} on {items}, and {label}, {_rank(strongest, alternatives)}, "
+        f"{strongest.test[0]:.3f}"
+    )
     if strongest.beats:
         sentence = (
-            f"use {label}: {strongest.test[0]:.3f} on {items}. The best found has "
-            f"{end['utility']:.3f}, a difference of {difference}{tuned}. "
-            f"{_command(strongest.name, folder)}"
-        )
-        return Verdict("worse", "Not worth it", sentence.strip(), strongest)
-    if kept.get("whole"):
-        sentence = (
-            f"the search found nothing better than the {kept['label']}, which is the result: "
-            f"{end['utility']:.3f} on {items}{tuned}. {_command('', folder)}"
+            f"use {label}: {strongest.test[0]:.3f} on {items}. The best found has {end:.3f}, a "
+            f"difference of {difference}{tuned}. {_command(strongest.name, folder)}"
         )
         return Verdict("worse", "Not worth it", sentence.strip(), strongest)
     if strongest.is_beaten:
+        return Verdict("better", "Worth it", f"{both}: a gain of {difference}{tuned}.", strongest)
+    if start.get("iterations") == 0:
+        sentence = f"the search ended before it moved ({start['ended']}); {both}{tuned}."
+        return Verdict("open", "Nothing searched", sentence, strongest)
+    if start.get("whole"):
         sentence = (
-            f"the best found has {end['utility']:.3f} on {items}, and the strongest alternative "
-            f"without a search, {label}, {strongest.test[0]:.3f}: a gain of {difference}{tuned}."
+            f"the search found nothing better than the {start['label']}, which is the result: "
+            f"{end:.3f} on {items}{tuned}. {_command('', folder)}"
         )
-        return Verdict("better", "Worth it", sentence, strongest)
+        return Verdict("worse", "Not worth it", sentence.strip(), strongest)
     if strongest.gain == 0 == strongest.gain_interval[0] == strongest.gain_interval[1]:
         sentence = f"the best found and {label} have equal scores on each of {items}{tuned}."
         return Verdict("unclear", "Not distinguishable", sentence, strongest)
     sentence = (
-        f"the best found has {end['utility']:.3f} on {items}, and {label}, which needs no search, "
-        f"{strongest.test[0]:.3f}: a difference of {difference}{tuned}. With so many items, less "
-        f"than about {_resolution(metrics, strongest)} cannot be shown."
+        f"{both}: a difference of {difference}{tuned}. With so many items, less than about "
+        f"{_resolution(metrics, strongest)} cannot be shown."
     )
     return Verdict("unclear", "Not distinguishable", sentence, strongest)
+
+
+def _rank(one: Alternative, among: Sequence[Alternative]) -> str:
+    """Describe an alternative's place among those compared, the highest first."""
+    if len(among) == 1:
+        return "the only one compared that needs no search"
+    place = "the strongest" if one is among[0] else "one"
+    return f"{place} of {len(among)} compared that need no search"
 
 
 def _describe_dev(metrics: Mapping[str, Any]) -> str:
@@ -224,7 +232,7 @@ def _describe_tuned(folder: Path | None) -> str:
 
 
 def find_tuned(folder: Path) -> Sequence[tuple[str, float]]:
-    """Return the test utilities of the fine-tunings that were compared with a run, by name.
+    """Return the test utilities of fine-tunings on a run's dev items that were compared with it.
 
     Args:
         folder: The run folder; fine-tunings are its neighbours.
@@ -233,7 +241,8 @@ def find_tuned(folder: Path) -> Sequence[tuple[str, float]]:
     for path in sorted(folder.parent.glob("*/tuning.json")):
         try:
             metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"] or {}
-            if metrics["searched"]["run"] == folder.name:
+            searched = metrics["searched"]
+            if searched["run"] == folder.name and searched["same_items"]:
                 found.append((path.parent.name, float(metrics["ending_best_single_test_accuracy"])))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # unfinished, or not compared with a search

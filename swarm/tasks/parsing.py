@@ -41,8 +41,9 @@ DIGIT_GAP = "[ \u00a0\u2009\u202f]"
 NUMBER = re.compile(
     rf"""(?:(?<![\w)])[-−])?[$€£]?[-−]?     # a sign, unless it is a minus between two terms
     (?<![\w.])                             # not the tail of a name or of another number
-    (?:(?<![0-9]/)[0-9]{{1,9}}/(?!0+(?![0-9]))[0-9]{{1,9}}(?![0-9]|[/.,][0-9]|{DIGIT_GAP}?=)
-                                           # 3/4, but no date and no division with its result
+    (?:(?<![0-9]/)(?<![0-9]\ )[0-9]{{1,9}}/(?!0+(?![0-9]))[0-9]{{1,9}}
+         (?![0-9]|[/.,][0-9]|{DIGIT_GAP}?=)
+                                           # 3/4, but no date, no 1 1/2, no division with result
     |(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])   # 1,234
       |(?<![0-9]{DIGIT_GAP})[1-9][0-9]{{0,2}}(?:{DIGIT_GAP}[0-9]{{3}})+(?!{DIGIT_GAP}?[0-9]) # 1 234
       |[0-9]+)?
@@ -62,13 +63,15 @@ SMALL_WORDS = (
 ).split()
 TENS_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 WORD_VALUES = {word: value for value, word in enumerate(SMALL_WORDS)}
-WORD_VALUES |= {word: 20 + 10 * i for i, word in enumerate(TENS_WORDS)}
+WORD_VALUES |= {word: 20 + 10 * i for i, word in enumerate(TENS_WORDS)} | {"a": 1}
 DIGIT_WORDS = "|".join(SMALL_WORDS[1:10])
 BELOW_100 = rf"(?:(?:{'|'.join(TENS_WORDS)})(?:[- ](?:{DIGIT_WORDS}))?|{'|'.join(SMALL_WORDS)})"
-BELOW_1000 = rf"(?:(?:{DIGIT_WORDS})\ hundred(?:(?:\ and)?\ {BELOW_100})?|{BELOW_100})"
+BELOW_1000 = rf"(?:(?:a|{DIGIT_WORDS})\ hundred(?:(?:\ and)?\ {BELOW_100})?|{BELOW_100})"
 NUMBER_WORDS = re.compile(
+    r"(?<!hundred )(?<!thousand )(?<!hundred and )(?<!thousand and )"
     rf"(?<![\w-]){BELOW_1000}(?:\ thousand(?:(?:\ and)?\ {BELOW_1000})?)?(?![\w-])"
-    r"(?!\ (?:of|more|less|fewer|times|way|half|third|quarter|hundred|thousand|million)\b)",
+    r"(?!\ (?:of|more|less|fewer|times|way|half|third|quarter|hundred|thousand|million|and\ an?|"
+    r"and\ one)\b)",
     re.IGNORECASE,
 )
 """A number below a million in words, such as "twenty-one", where it is a quantity."""
@@ -142,7 +145,7 @@ def extract_answer(text: str, kind: str, take: str) -> str | None:
       `stated`); a marked expression yields its result then ("The answer is 48 + 24 = 72"). Spelt
       without separators, currency or needless zeros: "$1,234.50" and "1 234.5" are "1234.5", "2e3"
       is "2000", "3/4" is "0.75". Numbers in words ("twenty-one") are read where they are marked, or
-      if the text has no other number.
+      if the text has no other number; a "one" that is not marked only if it is all of the text.
     - phrase: the first line with a word, after "the answer is" if it begins so; lower case, single
       spaces, no punctuation.
     """
@@ -154,6 +157,8 @@ def extract_answer(text: str, kind: str, take: str) -> str | None:
         if numbers:
             return stated(text) if take == "last" else normalize_number(numbers[0])
         words = NUMBER_WORDS.findall(text)
+        if re.fullmatch(r"\W*one\W*", text, re.IGNORECASE) is None:
+            words = [word for word in words if word.lower() != "one"]
         return normalize_number(words[-1 if take == "last" else 0]) if words else None
     if kind == "phrase":
         return next(filter(None, map(_normalize_phrase, text.split("\n"))), None)

@@ -262,7 +262,7 @@ class SearchTracker:
         """Log the tables, the chart and the best of a finished search, in a step after the last."""
         if not self.shown:
             return
-        self._metrics = {"verdict": str(judge_search(metrics)), **metrics}
+        self._metrics = {"verdict": str(judge_search(metrics, self.folder)), **metrics}
         run = RunFolder(self.folder)
         models = PairedComparison(run)
         best = np.array(self._course.best)

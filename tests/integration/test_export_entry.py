@@ -92,7 +92,7 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
     for key in ("starting", "ending"):
         for name in ("validation_utility", "single_test_accuracy"):
             assert f"{metrics[f'{key}_best_{name}']:.3f} [" in card
-    assert str(judge_search(metrics)) in card
+    assert str(judge_search(metrics, found)) in card
     assert "base_model" not in front(mine), "a local folder is no model of the hub"
     assert front(mine)["library_name"] == "peft" and "license" not in front(mine)
     written = next(line for line in card.splitlines() if line.startswith("python -m swarm.search"))

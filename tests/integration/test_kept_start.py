@@ -10,6 +10,7 @@ import pytest
 from swarm.loop.evaluator import scores_to_records
 from swarm.loop.final_evaluation import FinalEvaluation
 from swarm.loop.final_metrics import final_metrics
+from swarm.runs.manifest import read_state
 from swarm.runs.run_folder import RunRecord
 from swarm.runs.verdict import judge_search
 from swarm.tasks.base import Score
@@ -81,11 +82,14 @@ def test_a_best_found_that_is_worse_on_unused_items_is_replaced_by_the_start(
         "whole": True,
         "label": "best of the first iteration: amber",
         "routes": ["all"],
+        "iterations": 1,
+        "ended": None,
     }
     found |= {"test_gain": 0.0, "test_gain_interval": [0.0, 0.0], "test_gain_p_value": 1.0}
     for side in ("starting", "ending"):
         found |= {f"{side}_best_single_test_accuracy": 0.6, f"{side}_best_single_test_items": 10}
         found[f"{side}_best_single_test_interval"] = [0.3, 0.8]
+    found["constant_answers"] = None
     assert judge_search(found).headline == "Not worth it"
     assert "nothing better than the best of the first iteration: amber" in str(judge_search(found))
 
@@ -139,7 +143,8 @@ def test_each_kind_of_prompt_keeps_its_own_start(tmp_path: Path) -> None:
     again = RunRecord(record.folder)
     assert again.open_or_resume({"seed": 1}, ["amber", "birch"])
     assert len(again.iterations) == 3 and again.best_index() == (number, particle)
-    again.reopen()
-    assert len(again.iterations) == 2 and again.best_index() == (1, 0)
     found = final_metrics(ending, test=False, ensemble=0, noise_floor=False)
     assert found["start"]["routes"] == ["kind 1"] and not found["start"]["whole"]
+    again.reopen()
+    assert len((read_state(record.folder) or {})["rounds"]) == 2
+    assert len(again.iterations) == 2 and again.best_index() == (1, 0)

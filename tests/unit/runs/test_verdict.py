@@ -50,7 +50,7 @@ def made(
         "test_gain_p_value": expert["p_value"],
         "baselines": [beside(name) for name in others if name not in ("expert", "constant")],
         "constant_answers": constants,
-        "start": {"whole": bool(start), "label": start, "routes": []},
+        "start": {"whole": bool(start), "label": start, "routes": [], "iterations": 4},
         **more,
     }
 
@@ -69,7 +69,8 @@ def test_worth_it_is_better_than_each_and_names_the_strongest() -> None:
     others = {"expert": (0.27, 1e-9), "recipe": (0.42, 1e-6), "constant": (0.31, 1e-9)}
     found = judge_search(made(0.59, others), Path("search/mine"))
     assert str(found).startswith("Worth it: the best found has 0.590 on 450 test items")
-    assert "the model recipe, 0.420: a gain of +17 points" in found.sentence
+    assert "the model recipe, the strongest of 3 compared that need no search" in found.sentence
+    assert "0.420: a gain of +17 points" in found.sentence
 
 
 def test_the_strongest_is_one_that_is_not_beaten() -> None:
@@ -77,6 +78,25 @@ def test_the_strongest_is_one_that_is_not_beaten() -> None:
     found = judge_search(made(0.5, {"expert": (0.45, 0.01), "base": (0.44, 0.2)}))
     assert found.kind == "unclear" and found.strongest is not None
     assert found.strongest.name == "base"
+
+
+def test_a_model_that_is_better_does_not_hide_behind_a_higher_one_that_is_not() -> None:
+    others = {"expert": (0.3, 1e-6), "recipe": (0.55, 0.2), "soup": (0.54, 0.01)}
+    found = judge_search(made(0.5, others), Path("search/x"))
+    assert found.headline == "Not worth it" and "use the model soup: 0.540" in found.sentence
+
+
+def test_a_first_iteration_that_beats_all_was_worth_it() -> None:
+    """Its mixtures are not among the alternatives that need no search."""
+    found = judge_search(made(0.7, {"expert": (0.2, 1e-6)}, start="best of the first iteration"))
+    assert found.headline == "Worth it" and "the only one compared" in found.sentence
+
+
+def test_a_search_that_ended_before_it_moved_is_not_judged() -> None:
+    start = {"whole": True, "label": "x", "routes": [], "iterations": 0, "ended": "time limit"}
+    found = judge_search({**made(0.3, {"expert": (0.3, 1.0)}), "start": start})
+    assert (found.kind, found.headline) == ("open", "Nothing searched")
+    assert "before it moved (time limit)" in found.sentence
 
 
 def test_not_worth_it_names_what_to_use_and_the_command() -> None:
@@ -93,7 +113,7 @@ def test_not_worth_it_names_what_to_use_and_the_command() -> None:
 
 
 def test_a_search_that_returns_its_start_was_not_worth_it() -> None:
-    metrics = made(0.42, {"expert": (0.27, 1e-6)}, start="best of the first iteration: soup")
+    metrics = made(0.42, {"expert": (0.41, 0.5)}, start="best of the first iteration: soup")
     found = judge_search(metrics, Path("search/x"))
     assert found.headline == "Not worth it"
     assert "nothing better than the best of the first iteration: soup" in found.sentence
@@ -116,8 +136,13 @@ def test_without_a_test_there_is_no_verdict() -> None:
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"metrics": null}', '{"metrics": {"searched": {}}}'])
 def test_fine_tuning_on_the_same_items_is_in_the_sentence(text: str, tmp_path: Path) -> None:
-    for name, run in (("tuned", "mine"), ("other", "theirs")):
-        metrics = {"searched": {"run": run}, "ending_best_single_test_accuracy": 0.47}
+    for name, run, same in (
+        ("tuned", "mine", True),
+        ("other", "theirs", True),
+        ("more", "mine", False),
+    ):
+        searched = {"run": run, "same_items": same}
+        metrics = {"searched": searched, "ending_best_single_test_accuracy": 0.47}
         (tmp_path / name).mkdir()
         (tmp_path / name / "tuning.json").write_text(json.dumps({"metrics": metrics}))
     (tmp_path / "odd").mkdir()

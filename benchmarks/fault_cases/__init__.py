@@ -90,6 +90,7 @@ class Lab:
             "optimizer.max_iterations": 1,
             "ensemble": 0,
             "noise_floor": "false",
+            "minutes": "null",  # the record of a search with a limit has durations
             "baselines": "[]",
         }
         given = {word.lstrip("~+").partition("=")[0] for word in more}

@@ -31,7 +31,7 @@ def settled(page: Any, state: str) -> None:
 def test_each_page_opens(browser: Any, page_url: str) -> None:
     names = "run=real_1&run=real_2&run=made"
     pages = {
-        "": "+0.",
+        "": ", p = ",
         "start": "python -m swarm.search",
         "runs/made": "Best found:",
         "runs/nothing": "no such run",

@@ -125,7 +125,7 @@ def test_the_card_has_baselines_domains_and_commands(
         assert re.search(
             rf"\| {re.escape(one['label'])} +\| +\| {one['test']['utility']:.3f} \[", card
         )
-        assert f"The {one['label']} has {one['test']['utility']:.3f} on test" in card
+        assert f"Gain over the {one['label']}, {one['test']['utility']:.3f} on test: " in card
     assert re.search(r"^\| hills", card, re.M) and re.search(r"^\| rivers", card, re.M)
     part = card.partition("## Reproduce")[2].partition("##")[0]
     assert "python -m swarm.search " in part and "task=mmlu" in part

@@ -95,14 +95,14 @@ def test_a_failed_swap_puts_the_old_adapter_back(
 ) -> None:
     pool, best = Pool(tiny_pool).open(), tmp_path / "best"
     pool.save([1, 0, 0, 0], best)
-    rename = Path.rename
+    replace = Path.replace
 
     def refuse_new(self: Path, target: Path) -> Path:
         if self.name.endswith(".new"):
             raise OSError("the disk has gone")
-        return rename(self, target)
+        return replace(self, target)
 
-    monkeypatch.setattr(Path, "rename", refuse_new)
+    monkeypatch.setattr(Path, "replace", refuse_new)
     with pytest.raises(UserError, match="the disk has gone"):
         pool.save([0, 1, 0, 0], best)
     assert json.loads((best / adapter.NOTE_FILE).read_text())["coefficients"] == [1, 0, 0, 0]

@@ -485,7 +485,8 @@ def test_a_search_descends_within_its_budget(
     assert before.shape == after.shape
     state = json.loads((run.path / "state.json").read_text())
     descent = Descent()
-    descent.load_state_dict(state["optimizer"]["descent"], 1, state["optimizer"]["seed"])
+    seed = state["optimizer"]["seed"]
+    descent.load_state_dict(state["optimizer"]["descent"], 1, seed, np.arange(1))
     untouched, (number, row) = descent.items_without_gradient(12), run.metrics["ending_place"]
     rows = searches.answers(run.path, number)[str(row)]
     measured = [rows[i]["value"] for i in untouched]

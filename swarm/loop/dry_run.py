@@ -309,7 +309,10 @@ def _describe_costs(
     duration = f"at most about {format_duration(seconds)}"
     if run.limit.seconds is not None and seconds > run.limit.seconds:
         seconds = run.limit.seconds
-        duration = f"at most {format_duration(seconds)} (minutes={run.limit.minutes:g})"
+        duration = (
+            f"about {format_duration(seconds)} (minutes={run.limit.minutes:g}; longer if the first "
+            "iteration and the test take longer)"
+        )
     total = SearchCost(work, seconds, f"{workers} x {device.name}")
     memory = sum(cost.estimate_memory(model, search).values())
     judging = " without judging" if _describe_judging(run) else ""

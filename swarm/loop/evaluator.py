@@ -581,7 +581,7 @@ class TimeLimit:
         final = final_items * scoring / max(1, asked)
         if spent + following + min(final, self.seconds / 2) <= self.seconds:
             return None
-        return f"time limit of {self.minutes:g} minutes: minutes={self.minutes:g}"
+        return f"time limit of {self.minutes:g} minutes; a larger minutes= continues"
 
     def was_raised(self, state: Mapping[str, Any]) -> bool:
         """Return whether the search of a state ended by a lower limit than this one."""

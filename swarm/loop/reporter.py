@@ -239,7 +239,7 @@ class RunReporter:
         how = f"resumes after {finished} evaluated rounds" if resumed and finished else "begins"
         kept = f", {facts['kept']} more held out to confirm" if facts["kept"] else ""
         seconds = self.progress.limit
-        limit = "" if seconds is None else f", at most {format_duration(seconds)}"
+        limit = "" if seconds is None else f", to end after {format_duration(seconds)}"
         line = (
             f"search {how}: task {facts['task']} ({facts['dev']} dev items{kept}), "
             f"{len(self.record.state['experts'])} experts{limit}, folder {self.record.folder}"

@@ -320,7 +320,7 @@ def domain_table(
     others = [one for one in metrics.get("baselines", ()) if "domains" in one.get(split, {})]
     # Only the kind of a baseline, without its parenthesized choice, to limit the table's width.
     header = [f"domain of {split}", "n", *(one["label"].split(" (")[0] for one in others), *names]
-    header += ["best constant answer"] * bool(constant) + [f"answers of the {names[1]}"]
+    header += ["best constant answer"] * bool(constant) + [f"answers: {names[1]}"]
     rows = []
     for domain, mine in end.items():
         row = [shorten_text(domain), f"{mine['items']}"]

@@ -1,6 +1,5 @@
 """Searches on a real Ray cluster of two nodes are the same, also when workers are killed."""
 
-import json
 import os
 import signal
 import socket
@@ -82,8 +81,7 @@ def processes(parents: set[int], word: str) -> list[int]:
 def kill_one(search: "subprocess.Popen[str]", folder: Path, busy: Callable[[], list[int]]) -> None:
     """SIGKILL to a worker as soon as one is seen at work after the first iteration."""
     while search.poll() is None:
-        file = folder / "state.json"
-        if file.is_file() and json.loads(file.read_text())["rounds"] and (seen := busy()):
+        if (read_state(folder) or {}).get("rounds") and (seen := busy()):
             os.kill(seen[0], signal.SIGKILL)
             return
         time.sleep(0.005)

@@ -134,8 +134,8 @@ def test_a_time_limit_ends_a_search_in_time_for_its_test(
     output, state = limited(1e-6)
     assert len(state["rounds"]) == 1 and "ending_best_single_test_accuracy" in state["metrics"]
     output, state = limited(0.08)
-    assert "at most 4.8 s, folder" in output and len(state["rounds"]) > 2
-    reason = "time limit of 0.08 minutes: minutes=0.08"
+    assert "to end after 4.8 s, folder" in output and len(state["rounds"]) > 2
+    reason = "time limit of 0.08 minutes; a larger minutes= continues"
     assert state["finished"] == reason and f"search ends: {reason}" in output
     assert sum(entry["seconds"] for entry in state["rounds"]) < 4.8
     assert "ending_best_single_test_accuracy" in state["metrics"]
@@ -150,9 +150,9 @@ def test_a_time_limit_ends_a_search_in_time_for_its_test(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"minutes": 0}, "minutes=0: must be null or a number above 0"),
-        ({"minutes": -3}, "minutes=-3: must be null or a number above 0"),
-        ({"minutes": "ten"}, "minutes='ten': must be null or a number above 0"),
+        ({"minutes": 0}, "minutes=0: must be auto, null or a number above 0"),
+        ({"minutes": -3}, "minutes=-3: must be auto, null or a number above 0"),
+        ({"minutes": "ten"}, "minutes='ten': must be auto, null or a number above 0"),
         ({"budget": 20}, "budget=20: the 4 experts alone need 4 x 12"),
         ({"budget": 0}, "budget=0: must be null or a number of dev prompts"),
         ({"shared": 5}, "shared=5: must be null or the path"),

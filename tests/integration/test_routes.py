@@ -476,7 +476,7 @@ def assert_snippet_loads_the_adapter_of_a_prompt(
 ) -> None:
     """The card's code, in a folder where the export is, without this package."""
     code = card.partition("```python\n")[2].partition("```")[0]
-    assert "swarm" not in code
+    assert "import swarm" not in code and "from swarm" not in code
     texts = [*prompts(9), "7 - 2 =", "Sort how far, Rome"]
     for text in texts[:2]:
         space: dict[str, Any] = {}

@@ -16,10 +16,13 @@ def reason(minutes: float | None, seconds: list[float], final_items: int) -> str
 def test_another_iteration_and_the_test_must_fit() -> None:
     assert reason(1, [], 10**6) is None, "the first iteration always completes"
     assert reason(1, [20], 20) is None, "20 s, 20 s for the next iteration, 1 s for each item"
-    assert reason(1, [20], 21) == "time limit of 1 minutes: minutes=1"
+    assert reason(1, [15], 10**6) is None, (
+        "half of the time is the search's"
+    )
+    assert reason(1, [20], 21) == "time limit of 1 minutes; a larger minutes= continues"
     assert reason(1, [40, 6, 6], 0) is None, "the first iteration does not foretell the next"
     assert reason(1, [21, 11, 9, 9], 0) is not None, "11 s are possible again, 9 s would fit"
-    assert reason(1.5, [40, 30, 30], 0) == "time limit of 1.5 minutes: minutes=1.5"
+    assert reason(1.5, [40, 30, 30], 0) == "time limit of 1.5 minutes; a larger minutes= continues"
     assert reason(None, [1e9], 10**9) is None
 
 
@@ -28,6 +31,11 @@ def test_answers_of_another_search_take_no_time() -> None:
     record: Any = SimpleNamespace(iterations=[one])
     assert TimeLimit(1.1).exhausted_reason(record, 6) is None
     assert TimeLimit(1.1).exhausted_reason(record, 7) is not None
+
+
+def test_a_budget_replaces_the_default_limit() -> None:
+    assert TimeLimit("auto").minutes == 10 and TimeLimit("auto", budget=100).minutes is None
+    assert TimeLimit(5, budget=100).minutes == 5
 
 
 def test_a_larger_limit_continues_a_search_that_ended_by_time() -> None:

@@ -16,9 +16,7 @@ def reason(minutes: float | None, seconds: list[float], final_items: int) -> str
 def test_another_iteration_and_the_test_must_fit() -> None:
     assert reason(1, [], 10**6) is None, "the first iteration always completes"
     assert reason(1, [20], 20) is None, "20 s, 20 s for the next iteration, 1 s for each item"
-    assert reason(1, [15], 10**6) is None, (
-        "half of the time is the search's"
-    )
+    assert reason(1, [15], 10**6) is None, "half of the time is the search's"
     assert reason(1, [20], 21) == "time limit of 1 minutes; a larger minutes= continues"
     assert reason(1, [40, 6, 6], 0) is None, "the first iteration does not foretell the next"
     assert reason(1, [21, 11, 9, 9], 0) is not None, "11 s are possible again, 9 s would fit"

@@ -106,7 +106,7 @@ def test_the_command_line_goes_on_with_it(
         "optimizer__particles": 4,
         "optimizer__max_iterations": 2,
         "ensemble": 2,
-        "minutes": 10,
+        "minutes": "auto",
         "baselines": "auto",
     }
     again = searched(home, tiny_llama, tiny_pool, **same)

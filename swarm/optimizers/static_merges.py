@@ -105,9 +105,9 @@ def utility_start_positions(
 
 
 def count_static_merges(experts: int) -> int:
-    """Return the number of static merges of this many experts, at the default scales."""
-    by_utility = utility_start_positions(np.arange(experts), experts)
-    return len(static_start_positions(experts)[0]) + len(by_utility[0])
+    """Return the number of static merges of this many experts, at `FEW_SCALES`."""
+    by_utility = utility_start_positions(np.arange(experts), experts, scales=FEW_SCALES)
+    return len(static_start_positions(experts, scales=FEW_SCALES)[0]) + len(by_utility[0])
 
 
 def weighted_soup(utilities: np.ndarray) -> np.ndarray:

@@ -17,11 +17,11 @@ from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
 from swarm.runs.describe import (
     MAX_DOMAINS,
-    describe_constant_answers,
     describe_position,
     shorten_text,
 )
 from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.runs.verdict import constant_label
 from swarm.stats.significance import interval_over_seeds
 from swarm.studies.ablations import ONE_ANSWER_NOTE, mark_one_answer, mean_gain_over_seeds
 from swarm.tasks.base import Score, Task, metric_task
@@ -61,11 +61,8 @@ def _constant_rows(found: dict[str, Any]) -> list[Sequence[str]]:
     """Return the row of the best constant answers."""
     if not (known := found.get("constant_answers")):
         return []
-    by_domain_ = known["by_domain"]
-    each = " of each domain" * (len(by_domain_["answers"]) > 1)
-    cells = [f"{by_domain_[split]['utility']:.3f}" for split in ("dev", "test")]
-    name = f"best constant answer{each} ({describe_constant_answers(known)})"
-    return [(name, *cells, *[""] * 5)]
+    cells = [f"{known['by_domain'][split]['utility']:.3f}" for split in ("dev", "test")]
+    return [(constant_label(known), *cells, *[""] * 5)]
 
 
 def format_domain_table(found: dict[str, Any]) -> list[str]:

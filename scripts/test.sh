@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the project with its test extras and runs the checks and all tests, the slow ones too.
-# Arguments go to pytest: bash scripts/test.sh -m "not slow". Three test files at a time; WORKERS=4 for four.
+# Installs the project with its test extras and runs the checks and the tests of tests/unit,
+# tests/contract and tests/journey; tests/nightly is scripts/nightly.sh's. Arguments go to pytest:
+# bash scripts/test.sh -k moa. Three test files at a time; WORKERS=4 for four.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/install.sh
@@ -29,7 +30,8 @@ if [ -z "${PYTEST_DEBUG_TEMPROOT:-}" ] && [ -w /dev/shm ]; then
     fi
 fi
 "$bin/mypy" >"$types" 2>&1 &
-"$bin/python" -m pytest -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@" || status=$?
+"$bin/python" -m pytest -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder \
+    tests/unit tests/contract tests/journey "$@" || status=$?
 wait $! || status=$?
 cat "$types"
 exit "$status"

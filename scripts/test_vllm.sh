@@ -24,4 +24,4 @@ if [ "$(cat "$VENV/.vllm" 2>/dev/null)" != "$stamp" ]; then
     echo "$stamp" >"$VENV/.vllm"
 fi
 "$VENV/bin/python" -m pytest -rs -n "$files" --dist loadfile --no-loadscope-reorder \
-    tests/vllm "$@"
+    tests/nightly/vllm "$@"

@@ -9,7 +9,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,18 +25,6 @@ WARM = "MODEL_SWARMS_TEST_PYTHON"
 # The processes of pytest-xdist share the one that their parent has made.
 os.environ[WARM] = os.environ.get(WARM) or warm_python.python()
 warm_python.use(os.environ[WARM])
-
-
-TESTS = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark end_to_end/ slow, and order the files so that no worker ends with a long one alone."""
-    for item in items:
-        if TESTS / "end_to_end" in item.path.parents:
-            item.add_marker("slow")
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: (TESTS / "unit" in item.path.parents, -slow[item.path]))
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The rule of this folder: no test starts a process, and none imports torch."""
+"""The rule of this folder: no test starts a process, opens a connection or imports torch."""
 
 import importlib.abc
 import sys
@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"}
+STARTS = {
+    "subprocess.Popen",
+    "os.posix_spawn",
+    "os.fork",
+    "os.forkpty",
+    "socket.connect",
+    "socket.bind",
+}
 broken: list[str] = []
 """What the test that runs has done against the rule."""
 
@@ -43,4 +50,4 @@ def no_process_and_no_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.delitem(sys.modules, "torch", raising=False)
         patch.setattr(sys, "meta_path", [NoTorch(), *sys.meta_path])
         yield
-    assert not broken, "belongs in tests/integration or tests/end_to_end"
+    assert not broken, "belongs in tests/contract"

@@ -146,7 +146,7 @@ def claims(file: Path) -> Claims:
 
 
 each = pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
-# Those that take long or need torch: tests/integration/test_slow_optimizers.py.
+# Those that take long or need torch: tests/contract/test_slow_optimizers.py.
 QUICK = [file for file in FILES if not claims(file).slow]
 each_quick = pytest.mark.parametrize("file", QUICK, ids=[file.stem for file in QUICK])
 

@@ -1,6 +1,6 @@
 """The answers of every kind of pool remain those of answer_net.json.
 
-`python tests/integration/test_answer_net.py` records the file again: after a change that is meant
+`python tests/contract/test_answer_net.py` records the file again: after a change that is meant
 to change answers, and on unchanged code where the first test fails.
 """
 

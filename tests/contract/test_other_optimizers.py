@@ -155,7 +155,6 @@ def test_bayes_learns_and_asks_in_turn() -> None:
     assert len(search.rows) == 6 + 30 * 4
 
 
-@pytest.mark.slow
 def test_the_gaussian_process_finds_a_bowl_in_forty_scores() -> None:
     search = begun(BayesianSearch(max_iterations=7))
     while search.stop_reason() is None:
@@ -163,7 +162,6 @@ def test_the_gaussian_process_finds_a_bowl_in_forty_scores() -> None:
     assert search.utilities.max() > bowl(np.eye(4)).max() / 50
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("utility", [np.nan, 0.0, 1.0])
 def test_the_gaussian_process_bears_that_nothing_differs(utility: float) -> None:
     search = begun(BayesianSearch(max_iterations=3), experts=2)

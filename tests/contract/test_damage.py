@@ -178,7 +178,6 @@ def heal(lab: Lab, name: str, how: Damage, seed: int, capsys: Any) -> None:
     assert lab.tree() == lab.whole, name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", DAMAGES)
 def test_no_damage_is_silent(how: Damage, lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     for seed, name in enumerate(lab.whole):

@@ -17,7 +17,6 @@ SLOW = [file for file in contract.FILES if contract.claims(file).slow]
 each_slow = pytest.mark.parametrize("file", SLOW, ids=[file.stem for file in SLOW])
 
 
-@pytest.mark.slow
 @each_slow
 @pytest.mark.parametrize(
     "test",
@@ -31,7 +30,6 @@ def test_the_slow_keep_the_contract(test: Any, file: Path) -> None:
     test(file)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bayes", "bayes_free", "auto"])
 def test_goes_on_from_its_state_as_it_is(name: str) -> None:
     """Those whose quick options are another method, not fewer epochs."""

@@ -60,7 +60,6 @@ def raced(search: Any, seed: int, rule: str, **more: Any) -> Path:
     return search(f"{rule}_{seed}", **more, **({} if rule == "off" else {"racing.chunk": 4}))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_an_exact_race_changes_nothing_but_the_global_worst(search: Any, seed: int) -> None:
     plain, exact = (raced(search, seed, rule) for rule in ("off", "exact"))
@@ -162,7 +161,6 @@ def test_the_benchmark_replays_a_record(search: Any) -> None:
         assert line.endswith(" 20 of 20") and " 0.0 [0.0, 0.0] " in line, "an exact rule lost"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["exact", "z"])
 def test_kills_change_nothing(
     rule: str, place: Path, search: Any, tiny_llama: Path, tiny_pool: Path
@@ -175,7 +173,6 @@ def test_kills_change_nothing(
     assert searches.differences(folder, raced(search, 0, rule)) == []
 
 
-@pytest.mark.slow
 def test_processes_race_alike(search: Any) -> None:
     one = raced(search, 0, "exact", optimizer__max_iterations=4)
     many = {"racing": "exact", "racing.chunk": 4, "seed": 0, "optimizer__repel": 0}

@@ -295,7 +295,6 @@ def test_the_slope_of_the_entropy_is_its_difference(tiny_llama: Path, tiny_pool:
     np.testing.assert_allclose(slope, rough, atol=0.05 * np.abs(slope).max())
 
 
-@pytest.mark.slow
 def test_a_search_that_never_reads_gold_answers_to_descend(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
@@ -321,7 +320,6 @@ def test_a_search_that_never_reads_gold_answers_to_descend(
     assert all(one != two for one, two in zip(positions[0], positions[0][1:], strict=False))
 
 
-@pytest.mark.slow
 def test_a_search_from_sparsified_experts(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:

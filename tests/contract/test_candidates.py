@@ -54,7 +54,7 @@ from swarm.tasks.mixture import Mixture
 from swarm.tasks.multiple_choice import MultipleChoice
 
 OPTIONS = sorted({p.stem for p in (conf_folder() / "candidate").glob("*.yaml")} - {"moa"})
-"""Mixtures of agents: tests/integration/test_agents.py."""
+"""Mixtures of agents: tests/contract/test_agents.py."""
 
 
 @pytest.fixture(scope="module")

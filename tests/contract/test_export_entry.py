@@ -737,7 +737,6 @@ def test_the_hub_gets_every_file_in_a_private_repository(found: Path, tmp_path: 
     assert "--lora-modules name=user/name" in hub.files["README.md"].decode()
 
 
-@pytest.mark.slow
 def test_what_the_hub_refuses_is_one_line(found: Path, tmp_path: Path) -> None:
     for refused in ("repos/create", "/commit/"):
         done, hub = pushed(found, tmp_path / "mine", refused, HF_TOKEN="hf_secret")

@@ -491,7 +491,6 @@ def assert_snippet_loads_the_adapter_of_a_prompt(
     assert chosen == [router.names[route] for route in router.assign(texts)]
 
 
-@pytest.mark.slow
 def test_a_killed_search_with_routes_ends_alike(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import warm_python
 import yaml
 
 TESTS = searches.ROOT / "tests"
-FOLDERS = {"unit", "integration", "end_to_end", "vllm"}
+FOLDERS = {"unit", "contract", "journey", "nightly"}
 
 
 def test_each_test_file_has_a_folder_and_a_name_of_its_own() -> None:

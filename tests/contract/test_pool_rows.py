@@ -321,7 +321,6 @@ def test_open_stays_quick_and_without_torch(tiny_pool: Path) -> None:
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.slow
 def test_a_search_outside_the_hull_and_one_from_its_bests(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:

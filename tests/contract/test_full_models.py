@@ -473,7 +473,6 @@ def test_personal_bests_are_noted_and_can_be_made(
     assert torch.equal(tiny.logits(tiny.load(tmp_path / "mine")), tiny.logits(network))
 
 
-@pytest.mark.slow
 def test_processes_give_the_same_search(
     done: tuple[Path, "subprocess.CompletedProcess[str]"], trio: list[Path], tmp_path: Path
 ) -> None:
@@ -488,7 +487,6 @@ def test_processes_give_the_same_search(
     assert states[0] == states[1]
 
 
-@pytest.mark.slow
 def test_a_search_goes_on_after_kills(trio: list[Path], tmp_path: Path) -> None:
     more = {"optimizer__max_iterations": 5, "optimizer__patience": 5, "job__items": 4}
     plain, killed = (command(tmp_path, trio, name, **more) for name in ("plain", "killed"))
@@ -537,7 +535,6 @@ def test_what_does_not_go_together_is_named(
             engine.check(base, pool.open())
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_models(tmp_path: Path) -> None:
     """Measured by benchmarks/full_models.py in a process of its own, on 170 MB models."""
     model = tmp_path / "model"

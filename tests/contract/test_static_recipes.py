@@ -153,7 +153,6 @@ def test_says_what_is_wrong(options: dict[str, object], words: str) -> None:
         StaticMerges(**options)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("space", ["factor", "delta"])
 def test_a_real_search_with_merges_in_the_pool(
     space: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path

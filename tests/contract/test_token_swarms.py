@@ -403,7 +403,6 @@ def test_a_saved_mixture_writes_the_same_text(
         TokenEnsembleModel(tmp_path / "best")
 
 
-@pytest.mark.slow
 def test_processes_give_the_same_search(
     done: tuple[Path, "subprocess.CompletedProcess[str]"], trio: list[str], tmp_path: Path
 ) -> None:
@@ -419,7 +418,6 @@ def test_processes_give_the_same_search(
     assert states[0] == states[1]
 
 
-@pytest.mark.slow
 def test_a_search_goes_on_after_kills(trio: list[str], tmp_path: Path) -> None:
     more = {"optimizer__max_iterations": 5, "optimizer__patience": 5, "job__items": 4}
     models = list(map(Path, trio))

@@ -416,7 +416,6 @@ def test_a_run_without_a_test_is_said_to_be_not_compared(
         assert ("Compared to the best found of first" in told) is (test == "true")
 
 
-@pytest.mark.slow
 def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_found(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:

@@ -60,7 +60,6 @@ def theirs(name: str, folder: str, base: Path, expert: Path, **more: Any) -> dic
     return dict(found["results"][name])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shots", [0, 2])
 def test_multiple_choice_is_theirs(tmp_path: Path, base: Path, pool: Path, shots: int) -> None:
     folder = tasks_folder(tmp_path / "mine", CHOICE, "letters", shots=shots)
@@ -73,7 +72,6 @@ def test_multiple_choice_is_theirs(tmp_path: Path, base: Path, pool: Path, shots
         assert 0 < sum(expected) < 2
 
 
-@pytest.mark.slow
 def test_generation_is_theirs(tmp_path: Path, base: Path, pool: Path) -> None:
     folder = tasks_folder(tmp_path / "mine", GENERATE, "words")
     expected = [theirs("words", folder, base, pool / name) for name in ("amber", "birch")]
@@ -84,7 +82,6 @@ def test_generation_is_theirs(tmp_path: Path, base: Path, pool: Path) -> None:
     assert any(found["exact_match,first"] > 0 for found in expected)
 
 
-@pytest.mark.slow
 def test_forced_texts_are_theirs(tmp_path: Path, base: Path, pool: Path) -> None:
     """The documents are shorter than a window, so that theirs and ours is the same text."""
     folder = tasks_folder(tmp_path / "mine", FORCED, "whole", kind="loglikelihood_rolling", text="")
@@ -317,7 +314,6 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             ask()
 
 
-@pytest.mark.slow
 def test_a_search(tmp_path: Path, base: Path) -> None:
     """Two processes, two tasks, to the end and again."""
     pool = tiny.pool(base, tmp_path / "pool")

@@ -168,7 +168,6 @@ def test_against_transformers(tmp_path: Path, tiny_llama: Path) -> None:
         assert task.utility(scores) == pytest.approx(-bits, abs=1e-4)
 
 
-@pytest.mark.slow
 def test_a_search(tmp_path: Path, tiny_llama: Path) -> None:
     pool = tiny.pool(tiny_llama, tmp_path / "pool")
     write(tmp_path / "tiny.json", {})

@@ -20,7 +20,7 @@ from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.models.base import Completion, Message, Request
 from swarm.pool.pool import Pool
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")

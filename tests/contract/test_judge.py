@@ -364,7 +364,6 @@ def human(folder: Path, base: Path, pool: Path, server: Endpoint, name: str) -> 
     return [word for word in command if not word.startswith("task.scoring")]
 
 
-@pytest.mark.slow
 def test_a_judged_search_is_gone_on_with_after_the_judge_was_away(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

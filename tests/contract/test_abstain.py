@@ -158,7 +158,6 @@ def test_zeros_are_not_wrong_answers(tmp_path: Path) -> None:
     assert utility_with_interval(MultipleChoice("c", "c.json"), zeros).high > 0.1
 
 
-@pytest.mark.slow
 def test_a_search(tmp_path: Path, tiny_llama: Path) -> None:
     pool = tiny.pool(tiny_llama, tmp_path / "pool")
     command = searches.arguments(

@@ -464,7 +464,6 @@ def arguments(folder: Path, base: Path, pool: Path, judge: Path, **more: Any) ->
     return [f"{key}={value}" for key, value in keys.items()]
 
 
-@pytest.mark.slow
 def test_a_search_on_a_measured_scale(
     model: Path, tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
@@ -563,7 +562,6 @@ def test_an_optimizer_has_to_begin_with_the_experts(
         run.search()
 
 
-@pytest.mark.slow
 def test_a_search_that_is_killed_keeps_its_scale(
     model: Path, tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """The requests of mixtures, consortia, judges and experiments, and their results, as recorded.
 
 Each scenario is an example of the original programs' documentation, asked of an endpoint on the
-loopback whose replies are a hash of the request. `python tests/integration/test_request_net.py`
+loopback whose replies are a hash of the request. `python tests/contract/test_request_net.py`
 records `request_net.json` again, after a change of requests that is meant.
 
 Requests are sorted, since those of one round are sent at once, and equal ones are counted. Texts of

@@ -179,7 +179,6 @@ def test_an_interrupted_one_goes_on_to_the_same_weights(
     assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.slow
 def test_a_killed_training_is_shown_as_interrupted_and_resumes(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,7 +78,6 @@ def one_line(done: "subprocess.CompletedProcess[str]") -> str:
     return line
 
 
-@pytest.mark.slow
 def test_a_yaml_from_any_folder(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
     arguments = ["--config-dir", "my_conf", *command(mine(tmp_path), tiny_llama, tiny_pool)]
     done = run(tmp_path, [*arguments, "task=mine"])
@@ -94,7 +93,6 @@ def test_a_yaml_from_any_folder(tmp_path: Path, tiny_llama: Path, tiny_pool: Pat
     assert "mine: 2 dev items, 3 test items" in plain.stdout, plain.stderr
 
 
-@pytest.mark.slow
 def test_a_yaml_in_the_checkout(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
     checkout, folder = tmp_path / "checkout", tmp_path / "elsewhere"
     for part in ("swarm", "conf"):
@@ -129,7 +127,6 @@ def with_function(folder: Path, body: str) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_a_function_of_the_folder(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
     body = "    assert prompt == item['prompt']\n    return len(answer) % 7"
     arguments = command(with_function(tmp_path, body), tiny_llama, tiny_pool, *BY_FUNCTION)
@@ -139,7 +136,6 @@ def test_a_function_of_the_folder(tmp_path: Path, tiny_llama: Path, tiny_pool: P
         assert row["value"] == len(row["text"]) % 7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "words"),
     [

@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
 # Run every benchmark that needs no GPU, endpoint, finished search or other project, at small sizes, and
-# write one page with the date and the processor; about ten minutes on two idle cores
-# with AVX-512 and 17 with AVX2.
+# write one page with the date and the processor; a few minutes on two idle cores.
 #   bash benchmarks/all.sh [FILE]
-#   ONLY="update voices" bash benchmarks/all.sh FILE       these alone
-# Without FILE, the table also replaces the one in docs/benchmarks.md.
+#   ONLY="startup gradient" bash benchmarks/all.sh FILE       these alone
 set -euo pipefail
 cd "$(dirname "$0")/.."
 page=${1:-benchmarks/results/all.md}
@@ -35,27 +33,13 @@ run() {
 
 run startup --repeats 3
 run throughput --count 1000 --at-once 100 --slow 100 --repeats 1
-run compare --count 1000 --cached 1000 --latency 0 --repeats 1
 run iteration --particles 4 --items 16 --repeats 1 --cases plain
-run update --repeats 1
 run batching --rows 4,10 --particles 4 --repeats 1
 run gradient --steps 2 --repeats 1
 dtype=$("$python" -c 'from swarm.engine.base_model import quicker_dtype; print(quicker_dtype())')
-if [[ $dtype == bfloat16 ]]; then
-  run precision --items 16 --positions 3 --compared 3 --out "$work/precision.json"
-elif [[ -z ${ONLY:-} ]]; then
-  printf '| `precision` | not run: the processor multiplies sooner in float32 |\n' >>"$work/table"
-fi
-run workers --items 8 --repeats 1
-run voices --new 10 --repeats 1
-run journal --iterations 200
 run serving --count 200 --repeats 1
 run rate_limit --count 60
-run token_swarms --items 5 --particles 4 --repeats 1
-run full_models --models 2 --positions 2
-run consortium 60
 run optimizer_bowls --seeds 2 --only pso,random,cmaes
-run plan
 run gpu --device cpu --quick --models tiny --out "$work/gpu"
 run faults --sample 40
 
@@ -71,17 +55,5 @@ run faults --sample 40
   printf '# All benchmarks at small sizes\n\n'
   cat "$work/summary" "$work/parts"
 } >"$page"
-if [ $# = 0 ]; then
-  "$python" - docs/benchmarks.md "$work/summary" <<'END'
-import sys
-from pathlib import Path
-
-page, summary = map(Path, sys.argv[1:])
-before, begin, rest = page.read_text().partition("<!-- all.sh: begin -->\n")
-_, end, after = rest.partition("<!-- all.sh: end -->")
-assert begin and end, f"{page} has no marks of all.sh"
-page.write_text(before + begin + summary.read_text() + end + after)
-END
-fi
 printf 'written: %s\n' "$page"
 exit "$status"

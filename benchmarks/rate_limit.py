@@ -11,7 +11,7 @@ body, and answers the others after 20 ms.
 
 "compare" is a question with so many samples and default workers; "models" are as many requests to
 `OpenAI.generate_each`, the path of judges, mixtures and consortia. PYTHON is that of an environment
-with llmcomp (see benchmarks/compare.py), which is asked the same question, in turn with the others;
+with llmcomp, which is asked the same question, in turn with the others;
 "ratio" is its seconds divided by theirs.
 """
 

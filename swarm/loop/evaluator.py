@@ -242,7 +242,7 @@ AGREEMENT_ITEMS = 20
 """Number of dev items on which the agreement is measured."""
 
 BFLOAT16_TIME = 0.5
-"""Time of a position in bfloat16, in units of float32; from benchmarks/precision.py."""
+"""Time of a position in bfloat16, in units of float32, as measured."""
 
 LEAST_SAVING = 0.2
 """Least share of the time of a search that bfloat16 saves, for `engine.precision=auto`."""

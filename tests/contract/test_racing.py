@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -141,24 +139,6 @@ def test_it_is_reported(search: Any) -> None:
     asked, saved = entry["prompts_scored"], entry["prompts_saved"]
     assert f"prompts asked {asked}, saved {saved}" in log
     assert f"prompts_saved: {state(folder)['metrics']['prompts_saved']}" in log
-
-
-def test_the_benchmark_replays_a_record(search: Any) -> None:
-    command = [sys.executable, "benchmarks/racing.py", str(raced(search, 0, "off")), "--chunk=4"]
-    result = subprocess.run(
-        command, cwd=searches.ROOT, env=searches.environment(), text=True, capture_output=True
-    )
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()[2:]
-    assert [line[:22].strip() for line in lines] == [
-        "off",
-        "exact, random order",
-        "exact, hardest first",
-        "z at .05",
-        "z at .01",
-    ]
-    for line in lines[:3]:
-        assert line.endswith(" 20 of 20") and " 0.0 [0.0, 0.0] " in line, "an exact rule lost"
 
 
 @pytest.mark.parametrize("rule", ["exact", "z"])

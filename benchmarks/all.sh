@@ -36,7 +36,6 @@ run throughput --count 1000 --at-once 100 --slow 100 --repeats 1
 run iteration --particles 4 --items 16 --repeats 1 --cases plain
 run batching --rows 4,10 --particles 4 --repeats 1
 run gradient --steps 2 --repeats 1
-dtype=$("$python" -c 'from swarm.engine.base_model import quicker_dtype; print(quicker_dtype())')
 run serving --count 200 --repeats 1
 run rate_limit --count 60
 run optimizer_bowls --seeds 2 --only pso,random,cmaes

@@ -147,30 +147,6 @@ def as_adapter_pool(pool: ExpertPool) -> "Pool":
     )
 
 
-def check_precision(precision: str | None, dtype: str, plan: str, on_gpu: bool) -> str | None:
-    """Return engine.precision if it differs from that of model.dtype, else `None`.
-
-    Args:
-        dtype, plan: model.dtype and engine.plan.
-
-    Raises:
-        UserError: It is requested by name, and model or device do not have it.
-    """
-    exact = dtype == "float32" or (dtype == "auto" and not on_gpu)
-    if precision is None or (precision == "float32" and exact):
-        return None
-    problem = ""
-    if on_gpu:
-        problem = "it is for CPUs; on a GPU answers are in model.dtype"
-    elif not exact:
-        problem = f"it needs model.dtype=float32; answers are in model.dtype={dtype}"
-    elif plan == "merged":
-        problem = "it needs another engine.plan than merged, which adds to float32 weights"
-    if problem and precision != "auto":
-        raise UserError(f"engine.precision={precision}: {problem}")
-    return None if problem else precision
-
-
 def request_shapes(requests: Sequence[Sequence[Request]]) -> set[tuple[bool, ...]]:
     """Return the different shapes of the particles' requests: which ones have choices."""
     return {tuple(bool(request.choices) for request in row) for row in requests}
@@ -230,35 +206,6 @@ class DifferentiableEngine(Engine, Protocol):
 
         Args:
             slope: `False` leaves the derivative out, which saves the backward pass.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsPrecision(Engine, Protocol):
-    """An engine that can answer in a lower precision than its weights have.
-
-    Attributes:
-        precision: What a search asks in: "auto" (bfloat16 if the answers agree; see
-            `swarm.loop.evaluator.choose_precision`), "float32", or "bfloat16" for the products with
-            the base's matrices, all else in float32; `None` is that of `model.dtype`.
-    """
-
-    precision: str | None
-
-    def requested_precision(self, base: BaseModel, on_gpu: bool) -> str | None:
-        """Return "auto" or "bfloat16" if a search may ask in it here, else `None`.
-
-        Raises:
-            UserError: `precision` is not "auto", and this model or device does not have it.
-        """
-        ...
-
-    def set_precision(self, precision: str | None) -> None:
-        """Answer in "bfloat16", or in that of `model.dtype` (`None`), from the next call on.
-
-        Raises:
-            UserError: The open model or its device does not have it.
         """
         ...
 

@@ -259,8 +259,6 @@ class BatchedLoraLinear(nn.Module):
         out: torch.Tensor = self.linear(rows)
         if self.down is None or self.up is None:
             return out
-        # No copies, except beside a `BFloat16Linear`, whose neighbors may leave bfloat16 here.
-        rows, out = rows.to(self.down.dtype), out.to(self.down.dtype)
         if self.static is not None and not torch.is_grad_enabled():
             return self._add_static_update(rows, out)
         low = self._project_down(rows, self.down)
@@ -530,58 +528,6 @@ class RoutedRows:
         self.stack.route_rows(
             Routing.of_rows([self.particles[row] for row in rows], self.count, self.stack.device)
         )
-
-
-class BFloat16Linear(nn.Linear):
-    """A frozen float32 layer that may multiply in bfloat16; bias and, by default, output float32.
-
-    Parameters are those of the given layer. All else in the model (norms, softmax, the experts'
-    factors, logits) remains in float32.
-
-    Args:
-        linear: A frozen layer.
-        rounded: Whether the output is left in bfloat16.
-
-    Attributes:
-        active: Whether to multiply in bfloat16.
-        rounded_weight: The weight in bfloat16.
-    """
-
-    def __init__(self, linear: nn.Linear, rounded: bool) -> None:
-        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
-        self.weight, self.bias = linear.weight, linear.bias
-        self.rounded, self.active = rounded, False
-        self.rounded_weight = linear.weight.bfloat16()
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map [..., in] to [..., out]."""
-        if not self.active:
-            return nn.functional.linear(rows, self.weight, self.bias)
-        # Contiguous: see `swarm.engine.base_model.make_head_contiguous`.
-        out = nn.functional.linear(rows.bfloat16().contiguous(), self.rounded_weight)
-        if self.rounded and self.bias is None:
-            return out
-        return out.float() if self.bias is None else out.float() + self.bias
-
-
-GATED = ("gate_proj", "up_proj")
-"""Layers whose output only passes elementwise functions before it is rounded for the next layer."""
-
-
-def set_bfloat16(model: nn.Module, active: bool) -> None:
-    """Make all linear layers but the output embedding multiply in bfloat16, or in float32 again.
-
-    Layers are replaced on the first use, and a copy of their weights in bfloat16 remains in memory.
-    Must not be called in inference mode: gradients flow through the copies.
-    """
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    for name, module in list(model.named_modules()):
-        if active and type(module) is nn.Linear and module is not head:
-            parent, _, leaf = name.rpartition(".")
-            module = BFloat16Linear(module, leaf in GATED)
-            setattr(model.get_submodule(parent), leaf, module)
-        if isinstance(module, BFloat16Linear):
-            module.active = active
 
 
 def install_lora_layers(

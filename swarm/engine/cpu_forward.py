@@ -1,12 +1,11 @@
 """A forward pass for CPUs of models of the Llama architecture, where no gradient is required.
 
-It computes what transformers' own forward computes, in the same order and, but for the gate with
-`engine.precision=bfloat16`, the same types, and differs in where results are written. More than
-half of transformers' time in bfloat16 is spent on elementwise operations, and most of that on
-memory: each operation writes to a new block, which the C library takes from cold or unmapped memory
-(a cast of 400 x 576 numbers takes 210 us to a new block and 22 us to one in the processor's cache).
-Here a forward allocates its buffers once for all layers, and normalizes and gates blocks of rows
-that fit into the cache.
+It computes what transformers' own forward computes, in the same order and types, and differs in
+where results are written. More than half of transformers' time in bfloat16 is spent on elementwise
+operations, and most of that on memory: each writes to a new block, which the C library takes from
+cold or unmapped memory (a cast of 400 x 576 numbers takes 210 us to a new block and 22 us to one in
+the processor's cache). Here a forward allocates its buffers once for all layers, and normalizes and
+gates blocks of rows that fit into the cache.
 
 Padding is not computed: the tokens of all rows are concatenated, except in attention. Grouped heads
 share their keys and values without copies. In bfloat16 a few rows (decoding) are multiplied by
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from swarm.engine.batched_lora import BatchedLoraLinear, BFloat16Linear, Routing
+from swarm.engine.batched_lora import BatchedLoraLinear, Routing
 from swarm.engine.decode import cache_argument, can_share_prefix
 
 ARCHITECTURES = ("LlamaModel", "MistralModel", "Qwen2Model")
@@ -262,7 +261,7 @@ class CpuForward:
                         return None, None
                     if module.merged is None and shares is not None:
                         counts.add(len(shares))
-                if name.endswith("_proj") and type(linear) not in (nn.Linear, BFloat16Linear):
+                if name.endswith("_proj") and type(linear) is not nn.Linear:
                     return None, None
         return max(counts), routing
 
@@ -378,12 +377,7 @@ class CpuForward:
         linear = module if adapted is None else adapted.linear
         if adapted is not None and adapted.merged is not None:
             return _multiply_into(rows, adapted.merged, linear.bias, out)
-        if isinstance(linear, BFloat16Linear) and linear.active:
-            out.copy_(self._multiply_by(linear, rows.bfloat16(), linear.rounded_weight, None, None))
-            if linear.bias is not None:
-                out.add_(linear.bias)
-        else:
-            out = self._multiply_by(linear, rows, linear.weight, linear.bias, out)
+        out = self._multiply_by(linear, rows, linear.weight, linear.bias, out)
         if adapted is not None:
             adapted.add_update(rows, out)
         return out

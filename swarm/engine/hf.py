@@ -22,7 +22,6 @@ from swarm.engine.base import (
     as_adapter_pool,
     available_memory_bytes,
     check_mixed_finite,
-    check_precision,
     choose_plan,
     out_of_memory,
     profile_device,
@@ -58,8 +57,6 @@ log = logging.getLogger(__name__)
 
 PLANS = ("auto", "swap", "merged", "stacked")
 
-PRECISIONS = ("auto", "float32", "bfloat16")
-
 LOGITS_DIVISOR = 16
 """Logits are held for at most one in this many of a batch's tokens when choices are scored."""
 
@@ -76,7 +73,6 @@ class HFEngine:
             many. Halved permanently when the device runs out of memory.
         checkpointing: Recompute activations in the backward pass of a gradient, which costs one
             more forward pass and much less memory; switched on when memory runs out.
-        precision: See `swarm.engine.base.SupportsPrecision`.
 
     Attributes:
         router: Routes prompts to the parts of positions [R * G * K]; `None` for positions [G * K].
@@ -97,7 +93,6 @@ class HFEngine:
         plan: str = "auto",
         max_tokens: int | None = None,
         checkpointing: bool = False,
-        precision: str | None = None,
     ) -> None:
         if plan not in PLANS:
             raise UserError(f"engine.plan={plan}: must be one of {', '.join(PLANS)}")
@@ -106,18 +101,12 @@ class HFEngine:
         self.plan = plan
         if not isinstance(checkpointing, bool):
             raise UserError(f"engine.checkpointing={checkpointing}: must be true or false")
-        if precision not in (None, *PRECISIONS):
-            allowed = ", ".join(PRECISIONS)
-            raise UserError(f"engine.precision={precision}: must be null or one of {allowed}")
-        self.max_tokens, self.checkpointing, self.precision = max_tokens, checkpointing, precision
+        self.max_tokens, self.checkpointing = max_tokens, checkpointing
         self._tokens = TokenCache()
         self._logged: set[str] = set()
 
     context = math.inf
     """See `swarm.engine.base.Engine`."""
-
-    _reduced = False
-    """Whether `set_precision` has been called with bfloat16."""
 
     _packs_choices: bool | None = None
     """See `swarm.engine.gradient.can_pack_choices`; `None` before it was needed."""
@@ -180,7 +169,7 @@ class HFEngine:
         self._ends = end_token_ids(self._model, self._tokenizer)
         self._context = context_length_of(self._model)
         self._stack: Any = None
-        self._reduced, self._packs_choices = False, None
+        self._packs_choices = None
         self.replace_adapters(base, device, basis, folder, summed)
 
     def replace_adapters(
@@ -200,23 +189,6 @@ class HFEngine:
         self._stack = install_lora_layers(self._model, basis, device, base, folder, summed)
         shapes = [(down.shape[-1], up.shape[-2]) for down, up, *_ in basis.values()]
         self._facts = profile_device(self._model, device, shapes)
-
-    def requested_precision(self, base: BaseModel, on_gpu: bool) -> str | None:
-        """See `swarm.engine.base.SupportsPrecision`."""
-        return check_precision(self.precision, base.dtype, self.plan, on_gpu)
-
-    def set_precision(self, precision: str | None) -> None:
-        """See `swarm.engine.base.SupportsPrecision`."""
-        import torch
-
-        from swarm.engine.batched_lora import set_bfloat16
-
-        reduced = precision == "bfloat16"
-        if reduced and (self._model.device.type != "cpu" or self._model.dtype != torch.float32):
-            raise UserError("engine.precision=bfloat16: it needs a CPU and model.dtype=float32")
-        if reduced != self._reduced:
-            set_bfloat16(self._model, reduced)
-            self._reduced = reduced
 
     def generate(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
@@ -319,8 +291,7 @@ class HFEngine:
         if self.plan == "stacked":
             return "stacked" if stackable else "swap"
         rows = -(-sum(map(len, requests)) // len(requests))
-        facts = replace(self._facts, exact_merge=False) if self._reduced else self._facts
-        plan, reason = choose_plan(len(requests), rows, facts, stackable)
+        plan, reason = choose_plan(len(requests), rows, self._facts, stackable)
         if reason not in self._logged:
             self._logged.add(reason)
             log.info("plan %s: %s", plan, reason)

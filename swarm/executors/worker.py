@@ -13,7 +13,6 @@ from swarm.engine.base import (
     ExpertPool,
     MultiGpuEngine,
     SupportsClose,
-    SupportsPrecision,
 )
 from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
@@ -104,7 +103,6 @@ class Job:
             at a single position.
         items: Indices in the split.
         names: Names of the positions in errors; optional.
-        precision: See `swarm.engine.base.SupportsPrecision.set_precision`.
     """
 
     number: int
@@ -112,7 +110,6 @@ class Job:
     split: str
     items: tuple[int, ...]
     names: tuple[str, ...] = ()
-    precision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +194,6 @@ class Worker:
         An unexpected error is reraised with a note that names the item that caused it.
         """
         meter = JobUsage()
-        if isinstance(self.engine, SupportsPrecision):
-            self.engine.set_precision(job.precision)
         task, every = resolve_split(self.task, job.split)
         items = [every[i] for i in job.items]
         try:

@@ -14,7 +14,6 @@ from swarm.engine.hf import BATCH_CPU, BATCH_GPU
 from swarm.errors import UserError
 from swarm.loop import cost_model as cost
 from swarm.loop.cost_model import DeviceSpec, ModelShape, SearchWorkload, read_model_shape
-from swarm.loop.evaluator import AGREEMENT
 from swarm.loop.final_evaluation import FINALIST_COUNT
 from swarm.loop.prompt_stats import (
     PromptStats,
@@ -24,7 +23,7 @@ from swarm.loop.prompt_stats import (
 )
 from swarm.loop.reporter import buffer_log, describe_descent
 from swarm.loop.run import Run
-from swarm.loop.search_inputs import requested_precision, search_identity
+from swarm.loop.search_inputs import search_identity
 from swarm.optimizers.gradient import DescentPlan, plan_descent
 from swarm.pool.pool import Pool
 from swarm.stats.significance import smallest_gain
@@ -83,14 +82,12 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> tuple[str, SearchCost]
         count_prompt_tokens(run.task, tokenizer),
         count_prompt_tokens(metric_task(run.task), tokenizer),
     )
-    precision = requested_precision(run.engine, run.model, run.executor)
     lines = {
         "folder": f"{run.record.folder}: {begun}",
         **_describe_pool(run.pool),
         **_describe_task(run, items, prompts),
         **_describe_judging(run),
         **_describe_gradients(run, items),
-        **({"precision": PRECISION_WORDS[precision]} if precision else {}),
         **({"optimizer": "; ".join(run.notes)} if run.notes else {}),
     }
     found, total = _describe_costs(
@@ -104,21 +101,13 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> tuple[str, SearchCost]
 CHANGED_SHARE = 0.3
 """Share of test items that only one of two models answers right, assumed before a search."""
 
-PRECISION_WORDS = {
-    "auto": "bfloat16 if this CPU is quicker in it, that saves a fifth of the time and at least "
-    f"{AGREEMENT:.0%} of the experts' answers agree with float32, else float32 (engine.precision); "
-    "times are of float32",
-    "bfloat16": "bfloat16; the finalists and the verdict float32; times are of float32",
-}
-
 
 def _describe_resume(run: Run, config: Mapping[str, Any], base: Any) -> str:
     """Describe the folder's state: "new", or a search to resume, which must be this one."""
     if not (run.record.folder / "state.json").is_file():
         run.record.load_state({})
         return "new"
-    precision = requested_precision(run.engine, base, run.executor)
-    identity = search_identity(config, run.seed, run.task, base, run.pool, precision)
+    identity = search_identity(config, run.seed, run.task, base, run.pool)
     if not run.record.load_state(identity):
         return "new"
     ended = run.record.state["finished"]

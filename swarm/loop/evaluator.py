@@ -101,7 +101,6 @@ class Evaluator:
         split: str,
         on_job_done: JobCallback | None = None,
         items: Sequence[int] | None = None,
-        precision: str | None = None,
     ) -> list[list[Score]]:
         """Return one score per item for each of the positions [P, K].
 
@@ -111,13 +110,12 @@ class Evaluator:
             split: "dev", "judged" or "test"; see `swarm.executors.worker.Job`.
             on_job_done: Callback for each finished job.
             items: Distinct indices in the split, scored in this order; `None` means all.
-            precision: See `swarm.engine.base.SupportsPrecision.set_precision`.
         """
         rows = [tuple(float(c) for c in row) for row in positions]
         chosen = range(len(self._task.items(data_split(split)))) if items is None else items
-        found = self._load_shared_scores(dict.fromkeys(rows), split, chosen, precision)
+        found = self._load_shared_scores(dict.fromkeys(rows), split, chosen)
         if todo := [row for row in dict.fromkeys(rows) if row not in found]:
-            found |= self._run_jobs(todo, split, chosen, on_job_done, precision)
+            found |= self._run_jobs(todo, split, chosen, on_job_done)
         return [[apply_scale(self._task, score) for score in found[row]] for row in rows]
 
     def compute_gradients(
@@ -126,14 +124,12 @@ class Evaluator:
         indices: Sequence[int],
         on_job_done: JobCallback | None = None,
         iteration: int = 0,
-        precision: str | None = None,
     ) -> list["Gradient"]:
         """Compute the mean loss of each request over its dev items and, if requested, its gradient.
 
         Args:
             indices: Dev indices of the items that the requests number from 0.
             iteration: The upcoming iteration, for messages.
-            precision: As for `score_positions`.
 
         Raises:
             UserError: A loss is not finite; the message names the particle.
@@ -148,7 +144,7 @@ class Evaluator:
             names = (f"{whose} in the descent of iteration {iteration}",)
             for start in range(0, len(one.items), size):
                 items = tuple(indices[i] for i in one.items[start : start + size])
-                jobs.append(Job(len(jobs), (position,), split, items, names, precision))
+                jobs.append(Job(len(jobs), (position,), split, items, names))
                 owner.append(number)
         results = {}
         for result in self._executor.map(jobs):
@@ -168,12 +164,11 @@ class Evaluator:
         rows: Iterable[PositionTuple],
         split: str,
         items: Sequence[int],
-        precision: str | None,
     ) -> dict[PositionTuple, list[Score]]:
         """Return the cached scores of these positions."""
         if self.cache is None:
             return {}
-        kept = {row: self.cache.load_scores(row, split, items, precision) for row in rows}
+        kept = {row: self.cache.load_scores(row, split, items) for row in rows}
         found = {row: scores for row, scores in kept.items() if scores is not None}
         self.shared += len(found) * len(items)
         return found
@@ -184,15 +179,10 @@ class Evaluator:
         split: str,
         items: Sequence[int],
         watch: JobCallback | None,
-        precision: str | None,
     ) -> dict[PositionTuple, list[Score]]:
         """Score these distinct positions with the workers."""
         jobs = [
-            replace(
-                job,
-                names=tuple(self.names.get(row, "") for row in job.positions),
-                precision=precision,
-            )
+            replace(job, names=tuple(self.names.get(row, "") for row in job.positions))
             for job in self._cut.split_jobs(rows, split, items)
         ]
         scores: dict[PositionTuple, dict[int, Score]] = {row: {} for row in rows}
@@ -205,7 +195,7 @@ class Evaluator:
         found = {row: [mine[item] for item in items] for row, mine in scores.items()}
         if self.cache is not None:
             for row, mine in found.items():
-                self.cache.save_scores(row, split, items, mine, precision)
+                self.cache.save_scores(row, split, items, mine)
         return found
 
 
@@ -233,68 +223,6 @@ def split_dev_holdout(
         count = min(len(indices) - 1, max(1, round(share * len(indices))))
         kept += [indices[i] for i in draw.permutation(len(indices))[:count]]
     return [index for index in range(len(items)) if index not in kept], sorted(kept)
-
-
-AGREEMENT = 0.98
-"""Least share of the experts' answers that agree with float32, for `engine.precision=auto`."""
-
-AGREEMENT_ITEMS = 20
-"""Number of dev items on which the agreement is measured."""
-
-BFLOAT16_TIME = 0.5
-"""Time of a position in bfloat16, in units of float32, as measured."""
-
-LEAST_SAVING = 0.2
-"""Least share of the time of a search that bfloat16 saves, for `engine.precision=auto`."""
-
-
-def choose_precision(
-    ask: Callable[[Sequence[int], str | None], list[list[Score]]],
-    experts: int,
-    searched: Sequence[int],
-    positions: float,
-    repeated: int,
-) -> dict[str, Any]:
-    """Choose what a search with `engine.precision=auto` asks in, on the first dev items.
-
-    It is bfloat16 if the search is long enough to save `LEAST_SAVING` of its time, and at least
-    `AGREEMENT` of the experts' answers are those of float32 (`answers_agree`).
-
-    Args:
-        ask: Returns the experts' scores on some dev indices in a precision.
-        experts: Number of experts.
-        searched: Dev indices of the search.
-        positions: Maximum number of positions that the search evaluates.
-        repeated: Number of positions that its end evaluates again in float32.
-
-    Returns:
-        "search" ("bfloat16" or "float32") and "reason"; "agreement" and "answers", the number of
-            compared answers, if they were compared.
-    """
-    step = max(1, len(searched) // AGREEMENT_ITEMS)
-    items = list(searched[::step][:AGREEMENT_ITEMS])
-    extra = repeated * len(searched) + (1 + BFLOAT16_TIME) * experts * len(items)
-    if (1 - BFLOAT16_TIME - LEAST_SAVING) * positions * len(searched) < extra:
-        return {"search": "float32", "reason": "too short a search to gain by bfloat16"}
-    pairs = [
-        answers_agree(one, other)
-        for mine, theirs in zip(ask(items, "bfloat16"), ask(items, None), strict=True)
-        for one, other in zip(mine, theirs, strict=True)
-    ]
-    share = float(np.mean(pairs))
-    chosen = "bfloat16" if share >= AGREEMENT else "float32"
-    reason = (
-        f"{share:.1%} of {len(pairs)} answers of the experts agree between bfloat16 and float32, "
-        f"{'at least' if chosen == 'bfloat16' else 'below'} {AGREEMENT:.0%}"
-    )
-    return {"search": chosen, "reason": reason, "agreement": share, "answers": len(pairs)}
-
-
-def answers_agree(one: Score, other: Score) -> bool:
-    """Return whether two scores are of the same answer; a measured value may differ by 1 %."""
-    if {one.value, other.value} <= {0.0, 1.0}:
-        return one.answer == other.answer
-    return math.isclose(one.value, other.value, rel_tol=0.01)
 
 
 def rows_to_evaluate(

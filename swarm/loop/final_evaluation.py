@@ -36,9 +36,6 @@ class FinalEvaluation:
         searched, held_out: Dev indices that the search saw, and held-out ones.
         without_gradient: Numbers of the searched items that no gradient used, if others were used.
         by_kept: Whether the held-out items decide among the finalists.
-        precision: The lower precision that the search asked in; its finalists and its best expert
-            are scored again in that of `model.dtype`, on which the verdict rests. `None`: it asked
-            in the latter.
         item_routes: The route of each searched item; `None` without routes.
         routes: Number of routes.
     """
@@ -52,7 +49,6 @@ class FinalEvaluation:
     held_out: Sequence[int]
     without_gradient: Sequence[int] = ()
     by_kept: bool = False
-    precision: str | None = None
     item_routes: np.ndarray | None = None
     routes: int = 1
     _dev: dict[ParticleIndex, list[Score]] = field(default_factory=dict)
@@ -73,14 +69,11 @@ class FinalEvaluation:
         expert_count, front = self.record.state["own"], self.pareto_front
         bound = front is not None and bool(front.constraints)
         own_metric = self.metric_task is self.task
-        choosing = bound or self.by_kept or not own_metric or self.precision is not None
+        choosing = bound or self.by_kept or not own_metric
         if "chosen" not in self.record.state:
             before, after = self.record.best_index(rows=expert_count), self.record.best_index()
             experts = [(0, i) for i in range(expert_count)]
             finalists = self.record.personal_bests(FINALIST_COUNT)
-            if self.precision and own_metric:
-                best = self.record.best_index(rows=expert_count)
-                experts = [best, *(index for index in finalists if index in experts)]
             if bound and front is not None:
                 finalists += [
                     front.front_indices[n] for n in front.evenly_spaced_points(FINALIST_COUNT)
@@ -106,7 +99,7 @@ class FinalEvaluation:
         """Replace a best found that is below the strongest start by that start, by route.
 
         The start is the best position of the first iteration on the searched items; where the
-        search asked by another signal or precision, the best initial expert, as the others would
+        search asked by another signal, the best initial expert, as the others would
         have to be scored again. The two are compared on the items that no gradient used
         (`without_gradient`; those of the race with `by_kept`), where the best found does not
         profit from having been trained on them. A Pareto front is left as it is.
@@ -118,7 +111,7 @@ class FinalEvaluation:
             return after, []
         first = self.record.iterations[0]["utilities"]
         starts = [(0, i) for i, utility in enumerate(first) if utility is not None]
-        if self.metric_task is not self.task or self.precision is not None:
+        if self.metric_task is not self.task:
             starts = [before]
         routes, unused = self.item_routes, self.without_gradient or range(len(self.searched))
         if self.by_kept or routes is None:
@@ -242,7 +235,7 @@ class FinalEvaluation:
 
     def best_finalists(self, limit: int) -> list[ParticleIndex]:
         """Return the best personal bests, best first, at most one per particle."""
-        if self.metric_task is self.task and not self.precision:
+        if self.metric_task is self.task:
             return self.record.personal_bests(limit)
         indices = self.record.personal_bests(FINALIST_COUNT)
         return sorted(indices, key=self._rank_key, reverse=True)[:limit]
@@ -258,9 +251,6 @@ class FinalEvaluation:
         return records_to_scores(self.record.load_iteration_answers(*index))
 
     def _load_dev_scores(self, index: ParticleIndex) -> list[Score]:
-        if self.precision:
-            position = self.record.position_at(index)
-            return self._load_or_score("judged", position, "judged", self.searched)
         scores = self.searched_scores(index)
         if self.metric_task is self.task:
             return scores

@@ -8,10 +8,9 @@ import numpy as np
 
 from swarm._util.files import parse_json, read_gzip_json, write_atomic
 from swarm.loop.evaluator import (
-    answers_agree,
     mean_by_route,
 )
-from swarm.loop.final_evaluation import FINALIST_COUNT, FinalEvaluation
+from swarm.loop.final_evaluation import FinalEvaluation
 from swarm.loop.search_inputs import BASELINE_LABELS
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.optimizers.pso import SOUP_SCALES
@@ -83,8 +82,6 @@ def final_metrics(
     if task is not ending.task:
         metrics["signal"] = ending.task.signal  # type: ignore[attr-defined]
         metrics["ending_best_signal"] = record.utility_at(after)
-    if ending.precision:
-        metrics["precision"] = _precision_metrics(ending, before, after)
     dev = [ending.task.items("dev")[index] for index in ending.searched]
     for name, index in (("starting", before), ("ending", after)):
         metrics |= _prefixed_summary(f"{name}_best_validation", task, ending.dev_scores(index), dev)
@@ -148,41 +145,6 @@ def _start_facts(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any
         "routes": state.get("kept_start", []),
         "iterations": sum(searched) - 1,
         "ended": state["finished"],
-    }
-
-
-def _precision_metrics(
-    ending: FinalEvaluation, before: ParticleIndex, after: ParticleIndex
-) -> dict[str, Any]:
-    """Return both numbers of the bests and of the finalists, where the search asked in another.
-
-    Returns:
-        "search", the precision; for a search on the task's own metric also "starting", "ending" and
-            "finalists" (best first in the search), each with "place", the utility "searched" and
-            the one "again" in the precision of `model.dtype`; and of the "answers" of the finalists
-            the number of "changed_answers".
-    """
-    found: dict[str, Any] = {"search": ending.precision}
-    if ending.metric_task is not ending.task:
-        return found
-
-    def compare(index: ParticleIndex) -> dict[str, Any]:
-        searched, again = ending.record.utility_at(index), ending.search_utility(index)
-        return {"place": list(index), "searched": searched, "again": again}
-
-    finalists = ending.record.personal_bests(FINALIST_COUNT)
-    pairs = [
-        (one, other)
-        for index in finalists
-        for one, other in zip(ending.searched_scores(index), ending.dev_scores(index), strict=True)
-    ]
-    return {
-        **found,
-        "starting": compare(before),
-        "ending": compare(after),
-        "finalists": [compare(index) for index in finalists],
-        "answers": len(pairs),
-        "changed_answers": sum(not answers_agree(*pair) for pair in pairs),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from swarm.engine.base import Engine, ExpertPool
-from swarm.engine.base_model import BaseModel, quicker_dtype
+from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.executors import Executor, Worker
 from swarm.loop.evaluator import (
@@ -21,7 +21,6 @@ from swarm.loop.evaluator import (
     Evaluator,
     TimeLimit,
     calibrate_scale,
-    choose_precision,
     mean_by_route,
     rows_to_evaluate,
     scores_to_records,
@@ -36,7 +35,6 @@ from swarm.loop.search_inputs import (
     digest_items,
     engine_versions,
     fit_items,
-    requested_precision,
     resolve_baselines,
     resolve_groups,
     search_identity,
@@ -61,7 +59,6 @@ from swarm.runs.pareto_front import (
     write_front_json,
 )
 from swarm.runs.run_folder import (
-    PRECISION_KEY,
     RunRecord,
 )
 from swarm.tasks.base import (
@@ -217,8 +214,7 @@ class Run:
         self.pool.check()
         if self.fit_items_to_context(self.engine.check(self.model, self.pool)):
             dev = self.check_inputs()
-        precision = requested_precision(self.engine, self.model, self.executor)
-        identity = search_identity(config, self.seed, self.task, self.model, self.pool, precision)
+        identity = search_identity(config, self.seed, self.task, self.model, self.pool)
         self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
         if self._evaluate.cache:
             context = shared_score_context(identity, config, self.task, self.test)
@@ -328,8 +324,6 @@ class Run:
         began, shared = time.monotonic(), self._evaluate.shared
         taken = self._answer_gradient_requests(number)
         positions = self.optimizer.ask()
-        if number == 0:
-            self._choose_precision(positions)
         self._evaluate.names = name_positions(positions, number)
         experts = 0 if number else len(self.pool.names)
         groups = len(self.pool.groups)
@@ -404,43 +398,6 @@ class Run:
                 format_form_warnings(found, "dev"), format_form_warnings(found, "dev", brief=True)
             )
 
-    @property
-    def precision(self) -> str | None:
-        """The lower precision that the search asks in; `None` is that of `model.dtype`.
-
-        "auto" until it is chosen, before the first answers.
-        """
-        found: str | None = self.record.state["identity"].get(PRECISION_KEY)
-        return found
-
-    def _choose_precision(self, positions: np.ndarray) -> None:
-        """Resolve "auto"; the choice is part of the identity from the first iteration on."""
-        if self.precision != "auto":
-            return
-        count = self.record.state["own"]
-        experts = [row.tolist() for row in positions[:count]]
-
-        def ask(items: Sequence[int], precision: str | None) -> list[list[Score]]:
-            self.reporter.on_dev_start(0, count, len(items), "comparing precisions")
-            done = self.reporter.on_job_done
-            return self._evaluate.score_positions(experts, "dev", done, items, precision)
-
-        limit = (self.optimizer.max_iterations + 1) * len(positions)
-        limit = min(limit, self.budget.max_positions) if self.budget.prompts else limit
-        # The finalists and the best expert; three baselines need the other experts, too.
-        with_experts = {"experts", "recipe", "routes"} & {*self._tested_baselines()}
-        repeated = FINALIST_COUNT + 1 + count * bool(with_experts)
-        found = {"search": "float32", "reason": "this CPU multiplies sooner in float32"}
-        if quicker_dtype() == "bfloat16":
-            found = choose_precision(ask, count, self._searched, limit, repeated)
-        if "agreement" in found:
-            self.record.state["precision"] = found
-        identity = self.record.state["identity"]
-        del identity[PRECISION_KEY]
-        if found["search"] == "bfloat16":
-            identity[PRECISION_KEY] = "bfloat16"
-        log.info("engine.precision=auto: %s: %s", found["search"], found["reason"])
-
     def _derive(self) -> None:
         """Write scratchpad, new bests and front, whose cost grows with the number of iterations.
 
@@ -483,7 +440,6 @@ class Run:
                 self._searched,
                 self.reporter.on_job_done,
                 iteration=number,
-                precision=self.precision,
             )
 
     def _score_dev(
@@ -491,7 +447,7 @@ class Run:
     ) -> list[list[Score]]:
         chosen = [self._searched[index] for index in items]
         done, began = self.reporter.on_job_done, time.monotonic()
-        found = self._evaluate.score_positions(positions, "dev", done, chosen, self.precision)
+        found = self._evaluate.score_positions(positions, "dev", done, chosen)
         self._scoring_seconds += time.monotonic() - began
         return found
 
@@ -531,7 +487,6 @@ class Run:
                 self._kept,
                 items_without_gradient(self.optimizer, len(self._searched)),
                 self.choose == "kept",
-                self.precision,
                 self._item_routes,
                 self._routes,
             )

@@ -57,10 +57,9 @@ class ScoreCache:
         position: Sequence[float],
         split: str,
         items: Sequence[int],
-        precision: str | None = None,
     ) -> list[Score] | None:
         """Return the scores of a position on some indices of a split; `None` if not cached."""
-        path = self._scores_file(position, split, items, precision)
+        path = self._scores_file(position, split, items)
         if not path.exists() and not path.is_symlink():
             return None
         try:
@@ -81,20 +80,16 @@ class ScoreCache:
         split: str,
         items: Sequence[int],
         scores: Sequence[Score],
-        precision: str | None = None,
     ) -> None:
         """Store a position's scores, before any scale of the task is applied, if all are finite."""
         rows = [astuple(score) for score in scores]
-        path = self._scores_file(position, split, items, precision)
+        path = self._scores_file(position, split, items)
         with suppress(ValueError):  # not finite: not JSON
             write_gzip_json(path, {"scores": rows, "sha256": _digest(path, rows)})
 
-    def _scores_file(
-        self, position: Sequence[float], split: str, items: Sequence[int], precision: str | None
-    ) -> Path:
+    def _scores_file(self, position: Sequence[float], split: str, items: Sequence[int]) -> Path:
         where = [float(c).hex() for c in position]
-        lower = [precision] if precision else []
-        text = json.dumps([self._context, where, split, list(items), *lower])
+        text = json.dumps([self._context, where, split, list(items)])
         name = hashlib.sha256(text.encode()).hexdigest()
         return self.folder / name[:2] / f"{name[2:26]}.json.gz"
 

@@ -14,10 +14,9 @@ import numpy as np
 from swarm._util.files import name_fault, path_fault, short_digest
 from swarm._util.secrets import identity_values
 from swarm._version import __version__
-from swarm.engine.base import DifferentiableEngine, Engine, ExpertPool, SupportsPrecision
+from swarm.engine.base import DifferentiableEngine, Engine, ExpertPool
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
-from swarm.executors import Executor
 from swarm.loop.evaluator import Budget
 from swarm.loop.prompt_stats import fit_to_context
 from swarm.optimizers.base import (
@@ -29,7 +28,6 @@ from swarm.optimizers.base import (
 )
 from swarm.optimizers.gradient import MIN_ROUTE_ITEMS, NORM_LIMIT
 from swarm.pool.pool import Pool
-from swarm.runs.run_folder import PRECISION_KEY
 from swarm.tasks.base import (
     HasSources,
     Task,
@@ -296,17 +294,14 @@ def search_identity(
     task: Task,
     model: BaseModel,
     pool: ExpertPool,
-    precision: str | None = None,
 ) -> dict[str, Any]:
     """Return the settings with dotted keys, and digests of the data and weights they refer to.
 
     Args:
         config: The configuration; may be empty for runs created in Python.
         pool: An open pool.
-        precision: Result of `requested_precision`; no key if `None`, as in runs without the option.
     """
     return {
-        **({PRECISION_KEY: precision} if precision else {}),
         **identity_settings(config),
         "seed": seed,
         "task items": digest_items(task, "dev"),
@@ -315,17 +310,6 @@ def search_identity(
         "base weights": model.fingerprint(),
         **task_source_digests(task),
     }
-
-
-def requested_precision(engine: Engine, model: BaseModel, executor: Executor) -> str | None:
-    """Return "auto" or "bfloat16" if the search may ask in it, `None` for that of `model.dtype`.
-
-    Raises:
-        UserError: It is requested by name, and model or device do not have it.
-    """
-    if not isinstance(engine, SupportsPrecision) or engine.precision is None:
-        return None
-    return engine.requested_precision(model, executor.on_gpu)
 
 
 def task_source_digests(task: Task, path: str = "task") -> dict[str, str]:
@@ -375,9 +359,6 @@ def shared_score_context(
         if not name.startswith(ours) and name not in ("seed", "budget", "confirm", "choose")
     }
     engine = identity_values(_flatten_config({"engine": config.get("engine", {})}))
-    # The cache's keys contain the precision of each answer.
-    for facts in (found, engine):
-        facts.pop(PRECISION_KEY, None)
     return {**found, **engine, "test items": digest_items(task, "test") if tested else None}
 
 

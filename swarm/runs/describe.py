@@ -463,17 +463,6 @@ def list_caveats(
             "swarm.evaluate "
             "measures the adapter."
         )
-    if found := metrics.get("precision"):
-        line = f"The search asked in {found['search']}; these numbers are of the precision of "
-        line += "model.dtype"
-        if "ending" in found:
-            one = found["ending"]
-            line += (
-                f". In it {found['changed_answers']} of {found['answers']} dev answers of the "
-                f"{len(found['finalists'])} finalists change, and the utility of the best found "
-                f"from {one['searched']:.3f} to {one['again']:.3f}"
-            )
-        lines.append(f"{line}.")
     if found := metrics.get("noise_floor"):
         lines.append(
             f"Noise floor: evaluated again in other batches, {found['changed_answers']} of "

@@ -88,9 +88,6 @@ ParticleIndex = tuple[int, int]
 STATE_FORMAT = 2
 """Version of a state's keys; the first had no number, and cannot be resumed."""
 
-PRECISION_KEY = "engine.precision"
-"""Key of the identity: the lower precision that a search asks in, absent if there is none."""
-
 STATE_KEYS = {"identity", "experts", "rounds", "optimizer", "finished", "metrics"}
 
 
@@ -108,8 +105,7 @@ class RunRecord:
             them, `groups`, `rounds` (positions and utilities of every iteration), `optimizer` and,
             at the end, `finished`, `minutes` (if that limit ended it), `chosen` (if the bests were
             not chosen by these utilities) and `metrics`; `versions`, the packages that computed the
-            answers, by first iteration; and `precision`, if it was chosen
-            (`swarm.loop.evaluator.choose_precision`).
+            answers, by first iteration.
         note: Added to the description (swarm.json) of each saved best.
     """
 
@@ -285,9 +281,6 @@ class RunRecord:
         # States of earlier versions may contain secrets; remove them.
         old = self.state["identity"] = identity_values(self.state["identity"])
         new = json.loads(json.dumps(dict(identity)))
-        if new.get(PRECISION_KEY) == "auto":
-            # Continue with what was chosen, or with that of a run from before the option.
-            new[PRECISION_KEY] = old.get(PRECISION_KEY)
         differ = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
         if differ:
             changes = "; ".join(f"{k}: {old.get(k)!r} then, {new.get(k)!r} now" for k in differ[:6])

@@ -52,9 +52,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from swarm.engine.base_model import BaseModel, make_head_contiguous
 from swarm.engine.batched_lora import PRODUCTS, ProductChooser, time_product
 from swarm.engine.hf import HFEngine
-from swarm.engine.slots import cache_tokens
 from swarm.engine.tokenization import encode_choice, encode_prompt
-from swarm.loop.cost_model import SearchWorkload, estimate_memory, read_model_shape
 from swarm.loop.evaluator import Batching
 from swarm.models.base import Example, Request
 from swarm.optimizers.pso import ParticleSwarm
@@ -607,12 +605,21 @@ def slot_shares(
 
 def step_bytes(engine: HFEngine) -> tuple[int, int]:
     """Return the bytes of weights and factors that a step reads, and of one cached token."""
-    model, shape = engine._model, read_model_shape(engine._model.config.to_dict())
+    model, counts = engine._model, count_weights(engine._model)
     layers = engine._stack._layers.values()
     factors = sum(t.nbytes for one in layers for t in (one.down, one.up) if t is not None)
     size = model.dtype.itemsize
-    fixed = (shape.linear_weights + shape.head_weights) * size + factors
-    return fixed, shape.kv_cache_width * size
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return sum(counts) * size + factors, 2 * config.num_hidden_layers * heads * width * size
+
+
+def count_weights(model: Any) -> tuple[int, int]:
+    """Return the weights of all linear layers but the head, and those of the head."""
+    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    head = model.get_output_embeddings().weight.numel()
+    return sum(one.weight.numel() for one in linears) - head, head
 
 
 # Speed
@@ -861,16 +868,14 @@ def phase_shares(
     with the copy rate by the bytes that its steps read: weights, factors and cache.
     """
     few, asked = positions[: work.job_particles], asked[: work.job_items]
-    model, shape = engine._model, read_model_shape(engine._model.config.to_dict())
+    model, (linear, head) = engine._model, count_weights(engine._model)
     # A replayed graph calls no hook; the part decoding has the shares of slots.
     engine.continuous, decoded = False, engine.continuous
     calls = record_forwards(model, partial(answer, engine, few, asked), device)
     engine.continuous = decoded
     fixed, each = step_bytes(engine)
     reads, steps = [one for one in calls if one.width > 1], [one for one in calls if one.width == 1]
-    arithmetic = sum(
-        2 * one.rows * (shape.linear_weights * one.width + shape.head_weights) for one in reads
-    )
+    arithmetic = sum(2 * one.rows * (linear * one.width + head) for one in reads)
     found = {
         "plan": engine._choose_plan([asked] * len(few)),
         "tokens per batch": engine._budget,
@@ -907,13 +912,13 @@ def step_seconds(work: Workload) -> float:
 
 
 def memory(name: str, device: str, work: Workload) -> dict:
-    """Compare the peak of one job with the estimate that a dry run prints."""
+    """Measure the peak of one job."""
     if device == "cpu":
         return {"skipped": "a CPU does not count the memory of a process's tensors"}
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    engine, positions, basis = open_engine(
+    engine, positions, _ = open_engine(
         name, "bfloat16", device, work, "stacked", "factor", "global"
     )
     positions = positions[: work.job_particles]
@@ -921,39 +926,7 @@ def memory(name: str, device: str, work: Workload) -> dict:
     for _ in range(2):  # what remains from one job is part of the next one's peak
         answer(engine, positions, asked)
     peak = torch.cuda.max_memory_allocated() - before
-    parts = estimate_job_memory(engine, basis, work, "stacked")
-    estimate = sum(parts.values())
-    return {
-        "peak": peak,
-        "estimate": estimate,
-        "parts": parts,
-        "error": estimate / peak - 1,
-        "passed": abs(estimate / peak - 1) <= 0.10,
-    }
-
-
-def estimate_job_memory(
-    engine: HFEngine, basis: Mapping, work: Workload, plan: str, slots: bool = True
-) -> dict[str, int]:
-    """Return the estimate that a dry run prints for one job."""
-    config = engine._model.config.to_dict()
-    workload = SearchWorkload(
-        work.experts,
-        sum(down[0].numel() + up[0].numel() for down, up, _ in basis.values()),
-        sum(down.shape[-1] * up.shape[-2] for down, up, _ in basis.values()),
-        items=work.items,
-        prompt=work.prompt,
-        longest=work.prompt,
-        new=work.new,
-        job_particles=min(work.job_particles, work.particles),
-        job_items=min(work.job_items, work.items),
-        plan=plan,
-        max_tokens=engine._budget,
-        cache_tokens=cache_tokens(engine._model, engine._budget, engine._facts.free_bytes),
-        item_bytes=engine._model.dtype.itemsize,
-        slots=slots,
-    )
-    return estimate_memory(read_model_shape(config), workload)
+    return {"peak": peak}
 
 
 def plan(name: str, device: str, work: Workload) -> dict:

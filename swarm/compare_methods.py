@@ -20,7 +20,6 @@ from omegaconf import OmegaConf
 from swarm._util.cli import one_line_errors, run_hydra_entry
 from swarm._util.files import conf_folder, find_path, write_json
 from swarm._util.secrets import unresolved
-from swarm._util.terminal import format_duration
 from swarm.errors import UserError
 from swarm.runs.run_reader import RunFolder
 from swarm.search import build_run
@@ -210,33 +209,20 @@ def describe_comparison(one: MethodComparison) -> str:
     Raises:
         UserError: An error that a start of a search would raise.
     """
-    from swarm.loop.dry_run import describe_plan
+    from swarm.loop.forecast import describe_plan
 
-    lines, seconds, device, first = [], 0.0, "", ""
+    lines, first = [], ""
     for method in (m for m in one.methods if m.searches):
         todo = [search for search in method.searches if search.load_metrics() is None]
         number = len(method.searches)
-        count = f"{number} search{'es' * (number != 1)}"
+        count = f"{method.name}: {number} search{'es' * (number != 1)}"
         if not todo:
-            lines.append(f"{method.name}: {count}, all finished")
+            lines.append(f"{count}, all finished")
             continue
         run, config = build_run(OmegaConf.create(unresolved(todo[0].config)))
-        details, found = describe_plan(run, config)
+        details = describe_plan(run, config)
         first = first or details
-        left = f", {len(todo)} of them left" * (len(todo) < number)
-        words = f"{method.name}: {count}{left}, each {found.work}"
-        if found.seconds is not None:
-            device, seconds = found.device, seconds + len(todo) * found.seconds
-            words += f": at most about {format_duration(len(todo) * found.seconds)}"
-        lines.append(words)
-    if seconds:
-        apart = [method.name for method in one.methods if method.words]
-        without = f", without {', '.join(apart)}" * bool(apart)
-        lines.append(
-            f"in all at most about {format_duration(seconds)} on {device}, one search after the "
-            f"other{without}: computed for the first search of each method. Searches that stop "
-            "early, and answers that they share, take less."
-        )
+        lines.append(f"{count}, {len(todo)} left, each {details.splitlines()[0]}")
     return "\n".join([*lines, *(["the first of them:", first] if first else [])])
 
 

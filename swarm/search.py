@@ -46,9 +46,9 @@ def main(cfg: DictConfig) -> float:
         if not isinstance(config["dry_run"], bool):
             raise UserError(f"dry_run={config['dry_run']}: must be true or false", 2)
         if config["dry_run"]:
-            from swarm.loop.dry_run import describe_plan
+            from swarm.loop.forecast import describe_plan
 
-            print(describe_plan(run, config)[0])
+            print(describe_plan(run, config))
             return 0.0
         metrics = run.search(config, resume_arguments(job, name))
         return float(metrics["ending_best_validation_utility"])

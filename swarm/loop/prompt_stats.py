@@ -1,21 +1,13 @@
-"""Requests and judged texts of a task, counted without running a model or a scorer.
-
-Also fits a task's prompts to a model's context: items that are too long are refused, dropped or
-truncated.
-"""
+"""Fits a task's prompts to a model's context; items that are too long are refused or shortened."""
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from swarm.engine.base_model import BaseModel, quiet_transformers
 from swarm.engine.tokenization import (
     apply_chat_template,
-    count_tokens_read,
     encode_choice,
     encode_prompt,
 )
@@ -29,7 +21,6 @@ from swarm.tasks.base import (
     gold_answers_error,
     metric_task,
 )
-from swarm.tasks.mixture import Mixture
 
 log = logging.getLogger(__name__)
 
@@ -39,26 +30,8 @@ MAX_REPEATED_TOKENS = 64
 UNTRUNCATED_FIELDS = ("id", "answer", "domain", "split", "task")
 """Fields of an item that are never truncated."""
 
-CHARACTERS_PER_TOKEN = 4
-"""Estimate for English text, used when there is no tokenizer."""
-
 MAX_ROUNDS = 20
 """Maximum number of rounds in `Task.run`; a task with more, given empty answers, is stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptStats:
-    """Statistics of a task's requests on dev.
-
-    Attributes:
-        tokens: Prompt tokens of each request, of all rounds of `Task.run`.
-        new: Maximum number of tokens of an answer.
-        method: Description of how tokens were counted.
-    """
-
-    tokens: list[int]
-    new: int
-    method: str
 
 
 class TokenCounter:
@@ -268,53 +241,6 @@ def _truncate_item(
     raise UserError(f"{about}; the rest of it cannot be truncated: set {key}.too_long=drop")
 
 
-def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
-    """Count the requests of all rounds on all dev items, and their lengths."""
-    first, later = collect_requests(task)
-    each = [*first, *later]
-    new = max(request.token_limit for request in each)
-    method = "counted by the base's tokenizer"
-    if not tokenizer:
-        method = f"estimated at {CHARACTERS_PER_TOKEN} characters per token, "
-        method += "as the base is not on this disk"
-    method += "; later rounds are counted with empty answers" if later else ""
-    return PromptStats([_count_tokens(request, tokenizer) for request in each], new, method)
-
-
-def count_gold_tokens(task: Task, tokenizer: Any) -> float:
-    """Return the mean number of tokens that the gradient of a dev item reads.
-
-    That is its prompt and its gold answers, except for their last tokens.
-    """
-    assert isinstance(task, HasGoldAnswers)
-    return fmean(
-        _count_tokens(Request(one.prompt, 0, one.choices), tokenizer) + one.final
-        for one in task.gold_examples(task.items("dev"))
-    )
-
-
-def _count_tokens(request: Request, tokenizer: Any) -> int:
-    """Return the tokens read, estimated without a tokenizer."""
-    if tokenizer:
-        return count_tokens_read(tokenizer, request)
-    prompt = request.prompt
-    text = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
-    return sum(-(-len(part) // CHARACTERS_PER_TOKEN) for part in (text, *request.choices))
-
-
-def collect_requests(task: Task, rounds: int = MAX_ROUNDS) -> tuple[list[Request], list[Request]]:
-    """Return the requests on dev of the first round, and of later ones if all answers are empty.
-
-    A task with a scorer to set up (`RequiresSetup`: a judge, a reward model) runs only its first
-    round, as its scores may cost money.
-    """
-    if isinstance(task, Mixture):
-        parts = [collect_requests(part, rounds) for part in task.tasks.values()]
-        return [r for first, _ in parts for r in first], [r for _, later in parts for r in later]
-    asked = list(_iterate_rounds(task, task.items("dev"), rounds))
-    return asked[0], [request for requests in asked[1:] for request in requests]
-
-
 def _iterate_rounds(task: Task, items: Sequence[Item], max_rounds: int) -> Iterator[list[Request]]:
     """Yield the requests of each round of `Task.run`, given empty answers."""
     play = task.run(items)
@@ -333,12 +259,3 @@ def _iterate_rounds(task: Task, items: Sequence[Item], max_rounds: int) -> Itera
 def _empty_completion(choices: int) -> Completion:
     """Return an empty answer with log-probability 0 for each choice, of one token each."""
     return Completion("", (0.0,) * choices, choice_tokens=(1,) * choices)
-
-
-def count_judged_texts(task: Task, split: str) -> Counter[str]:
-    """Count the texts of one position that scorers with a setup judge, by scorer class."""
-    if isinstance(task, Mixture):
-        return sum((count_judged_texts(part, split) for part in task.tasks.values()), Counter())
-    scorer = getattr(task, "scorer", None)
-    count = len(task.items(split)) if isinstance(scorer, RequiresSetup) else 0
-    return Counter({type(scorer).__name__: count} if count else {})

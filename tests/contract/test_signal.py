@@ -18,7 +18,6 @@ from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.errors import UserError
 from swarm.executors import Job, Worker
 from swarm.executors.inline import InlineExecutor
-from swarm.loop import prompt_stats
 from swarm.loop.evaluator import Batching, Evaluator
 from swarm.loop.racing import Incumbent, Racing
 from swarm.models.base import Completion, Model, Request
@@ -201,18 +200,6 @@ def test_signals_that_there_are(tmp_path: Path) -> None:
     assert Abstain("small").metric_task.lowest == -1.0
 
 
-def test_a_rehearsal_counts_what_is_asked(tmp_path: Path) -> None:
-    words = tiny.tokenizer(tmp_path)
-    plainly = prompt_stats.count_prompt_tokens(match(tmp_path), words)
-    forced = prompt_stats.count_prompt_tokens(match(tmp_path, signal="logprob"), words)
-    both = prompt_stats.count_prompt_tokens(match(tmp_path, signal="both"), words)
-    assert (len(plainly.tokens), plainly.new) == (6, 10)
-    assert (len(forced.tokens), forced.new) == (6, 0)
-    # All tokens of an answer but the last are read.
-    assert sum(forced.tokens) > sum(plainly.tokens)
-    assert both.tokens == plainly.tokens + forced.tokens and both.new == 10
-
-
 class Lengths:
     """Rewards an answer's length, as a scorer."""
 
@@ -344,20 +331,3 @@ def test_a_search_climbs_the_signal_and_reports_the_accuracy(
     assert metrics["ending_best_validation_utility"] * 12 == pytest.approx(
         round(metrics["ending_best_validation_utility"] * 12)
     )
-
-
-def test_a_dry_run_counts_the_choice_by_accuracy(
-    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
-    command = searches.arguments(
-        tmp_path,
-        tiny_llama,
-        tiny_pool,
-        task__signal="logprob",
-        task__scoring="generate",
-        dry_run="true",
-    )
-    done = searches.run(command)
-    assert done.returncode == 0, done.stderr
-    assert "at most 0 new" in done.stdout and " and 0 written" in done.stdout
-    assert f"at most {K + 6} positions on dev by the task's metric" in done.stdout

@@ -464,7 +464,6 @@ WRONG = [
     (["engine=hf"], "engine=hf mixes adapters"),
     (["pool=adapters", "pool.folder={pool}", "~pool.models"], "engine=token mixes complete models"),
     (["engine.max_tokens=0"], "engine.max_tokens"),
-    (["dry_run=true"], "dry_run=true computes"),
 ]
 
 

@@ -38,7 +38,6 @@ NOT_HERE = {
     "python -m swarm.search task=human_": "test_judge.py, with a judge on loopback",
     "python -m swarm.search task=lm_eval": "test_harness.py, with a task on this disk",
     "python benchmarks/gpu.py": "needs a GPU; test_benchmarks.py runs it on the CPU, small",
-    "python benchmarks/plan.py --scale": "tests/contract/test_cost.py simulates small ones",
     "python scripts/make_splits.py": "test_make_splits.py, from files on this disk",
     "python -m swarm.search task=nlgraph_mini pool.elites=": "test_pool_rows.py, with a run",
     "python -m swarm.evaluate task=": "test_candidates.py runs every candidate, small",

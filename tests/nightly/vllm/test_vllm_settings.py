@@ -154,12 +154,3 @@ def test_gpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(UserError, match=r"gpus_per_worker=1 with engine.tensor_parallel_size=2"):
         RayExecutor(gpus_per_worker=1)._plan_workers(worker)
     assert select_device([6, 7], pair) == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "6,7"
-
-
-@PRESENT
-def test_a_dry_run_says_whose_costs_it_tells(
-    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
-) -> None:
-    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, engine="vllm", dry_run="true")
-    done = searches.run(command)
-    assert "plan      stacked: as vLLM batches" in done.stdout, done.stderr

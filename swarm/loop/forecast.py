@@ -1,0 +1,200 @@
+"""The dry run: the checks of a start, then counts, memory and the speed of an earlier run."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from swarm._util.files import parse_json
+from swarm._util.terminal import format_amount, format_duration, pluralize
+from swarm.engine.base import available_memory_bytes
+from swarm.errors import UserError
+from swarm.loop.reporter import buffer_log, describe_descent
+from swarm.loop.run import Run
+from swarm.loop.search_inputs import search_identity
+from swarm.optimizers.gradient import plan_descent
+from swarm.pool.pool import Pool
+from swarm.runs.run_reader import RunFolder, find_run_folders
+from swarm.stats.significance import smallest_gain
+from swarm.tasks.base import RequiresSetup, metric_task
+
+CHANGED_SHARE = 0.3
+"""Share of test items that only one of two models answers right, assumed before a search."""
+
+RECENT_RUNS = 20
+"""Number of runs, the newest ones, among which one with a measured speed is looked for."""
+
+
+def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
+    """Run the checks of a start and describe the planned search; nothing is written or loaded.
+
+    The first sentence has the largest counts, and a time where an earlier run in the same folder
+    has measured the speed of this task and base on these devices.
+
+    Args:
+        config: The composed configuration that the run was built from.
+
+    Raises:
+        UserError: An error that a start would raise.
+    """
+    buffer_log()
+    items = run.check_inputs()
+    folder, begun = run.model.on_disk(), "new"
+    if folder:
+        here = replace(run.model, path=str(folder))
+        begun = _describe_progress(run, config, here)
+        run.pool.check()
+        if run.fit_items_to_context(run.engine.check(here, run.pool)):
+            items = run.check_inputs()
+    start, batch, positions = count_positions(run, items)
+    spent, final = positions * items, run.final_items()
+    descent = plan_descent(run.optimizer, items) if run.differentiating is not None else None
+    if descent:
+        spent += 3 * descent.examples * run.optimizer.max_iterations
+    if run.budget.prompts is not None:
+        spent = min(spent, run.budget.prompts)
+    within = f", within a budget of {run.budget.prompts}" if run.budget.prompts else ""
+    test = f", {len(run.task.items('test'))} test items" if run.test else ""
+    lines = {
+        "folder": f"{run.record.folder}: {begun}",
+        "pool": f"{len(run.pool.names)} experts ({', '.join(run.pool.names)})",
+        "task": f"{run.task.name}: {items} dev items{test}",
+        "search": f"at most {pluralize(positions, 'position')} ({start} at the start, then {batch} "
+        f"an iteration) on {items} dev items{within}",
+        "then": f"at most {final} items on test and dev, for the verdict",
+        **_describe_resolution(run),
+        **_describe_judging(run, positions),
+        **({"optimizer": "; ".join(run.notes)} if run.notes else {}),
+        **({"gradients": f"before an iteration: {describe_descent(descent)}"} if descent else {}),
+        **_describe_memory(run, config, folder),
+    }
+    head = (
+        f"dry run: at most {format_amount(spent)} prompts on dev"
+        f"{' (a gradient counts as three)' * bool(descent)}, {format_amount(final)} items after "
+        f"the search; {_describe_time(run, config, spent + final)}. Nothing is started or written."
+    )
+    return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())])
+
+
+def count_positions(run: Run, items: int) -> tuple[int, int, int]:
+    """Return the positions of the start, of each later iteration, and of all, at most."""
+    optimizer = getattr(run.optimizer, "inner_optimizer", run.optimizer)
+    start = len(optimizer.ask())
+    active = getattr(optimizer, "most_active", None) or start
+    # An optimizer of gradients alone moves one position; its `batch` is of items.
+    alone = getattr(optimizer, "needs_gradients", None) and not hasattr(optimizer, "descent")
+    batch = 1 if alone else min(start, getattr(optimizer, "batch", start), active)
+    total = start + batch * optimizer.max_iterations
+    return start, batch, min(total, run.budget.prompts // items) if run.budget.prompts else total
+
+
+def _describe_progress(run: Run, config: Mapping[str, Any], base: Any) -> str:
+    """Describe the folder's state: "new", or a search to resume, which must be this one."""
+    if not (run.record.folder / "state.json").is_file():
+        run.record.load_state({})
+        return "new"
+    if not run.record.load_state(search_identity(config, run.seed, run.task, base, run.pool)):
+        return "new"
+    ended = run.record.state["finished"]
+    progress = f"{len(run.record.iterations)} evaluated rounds"
+    return f"ended after {progress} ({ended})" if ended else f"resumes after {progress}"
+
+
+def _describe_resolution(run: Run) -> dict[str, str]:
+    """Describe the gains that the test items can show; empty if items are not right or wrong."""
+    if not run.test or getattr(metric_task(run.task), "highest", None) != 1.0:
+        return {}
+    items = len(run.task.items("test"))
+    found = smallest_gain(items, CHANGED_SHARE)
+    if found is None:
+        return {"gains": f"{items} test items cannot show any gain; use six or more"}
+    floor = f"at least six items ({600 / items:.2g} points) in any case"
+    return {
+        "gains": f"under {100 * found:.2g} points cannot be shown with {items} test items, if "
+        f"{CHANGED_SHARE:.0%} of them change (assumed; paired test at p < 0.05); {floor}"
+    }
+
+
+def _describe_judging(run: Run, positions: int) -> dict[str, str]:
+    """Count the texts for scorers that are a model or a service; empty if there are none."""
+    words = []
+    for task in getattr(run.task, "tasks", {"": run.task}).values():
+        scorer = getattr(task, "scorer", None)
+        if isinstance(scorer, RequiresSetup):
+            dev = positions * len(task.items("dev"))
+            test = run.max_tested_models() * len(task.items("test")) if run.test else 0
+            on_test = f" and {format_amount(test)} on test" if test else ""
+            words.append(
+                f"{type(scorer).__name__}: at most {format_amount(dev)} texts on dev{on_test}"
+            )
+    return {"judging": "; ".join(words)} if words else {}
+
+
+def _describe_memory(run: Run, config: Mapping[str, Any], folder: Path | None) -> dict[str, str]:
+    """Sum weights, experts and the positions of a job; the cache of a batch comes on top."""
+    if folder is None:
+        return {"memory": f"unknown: {run.model.path} is not on this disk; a start downloads it"}
+    if not isinstance(run.pool, Pool):
+        return {}
+    gpus = list(config.get("gpus") or [])
+    size = {"float32": 4, "auto": 2 if gpus else 4}.get(run.model.dtype, 2)
+    stored = parse_json((folder / "config.json").read_text()).get("torch_dtype")
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    weights = weights * size // (4 if stored == "float32" else 2)
+    basis = 4 * len(run.pool.names) * run.pool.size
+    mixed = (run.job.particles or len(run.optimizer.ask())) * run.pool.size * size
+    free = available_memory_bytes()
+    if gpus:
+        import torch
+
+        free = torch.cuda.mem_get_info(gpus[0])[0]
+    parts = {"weights": weights, "experts": basis, "positions of a job": mixed}
+    listed = ", ".join(f"{name} {format_amount(number, 'B')}" for name, number in parts.items())
+    total = sum(parts.values())
+    fits = "" if total < free else "; DOES NOT FIT"
+    return {
+        "memory": f"a worker: {format_amount(total, 'B')} of {format_amount(free, 'B')} free "
+        f"({listed}), and the cache of a batch{fits}"
+    }
+
+
+def _describe_time(run: Run, config: Mapping[str, Any], prompts: int) -> str:
+    """Return the time of this many prompts by an earlier run's speed, and the time limit."""
+    limit = run.limit.seconds
+    ends = f"it ends after about {format_duration(limit)} (minutes=)" if limit else ""
+    if not (found := measured_speed(run, config)):
+        return ends or "the first job will show how long it takes"
+    seconds = prompts / found[0]
+    if limit and seconds > limit:
+        return ends
+    return f"at most about {format_duration(seconds)}, at the speed of {found[1]}"
+
+
+def measured_speed(run: Run, config: Mapping[str, Any]) -> tuple[float, str] | None:
+    """Return the prompts per second of the newest comparable run in the same folder, and its path.
+
+    It is comparable if task, base, engine, executor and devices are equal; how many items are used
+    may differ.
+    """
+
+    def facts(of: Mapping[str, Any]) -> list[Any]:
+        task = {k: v for k, v in of["task"].items() if k not in ("dev_limit", "test_limit")}
+        return [task, *(of.get(key) for key in ("model", "engine", "executor", "gpus"))]
+
+    folders = find_run_folders(run.record.folder.parent)
+    for folder in sorted(folders, key=lambda one: -one.stat().st_mtime)[:RECENT_RUNS]:
+        try:
+            earlier = RunFolder(folder)
+            same = facts(earlier.config) == facts(config)
+        except (UserError, KeyError):
+            continue
+        seconds = sum(entry.get("seconds", 0.0) for entry in earlier.rounds)
+        if same and seconds:
+            return sum(count_cost(entry) for entry in earlier.rounds) / seconds, str(folder)
+    return None
+
+
+def count_cost(entry: Mapping[str, Any]) -> int:
+    """Return the cost of a recorded iteration in prompt-equivalents."""
+    gradients = entry.get("losses_computed", 0) + 3 * entry.get("gradients_computed", 0)
+    return int(entry["prompts_scored"]) - entry.get("prompts_shared", 0) + int(gradients)

@@ -43,7 +43,7 @@ ENSEMBLE_OVERRIDES = {
 "data_merge" is one adapter, trained on the data of all experts (`swarm.experts train --merged`).
 """
 
-EVALUATION_KEYS = ("task", "model", "pool", "engine", "reward", "tracker")
+EVALUATION_KEYS = ("task", "model", "pool", "engine", "reward")
 """Configuration groups that such a method takes from a command line."""
 
 HELP_TEXT = """\
@@ -296,8 +296,6 @@ def _evaluate_ensemble(
         words[-1] = f"candidate.folder={adapter}"
     elif start and method.name != "pack":
         words.append(f"candidate.run={start}")
-    if (one.config.get("tracker") or {}).get("group", "") is None:
-        words.append(f"tracker.group={one.folder.name}")
     command = [sys.executable, "-m", "swarm.evaluate", *words]
     process = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     message = (process.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")

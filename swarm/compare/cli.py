@@ -24,8 +24,6 @@ RUN_KEYS = {
     "cache_dir": "folder of the answer cache",
     "base": "base model of local/ names; default: the base named by the experts",
     "pool": "folder of local/ experts; default initial_experts",
-    "tracker": "also track the run: wandb, wandb-offline, tensorboard, both, both-offline; "
-    "default none",
     "dry_run": "true: show the planned requests without sending any",
 }
 """Settings of `run`, with their help texts."""

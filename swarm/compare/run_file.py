@@ -12,9 +12,6 @@ from swarm._util.terminal import pluralize
 from swarm.compare.config import Config
 from swarm.compare.settings import get_max_workers
 from swarm.errors import InvalidArgument, UserError, missing_extra_error
-from swarm.trackers import TrackedRun, tracker_by_name
-from swarm.trackers.base import track_run
-from swarm.trackers.records import log_comparison
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,13 +55,8 @@ def run_file(file: Path, settings: Mapping[str, Any]) -> int:
         if dry:
             print("\n".join(describe_plan(questions, groups)))
             return 0
-        tracker = tracker_by_name(str(settings.get("tracker", "none")))
-        tracker.check()
         _check_writable(folder)
-        about = {"file": str(file), "models": groups, "questions": [one.name for one in questions]}
-        with track_run(tracker, TrackedRun("compare", folder, about)) as summary:
-            frames = _ask_and_report(questions, groups, folder)
-            summary |= log_comparison(tracker, folder, frames)
+        frames = _ask_and_report(questions, groups, folder)
         return int(any(frame["error"].notna().any() for frame in frames.values()))
 
 

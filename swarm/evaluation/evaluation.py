@@ -1,4 +1,4 @@
-"""One evaluation: a candidate on a split of a task, stored in a folder and logged to a tracker."""
+"""One evaluation: a candidate on a split of a task, stored in a folder."""
 
 import json
 import time
@@ -42,9 +42,6 @@ from swarm.tasks.metrics import (
     utility_summary,
 )
 from swarm.tasks.reward_model import RewardModelTask
-from swarm.trackers import NullTracker, TrackedRun, Tracker
-from swarm.trackers.base import track_run
-from swarm.trackers.records import log_evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +221,6 @@ class Evaluation:
         split: "dev" or "test".
         device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the first GPU, or the CPU without one.
         out: The folder for result.json and answers.jsonl; `None` writes nothing.
-        tracker: Additional logging; `None` is none.
 
     Raises:
         UserError: A value is not allowed.
@@ -237,7 +233,6 @@ class Evaluation:
         split: str = "test",
         device: str | None = None,
         out: str | None = None,
-        tracker: Tracker | None = None,
     ) -> None:
         if split not in SPLITS:
             raise UserError(f"split={split}: must be one of {', '.join(SPLITS)}")
@@ -252,9 +247,6 @@ class Evaluation:
             raise UserError(f"out={out}: must be a folder")
         self.found: SplitScores | None = None
         self.too_long: list[str] = []
-        self.tracker = tracker or NullTracker()
-        if self.out is None and not isinstance(self.tracker, NullTracker):
-            raise UserError("out=null: a tracker stores its files in that folder; name one", 2)
 
     def run(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Evaluate, or read the result of the same evaluation from the folder.
@@ -273,15 +265,7 @@ class Evaluation:
         self.too_long = check_candidate(self.candidate, self.task, [self.split])
         identity = self._build_identity(config or {})
         known = self._load_known_result(identity)
-        if self.out is None:
-            return known or self._score_candidate(device, identity)
-        self.tracker.check()
-        folders = tuple(getattr(self.candidate, "folders", ()))
-        shown = TrackedRun("evaluation", self.out, config or {}, folders)
-        with track_run(self.tracker, shown) as summary:
-            result = known or self._score_candidate(device, identity)
-            summary |= log_evaluation(self.tracker, result, self.out)
-        return result
+        return known or self._score_candidate(device, identity)
 
     def _score_candidate(self, device: str, identity: Mapping[str, Any]) -> dict[str, Any]:
         load_candidate(self.candidate, self.task, device)

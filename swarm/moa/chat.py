@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -222,7 +222,6 @@ class ChatSession:
         answers: Stream for answers only.
         notes: Stream for progress and warnings.
         remarks: Collects logged warnings.
-        on_turn: Receives each turn as JSON.
 
     Attributes:
         turns: All turns, including those without an answer.
@@ -236,9 +235,8 @@ class ChatSession:
         answers: TextIO,
         notes: TextIO,
         remarks: WarningCollector,
-        on_turn: Callable[[dict[str, Any]], None] = lambda turn: None,
     ) -> None:
-        self.mixture, self.options, self.remarks, self.on_turn = mixture, options, remarks, on_turn
+        self.mixture, self.options, self.remarks = mixture, options, remarks
         self.answers, self.notes = answers, notes
         self.turns: list[ChatTurn] = []
         self.history: list[ChatTurn] = []
@@ -266,7 +264,6 @@ class ChatSession:
         finally:
             turn.answers = turn.stages.answers if turn.stages else progress.answers_by_layer
             self._print_warnings(turn)
-            self.on_turn(turn_to_json(turn))
         # Endpoints may refuse conversations with empty turns.
         if self.options.multi_turn and turn.text.strip():
             self.history.append(turn)

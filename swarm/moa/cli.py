@@ -21,9 +21,6 @@ from swarm.models.trace import Replay, Trace
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.presets import build_mixture, preset_names, read_preset
 from swarm.registry.local_models import LocalModels
-from swarm.trackers import TrackedRun, tracker_by_name
-from swarm.trackers.base import track_run
-from swarm.trackers.records import MoATracker, new_tracking_folder
 
 if TYPE_CHECKING:
     from swarm.models.providers import Providers
@@ -241,8 +238,6 @@ def run(options: Namespace) -> int:
     replay = Replay(options.replay) if options.replay else None
     settings = build_settings(options, replay.about if replay else {})
     mixture = _build_mixture(options, settings, replay)
-    tracker = tracker_by_name(options.tracker)
-    tracker.check()
     if not options.quiet:
         print(
             escape_control_chars(f"{settings.origin}: {summarize_mixture(mixture)}"),
@@ -255,17 +250,8 @@ def run(options: Namespace) -> int:
         mixture.trace = Trace(options.trace, settings.trace_header)
     if device:
         mixture.open(device)
-    turns = MoATracker(tracker)
-    session = ChatSession(
-        mixture, settings.build_chat_options(options), answers, notes, warnings, turns.log_turn
-    )
-    with track_run(
-        tracker, TrackedRun("moa", new_tracking_folder("moa"), settings.trace_header)
-    ) as found:
-        try:
-            return _run_session(options, session, question)
-        finally:
-            found |= turns.log_tables()
+    session = ChatSession(mixture, settings.build_chat_options(options), answers, notes, warnings)
+    return _run_session(options, session, question)
 
 
 def _run_session(options: Namespace, session: ChatSession, question: str | None) -> int:

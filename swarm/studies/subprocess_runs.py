@@ -249,7 +249,7 @@ def load_run_config(folder: Path) -> dict[str, Any]:
     requested = {key: value for key, value in asked.items() if value is not None}
     found["pool"] = {**found["pool"], **requested}
     if found.pop("wandb", None):  # written before trackers became selectable
-        found["tracker"] = {"_target_": "swarm.trackers.NullTracker"}
+        found["tracker"] = {"_target_": "swarm.trackers.Tracker"}
     return found | ({"ensemble": run.metrics["settings"]["ensemble"]} if run.metrics else {})
 
 

@@ -1,83 +1,58 @@
-"""Tracker protocol, a base class that isolates runs from tracker failures, stacked charts."""
+"""A tracker shows a search outside of its folder; what it shows is read from the run's record."""
 
+import hashlib
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
 from swarm._util.secrets import clean
-from swarm.report.charts import draw_bands, figure_to_bytes
-from swarm.report.document import escape_text
-
-if TYPE_CHECKING:
-    import numpy as np
+from swarm.report.analyses.trajectories import swarm_diversity
+from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import judge_search
 
 log = logging.getLogger(__name__)
 
+INTERRUPTED_CODE = 130
+"""Exit code after an interrupt by Ctrl-C."""
 
-class TrackerTable(NamedTuple):
-    """Rows of strings and numbers; `None` is an empty cell."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-
-
-class StackedAreaChart(NamedTuple):
-    """Shares stacked on top of each other; negative ones are stacked downwards.
-
-    Attributes:
-        names: Names of the K series.
-        values: Shares, [T, K], each held until the next.
-    """
-
-    title: str
-    names: Sequence[str]
-    values: "np.ndarray"
-
-
-LoggedValue = float | TrackerTable | StackedAreaChart
-
-
-class SeriesChart(NamedTuple):
-    """A line chart of several series, for trackers whose page is laid out by the run.
-
-    Attributes:
-        section: Title of the group of charts.
-        title: Title of the chart.
-        series: Regular expressions that match the names of its series from their beginning.
-    """
-
-    section: str
-    title: str
-    series: Sequence[str]
+WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run that is tracked.
+    """A search that is tracked.
 
     Attributes:
-        kind: "search", "evaluation", "moa", "consortium" or "compare".
         folder: Run folder, whose name is the run's; trackers store their files in it.
         config: Configuration of the run; secrets are removed before it is logged.
-        sources: Folders of the models it starts from: experts, or what is evaluated.
-        charts: Default layout of its series.
+        sources: Folders of the experts it starts from.
     """
 
-    kind: str
     folder: Path
     config: Mapping[str, Any] = field(default_factory=dict)
     sources: Sequence[Path] = ()
-    charts: Sequence[SeriesChart] = ()
 
 
-class Tracker(Protocol):
-    """Receives the progress and the results of a run."""
+class Tracker:
+    """Tracker that shows nothing; a subclass overrides the hooks that begin with an underscore.
+
+    The first failure of a hook is logged as one warning, and nothing more is shown: a search never
+    ends because of its tracker.
+    """
+
+    name = "none"
+    _first = 0
+    _open = False
+
+    @property
+    def shows(self) -> bool:
+        """Whether anything is shown."""
+        return type(self) is not Tracker
 
     def check(self) -> None:
         """Check that runs can be tracked; called before anything is written.
@@ -85,23 +60,24 @@ class Tracker(Protocol):
         Raises:
             UserError: They cannot be tracked.
         """
-        ...
 
-    def start(self, shown: TrackedRun) -> None:
+    def start(self, run: TrackedRun) -> None:
         """Start or resume the run in its folder.
 
         Raises:
             UserError: It cannot be tracked.
         """
-        ...
+        self._first = self._start_run(run)
+        self._open = True
 
-    def log(self, step: int, values: Mapping[str, LoggedValue]) -> None:
-        """Log numbers, tables and charts of a step; steps that are already logged are skipped."""
-        ...
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the numbers of a step; steps that are already logged are skipped."""
+        if step >= self._first:
+            self._run_safely(lambda: self._log_values(step, values))
 
     def log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Log a model that the run produced, with its folder and metadata."""
-        ...
+        """Log the adapter that the search found, with its folder and metadata."""
+        self._run_safely(lambda: self._log_model(folder, clean(facts)))
 
     def finish(self, summary: Mapping[str, Any], code: int = 0) -> None:
         """Finish the run.
@@ -110,56 +86,6 @@ class Tracker(Protocol):
             summary: Final results.
             code: Exit code; not 0 if the run was interrupted or failed.
         """
-        ...
-
-
-class NullTracker:
-    """Tracker that logs nothing, writes nothing and imports nothing."""
-
-    def check(self) -> None:
-        """See `Tracker`."""
-
-    def start(self, shown: TrackedRun) -> None:
-        """See `Tracker`."""
-
-    def log(self, step: int, values: Mapping[str, LoggedValue]) -> None:
-        """See `Tracker`."""
-
-    def log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """See `Tracker`."""
-
-    def finish(self, summary: Mapping[str, Any], code: int = 0) -> None:
-        """See `Tracker`."""
-
-
-class SafeTracker(ABC):
-    """Base class of trackers that log one warning on their first failure and then do nothing."""
-
-    name: str
-    _first = 0
-    _open = False
-
-    @abstractmethod
-    def check(self) -> None:
-        """See `Tracker`."""
-
-    def start(self, shown: TrackedRun) -> None:
-        """See `Tracker`."""
-        self._first = self._start_run(shown)
-        self._open = True
-
-    def log(self, step: int, values: Mapping[str, LoggedValue]) -> None:
-        """See `Tracker`."""
-        if step >= self._first:
-            kept = {name: _clean_value(value) for name, value in values.items()}
-            self._run_safely(lambda: self._log_values(step, kept))
-
-    def log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """See `Tracker`."""
-        self._run_safely(lambda: self._log_model(folder, clean(facts)))
-
-    def finish(self, summary: Mapping[str, Any], code: int = 0) -> None:
-        """See `Tracker`."""
         self._run_safely(lambda: self._finish_run(clean(summary), code))
         self._open = False
 
@@ -171,74 +97,146 @@ class SafeTracker(ABC):
         except Exception as error:  # trackers' packages raise any type
             self._open = False
             log.warning(
-                "%s shows no more of this run (%s: %s); the run itself goes on, and the "
-                "same command shows all of it later",
+                "%s shows no more of this run (%s: %s); the search continues, and the same "
+                "command shows all of it later",
                 self.name,
                 type(error).__name__,
                 error,
             )
 
-    @abstractmethod
-    def _start_run(self, shown: TrackedRun) -> int:
+    def _start_run(self, run: TrackedRun) -> int:
         """Start the run, and return the first step that is not logged yet."""
+        return 0
 
-    @abstractmethod
-    def _log_values(self, step: int, values: Mapping[str, LoggedValue]) -> None: ...
+    def _log_values(self, step: int, values: Mapping[str, float]) -> None:
+        pass
 
-    @abstractmethod
-    def _log_model(self, folder: Path, facts: Mapping[str, Any]) -> None: ...
+    def _log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        pass
 
-    @abstractmethod
-    def _finish_run(self, summary: Mapping[str, Any], code: int) -> None: ...
-
-
-def _clean_value(value: LoggedValue) -> LoggedValue:
-    return value._replace(rows=clean(value.rows)) if isinstance(value, TrackerTable) else value
+    def _finish_run(self, summary: Mapping[str, Any], code: int) -> None:
+        pass
 
 
-INTERRUPTED_CODE = 130
-"""Exit code after an interrupt by Ctrl-C."""
+class SearchTracker:
+    """Logs one search to a tracker.
 
-
-@contextmanager
-def track_run(tracker: Tracker, shown: TrackedRun) -> Iterator[dict[str, Any]]:
-    """Track a run: start it, and finish it with the summary that the block fills.
-
-    If the block raises, the run is finished as interrupted or failed.
-
-    Raises:
-        UserError: The run cannot be tracked.
+    Everything is read from the run's record. A resumed search therefore also logs what its tracker
+    missed, and a search that ran without a tracker can be logged completely afterwards.
     """
-    tracker.start(shown)
-    summary: dict[str, Any] = {}
-    try:
-        yield summary
-    except BaseException as error:
-        tracker.finish(summary, INTERRUPTED_CODE if isinstance(error, KeyboardInterrupt) else 1)
-        raise
-    tracker.finish(summary)
+
+    def __init__(self, tracker: Tracker, folder: Path) -> None:
+        self.tracker, self.folder = tracker, folder
+
+    @contextmanager
+    def track_search(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[None]:
+        """Log the search's recorded iterations, and finish the run when the block ends.
+
+        Raises:
+            UserError: The run cannot be tracked.
+        """
+        if not self.tracker.shows:
+            yield
+            return
+        self._config = dict(config)
+        self._summary: dict[str, Any] = {}
+        self._series = SearchSeries(state["experts"], len(state["groups"]))
+        pool = Path(str(self._config.get("pool", {}).get("folder") or self.folder))
+        sources = [pool / name for name in state["experts"] if (pool / name).is_dir()]
+        self._sources = {source.name: source for source in sources}
+        self.tracker.start(TrackedRun(self.folder, config, sources))
+        try:
+            for number, entry in enumerate(state["rounds"]):
+                self.log_iteration(number, entry)
+            yield
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt)
+            self.tracker.finish(self._summary, INTERRUPTED_CODE if stopped else 1)
+            raise
+        self.tracker.finish(self._summary)
+
+    def log_iteration(self, number: int, entry: Mapping[str, Any]) -> None:
+        """Log a recorded iteration."""
+        if self.tracker.shows:
+            self.tracker.log(number, self._series.add_iteration(entry))
+
+    def log_final_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Log the results and the best of a finished search."""
+        if self.tracker.shows:
+            self._summary = {"verdict": str(judge_search(metrics, self.folder)), **metrics}
+            self.tracker.log_model(self.folder / "global_best", self._describe_best(metrics))
+
+    def _describe_best(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metadata of the best position's adapter."""
+        run = RunFolder(self.folder)
+        names, groups = run.experts, run.groups
+        rows = run.positions[run.find_best()].reshape(len(groups), len(names))
+        experts = {}
+        for name, share in zip(names, rows.mean(axis=0).tolist(), strict=True):
+            source = self._sources.get(name)
+            weights = source / WEIGHTS_FILE if source else None
+            experts[name] = {
+                "coefficient": share,
+                "folder": str(source) if source else None,
+                "sha256": _file_sha256(weights) if weights and weights.is_file() else None,
+            }
+        several = {"groups": dict(zip(groups, rows.tolist(), strict=True))}
+        model, identity = self._config.get("model", {}), run.identity
+        return {
+            "task": self._config.get("task", {}).get("name"),
+            "base": model.get("path") or model.get("name"),
+            "seed": identity.get("seed"),
+            "experts": experts,
+            **(several if len(groups) > 1 else {}),
+            "pool weights": identity.get("pool weights"),
+            "dev": metrics["ending_best_validation_utility"],
+            "test": metrics.get("ending_best_single_test_accuracy"),
+            "test_interval": metrics.get("ending_best_single_test_interval"),
+            "verdict": self._summary["verdict"],
+        }
 
 
-PICTURE_SIZE = (1000, 560)
-"""Width and height of the PNG in pixels."""
+class SearchSeries:
+    """Converts the iterations of a search, one after the other, into values of time series.
+
+    Args:
+        experts: Names of the K experts.
+        groups: Number of groups of modules with separate coefficients; their mean is logged.
+    """
+
+    def __init__(self, experts: Sequence[str], groups: int) -> None:
+        self.experts, self.groups = experts, groups
+        self._best: np.ndarray | None = None  # [K], the mean over groups
+        self._highest, self._lowest = -np.inf, np.inf
+        self._personal: dict[int, float] = {}
+
+    def add_iteration(self, entry: Mapping[str, Any]) -> dict[str, float]:
+        """Add an iteration and return the values of the series, without those not measured."""
+        shape = (len(entry["positions"]), self.groups, len(self.experts))
+        positions = np.array(entry["positions"], dtype=float).reshape(shape).mean(axis=1)
+        known = {i: u for i, u in enumerate(entry["utilities"]) if u is not None}
+        held = positions[0] if self._best is None else self._best
+        for i, utility in known.items():
+            if utility > self._highest:
+                self._highest, held = utility, positions[i]
+            self._lowest = min(self._lowest, utility)
+            self._personal[i] = max(self._personal.get(i, -np.inf), utility)
+        self._best = held
+        found: dict[str, float] = {}
+        if self._personal:
+            found |= {"swarm/best": self._highest, "swarm/worst": self._lowest}
+        found |= {f"particle/{i}_now": utility for i, utility in known.items()}
+        found |= {f"particle/{i}_best": utility for i, utility in self._personal.items()}
+        found["swarm/diversity"] = float(swarm_diversity(positions[None])[0])
+        for name in ("scored", "saved", "shared"):
+            if (key := f"prompts_{name}") in entry:
+                found[f"prompts/{name}"] = entry[key]
+        if "seconds" in entry:
+            found["speed/seconds"] = entry["seconds"]
+        names = zip(self.experts, held.tolist(), strict=True)
+        return found | {f"coefficient/{name}": share for name, share in names}
 
 
-def render_stacked(stacked: StackedAreaChart, kind: str) -> bytes:
-    """Render the chart as a PNG of `PICTURE_SIZE`, or as an SVG with tooltips (`kind`)."""
-    from matplotlib.figure import Figure
-
-    size = (PICTURE_SIZE[0] / 100, PICTURE_SIZE[1] / 100)
-    figure = Figure(figsize=size, dpi=100, layout="constrained")
-    axes = figure.add_subplot()
-    draw_bands(axes, stacked.names, stacked.values)
-    axes.set_title(stacked.title, loc="left")
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("coefficient")
-    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-    image = figure_to_bytes(figure, kind)
-    if kind == "svg":
-        for k, name in enumerate(stacked.names):
-            group = f'<g id="band-{k}">'
-            titled = f"{group}<title>{escape_text(name)}</title>"
-            image = image.replace(group.encode(), titled.encode("utf-8", "replace"))
-    return image
+def _file_sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

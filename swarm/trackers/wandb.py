@@ -10,21 +10,14 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlparse
 
 from swarm._util.files import write_atomic
 from swarm._util.secrets import clean
+from swarm._util.settings import checked
 from swarm.errors import UserError
-from swarm.trackers.base import (
-    LoggedValue,
-    SafeTracker,
-    StackedAreaChart,
-    TrackedRun,
-    TrackerTable,
-)
-
-WANDB_MODES = ("online", "offline")
+from swarm.trackers.base import TrackedRun, Tracker
 
 DEFAULT_PROJECT = "model-swarms"
 
@@ -37,7 +30,8 @@ INIT_TIMEOUT_S = 30.0
 log = logging.getLogger(__name__)
 
 
-class WandB(SafeTracker):
+@checked("tracker")
+class WandB(Tracker):
     """Weights & Biases tracker.
 
     The run id is stored in the run folder, so that a resumed run continues the same run on the
@@ -60,7 +54,7 @@ class WandB(SafeTracker):
 
     def __init__(
         self,
-        mode: str = "online",
+        mode: Literal["online", "offline"] = "online",
         project: str | None = None,
         entity: str | None = None,
         group: str | None = None,
@@ -76,10 +70,6 @@ class WandB(SafeTracker):
             )
         if link is not None and not model:
             raise UserError("tracker.link: needs the artifact; set tracker.model=true", 2)
-        if mode not in WANDB_MODES:
-            raise UserError(f"tracker.mode={mode}: must be one of {', '.join(WANDB_MODES)}", 2)
-        if isinstance(uses, str):
-            raise UserError(f"tracker.uses={uses}: must be a list of artifacts, [{uses}]", 2)
         if mode == "online" and os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
             mode = "offline"
         self.mode, self.entity, self.group = mode, entity, group
@@ -94,7 +84,7 @@ class WandB(SafeTracker):
                 "tracker=wandb: not logged in; run `wandb login`, or tracker.mode=offline"
             )
 
-    def _start_run(self, shown: TrackedRun) -> int:
+    def _start_run(self, run: TrackedRun) -> int:
         # Otherwise wandb reports its internal errors to its developers, even offline.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         if "wandb" not in sys.modules:
@@ -102,7 +92,7 @@ class WandB(SafeTracker):
             os.environ.pop("WANDB_SERVICE", None)
         import wandb
 
-        online, folder = self.mode == "online", shown.folder.resolve()
+        online, folder = self.mode == "online", run.folder.resolve()
         for before in () if online else folder.glob("wandb/offline-run-*"):
             shutil.rmtree(before, ignore_errors=True)
         self._run = _init_run(
@@ -110,19 +100,19 @@ class WandB(SafeTracker):
             entity=self.entity,
             group=self.group,
             name=folder.name,
-            job_type=shown.kind,
+            job_type="search",
             id=_run_id(folder / "wandb"),
             dir=str(folder),
             mode=self.mode,
             resume="allow" if online else None,
             reinit="create_new",
-            config=clean(shown.config),
+            config=clean(run.config),
             settings=_build_settings(wandb),
         )
         # The table of all runs has a column per value: a particle's last utility is not a result.
         self._run.define_metric("particle/*", summary="none")
         if online:
-            self._use_artifacts([*self.uses, *artifact_names(shown.sources)])
+            self._use_artifacts([*self.uses, *artifact_names(run.sources)])
         return int(self._run.step)
 
     def _use_artifacts(self, artifacts: Sequence[str]) -> None:
@@ -133,10 +123,9 @@ class WandB(SafeTracker):
             except Exception as error:  # lineage is optional
                 log.warning("WandB: the run does not name the artifact %s (%s)", name, error)
 
-    def _log_values(self, step: int, values: Mapping[str, LoggedValue]) -> None:
+    def _log_values(self, step: int, values: Mapping[str, float]) -> None:
         # Commit immediately: wandb buffers a row until the next step, and a kill would lose it.
-        made = {name: _to_wandb(value) for name, value in values.items()}
-        self._run.log(made, step=step, commit=True)
+        self._run.log(dict(values), step=step, commit=True)
 
     def _log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
         if not self.keeps_model:
@@ -228,25 +217,6 @@ def _run_id(folder: Path) -> str:
     if not path.is_file():
         write_atomic(path, uuid.uuid4().hex[:16].encode())
     return path.read_text().strip()
-
-
-def _to_wandb(value: LoggedValue) -> Any:
-    """Convert a value to wandb's types."""
-    if isinstance(value, TrackerTable):
-        import wandb
-
-        return wandb.Table(
-            columns=list(value.columns),
-            data=[list(row) for row in value.rows],
-            allow_mixed_types=True,
-        )
-    if isinstance(value, StackedAreaChart):
-        import wandb
-
-        from swarm.trackers.base import render_stacked
-
-        return wandb.Html(render_stacked(value, "svg").decode(), inject=False)
-    return value
 
 
 def artifact_names(folders: Sequence[Path]) -> list[str]:

@@ -32,7 +32,7 @@ from swarm.scorers.hf_model import TextBatcher
 from swarm.scorers.reward_model import RewardModelScorer
 from swarm.tasks.base import HasScoreScale, RequiresSetup, Score
 from swarm.tasks.reward_model import MODES, RewardModelTask
-from swarm.trackers import NullTracker
+from swarm.trackers import Tracker
 
 PAPER = {"low": -3.060546875, "high": 2.65625, "length_low": 10, "length_high": 201}
 TEXTS = (
@@ -531,7 +531,7 @@ def small_search(folder: Path, base: Path, pool: Path, optimizer: AsynchronousSw
         optimizer,
         HFEngine(),
         InlineExecutor(),
-        NullTracker(),
+        Tracker(),
     )
     return Run("run", task, *parts, Batching(5, 4), folder=str(folder / "search"))
 

@@ -97,7 +97,6 @@ VALUES = {
     "trace": "t.jsonl",
     "replay": "r.jsonl",
     "multi_turn": "false",
-    "tracker": "tensorboard",
 }
 SWITCHES = ("no_cache", "no_multi_turn", "json", "no_stream", "quiet", "list")
 

@@ -46,9 +46,6 @@ from swarm.multi_agent.consortium.config import ConsortiumSettings, build_consor
 from swarm.multi_agent.consortium.consortium import format_event
 from swarm.multi_agent.consortium.member_spec import MemberSpec
 from swarm.multi_agent.types import AgentAnswer, CallStarted, OnEvent
-from swarm.trackers import TRACKER_NAMES, TrackedRun, tracker_by_name
-from swarm.trackers.base import track_run
-from swarm.trackers.records import log_deliberation, new_tracking_folder
 
 
 def summarize_config(config: ConsortiumSettings) -> str:
@@ -176,12 +173,6 @@ output_options = combine_options(
         help="Log every call to this file, as JSON lines.",
     ),
     click.option("--no-log", is_flag=True, help="Do not record the run."),
-    click.option(
-        "--tracker",
-        type=click.Choice(TRACKER_NAMES),
-        default="none",
-        help="Also track the run there (docs/wandb.md); default none.",
-    ),
 )
 
 
@@ -217,12 +208,10 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
         click.echo(escape_control_chars(consortium.plan_calls().words))
         return
     consortium.check()
-    tracker, config = tracker_by_name(options["tracker"]), resolved.config.to_dict()
-    tracker.check()
     if members.uses_local:
         notes("local models are loaded at the first request")
     if options["trace"]:
-        consortium.trace = Trace(options["trace"], {"consortium": config})
+        consortium.trace = Trace(options["trace"], {"consortium": resolved.config.to_dict()})
     turns = (Message("user", text),)
     put = ConsortiumQuestion(
         resolved.name,
@@ -232,16 +221,12 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
         request_settings(options),
         not options["no_log"],
     )
-    with track_run(
-        tracker, TrackedRun("consortium", new_tracking_folder("consortium"), config)
-    ) as summary:
-        try:
-            result = answer_with_progress(put, notes, _choose_answer_fn(ctx, put.recorded))
-        except QuestionInterrupted as stopped:
-            if options["output"]:
-                write_json(options["output"].expanduser(), stopped.found)
-            raise
-        summary |= log_deliberation(tracker, result)
+    try:
+        result = answer_with_progress(put, notes, _choose_answer_fn(ctx, put.recorded))
+    except QuestionInterrupted as stopped:
+        if options["output"]:
+            write_json(options["output"].expanduser(), stopped.found)
+        raise
     _print_result(result, options, notes)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.models import Request
-from swarm import Pool
+from swarm.api import Pool
 pool, engine = Pool({pool!r}).open(), HFEngine()
 engine.open(BaseModel({base!r}), pool, "cpu")
 print(engine.generate(np.eye(len(pool.names))[:1], [[Request("1 + 1 =", 2)]]))

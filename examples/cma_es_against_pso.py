@@ -8,7 +8,7 @@ seed tells little: `python -m swarm.compare_methods` takes several and more meth
 
 from typing import Any
 
-from swarm import Result, evaluate, search
+from swarm.api import Result, evaluate, search
 
 
 def main(budget: int = 800, folder: str = "search", **keys: Any) -> dict[str, Result]:

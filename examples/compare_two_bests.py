@@ -7,7 +7,7 @@ python examples/compare_two_bests.py search/first search/second
 import sys
 from typing import Any
 
-from swarm import Result, evaluate, open_run, search
+from swarm.api import Result, evaluate, open_run, search
 
 
 def main(

@@ -6,7 +6,7 @@ python examples/consortium_of_local_experts.py
 from collections.abc import Sequence
 from typing import Any
 
-from swarm import Roster, evaluate
+from swarm.api import Roster, evaluate
 from swarm.models.base import Request
 from swarm.multi_agent.consortium.consortium import Consortium
 from swarm.multi_agent.types import AgentSpec

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swarm import Result, evaluate, open_run, search
+from swarm.api import Result, evaluate, open_run, search
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentSpec
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swarm import Pool, Result, evaluate, search
+from swarm.api import Pool, Result, evaluate, search
 
 
 def filled(folder: Path, pool: str = "initial_experts", names: tuple[str, ...] = ()) -> Path:

@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from swarm import Pool
+from swarm.api import Pool
 
 TASK = """\
 _target_: swarm.tasks.exact_match.ExactMatch

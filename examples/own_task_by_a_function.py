@@ -10,7 +10,7 @@ import random
 import re
 from typing import Any
 
-import swarm
+from swarm import api
 
 
 def sums(count: int) -> list[dict[str, Any]]:
@@ -25,10 +25,10 @@ def nearness(prompt: str, answer: str, item: dict[str, Any]) -> float:
     return max(0.0, 1 - abs(int(found.group()) - item["sum"]) / 10) if found else 0.0
 
 
-def main(count: int = 45, **keys: Any) -> swarm.Result:
-    task = swarm.task(sums(count), nearness, highest=1.0, max_new_tokens=4)
+def main(count: int = 45, **keys: Any) -> api.Result:
+    task = api.task(sums(count), nearness, highest=1.0, max_new_tokens=4)
     settings = {"optimizer": {"particles": 9, "max_iterations": 3}, "ensemble": 0, **keys}
-    found = swarm.search(task, **settings)
+    found = api.search(task, **settings)
     print(found)
     for prompt in ("What is 12 + 26?\nAnswer:", "What is 33 + 19?\nAnswer:"):
         answer = found.best.generate(prompt, max_new_tokens=4, chat=False)

@@ -1,22 +1,18 @@
-"""Conversion between Python values, command-line keys and configurations, and custom tasks.
-
-A custom task is created by `task` from items and a scoring function.
-"""
+"""Conversion between Python values, command-line keys and configurations."""
 
 import inspect
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 from swarm._util.cli import allow_omitted_task_keys, normalize_gpu_list, to_user_error
-from swarm._util.files import conf_folder, short_digest
+from swarm._util.files import conf_folder
 from swarm._util.secrets import plain_config
 from swarm.errors import UserError
-from swarm.scorers.function import FunctionTask
-from swarm.tasks.dataset import InMemoryItems
 
 OverrideKeys = Mapping[str, Any] | Sequence[str]
 """Keys with values, {"optimizer.particles": 8}, or arguments, ["optimizer.particles=8"]."""
@@ -127,113 +123,23 @@ def describe_object(thing: Any) -> dict[str, Any]:
     """Describe an object as in a configuration: its class, and its known arguments.
 
     These are its `settings`, if it has such a dict; else the parameters of its class that are
-    attributes of the same names.
+    attributes of the same names and can be written as JSON.
     """
     kind = type(thing)
     known = getattr(thing, "settings", None)
     if not isinstance(known, Mapping):
         parameters = inspect.signature(kind).parameters
         known = {name: getattr(thing, name) for name in parameters if hasattr(thing, name)}
-    plain = {name: _to_json_value(value) for name, value in known.items()}
-    target = f"{kind.__module__}.{kind.__qualname__}"
-    return {"_target_": target, **{k: v for k, v in plain.items() if v is not _UNREPRESENTABLE}}
+    found: dict[str, Any] = {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
+    for name, value in known.items():
+        with suppress(TypeError, ValueError):
+            found[name] = json.loads(json.dumps(value, default=_describe_value))
+    return found
 
 
-_UNREPRESENTABLE = object()
-
-
-def _to_json_value(value: Any) -> Any:
-    """Return a JSON value, or `_UNREPRESENTABLE`."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
+def _describe_value(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _to_json_value(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        found = [_to_json_value(one) for one in value]
-        return _UNREPRESENTABLE if any(one is _UNREPRESENTABLE for one in found) else found
     if is_dataclass(value):
         return describe_object(value)
-    return _UNREPRESENTABLE
-
-
-TaskItems = str | Path | Sequence[Mapping[str, Any]] | Mapping[str, Any]
-
-ITEMS_MISSING = "task: a function needs items: task=swarm.task(items, function)"
-
-
-class CustomTask(FunctionTask):
-    """A task that scores with a Python function.
-
-    Attributes:
-        settings: Its arguments as in a configuration; of the function the name and a digest of its
-            source, since a changed function scores differently.
-    """
-
-    def __init__(self, name: str, function: Callable[..., Any], **more: Any) -> None:
-        super().__init__(name, function, **more)
-        file = more.get("file")
-        keys = {**more, "file": None if isinstance(file, InMemoryItems) else file}
-        path = self.scorer.path  # type: ignore[attr-defined]
-        self.settings = {"name": name, "function": path, "source": function_digest(function)}
-        self.settings |= keys
-
-
-def task(
-    items: TaskItems,
-    score: Callable[[str, str, dict[str, Any]], float],
-    *,
-    name: str | None = None,
-    template: str = "{prompt}",
-    highest: float | None = None,
-    chat: bool = False,
-    max_new_tokens: int = 200,
-    dev_limit: int | None = None,
-    test_limit: int | None = None,
-) -> CustomTask:
-    """Create a task from items and a function, for `search` and `evaluate`.
-
-    Args:
-        items: A list of dicts, each with a "prompt" or the fields of `template`, and anything the
-            function needs. If each has a "split", "dev" or "test", it decides; else a third of
-            them, by content, is dev. Or {"dev": [...], "test": [...]}; or the path of a data file
-            (docs/tasks.md).
-        score: Called as score(prompt, answer, item); returns a number, higher is better.
-        name: Name in records and reports; `None` is the function's.
-        template: The prompt, with an item's fields in braces.
-        highest: Maximum of `score`; 1.0 if an answer is right or wrong.
-        chat: Send the prompt as one user turn through the model's chat template.
-        max_new_tokens: Maximum number of tokens of an answer.
-        dev_limit: Maximum number of dev items; `None` is all.
-        test_limit: Maximum number of test items; `None` is all.
-
-    Raises:
-        UserError: A value is not allowed. Invalid items are reported at their first use.
-    """
-    if not callable(score):
-        raise UserError(f"score={score!r:.60}: must be a function of (prompt, answer, item)")
-    if not isinstance(items, str | Path | Mapping | Sequence):
-        raise UserError(
-            f"items={items!r:.60}: must be a list of dicts, a dict of a list for each of dev and "
-            "test, or the path of a data file"
-        )
-    return CustomTask(
-        name or getattr(score, "__name__", "function").strip("<>"),
-        score,
-        highest=highest,
-        template=template,
-        file=str(items) if isinstance(items, str | Path) else InMemoryItems(items),
-        dev_limit=dev_limit,
-        test_limit=test_limit,
-        chat=chat,
-        max_new_tokens=max_new_tokens,
-    )
-
-
-def function_digest(function: Callable[..., Any]) -> str | None:
-    """Return 16 hexadecimal digits that depend on a function's source; `None` without source."""
-    try:
-        return short_digest(inspect.getsource(function))
-    except (OSError, TypeError):
-        return None
+    raise TypeError(f"{value!r} cannot be part of a configuration")

@@ -1,6 +1,8 @@
-"""Results of a search for Python code and notebooks: bests, history, plots and report."""
+"""Results for Python code and notebooks: of a search, and of an evaluation."""
 
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from html import escape
 from importlib import import_module
@@ -12,6 +14,8 @@ import numpy as np
 
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError, install_command
+from swarm.evaluation.evaluation import format_result
+from swarm.loop.evaluator import records_to_scores
 from swarm.models.base import PROMPT_FORMS, Completion, Message, Request, with_prompt_form
 from swarm.registry.local_models import LocalModels
 from swarm.registry.model_groups import base_of_run
@@ -19,12 +23,13 @@ from swarm.report import sections
 from swarm.report.charts import draw_bands, figure_to_bytes
 from swarm.report.document import COLOURS, GREY
 from swarm.report.paired_comparison import PairedComparison
-from swarm.runs.describe import describe_position
+from swarm.runs.describe import describe_difference, describe_position
 from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.tasks.base import Task, metric_task
+from swarm.tasks.metrics import paired_gain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -76,28 +81,19 @@ def history_figure(run: RunFolder) -> "Figure":
 
     made = Figure(figsize=(8, 6), layout="constrained")
     above, below = made.subplots(2, sharex=True)
-    _plot_utilities(above, run)
-    _plot_coefficients(below, run)
+    when = np.arange(len(run.utilities))
+    above.plot(when, run.utilities, ".", color=GREY, label="_")
+    above.plot([], [], ".", color=GREY, label="particles")
+    above.step(when, run.best_so_far(), where="post", color=COLOURS[0], label="best so far")
+    above.set_ylabel("utility on dev")
+    above.legend(loc="lower right")
+    draw_bands(below, run.experts, np.array([run.means[index] for index in best_indices(run)]))
+    below.set_xlabel("iteration")
+    below.set_ylabel("coefficients of the best so far")
+    below.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     # Without pyplot loaded, a notebook has no formatter for figures.
     made._repr_png_ = partial(figure_to_bytes, made, "png")  # type: ignore[attr-defined]
     return made
-
-
-def _plot_utilities(axes: "Axes", run: RunFolder) -> None:
-    when = np.arange(len(run.utilities))
-    axes.plot(when, run.utilities, ".", color=GREY, label="_")
-    axes.plot([], [], ".", color=GREY, label="particles")
-    axes.step(when, run.best_so_far(), where="post", color=COLOURS[0], label="best so far")
-    axes.set_ylabel("utility on dev")
-    axes.legend(loc="lower right")
-
-
-def _plot_coefficients(axes: "Axes", run: RunFolder) -> None:
-    shares = np.array([run.means[index] for index in best_indices(run)])
-    draw_bands(axes, run.experts, shares)
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("coefficients of the best so far")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def best_indices(run: RunFolder) -> list[tuple[int, int]]:
@@ -290,24 +286,89 @@ class Result:
         return f"Result({str(self.folder)!r}): {self.best.words}, {self.best.utility:.3f} on dev"
 
     def _repr_html_(self) -> str:
-        """Return the HTML shown by a notebook."""
-        models = PairedComparison(self.run)
-        verdict = sections.summarize_verdict(models)
-        facts = [
-            *sections.headline_figures(models),
-            ("best found", self.best.words),
-            ("folder", str(self.folder)),
-        ]
-        rows = "".join(
-            f'<tr><th style="text-align:left">{escape(name)}</th>'
-            f'<td style="text-align:left">{escape(value)}</td></tr>'
-            for name, value in facts
-        )
-        summary = f"<p><b>{escape(verdict.headline)}</b>: {escape(verdict.sentence)}</p>"
-        return f"{summary}<table>{rows}</table>{self._history_image()}"
-
-    def _history_image(self) -> str:
-        from base64 import b64encode
-
+        """Return the HTML shown by a notebook: the text, and the plot."""
         data = b64encode(figure_to_bytes(self.plot(), "png")).decode()
-        return f'<img alt="best, particles and coefficients" src="data:image/png;base64,{data}">'
+        image = f'<img alt="best, particles and coefficients" src="data:image/png;base64,{data}">'
+        return f"<pre>{escape(str(self))}</pre>{image}"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A difference on the same n items, with 95 % interval and two-sided p-value.
+
+    str() is a sentence.
+    """
+
+    difference: float
+    interval: tuple[float, float]
+    p: float
+    n: int
+
+    def __str__(self) -> str:
+        return describe_difference(self.difference, self.interval, self.p, self.n, "items", False)
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Result of evaluating a model on a split of a task.
+
+    Attributes:
+        result: All numbers, as in result.json; several models are listed one after the other.
+        rows: One dict per answer: "id", "value", "answer" (as parsed), "text".
+        task: The evaluated task.
+    """
+
+    result: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    task: Task
+
+    @property
+    def utility(self) -> float:
+        """The task's utility, of the first model."""
+        return float(self.result["voices"][0]["utility"])
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the utility."""
+        low, high = self.result["voices"][0]["interval"]
+        return float(low), float(high)
+
+    @property
+    def n(self) -> int:
+        """Number of items."""
+        return int(self.result["items"])
+
+    @property
+    def cost(self) -> float:
+        """Cost of generating the answers, in the currency of the model's prices."""
+        return float(self.result.get("cost", 0.0))
+
+    @cached_property
+    def items(self) -> "pd.DataFrame":
+        """The rows as a data frame; needs pandas."""
+        frame: pd.DataFrame = import_optional("pandas").DataFrame(self.rows)
+        return frame
+
+    def against(self, other: "EvaluationResult") -> "Gain":
+        """Test the difference of this utility from another's on the same items.
+
+        Raises:
+            UserError: The items differ.
+        """
+        mine, others = self._first_model_rows(), other._first_model_rows()
+        if [row["id"] for row in mine] != [row["id"] for row in others]:
+            raise UserError(
+                "against: the two were not evaluated on the same items, so no pairs exist"
+            )
+        found = paired_gain(
+            metric_task(self.task), records_to_scores(mine), records_to_scores(others)
+        )
+        return Gain(found.difference, (found.low, found.high), found.p, found.n)
+
+    def _first_model_rows(self) -> list[dict[str, Any]]:
+        """Return the answers of the first model."""
+        name = self.result["voices"][0]["name"]
+        return [dict(row) for row in self.rows if row.get("voice", name) == name]
+
+    def __str__(self) -> str:
+        return format_result(self.result)

@@ -72,7 +72,7 @@ def pool(request: pytest.FixtureRequest, tiny_llama: Path) -> Pool:
 
 
 def test_the_module_and_open_import_no_torch(tiny_pool: Path) -> None:
-    code = "import sys; from swarm import Pool; Pool(sys.argv[1]).open().fingerprint()"
+    code = "import sys; from swarm.api import Pool; Pool(sys.argv[1]).open().fingerprint()"
     code += "; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code, str(tiny_pool)], check=True)
 

@@ -264,7 +264,7 @@ def test_a_users_example_file_is_as_the_page_has_it(tmp_path: Path) -> None:
 def test_a_roster_is_light() -> None:
     heavy = ("torch", "transformers", "aiohttp", "llm")
     code = (
-        "import sys; from swarm import Roster; Roster().model('function/json:dumps');"
+        "import sys; from swarm.api import Roster; Roster().model('function/json:dumps');"
         f"print([m for m in {heavy} if m in sys.modules])"
     )
     out = subprocess.run(

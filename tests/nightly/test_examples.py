@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import searches
 
-from swarm import Result, Roster, task
+from swarm.api import Result, Roster, task
 
 EXAMPLES = searches.ROOT / "examples"
 HERE = {path.stem for path in EXAMPLES.glob("*.py")}

@@ -10,7 +10,6 @@ from difflib import get_close_matches
 
 import swarm
 from swarm._util import cli
-from swarm._util.cli import COMPLETION_SCRIPTS
 from swarm._util.files import PACKAGE_FOLDER
 from swarm._util.terminal import align_columns
 from swarm.errors import UserError
@@ -57,9 +56,7 @@ def format_command_list() -> str:
             "",
             *lines,
             "",
-            "python -m swarm NAME ... is the same as python -m swarm.NAME ...; --help shows "
-            "examples.",
-            "Other flags: --version, --completion bash|zsh|fish (shell completion).",
+            "python -m swarm NAME ... is the same as python -m swarm.NAME ...; --help has examples.",
         ]
     )
 
@@ -68,20 +65,13 @@ def run_command(words: Sequence[str]) -> None:
     """Run a command line.
 
     Raises:
-        UserError: Unknown command, or no completion for the shell.
+        UserError: Unknown command.
     """
     first = words[0] if words else "--help"
     if first in ("-h", "--help"):
         print(format_command_list())
     elif first in ("-V", "--version"):
         print(f"model-swarms {swarm.__version__}")
-    elif first == "--completion":
-        shell = words[1] if len(words) > 1 else ""
-        if shell not in COMPLETION_SCRIPTS:
-            raise UserError(
-                f"{' '.join(words[:2])}: must be one of {', '.join(COMPLETION_SCRIPTS)}", 2
-            )
-        print(COMPLETION_SCRIPTS[shell], end="")
     else:
         names = [one.name for one in list_commands()]
         if first not in names:

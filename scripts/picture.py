@@ -20,6 +20,7 @@ from swarm.executors import JobResult
 from swarm.loop.live_view import PIECE_GAP, LiveView, iteration_pieces
 from swarm.loop.live_view import render_progress as live_view
 from swarm.loop.progress import SearchProgress
+from swarm.runs.verdict import read_verdict
 from swarm.tasks.base import Score
 
 LIVE_COLUMNS = 80
@@ -32,7 +33,7 @@ def draw(folder: Path, picture: Path) -> None:
         UserError: The folder holds no finished run.
     """
     state = _state(folder)
-    if state.get("metrics") is None:
+    if state.get("verdict") is None:
         raise UserError(f"{folder} contains no finished run; allowed: a folder of search/")
     console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True)
     view, best = LiveView(SearchProgress(0), console), None
@@ -41,7 +42,7 @@ def draw(folder: Path, picture: Path) -> None:
         best = max([u for u in (best, *known) if u is not None], default=None)
         # As it is printed, but for speed and time left, which the state does not keep.
         view.print_line(PIECE_GAP.join(iteration_pieces(number, best, known)))
-    view.print_summary(state["metrics"], state["experts"], state.get("groups", ["all"]))
+    view.print_summary(read_verdict(state), state["experts"], state.get("groups", ["all"]))
     _write(console, picture, folder)
 
 

@@ -213,7 +213,7 @@ def describe_comparison(one: MethodComparison) -> str:
 
     lines, first = [], ""
     for method in (m for m in one.methods if m.searches):
-        todo = [search for search in method.searches if search.load_metrics() is None]
+        todo = [search for search in method.searches if search.load_verdict() is None]
         number = len(method.searches)
         count = f"{method.name}: {number} search{'es' * (number != 1)}"
         if not todo:
@@ -240,7 +240,7 @@ def run_comparison(one: MethodComparison) -> None:
         return
     with subprocess_runs.lock_study_folder(one.folder) as lock:
         for number, search in enumerate(todo):
-            known = search.load_metrics() is not None
+            known = search.load_verdict() is not None
             words = "already finished" if known else "searching"
             print(f"{search.path} ({number + 1} of {len(todo)}): {words}", file=sys.stderr)
             if not known:

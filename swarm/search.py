@@ -50,8 +50,8 @@ def main(cfg: DictConfig) -> float:
 
             print(describe_plan(run, config))
             return 0.0
-        metrics = run.search(config, resume_arguments(job, name))
-        return float(metrics["ending_best_validation_utility"])
+        verdict = run.search(config, resume_arguments(job, name))
+        return verdict.dev.utility
 
 
 def clean_hydra_files(job: Any) -> None:

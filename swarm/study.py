@@ -66,7 +66,7 @@ class Study:
         return [self.run_full(number) for number in range(self.seeds)]
 
     def _run_search(self, search: subprocess_runs.SearchProcess) -> RunFolder:
-        known = search.load_metrics() is not None
+        known = search.load_verdict() is not None
         print(f"{search.path}: {'already finished' if known else 'searching'}", file=sys.stderr)
         if not known and (error := search.run(*self.locks, stdout=subprocess.DEVNULL)):
             raise UserError(f"{search.path}: {error}; rerun the same command to resume")

@@ -137,7 +137,7 @@ def run_sweep(sweep: Sweep) -> int:
     errors: dict[Path, str] = {}
     with subprocess_runs.lock_study_folder(sweep.folder) as lock:
         for trial in sweep.trials:
-            finished = trial.load_metrics() is not None
+            finished = trial.load_verdict() is not None
             print(
                 _trial_title(sweep, trial) + (": already finished" if finished else ""), flush=True
             )

@@ -16,6 +16,7 @@ from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError, install_command
 from swarm.evaluation.evaluation import format_result
 from swarm.loop.evaluator import records_to_scores
+from swarm.merging.positions import describe_position
 from swarm.models.base import PROMPT_FORMS, Completion, Message, Request, with_prompt_form
 from swarm.registry.local_models import LocalModels
 from swarm.registry.model_groups import base_of_run
@@ -23,8 +24,9 @@ from swarm.report import sections
 from swarm.report.charts import draw_bands, figure_to_bytes
 from swarm.report.document import COLOURS, GREY
 from swarm.report.paired_comparison import PairedComparison
-from swarm.runs.describe import describe_difference, describe_position
 from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.runs.verdict import describe_difference
+from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Task, metric_task
 from swarm.tasks.metrics import paired_gain
 
@@ -213,7 +215,7 @@ class Result:
     Attributes:
         folder: The run's folder.
         run: The folder for analysis: positions, utilities, answers.
-        metrics: Final metrics of the search (docs/report.md); empty before its end.
+        verdict: What the search was worth (docs/report.md); `None` before its end.
 
     Args:
         folder: The run's folder.
@@ -224,7 +226,7 @@ class Result:
 
     def __init__(self, folder: str | Path) -> None:
         self.run = RunFolder(folder)
-        self.folder, self.metrics = self.run.path, self.run.metrics
+        self.folder, self.verdict = self.run.path, self.run.verdict
 
     @cached_property
     def best(self) -> Best:
@@ -305,7 +307,8 @@ class Gain:
     n: int
 
     def __str__(self) -> str:
-        return describe_difference(self.difference, self.interval, self.p, self.n, "items", False)
+        gain = PairedTest(self.difference, *self.interval, self.p, self.n)
+        return describe_difference(gain, "items", False)
 
 
 @dataclass(frozen=True)
@@ -330,8 +333,8 @@ class EvaluationResult:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the utility."""
-        low, high = self.result["voices"][0]["interval"]
-        return float(low), float(high)
+        first = self.result["voices"][0]
+        return float(first["low"]), float(first["high"])
 
     @property
     def n(self) -> int:

@@ -3,9 +3,11 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+from pydantic import TypeAdapter
 
 from swarm._util.files import (
     as_path,
@@ -25,22 +27,19 @@ from swarm.loop.evaluator import scores_to_records
 from swarm.loop.prompt_stats import fit_to_context
 from swarm.loop.search_inputs import digest_items, task_source_digests
 from swarm.models.base import Usage
-from swarm.runs.describe import (
+from swarm.runs.verdict import (
     MAX_DOMAINS,
-    describe_constant_answers,
-    format_form_warnings,
+    Compared,
+    compare_constant_answers,
+    describe_difference,
+    format_measured,
     format_most_common_answer,
     format_one_answer_warnings,
     shorten_text,
 )
-from swarm.runs.describe import describe_difference as compared
+from swarm.stats.significance import PairedTest
 from swarm.tasks.base import HasScoreScale, Item, RequiresSetup, Score, Task, metric_task
-from swarm.tasks.metrics import (
-    find_form_mismatches,
-    paired_gain,
-    summarize_constant_answers,
-    utility_summary,
-)
+from swarm.tasks.metrics import Measured, measure, paired_gain
 from swarm.tasks.reward_model import RewardModelTask
 
 
@@ -156,27 +155,23 @@ def score_candidate(candidate: Candidate, task: Task, split: str) -> SplitScores
 
 
 def summarize_scores(task: Task, found: SplitScores) -> list[dict[str, Any]]:
-    """Return each voter's name, `utility_summary` by the task's metric, and usage if known."""
+    """Return each voter's name, what it `measure`s by the task's metric, and usage if known."""
     task = metric_task(task)
     account = found.account or [{} for _ in found.names]
-    answers = dict(zip(found.names, found.scores, strict=True))
-    forms = find_form_mismatches(task, found.items, answers)
     return [
         {
             "name": name,
-            **utility_summary(task, scores, found.items),
-            **({"forms": mine} if (mine := [f for f in forms if f["model"] == name]) else {}),
+            **asdict(measure(task, scores, found.items)),
             **took,
         }
         for name, scores, took in zip(found.names, found.scores, account, strict=True)
     ]
 
 
-def summarize_constants(task: Task, split: str) -> dict[str, Any] | None:
+def summarize_constants(task: Task, split: str) -> Compared | None:
     """Return the results of the best constant answers, chosen on dev, on dev and on this split.
 
-    Returns:
-        As `swarm.tasks.metrics.summarize_constant_answers`; `None` also if there is no dev split.
+    `None` if answers cannot be graded, or there is no dev split.
     """
     task = metric_task(task)
     if not getattr(task, "votes", True):
@@ -185,26 +180,19 @@ def summarize_constants(task: Task, split: str) -> dict[str, Any] | None:
         dev = task.items("dev")
     except UserError:
         return None
-    return summarize_constant_answers(task, dev, task.items("test") if split == "test" else ())
+    return compare_constant_answers(task, dev, task.items("test") if split == "test" else ())
 
 
 def compare_with_best(task: Task, found: SplitScores) -> dict[str, Any]:
     """Compare the first voter with the best of the others, on the same items.
 
-    Its keys: "best", "gain", "interval", "p_value" and "items" (see `PairedTest`). The best of
-    several is chosen on these very items, so its utility is biased upward slightly.
+    Its keys: "best", and "gain" as a `PairedTest`. The best of several is chosen on these very
+    items, so its utility is biased upward slightly.
     """
     task = metric_task(task)
     best = max(range(1, len(found.names)), key=lambda voice: task.utility(found.scores[voice]))
     gain = paired_gain(task, found.scores[0], found.scores[best])
-    interval = [gain.low, gain.high]
-    return {
-        "best": found.names[best],
-        "gain": gain.difference,
-        "interval": interval,
-        "p_value": gain.p,
-        "items": gain.n,
-    }
+    return {"best": found.names[best], "gain": asdict(gain)}
 
 
 SPLITS = ("dev", "test")
@@ -270,13 +258,14 @@ class Evaluation:
     def _score_candidate(self, device: str, identity: Mapping[str, Any]) -> dict[str, Any]:
         load_candidate(self.candidate, self.task, device)
         self.found = found = score_candidate(self.candidate, self.task, self.split)
+        constant = summarize_constants(self.task, self.split)
         result = {
             "task": self.task.name,
             "split": self.split,
             "items": len(found.items),
             **({"too_long": self.too_long} if self.too_long else {}),
             "voices": summarize_scores(self.task, found),
-            "constant_answers": summarize_constants(self.task, self.split),
+            "constant_answers": asdict(constant) if constant else None,
             "prompts": found.usage.calls,
             "tokens": found.usage.tokens,
             "seconds": round(found.seconds, 3),
@@ -364,28 +353,23 @@ def format_result(result: Mapping[str, Any]) -> str:
     """Format a result in lines."""
     lines = [f"{result['task']}, {result['split']}, {result['items']} items"]
     for voice in result["voices"]:
-        low, high = voice["interval"]
+        measured = read_measured(voice)
         lines.append(
-            f"{voice['name']}: {voice['utility']:.3f}, 95 % interval {low:.3f} to {high:.3f}, "
-            f"unparsed {100 * voice['unparsed_rate']:.1f} %"
+            f"{voice['name']}: {measured.utility:.3f}, 95 % interval {measured.low:.3f} to "
+            f"{measured.high:.3f}, unparsed {100 * measured.unparsed:.1f} %"
         )
-        lines += _format_domains(voice)
+        lines += _format_domains(measured)
         if "calls" in voice:
             cost = _format_cost(voice)
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
     lines += _format_constants(result)
     lines += [f"{line}." for line in result.get("too_long", ())]
-    forms = [one for voice in result["voices"] for one in voice.get("forms", ())]
-    lines += format_form_warnings(forms, result["split"])
     for voice in result["voices"]:
-        lines += format_one_answer_warnings(
-            voice.get("one_answer", ()), voice["name"], result["split"]
-        )
+        one_answer = read_measured(voice).one_answer
+        lines += format_one_answer_warnings(one_answer, voice["name"], result["split"])
     if best := result.get("against_best"):
         first = result["voices"][0]["name"]
-        words = compared(
-            best["gain"], best["interval"], best["p_value"], best["items"], "items", False
-        )
+        words = describe_difference(PairedTest(**best["gain"]), "items", False)
         lines.append(f"best {best['rivals']}: {best['best']}; {first} against it: {words}")
     lines.append(
         f"{result['prompts']:,} prompts, {result['tokens']:,} tokens{_format_cost(result)}, "
@@ -402,20 +386,24 @@ def _format_cost(found: Mapping[str, Any]) -> str:
     return f", {NO_PRICE} for {pluralize(unpriced, 'answer')}" if unpriced else ""
 
 
-def _format_domains(voice: Mapping[str, Any]) -> list[str]:
+def read_measured(voice: Mapping[str, Any]) -> Measured:
+    """Return a voter's result from its entry in result.json."""
+    names = [one.name for one in fields(Measured)]
+    found: Measured = TypeAdapter(Measured).validate_python({name: voice[name] for name in names})
+    return found
+
+
+def _format_domains(voice: Measured) -> list[str]:
     """Format a voter's utilities by domain, or those of a mixture's parts."""
-    domains = voice.get("domains", {})
-    if not 2 <= len(domains) <= MAX_DOMAINS:
-        return [f"  {part}: {value:.3f}" for part, value in voice.get("parts", {}).items()]
-    warned = {one["domain"] for one in voice["one_answer"]}
+    if not 2 <= len(voice.domains) <= MAX_DOMAINS:
+        return [f"  {part}: {value:.3f}" for part, value in voice.parts.items()]
+    warned = {one.domain for one in voice.one_answer}
     lines = []
-    for name, one in domains.items():
-        low, high = one["interval"]
-        line = f"  {shorten_text(name)}: {one['utility']:.3f} [{low:.3f}, {high:.3f}], "
-        line_text = f"{line}n = {one['items']}"
-        if "commonest" in one:
-            line_text += f"; answers: {format_most_common_answer(one, bool(warned & {name, None}))}"
-        lines.append(line_text)
+    for name, one in voice.domains.items():
+        line = f"  {shorten_text(name)}: {format_measured(one)}, n = {one.n}"
+        if one.commonest is not None:
+            line += f"; answers: {format_most_common_answer(one, bool(warned & {name, None}))}"
+        lines.append(line)
     return lines
 
 
@@ -425,15 +413,8 @@ def _format_constants(result: Mapping[str, Any]) -> list[str]:
     if not found:
         return []
     chosen = "chosen on dev" if result["split"] != "dev" else "chosen on these items"
-    by_domain, overall = (found[kind][result["split"]] for kind in ("by_domain", "overall"))
-    low, high = by_domain["interval"]
-    several = len(found["by_domain"]["answers"]) > 1
-    lines = [
-        f"best constant answer{' of each domain' * several} ({describe_constant_answers(found)}; "
-        f"{chosen}): "
-        f"{by_domain['utility']:.3f}, 95 % interval {low:.3f} to {high:.3f}"
+    one = read_measured(found[result["split"]])
+    return [
+        f"{found['label']}, {chosen}: {one.utility:.3f}, 95 % interval {one.low:.3f} to "
+        f"{one.high:.3f}"
     ]
-    if several:
-        answer = found["overall"]["answer"]
-        lines[0] += f"; one to all items ({shorten_text(answer)}): {overall['utility']:.3f}"
-    return lines

@@ -17,9 +17,9 @@ from swarm.evaluation.base import JobUsage
 from swarm.evaluation.evaluation import check_scale
 from swarm.executors.worker import run_tasks_lockstep
 from swarm.loop.evaluator import apply_scale, records_to_scores
+from swarm.merging.positions import describe_position
 from swarm.models.base import Completion, Request
 from swarm.registry.registry import Roster
-from swarm.runs.describe import describe_position
 from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.stats.significance import PairedTest
 from swarm.tasks.base import HasScoreScale, Item, RequiresSetup, Score, Task, metric_task

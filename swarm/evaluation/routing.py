@@ -106,7 +106,7 @@ def load_initial_answers(folder: str, names: Sequence[str], task: Task) -> Initi
 
 def _rescore_by_task(run: RunFolder, scores: list[list[Score]]) -> list[list[Score]]:
     """Return the scores by the searched task's metric, whatever its signal."""
-    if run.metrics and "signal" not in run.metrics:
+    if run.verdict and run.verdict.signal is None:
         return scores
     searched = instantiate(run.config["task"], _convert_="all")
     if metric_task(searched) is searched:

@@ -6,7 +6,7 @@ Also rebuilds the command line of a configuration by comparing it with the defau
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,20 @@ from swarm.engine.base_model import is_hub_id
 from swarm.errors import UserError
 from swarm.export.gguf_writer import QUANTIZATIONS
 from swarm.export.source import CONFIG_DIR_OPTION, ExportSource, read_source
-from swarm.finetune.run import domain_lines, format_metrics, scores_table
+from swarm.finetune.run import domain_lines, format_tuning, scores_table
 from swarm.finetune.trainer import FRESH_LABEL
+from swarm.merging.positions import describe_position, route_means
 from swarm.pool.adapter import ROUTER_FILE
 from swarm.pool.prompt_router import WORD_PATTERN
 from swarm.pool.synthetic_rows import EliteExperts
-from swarm.runs.describe import (
-    describe_position,
+from swarm.runs.verdict import (
+    Verdict,
+    format_gain,
+    format_measured,
     list_caveats,
-    route_means,
+    read_verdict,
+    state_verdict,
 )
-from swarm.runs.verdict import format_gain, judge_search, list_alternatives
 
 UNQUOTED_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_/.][\w/.@-]*", re.IGNORECASE)
 """Texts that Hydra parses unquoted."""
@@ -442,33 +445,34 @@ class ModelCard:
         return "\n\n".join(part for part in parts if part)
 
     def _numbers_section(self) -> str:
-        metrics, note = self.source.metrics, self.source.note
-        if self.source.kind == "finetune" and metrics:
-            return "\n".join(
-                _separate_paragraphs([*format_metrics(metrics), *self._notes_on_numbers()])
-            )
-        if metrics:
-            start = f"best initial expert: {metrics['starting_best_expert']}"
+        verdict, note = self.source.verdict, self.source.note
+        if self.source.kind == "finetune" and verdict:
+            lines = format_tuning(verdict, self.source.state["tuning"])
+            return "\n".join(_separate_paragraphs([*lines, *self._notes_on_numbers()]))
+        if verdict:
+            start = f"best initial expert: {verdict.expert}"
             end = "this one"
             if self.source.truncated_rank:
                 end = f"before rounding to rank {self.source.truncated_rank}"
             rows = [
-                *scores_table(metrics, start, end),
-                *domain_lines(metrics, "best initial expert", end),
+                *scores_table(verdict, start, end),
+                *domain_lines(verdict, "best initial expert", end),
             ]
             return "\n".join(
                 [
                     *rows,
                     "",
                     *_separate_paragraphs(
-                        [*describe_metrics(metrics, self._run_folder()), *self._notes_on_numbers()]
+                        [*describe_numbers(verdict, self._run_folder()), *self._notes_on_numbers()]
                     ),
                 ]
             )
         if name := self.source.baseline:
-            known = {one.name: one for one in list_alternatives(self.source.state["metrics"])}
-            tested = _format_utility(known[name].test)
-            return f"The {known[name].label} of a search, which compared it: {tested} on test."
+            whole = read_verdict(self.source.state)
+            one = next(one for one in whole.alternatives if one.name == name) if whole else None
+            if one and one.test:
+                tested = format_measured(one.test)
+                return f"The {one.label} of a search, which compared it: {tested} on test."
         if point := self.source.point_metrics:
             return "\n".join(
                 _separate_paragraphs([*_describe_point(point), *self._notes_on_numbers()])
@@ -612,28 +616,24 @@ def _describe_point(point: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _format_utility(found: tuple[float, float, float]) -> str:
-    return "{:.3f} [{:.3f}, {:.3f}]".format(*found)
-
-
 def _format_measurement(one: Mapping[str, Any]) -> str:
-    low, high = one["interval"]
-    return f"{one['utility']:.3f} [{low:.3f}, {high:.3f}] (n = {one['items']})"
+    return f"{one['utility']:.3f} [{one['low']:.3f}, {one['high']:.3f}] (n = {one['n']})"
 
 
-def describe_metrics(metrics: dict[str, Any], folder: Path | None = None) -> list[str]:
-    """Describe the metrics without overclaiming, one paragraph each."""
+def describe_numbers(verdict: Verdict, folder: Path | None = None) -> list[str]:
+    """Describe the numbers without overclaiming, one paragraph each."""
     found = [
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
         "so biased upwards; test was not used by the search."
     ]
     # For a truncated adapter the card has a more detailed note.
-    rest = {key: value for key, value in metrics.items() if key != "reconstruction_error"}
+    rest = replace(verdict, reconstruction_error=0.0)
     compared = [
-        f"Gain over the {one.label}, {one.test[0]:.3f} on test: {format_gain(metrics, one)}."
-        for one in list_alternatives(metrics)
+        f"Gain over the {one.label}, {one.test.utility:.3f} on test: {format_gain(verdict, one)}."
+        for one in verdict.alternatives
+        if one.test
     ]
-    return [str(judge_search(metrics, folder)), *found, " ".join(compared), *list_caveats(rest)]
+    return [str(state_verdict(verdict, folder)), *found, " ".join(compared), *list_caveats(rest)]
 
 
 def _separate_paragraphs(found: Sequence[str]) -> list[str]:

@@ -9,12 +9,12 @@ from swarm._util.secrets import clean_words, read_config
 from swarm._util.terminal import pluralize
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
+from swarm.merging.positions import ROUTE_SEPARATOR, group_by_route
 from swarm.pool.adapter import CONFIG_FILE, read_adapter, read_note, read_routed_adapter
-from swarm.runs.describe import ROUTE_SEPARATOR, group_by_route
 from swarm.runs.manifest import read_state, verify_run_file
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_folder import COMMAND_FILE, load_command
-from swarm.runs.verdict import EXPERT
+from swarm.runs.verdict import Verdict, read_verdict
 
 STATE_FILES = {"state.json": "search", "tuning.json": "finetune"}
 """Kind of run folder by its state file."""
@@ -96,10 +96,10 @@ class ExportSource:
         )
 
     @property
-    def metrics(self) -> dict[str, Any]:
-        """Metrics of the run if they apply to the exported result; otherwise empty."""
+    def verdict(self) -> Verdict | None:
+        """The run's verdict, if it applies to the exported result."""
         chosen = (self.particle, self.point, self.baseline, self.route)
-        return (self.state.get("metrics") or {}) if chosen == (None,) * 4 else {}
+        return read_verdict(self.state) if chosen == (None,) * 4 else None
 
     @property
     def point_metrics(self) -> dict[str, Any]:
@@ -318,18 +318,14 @@ def _save_baseline(path: Path, state: dict[str, Any], config: dict[str, Any], na
     Raises:
         UserError: It was not compared, is no adapter, or the pool has changed since the search.
     """
-    metrics = state.get("metrics") or {}
-    found = {one["name"]: one for one in metrics.get("baselines", ()) if "position" in one}
-    found.pop("base", None)
-    if metrics:
-        number, particle = metrics["starting_place"]
-        position = state["rounds"][number]["positions"][particle]
-        found[EXPERT] = {"position": position}
+    verdict = read_verdict(state)
+    others = verdict.alternatives if verdict else []
+    found = {one.name: one.position for one in others if one.position and one.name != "base"}
     if name not in found:
         names = ", ".join(found) or "none: the search has not ended"
         raise UserError(f"baseline={name}: {path} has these: {names}")
     folder = path / "baselines" / name
-    _save_position(path, state, config, found[name]["position"], folder, {"baseline": name})
+    _save_position(path, state, config, found[name], folder, {"baseline": name})
     return folder
 
 

@@ -14,7 +14,7 @@ def main(cfg: DictConfig) -> float:
         name = str(cfg.name)  # may contain a reference that does not exist
     with one_line_errors(name):
         tuning, config = instantiate_config(cfg)
-        return float(tuning.tune(config)["ending_best_validation_utility"])
+        return tuning.tune(config).dev.utility
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,25 @@ from swarm.loop.prompt_stats import fit_to_context
 from swarm.loop.search_inputs import check_run_path, digest_items, identity_settings
 from swarm.pool.adapter import read_note, write_folder_atomic
 from swarm.pool.pool import Pool
-from swarm.runs.describe import (
-    describe_difference,
-    domain_table,
-    one_answer_warnings,
-)
 from swarm.runs.manifest import MANIFEST_FILE, Manifest
 from swarm.runs.run_reader import RunFolder
-from swarm.runs.verdict import EXPERT, constant_label, format_gain, list_alternatives
-from swarm.tasks import metrics as certainty
+from swarm.runs.verdict import (
+    EXPERT,
+    FOUND,
+    Compared,
+    HeldOut,
+    Verdict,
+    compare_constant_answers,
+    describe_difference,
+    domain_table,
+    format_gain,
+    list_caveats,
+    read_verdict,
+    result_table,
+)
+from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Item, Score, metric_task
-from swarm.tasks.metrics import paired_gain
+from swarm.tasks.metrics import measure, paired_gain
 from swarm.tasks.search_signal import SearchSignalTask
 
 UNTESTED_REASON = "that run has no test"
@@ -82,8 +90,8 @@ class FinetuneComparison:
         self._evaluator = Evaluator(task, executor, job)
         self._prompts = 0
 
-    def compute_metrics(self, folder: Path, run: RunFolder | None) -> dict[str, Any]:
-        """Return metrics under the names of a search's; write the answers to the folder.
+    def compare(self, folder: Path, run: RunFolder | None) -> tuple[Verdict, dict[str, Any]]:
+        """Return the verdict and the comparison with a search; write the answers to the folder.
 
         Args:
             folder: Folder of the fine-tuning.
@@ -97,29 +105,28 @@ class FinetuneComparison:
             for name, pair in scores.items()
         }
         write_gzip_json(folder / "answers.json.gz", rows)
-        found: dict[str, Any] = {"starting_best_expert": self.label, "in_points": True}
-        names = {"dev": ("validation", "utility"), "test": ("single_test", "accuracy")}
-        for split, pair in scores.items():
-            for side, measured in zip(("starting", "ending"), pair, strict=True):
-                name, measure = names[split]
-                items = self.task.items(split)
-                found |= utility_metrics(task, f"{side}_best_{name}", measure, measured, items)
-        dev = self.task.items("dev")
-        tested = (self.task.items("test"), scores["test"][1]) if self.test else ()
-        found["constant_answers"] = certainty.summarize_constant_answers(task, dev, *tested)
+        dev, test = self.task.items("dev"), self.task.items("test") if self.test else []
+        on_dev = [measure(task, one, dev) for one in scores["dev"]]
+        on_test = [measure(task, one, test) for one in scores["test"]] if test else [None, None]
+        gain = paired_gain(task, *reversed(scores["test"])) if self.test else None
+        alternatives = [Compared(EXPERT, self.label, on_dev[0], on_test[0], gain)]
+        after = scores["test"][1] if self.test else ()
+        if constant := compare_constant_answers(task, dev, test, after):
+            alternatives.append(constant)
+        held_out = None
         if self.held_out:
-            pair = [[one[i] for i in self.held_out] for one in scores["dev"]]
-            found["held_out"] = compare_scores(task, pair[1], pair[0])
-        if self.test:
-            gain = paired_gain(task, *reversed(scores["test"]))
-            found |= {
-                "test_gain": gain.difference,
-                "test_gain_interval": [gain.low, gain.high],
-                "test_gain_p_value": gain.p,
-            }
-            if run:
-                found |= self._compare_with_search(run, scores["test"][1])
-        return {**found, "prompts_scored": self._prompts}
+            before, ending = ([one[i] for i in self.held_out] for one in scores["dev"])
+            pair = paired_gain(task, ending, before)
+            held_out = HeldOut(measure(task, before), measure(task, ending), pair, False)
+        verdict = Verdict(
+            Compared(FOUND, "tuned", on_dev[1], on_test[1]),
+            self.label,
+            sorted(alternatives, key=lambda one: -one.test.utility if one.test else 0.0),
+            held_out=held_out,
+            costs={"prompts_scored": self._prompts},
+        )
+        searched = self._compare_with_search(run, scores["test"][1]) if run and self.test else {}
+        return verdict, searched
 
     def _score_split(self, split: str) -> list[list[Score]]:
         return self._evaluator.score_positions(np.eye(2).tolist(), split, self._count_prompts)
@@ -132,114 +139,66 @@ class FinetuneComparison:
         rows = run.load_test_answers(run.find_best())
         if rows is None:
             return {"not_compared": UNTESTED_REASON}
-        if run.metrics["settings"]["test_items"] != digest_items(self.task, "test"):
+        if run.verdict is None or run.test_items != digest_items(self.task, "test"):
             return {"not_compared": "that run was tested on different items"}
-        found = compare_scores(metric_task(self.task), tuned, records_to_scores(rows))
-        # Include the prompt equivalents of gradients, if the search used them.
-        cost = run.metrics.get("prompt_equivalents", run.metrics["prompts_scored"])
+        task, before = metric_task(self.task), records_to_scores(rows)
         same = run.identity.get("task items") == digest_items(self.task, "dev")
-        about = {"run": run.path.name, "prompts": cost, "same_items": same}
-        return {"searched": {**found, **about}}
+        return {
+            "searched": {
+                "run": run.path.name,
+                "prompts": run.verdict.cost,
+                "same_items": same,
+                "utility": task.utility(before),
+                "gain": asdict(paired_gain(task, tuned, before)),
+            }
+        }
 
 
-def utility_metrics(
-    task: Any, name: str, measure: str, scores: Sequence[Score], items: Sequence[Item]
-) -> dict[str, Any]:
-    """Return a utility with its interval, under the names of a search's metrics."""
-    found = certainty.utility_summary(task, scores, items)
-    named = {f"{name}_{measure}": found.pop("utility")}
-    return named | {f"{name}_{key}": value for key, value in found.items()}
-
-
-def compare_scores(task: Any, after: Sequence[Score], before: Sequence[Score]) -> dict[str, Any]:
-    """Compare the scores of two models on the same items."""
-    gain = paired_gain(task, after, before)
-    return {
-        "items": gain.n,
-        "starting": task.utility(before),
-        "ending": task.utility(after),
-        "gain": gain.difference,
-        "gain_interval": [gain.low, gain.high],
-        "p_value": gain.p,
-    }
-
-
-def scores_table(metrics: dict[str, Any], before: str, after: str) -> list[str]:
+def scores_table(verdict: Verdict, before: str, after: str) -> list[str]:
     """Format dev and test scores as a table: baselines, then start and end with these labels."""
-    tested = "test_gain" in metrics
-    columns = [f"dev, n = {metrics['ending_best_validation_items']}"]
-    columns += [f"test, n = {metrics['ending_best_single_test_items']}"] if tested else []
-    rows = []
-    if constant := metrics.get("constant_answers"):
-        by_domain = constant["by_domain"]
-        cells = [
-            _format_interval(by_domain[split]) for split in ("dev", "test") if split in by_domain
-        ]
-        rows.append([constant_label(constant), *cells])
-    for one in metrics.get("baselines", ()) if tested else ():
-        dev = _format_interval(one["dev"]) if "dev" in one else ""
-        rows.append([one["label"], dev, _format_interval(one["test"])])
-    for side, label in (("starting", before), ("ending", after)):
-        cells = [_format_metric(metrics, f"{side}_best_validation", "utility")]
-        cells += [_format_metric(metrics, f"{side}_best_single_test", "accuracy")] if tested else []
-        rows.append([label, *cells])
-    return format_table(("model", *columns), rows)
+    return format_table(*result_table(verdict, (before, after)))
 
 
-def domain_lines(metrics: dict[str, Any], before: str, after: str) -> list[str]:
+def domain_lines(verdict: Verdict, before: str, after: str) -> list[str]:
     """Format utilities by domain on test (without a test on dev) after an empty line."""
-    found = domain_table(metrics, "test" if "test_gain" in metrics else "dev", (before, after))
+    found = domain_table(verdict, (before, after))
     return ["", *format_table(*found)] if found else []
 
 
-def format_metrics(metrics: dict[str, Any]) -> list[str]:
-    """Format the metrics as a table and sentences."""
-    names = (metrics["starting_best_expert"], "tuned")
-    found = [*scores_table(metrics, *names), *domain_lines(metrics, *names)]
-    found += [f"{line}." for line in metrics.get("too_long", ())]
-    found += one_answer_warnings(metrics, names)
+def format_tuning(verdict: Verdict, facts: Mapping[str, Any]) -> list[str]:
+    """Format the verdict and the facts of a fine-tuning as a table and sentences."""
+    names = (verdict.expert, "tuned")
+    found = [*scores_table(verdict, *names), *domain_lines(verdict, *names)]
+    found += [f"{line}." for line in facts.get("too_long", ())]
+    found += list_caveats(replace(verdict, held_out=None), names)
     found.append(
-        f"Brackets: 95 % intervals. {metrics['examples']} of the dev items were used for training, "
+        f"Brackets: 95 % intervals. {facts['examples']} of the dev items were used for training, "
         "so the dev score of the tuned model is optimistic."
     )
     found.append(
-        f"Chosen: step {metrics['step']} of {metrics['steps']}. Training examples (forward and "
-        f"backward): {metrics['examples_seen']}; held-out examples (forward): "
-        f"{metrics['examples_evaluated']}; prompts for this table: {metrics['prompts_scored']}."
+        f"Chosen: step {facts['step']} of {facts['steps']}. Training examples (forward and "
+        f"backward): {facts['examples_seen']}; held-out examples (forward): "
+        f"{facts['examples_evaluated']}; prompts for this table: {verdict.cost}."
     )
-    if held_out := metrics.get("held_out"):
+    if kept := verdict.held_out:
+        gain = describe_difference(kept.gain, "held-out dev items", True)
         found.append(
-            f"Held-out dev items: {held_out['starting']:.3f} before, {held_out['ending']:.3f} "
-            f"after. {_describe_gain(held_out, 'held-out dev items')}"
+            f"Held-out dev items: {kept.expert.utility:.3f} before, {kept.found.utility:.3f} "
+            f"after. {gain}"
         )
-    for one in list_alternatives(metrics):
-        label = metrics["starting_best_expert"] if one.name == EXPERT else f"the {one.label}"
-        found.append(f"Gain on test over {label}: {format_gain(metrics, one)}.")
-    if searched := metrics.get("searched"):
+    for one in verdict.alternatives:
+        if one.gain:
+            label = verdict.expert if one.name == EXPERT else f"the {one.label}"
+            found.append(f"Gain on test over {label}: {format_gain(verdict, one)}.")
+    if searched := facts.get("searched"):
+        gain = describe_difference(PairedTest(**searched["gain"]), "test items", True)
         found.append(
             f"Compared to the best found of {searched['run']}, at the cost of "
-            f"{searched['prompts']} dev prompts, {searched['starting']:.3f} on test: "
-            f"{_describe_gain(searched, 'test items')}"
+            f"{searched['prompts']} dev prompts, {searched['utility']:.3f} on test: {gain}"
         )
-    if reason := metrics.get("not_compared"):
+    if reason := facts.get("not_compared"):
         found.append(f"Not compared with the best found: {reason}.")
     return found
-
-
-def _format_interval(one: dict[str, Any]) -> str:
-    low, high = one["interval"]
-    return f"{one['utility']:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _format_metric(metrics: dict[str, Any], name: str, measure: str) -> str:
-    low, high = metrics[f"{name}_interval"]
-    return f"{metrics[f'{name}_{measure}']:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _describe_gain(found: dict[str, Any], items_name: str) -> str:
-    return describe_difference(
-        found["gain"], found["gain_interval"], found["p_value"], found["items"], items_name, True
-    )
 
 
 log = logging.getLogger(__name__)
@@ -335,8 +294,8 @@ class FinetuneRun:
         self.state: dict[str, Any] = {}
         self._manifest = Manifest(self.folder)
 
-    def tune(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Train, resume, or print the results of a finished run; return the metrics.
+    def tune(self, config: Mapping[str, Any] | None = None) -> Verdict:
+        """Train, resume, or print the results of a finished run; return the verdict.
 
         Args:
             config: Configuration, stored in the folder and compared on resume.
@@ -358,25 +317,25 @@ class FinetuneRun:
             self._train_adapter(
                 label, source, [dev[i] for i in trained], [dev[i] for i in held_out]
             )
-        metrics = self.state.get("metrics")
+        verdict, facts = read_verdict(self.state), self.state.get("tuning") or {}
         if (
-            metrics is None
-            or metrics["test_digest"] != test_digest
-            or self._is_search_tested_now(metrics)
+            verdict is None
+            or facts["test_digest"] != test_digest
+            or self._is_search_tested_now(facts)
         ):
-            metrics = self._compare_start_end(label, held_out)
-            metrics |= {"test_digest": test_digest, **read_note(self.folder / "tuned")["training"]}
-            metrics |= {"too_long": too_long} if too_long else {}
-            self._save_state(metrics=metrics)
-        print("\n".join(format_metrics(metrics)))
+            verdict, facts = self._compare_start_end(label, held_out)
+            facts |= {"test_digest": test_digest, **read_note(self.folder / "tuned")["training"]}
+            facts |= {"too_long": too_long} if too_long else {}
+            self._save_state(verdict=verdict.to_dict(), tuning=facts)
+        print("\n".join(format_tuning(verdict, facts)))
         print(f"tuned adapter: {self.folder / 'tuned'}")
-        return dict(metrics)
+        return verdict
 
-    def _is_search_tested_now(self, metrics: Mapping[str, Any]) -> bool:
+    def _is_search_tested_now(self, facts: Mapping[str, Any]) -> bool:
         """Return whether the search has been tested since the comparison with it was skipped."""
-        if not self.run or metrics.get("not_compared") != UNTESTED_REASON:
+        if not self.run or facts.get("not_compared") != UNTESTED_REASON:
             return False
-        return bool(RunFolder(find_path(self.run)).metrics.get("settings", {}).get("test_items"))
+        return bool(RunFolder(find_path(self.run)).test_items)
 
     def _open_state(self, config: Mapping[str, Any], label: str, source: Path | None) -> None:
         """Read the state of this fine-tuning from the folder, or write the initial one."""
@@ -424,7 +383,7 @@ class FinetuneRun:
                 )
             log.warning("%s is damaged or missing; evaluated again", self.folder / path)
             remove(self.folder / path)
-            self.state["metrics"] = None
+            self.state["verdict"] = None
         # A kill may leave a file without a checksum, but never with a wrong one.
         with self._manifest.updating_checksums(STATE_FILE, *damaged):
             for path in ("start", "tuned", ANSWERS):
@@ -507,7 +466,9 @@ class FinetuneRun:
         adapted.peft_config["default"].base_model_name_or_path = self.model.name or self.model.path
         return adapted
 
-    def _compare_start_end(self, label: str, held_out: Sequence[int]) -> dict[str, Any]:
+    def _compare_start_end(
+        self, label: str, held_out: Sequence[int]
+    ) -> tuple[Verdict, dict[str, Any]]:
         """Compare start and end, which are the positions [1, 0] and [0, 1] of a pool."""
         pool = Pool(self.folder.resolve(), ["start", "tuned"])
         pool.open(self.model).check()
@@ -518,7 +479,7 @@ class FinetuneRun:
                 self.task, self.executor, self.job, label, held_out, self.test
             )
             with self._manifest.updating_checksums(ANSWERS):
-                return compared.compute_metrics(self.folder, run)
+                return compared.compare(self.folder, run)
         finally:
             self.executor.close()
 

@@ -1,4 +1,4 @@
-"""Final metrics: the best initial expert against the best position found, on dev and test."""
+"""The verdict's numbers: the best position and what needed no search, on dev and test."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from swarm._util.files import parse_json, read_gzip_json, write_atomic
-from swarm.loop.evaluator import (
-    mean_by_route,
-)
+from swarm.loop.evaluator import mean_by_route
 from swarm.loop.final_evaluation import FinalEvaluation
 from swarm.loop.search_inputs import BASELINE_LABELS
+from swarm.merging.positions import position_label
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.optimizers.pso import SOUP_SCALES
 from swarm.optimizers.static_merges import (
@@ -19,18 +18,29 @@ from swarm.optimizers.static_merges import (
     static_start_positions,
     utility_start_positions,
 )
-from swarm.runs.describe import MODEL_LABELS, position_label
 from swarm.runs.run_folder import ParticleIndex, RunRecord
-from swarm.tasks.base import Item, Score, Task
+from swarm.runs.verdict import (
+    EXPERT,
+    FOUND,
+    MODEL_LABELS,
+    Compared,
+    Constraint,
+    FrontPoint,
+    HeldOut,
+    NoiseFloor,
+    Start,
+    Verdict,
+    Vote,
+    compare_constant_answers,
+)
+from swarm.tasks.base import Score, Task
 from swarm.tasks.metrics import (
-    find_form_mismatches,
+    Measured,
     group_items_by_domain,
     item_domain,
     majority_vote,
+    measure,
     paired_gain,
-    summarize_constant_answers,
-    utility_summary,
-    utility_with_interval,
 )
 
 SPENT_SUFFIXES = ("_tokens", "_cost")
@@ -44,8 +54,9 @@ def final_metrics(
     noise_floor: bool,
     front: int = 0,
     baselines: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Compare the start of the search with its result.
+    settings: Mapping[str, Any] | None = None,
+) -> Verdict:
+    """Compare the result of the search with its start and with models that need no search.
 
     Args:
         ending: Evaluation of a run whose search is over.
@@ -54,78 +65,75 @@ def final_metrics(
         noise_floor: Whether to score the best position on dev again, in other batches.
         front: Number of points of the front to score on test.
         baselines: Names of `BASELINE_LABELS` to score on test.
-
-    Returns:
-        The metrics, with the original implementation's names first. Intervals are 95 %, [low,
-            high]; the p-value is of a paired test on the test items. "constant_answers" is `None`
-            if answers cannot be graded, else as `swarm.tasks.metrics.summarize_constant_answers`
-            returns it.
+        settings: Stored in the verdict.
     """
     record, task = ending.record, ending.metric_task
     before, after = ending.choose_bests()
-    metrics: dict[str, Any] = {
-        "starting_best_validation_utility": ending.search_utility(before),
-        "starting_best_particle_on_validation": before[1],
-        "starting_best_expert": record.state["experts"][before[1]],
-        "ending_best_validation_utility": ending.search_utility(after),
-        "ending_best_particle_on_validation": after[1],
-        "ending_best_position": record.position_at(after),
-        "ending_best_label": position_label(record.state["optimizer"], record.position_at(after)),
-        "starting_place": list(before),
-        "ending_place": list(after),
-        "start": _start_facts(ending, after),
-        "in_points": getattr(task, "highest", None) == 1.0,
-        **_improvement_stats(record),
-        **record.count_prompts(),
-        **reconstruction_error(record.folder),
-    }
-    if task is not ending.task:
-        metrics["signal"] = ending.task.signal  # type: ignore[attr-defined]
-        metrics["ending_best_signal"] = record.utility_at(after)
+    expert, position = record.state["experts"][before[1]], record.position_at(after)
     dev = [ending.task.items("dev")[index] for index in ending.searched]
-    for name, index in (("starting", before), ("ending", after)):
-        metrics |= _prefixed_summary(f"{name}_best_validation", task, ending.dev_scores(index), dev)
-    if found := _metrics_without_gradient(ending, after):
-        metrics["no_gradient"] = found
-    if ending.held_out:
-        metrics["confirm"] = _holdout_metrics(ending, before, after)
-    if noise_floor:
-        metrics["noise_floor"] = _noise_floor(ending, after)
+    tested = task.items("test") if test else []
+    start_label = f"{MODEL_LABELS[0]} ({expert})"
+    alternatives = [_compare_place(ending, before, after, EXPERT, start_label, test)]
     if test:
-        metrics |= _test_metrics(ending, before, after)
-    tested = (task.items("test"), ending.test_scores(after)) if test else ()
-    metrics["constant_answers"] = summarize_constant_answers(task, dev, *tested)
-    if test and baselines:
-        metrics["baselines"] = [_baseline_metrics(ending, name, after) for name in baselines]
-    if forms := [
-        *record.state.get("answer_forms", ()),
-        *_test_forms(ending, after, test, baselines),
-    ]:
-        metrics["answer_forms"] = forms
-    if ending.pareto_front is not None:
-        volumes = ending.pareto_front.hypervolume_history
-        metrics["front_points"] = len(ending.pareto_front.front_indices)
-        metrics["hypervolume"] = [volumes[0], volumes[-1]]
-    if constraints := _constraint_metrics(ending, after, test):
-        metrics["constraints"] = constraints
-    if test and front:
-        metrics["front"] = _front_metrics(ending, front)
-    if ensemble and getattr(task, "votes", True):
-        metrics |= _ensemble_metrics(ending, ensemble, test)
-    if taken := sum_scoring_costs(record):
-        metrics["scoring_cost"] = taken
-    return metrics
+        alternatives += [_compare_baseline(ending, name, after) for name in baselines]
+    found_scores = ending.test_scores(after) if test else []
+    if constant := compare_constant_answers(task, dev, tested, found_scores):
+        alternatives.append(constant)
+    alternatives.sort(key=lambda one: -one.test.utility if one.test else 0.0)
+    pareto = ending.pareto_front
+    volumes = pareto.hypervolume_history if pareto else [0.0]
+    votes = ensemble and getattr(task, "votes", True)
+    return Verdict(
+        found=_compare_place(ending, after, after, FOUND, MODEL_LABELS[1], test),
+        expert=expert,
+        alternatives=alternatives,
+        in_points=getattr(task, "highest", None) == 1.0,
+        places=(before, after),
+        found_label=position_label(record.state["optimizer"], position),
+        start=_describe_start(ending, after),
+        signal=None if task is ending.task else ending.task.signal,  # type: ignore[attr-defined]
+        held_out=_compare_held_out(ending, before, after) if ending.held_out else None,
+        no_gradient=_measure_without_gradient(ending, after),
+        noise_floor=_measure_noise_floor(ending, after) if noise_floor else None,
+        constraints=_check_constraints(ending, after, test),
+        vote=_measure_vote(ending, ensemble, test) if votes else None,
+        front_size=len(pareto.front_indices) if pareto else 0,
+        hypervolume=(volumes[0], volumes[-1]),
+        front=_measure_front(ending, front) if test and front else [],
+        reconstruction_error=reconstruction_error(record.folder),
+        costs=record.count_prompts(),
+        scoring_costs=sum_scoring_costs(record),
+        settings=dict(settings or {}),
+    )
 
 
-def _start_facts(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any]:
-    """Return how much of the best position is what the search started from.
+def _compare_place(
+    ending: FinalEvaluation,
+    index: ParticleIndex,
+    after: ParticleIndex,
+    name: str,
+    label: str,
+    test: bool,
+) -> Compared:
+    """Measure a position of the search on both splits; the gain is that of `after` over it."""
+    task, dev = ending.metric_task, [ending.task.items("dev")[i] for i in ending.searched]
+    position = ending.record.position_at(index)
+    on_dev = measure(task, ending.dev_scores(index), dev)
+    if not test:
+        return Compared(name, label, on_dev, position=position)
+    model = MODEL_LABELS[name == FOUND]
+    scores = ending.test_scores(index, model)
+    on_test = measure(task, scores, task.items("test"))
+    gain = (
+        None
+        if name == FOUND
+        else paired_gain(task, ending.test_scores(after, MODEL_LABELS[1]), scores)
+    )
+    return Compared(name, label, on_dev, on_test, gain, position)
 
-    Returns:
-        "whole", whether it is a position of the first iteration, on each route; "label", which
-            one; "routes", the routes on which it replaced a worse position that the search had
-            found (`FinalEvaluation.choose_bests`); "iterations", their number after the first; and
-            "ended", why no more followed.
-    """
+
+def _describe_start(ending: FinalEvaluation, after: ParticleIndex) -> Start:
+    """Describe how much of the best position is what the search started from."""
     state, position = ending.record.state, np.array(ending.record.position_at(after))
     first, shape = ending.record.iterations[0], (-1, ending.routes, len(position) // ending.routes)
     known = [u is not None for u in first["utilities"]]
@@ -139,136 +147,74 @@ def _start_facts(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any
     if len(matching):
         label = f"{label}: {named[matching[0]]}"
     searched = [not entry.get("after_search") for entry in ending.record.iterations]
-    return {
-        "whole": bool(same.all()),
-        "label": label,
-        "routes": state.get("kept_start", []),
-        "iterations": sum(searched) - 1,
-        "ended": state["finished"],
-    }
+    return Start(
+        whole=bool(same.all()),
+        label=label,
+        routes=state.get("kept_start", []),
+        iterations=sum(searched) - 1,
+        ended=state["finished"],
+    )
 
 
-def _holdout_metrics(
+def _compare_held_out(
     ending: FinalEvaluation, before: ParticleIndex, after: ParticleIndex
-) -> dict[str, Any]:
-    """Return the metrics of both bests on the part of dev that the search did not see."""
+) -> HeldOut:
+    """Compare both bests on the part of dev that the search did not see."""
     task = ending.metric_task
     start, end = ending.holdout_scores(before), ending.holdout_scores(after)
     gain = paired_gain(task, end, start)
-    found: dict[str, Any] = {"items": len(end), "selected_on_held_out": ending.by_kept}
-    for name, scores in (("starting", start), ("ending", end)):
-        interval = utility_with_interval(task, scores)
-        found |= {name: interval.mean, f"{name}_interval": [interval.low, interval.high]}
-    return {
-        **found,
-        "ending_searched": ending.search_utility(after),
-        "gain": gain.difference,
-        "gain_interval": [gain.low, gain.high],
-        "p_value": gain.p,
-    }
+    return HeldOut(measure(task, start), measure(task, end), gain, ending.by_kept)
 
 
-def _metrics_without_gradient(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any]:
-    """Return the utility of the best position on the dev items that no gradient used.
+def _measure_without_gradient(ending: FinalEvaluation, after: ParticleIndex) -> Measured | None:
+    """Measure the best position on the dev items that no gradient used.
 
-    Empty if no gradient came before it, or for a task with parts: its utility needs items of each.
+    `None` if no gradient came before it, or for a task with parts: its utility needs items of each.
     """
     before = ending.record.iterations[: after[0] + 1]
     descended = any(entry.get("gradients_computed") for entry in before)
     task, items = ending.metric_task, ending.without_gradient
     if not items or not descended or hasattr(task, "subtask_utilities"):
-        return {}
+        return None
     scores = ending.dev_scores(after)
-    found = utility_with_interval(task, [scores[index] for index in items])
-    interval = [found.low, found.high]
-    return {"items": len(items), "ending": found.mean, "ending_interval": interval}
+    return measure(task, [scores[index] for index in items])
 
 
-def _noise_floor(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any]:
+def _measure_noise_floor(ending: FinalEvaluation, after: ParticleIndex) -> NoiseFloor:
     """Measure the effect of rounding alone: the same position and items, in other batches."""
     first, again = ending.dev_scores(after), ending.repeat_dev_scores(after)
     changed = sum(a.answer != b.answer for a, b in zip(first, again, strict=True))
     difference = ending.metric_task.utility(again) - ending.metric_task.utility(first)
-    return {"items": len(first), "changed_answers": changed, "difference": difference}
+    return NoiseFloor(len(first), changed, difference)
 
 
-def _test_metrics(
-    ending: FinalEvaluation, before: ParticleIndex, after: ParticleIndex
-) -> dict[str, Any]:
-    task = ending.metric_task
-    start, end = (
-        ending.test_scores(index, name)
-        for index, name in zip((before, after), MODEL_LABELS, strict=True)
-    )
-    gain = paired_gain(task, end, start)
-    metrics: dict[str, Any] = {
-        "starting_best_single_test_accuracy": task.utility(start),
-        "ending_best_single_test_accuracy": task.utility(end),
-        "test_gain": gain.difference,
-        "test_gain_interval": [gain.low, gain.high],
-        "test_gain_p_value": gain.p,
-    }
-    for name, scores in (("starting", start), ("ending", end)):
-        metrics |= _prefixed_summary(f"{name}_best_single_test", task, scores, task.items("test"))
-    return metrics
-
-
-def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) -> dict[str, Any]:
-    """Return the metrics of a baseline on test, with the gain of the best position over it.
-
-    Returns:
-        "name", "label", "test" (as `swarm.tasks.metrics.utility_summary`), "gain" of the best
-            position over it, "gain_interval" ([low, high], 95 %), "p_value", for a recipe and for
-            experts, which are chosen on dev, "dev" (likewise), and for a recipe its "position".
-    """
+def _compare_baseline(ending: FinalEvaluation, name: str, after: ParticleIndex) -> Compared:
+    """Measure a baseline on test, and on dev where it was chosen there."""
     task, state = ending.metric_task, ending.record.state
     own_count, rows, groups = state["own"], len(state["experts"]), len(state["groups"])
-    found: dict[str, Any] = {"name": name, "label": BASELINE_LABELS[name]}
-    items, dev = task.items("test"), list[Score]()
+    label, position, dev, choices = BASELINE_LABELS[name], None, list[Score](), dict[str, str]()
     if name == "experts":
-        dev, scores, found["experts"] = _best_expert_by_domain(ending)
+        dev, scores, choices = _best_expert_by_domain(ending)
     else:
         if name == "routes":
             position, dev = _best_expert_by_route(ending)
         elif name == "recipe":
-            label, position, dev = _best_merge_or_expert(ending)
-            found["label"] += f" ({label})"
+            chosen, position, dev = _best_merge_or_expert(ending)
+            label += f" ({chosen})"
         else:
             # Extra rows that are not the user's experts, such as noise, are not part of a soup.
             share = 0.0 if name == "base" else 1 / own_count
             position = [share * (row < own_count) for row in range(rows)] * groups
-        found["position"] = position
-        scores = ending.score_position_on_test(position, name=found["label"])
-    if dev:
-        found["dev"] = utility_summary(task, dev)
-    gain = paired_gain(task, ending.test_scores(after), scores)
-    return {
-        **found,
-        "test": utility_summary(task, scores, items),
-        "gain": gain.difference,
-        "gain_interval": [gain.low, gain.high],
-        "p_value": gain.p,
-    }
-
-
-def _test_forms(
-    ending: FinalEvaluation, after: ParticleIndex, test: bool, baselines: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Return the form of the base's test answers if it differs, and whether the best's are cut."""
-    if not test:
-        return []
-    task, state = ending.metric_task, ending.record.state
-    items, found = task.items("test"), []
-    if "base" in baselines:
-        position = [0.0] * len(state["experts"]) * len(state["groups"])
-        label = BASELINE_LABELS["base"]
-        base = {label: ending.score_position_on_test(position, name=label)}
-        # Unread answers are in the summary of each baseline.
-        found += [one for one in find_form_mismatches(task, items, base) if one.get("contained")]
-    if not any("cut" in one for one in state.get("answer_forms", ())):
-        best = {f"the {MODEL_LABELS[1]}": ending.test_scores(after)}
-        found += [one for one in find_form_mismatches(task, items, best) if "cut" in one]
-    return [{**one, "split": "test"} for one in found]
+        scores = ending.score_position_on_test(position, name=label)
+    return Compared(
+        name,
+        label,
+        measure(task, dev) if dev else None,
+        measure(task, scores, task.items("test")),
+        paired_gain(task, ending.test_scores(after), scores),
+        position,
+        choices,
+    )
 
 
 def _best_merge_or_expert(ending: FinalEvaluation) -> tuple[str, list[float], list[Score]]:
@@ -332,31 +278,28 @@ def _best_expert_by_route(ending: FinalEvaluation) -> tuple[list[float], list[Sc
     return np.concatenate(position).tolist(), dev
 
 
-def _constraint_metrics(
+def _check_constraints(
     ending: FinalEvaluation, after: ParticleIndex, test: bool
-) -> dict[str, Any]:
+) -> dict[str, Constraint]:
     """Return the bound and value of each constrained part, paired with the base on test."""
     front, found = ending.pareto_front, {}
     for name, (bound, value) in ending.constraint_values(after).items():
         assert front is not None
         base = front.constraints[name] == BASE_BOUND
-        found[name] = {"at_least": bound, "base": base, "dev": value, "met": value >= bound}
-        if test:
-            part = ending.metric_task.tasks[name]  # type: ignore[attr-defined]
-            mine = _subtask_scores(ending, name, ending.test_scores(after))
-            found[name]["test"] = utility_summary(part, mine)
-            if base and front.base_index is not None:
-                base_scores = ending.test_scores(front.base_index, BASELINE_LABELS["base"])
-                theirs = _subtask_scores(ending, name, base_scores)
-                gain = paired_gain(part, mine, theirs)
-                found[name]["test_base"] = part.utility(theirs)
-                found[name]["test_gain"] = gain.difference
-                found[name]["test_gain_interval"] = [gain.low, gain.high]
+        part = ending.metric_task.tasks[name]  # type: ignore[attr-defined]
+        mine = _subtask_scores(ending, name, ending.test_scores(after)) if test else []
+        on_test = measure(part, mine) if test else None
+        on_base = gain = None
+        if test and base and front.base_index is not None:
+            base_scores = ending.test_scores(front.base_index, BASELINE_LABELS["base"])
+            theirs = _subtask_scores(ending, name, base_scores)
+            on_base, gain = measure(part, theirs), paired_gain(part, mine, theirs)
+        found[name] = Constraint(bound, base, value, value >= bound, on_test, on_base, gain)
     return found
 
 
-def _front_metrics(ending: FinalEvaluation, limit: int) -> list[dict[str, Any]]:
-    """Return points of the front on dev and test, part by part, by the task's own metric."""
+def _measure_front(ending: FinalEvaluation, limit: int) -> list[FrontPoint]:
+    """Measure points of the front on dev and test, part by part, by the task's own metric."""
     front, task = ending.pareto_front, ending.metric_task
     if front is None:
         return []
@@ -364,17 +307,18 @@ def _front_metrics(ending: FinalEvaluation, limit: int) -> list[dict[str, Any]]:
     found = []
     for number in front.evenly_spaced_points(limit):
         index = front.front_indices[number]
-        one: dict[str, Any] = {"place": list(index)}
-        for split, scores in (
-            ("dev", ending.dev_scores(index)),
-            ("test", ending.test_scores(index, f"point {number} of the front")),
-        ):
-            one[f"{split}_parts"] = {
-                name: utility_summary(part, _subtask_scores(ending, name, scores))
+        dev, test = (
+            ending.dev_scores(index),
+            ending.test_scores(index, f"point {number} of the front"),
+        )
+        parts = [
+            {
+                name: measure(part, _subtask_scores(ending, name, scores))
                 for name, part in tasks.items()
             }
-            one[f"{split}_utility"] = task.utility(scores)
-        found.append(one)
+            for scores in (dev, test)
+        ]
+        found.append(FrontPoint(index, measure(task, dev), measure(task, test), *parts))
     return found
 
 
@@ -384,11 +328,11 @@ def _subtask_scores(ending: FinalEvaluation, name: str, scores: Sequence[Score])
     return found
 
 
-def _ensemble_metrics(ending: FinalEvaluation, limit: int, test: bool) -> dict[str, Any]:
-    """Score the vote of the top k; k is the best on dev, where all answers are known."""
+def _measure_vote(ending: FinalEvaluation, limit: int, test: bool) -> Vote | None:
+    """Measure the vote of the top k; k is the best on dev, where all answers are known."""
     task, members = ending.metric_task, ending.best_finalists(limit)
     if len(members) < 2:
-        return {}
+        return None
     weights = [ending.search_utility(member) for member in members]
     dev = [ending.task.items("dev")[index] for index in ending.searched]
     answers = [ending.dev_scores(member) for member in members]
@@ -397,23 +341,16 @@ def _ensemble_metrics(ending: FinalEvaluation, limit: int, test: bool) -> dict[s
         for k in range(1, len(members) + 1)
     ]
     size = by_size.index(max(by_size)) + 1
-    metrics: dict[str, Any] = {
-        "ensemble_size": size,
-        "ensemble_dev_by_size": by_size,
-        "ensemble_members": [
-            {"iteration": member[0], "particle": member[1], "utility": weight}
-            for member, weight in zip(members[:size], weights, strict=False)
-        ],
-    }
+    voted = None
     if test:
         voters = [
             ending.test_scores(member, f"voter {number}")
             for number, member in enumerate(members[:size], 1)
         ]
-        voted = majority_vote(task, task.items("test"), voters, weights[:size])
-        metrics["ending_top-k_ensemble_test_accuracy"] = task.utility(voted)
-        metrics |= _prefixed_summary("ending_top-k_ensemble_test", task, voted, task.items("test"))
-    return metrics
+        items = task.items("test")
+        voted = measure(task, majority_vote(task, items, voters, weights[:size]), items)
+    voting = [(*member, weight) for member, weight in zip(members[:size], weights, strict=False)]
+    return Vote(voting, by_size, voted)
 
 
 def sum_scoring_costs(record: RunRecord) -> dict[str, dict[str, float]]:
@@ -443,57 +380,30 @@ def sum_scoring_costs(record: RunRecord) -> dict[str, dict[str, float]]:
     return found
 
 
-def _improvement_stats(record: RunRecord) -> dict[str, int]:
-    """Return how often, and when last, the global best improved."""
-    highest, rises = None, []
-    for number, entry in enumerate(record.iterations):
-        value = max((u for u in entry["utilities"] if u is not None), default=None)
-        if value is not None and (highest is None or value > highest):
-            highest = value
-            rises.append(number)
-    return {
-        "g_history_improve_count": max(0, len(rises) - 1),
-        "g_history_last_change_index": rises[-1] if rises else 0,
-    }
-
-
-def _prefixed_summary(
-    name: str, task: Task, scores: Sequence[Score], items: Sequence[Item]
-) -> dict[str, Any]:
-    """Return the summary of a utility, with `name` as prefix of the keys."""
-    found = utility_summary(task, scores, items).items()
-    return {f"{name}_{key}": value for key, value in found if key != "utility"}
-
-
 EXACT_ERROR = 1e-6
 """Relative errors of saved weights up to this are float32 rounding."""
 
 
-def reconstruction_error(folder: Path) -> dict[str, float]:
-    """Return the error of a run's saved best, if its rank was truncated when saved."""
+def reconstruction_error(folder: Path) -> float:
+    """Return the error of a run's saved best, if its rank was truncated when saved; else 0."""
     try:
         facts = parse_json((folder / "global_best" / "swarm.json").read_text())
     except (OSError, ValueError):
-        return {}
-    error = facts.get("reconstruction_error", {}).get("overall", 0.0)
-    return {"reconstruction_error": error} if error > EXACT_ERROR else {}
+        return 0.0
+    error: float = facts.get("reconstruction_error", {}).get("overall", 0.0)
+    return error if error > EXACT_ERROR else 0.0
 
 
-def write_ensemble_yaml(folder: Path, metrics: Mapping[str, Any]) -> None:
-    """Write ensemble.yaml, a model for `python -m swarm.evaluate`; remove it if there was no vote.
-
-    Args:
-        folder: The run folder.
-        metrics: Result of `swarm.loop.final_metrics.final_metrics`.
-    """
+def write_ensemble_yaml(folder: Path, vote: Vote | None) -> None:
+    """Write ensemble.yaml, a model for `python -m swarm.evaluate`; remove it without a vote."""
     import yaml
 
-    if "ensemble_members" not in metrics:
+    if vote is None:
         (folder / "ensemble.yaml").unlink(missing_ok=True)
         return
     members = [
-        {"folder": f"particle_{one['particle']}/personal_best", "utility": one["utility"]}
-        for one in metrics["ensemble_members"]
+        {"folder": f"particle_{particle}/personal_best", "utility": utility}
+        for _, particle, utility in vote.members
     ]
     content = {"rule": "majority", "members": members}
     head = "# The vote of the best personal bests; how many was chosen on dev.\n"

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -15,7 +14,7 @@ from swarm._util.terminal import format_duration
 from swarm._util.threads import PeriodicThread
 from swarm.loop.progress import SearchProgress
 from swarm.loop.summary import summary_lines, summary_table
-from swarm.runs.verdict import judge_search
+from swarm.runs.verdict import Verdict, state_verdict
 
 BLOCK_CHARS = "▁▂▃▄▅▆▇█"
 ASCII_CHARS = "_.-~=+*#"
@@ -301,7 +300,7 @@ class LiveView:
 
     def print_summary(
         self,
-        metrics: dict[str, Any],
+        verdict: Verdict,
         experts: Sequence[str],
         groups: Sequence[str] = ("all",),
         too_long: Sequence[str] = (),
@@ -310,12 +309,11 @@ class LiveView:
         """Print the verdict, the final table and the comments on it.
 
         Args:
-            metrics: As returned by `swarm.loop.final_metrics.final_metrics`.
             experts, groups: The pool's names.
             too_long: Lines on dropped or truncated items.
             folder: The run folder, for the verdict's command.
         """
-        self.print_line(str(judge_search(metrics, folder)))
-        self.console.print(summary_table(metrics))
-        for line in summary_lines(metrics, experts, groups, too_long):
+        self.print_line(str(state_verdict(verdict, folder)))
+        self.console.print(summary_table(verdict))
+        for line in summary_lines(verdict, experts, groups, too_long):
             self.print_once(line)

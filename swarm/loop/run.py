@@ -50,7 +50,6 @@ from swarm.optimizers.base import (
 )
 from swarm.optimizers.gradient import items_without_gradient, plan_descent
 from swarm.optimizers.static_merges import count_static_merges
-from swarm.runs.describe import format_form_warnings
 from swarm.runs.pareto_front import (
     check_objectives,
     compute_objectives,
@@ -61,6 +60,7 @@ from swarm.runs.pareto_front import (
 from swarm.runs.run_folder import (
     RunRecord,
 )
+from swarm.runs.verdict import Verdict, read_verdict
 from swarm.tasks.base import (
     HasScoreScale,
     RequiresSetup,
@@ -69,7 +69,6 @@ from swarm.tasks.base import (
     metric_task,
     prompt_form,
 )
-from swarm.tasks.metrics import find_form_mismatches
 from swarm.trackers import Tracker
 
 log = logging.getLogger(__name__)
@@ -165,8 +164,8 @@ class Run:
         config: Mapping[str, Any] | None = None,
         arguments: Sequence[str] | None = None,
         show: bool = True,
-    ) -> dict[str, Any]:
-        """Run the search, resume it, or show the metrics of a finished one again.
+    ) -> Verdict:
+        """Run the search, resume it, or show the verdict on a finished one again.
 
         Args:
             config: The configuration, stored in the folder and compared on resume.
@@ -174,7 +173,7 @@ class Run:
             show: Whether to show progress on the terminal.
 
         Returns:
-            The metrics, as returned by `swarm.loop.final_metrics.final_metrics`.
+            The verdict.
 
         Raises:
             UserError: An input is invalid; nothing has been written in that case.
@@ -198,13 +197,13 @@ class Run:
             ):
                 if self.record.state["finished"] is None:
                     self._run_iterations()
-                metrics = self._finalize()
-                self.reporter.search_tracker.log_final_metrics(metrics)
+                verdict = self._finalize()
+                self.reporter.search_tracker.log_verdict(verdict)
         finally:
             self.executor.close()
             self.reporter.close()
-        self.reporter.on_run_end(metrics, self.pool.groups, self.pool.saves)
-        return metrics
+        self.reporter.on_run_end(verdict, self.pool.groups, self.pool.saves)
+        return verdict
 
     def _setup(self, config: Mapping[str, Any]) -> None:
         """Check everything that can be checked before the first byte is written."""
@@ -349,7 +348,6 @@ class Run:
             self.record.state["scale"] = calibrate_scale(
                 self.task, raced.scores, self.pool.expert_count
             )
-            self._check_answer_forms(raced.scores)
         utilities = np.full(len(positions), np.nan)
         for i, scores in raced.complete_scores().items():
             utilities[i] = self.task.utility(scores)
@@ -382,21 +380,6 @@ class Run:
         entry = self.record.iterations[-1]
         self._known.add_iteration(number, entry["positions"], entry["utilities"])
         self.reporter.on_iteration_end(number, time.monotonic() - began)
-
-    def _check_answer_forms(self, scores: Mapping[int, Mapping[int, Score]]) -> None:
-        """Warn of experts whose answers have another form than the gold answers."""
-        if metric_task(self.task) is not self.task:
-            return
-        items = [self.task.items("dev")[index] for index in self._searched]
-        answers = {
-            name: list(scores[i].values())
-            for i, name in enumerate(self.pool.names[: self.pool.expert_count])
-        }
-        if found := find_form_mismatches(self.task, items, answers):
-            self.record.state["answer_forms"] = [{**one, "split": "dev"} for one in found]
-            self.reporter.print_warnings(
-                format_form_warnings(found, "dev"), format_form_warnings(found, "dev", brief=True)
-            )
 
     def _derive(self) -> None:
         """Write scratchpad, new bests and front, whose cost grows with the number of iterations.
@@ -463,7 +446,7 @@ class Run:
     ) -> list[list[Score]]:
         return self._evaluate.score_positions(positions, split, self.reporter.on_job_done, items)
 
-    def _finalize(self) -> dict[str, Any]:
+    def _finalize(self) -> Verdict:
         items = digest_items(self.task, "test") if self.test else None
         settings: dict[str, Any] = {
             "ensemble": self.ensemble,
@@ -475,8 +458,8 @@ class Run:
         settings |= {"front": front} if front else {}
         baselines = self._tested_baselines()
         settings |= {"baselines": baselines} if baselines else {}
-        metrics: dict[str, Any] | None = self.record.state["metrics"]
-        if metrics is None or metrics["settings"] != settings:
+        verdict = read_verdict(self.record.state)
+        if verdict is None or verdict.settings != settings:
             ending = FinalEvaluation(
                 self.record,
                 self.task,
@@ -492,21 +475,20 @@ class Run:
             )
             ending.choose_bests()
             self.record.write_outputs(self.pool)
-            metrics = final_metrics(
-                ending, self.test, self.ensemble, self.noise_floor, front, baselines
+            verdict = final_metrics(
+                ending, self.test, self.ensemble, self.noise_floor, front, baselines, settings
             )
-            metrics["settings"] = settings
-            self.record.state["metrics"] = metrics
+            self.record.state["verdict"] = verdict.to_dict()
             self.record.save_state()
-            for name, value in metrics.items():
+            for name, value in verdict.original_names().items():
                 log.info("%s: %s", name, value)
         with self.record.updating_checksums("front.json", "ensemble.yaml"):
             write_front_json(self.record.folder, self.record.state)
             # Full models store their personal bests as notes only, so there is nothing to vote
             # with.
             if not hasattr(self.pool, "save_note"):
-                write_ensemble_yaml(self.record.folder, metrics)
-        return metrics
+                write_ensemble_yaml(self.record.folder, verdict.vote)
+        return verdict
 
     def applicable_baselines(self) -> list[str]:
         """Return those of `baselines` that are applicable to this pool and task."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from swarm.errors import UserError
-from swarm.runs.describe import ROUTE_SEPARATOR
+from swarm.merging.positions import ROUTE_SEPARATOR
 
 ALL_MODULES = "all"
 AUTO = "auto"

@@ -24,6 +24,7 @@ from swarm._util.threads import start_thread
 from swarm.engine.base_model import BaseModel, choose_device, validate_device
 from swarm.engine.token_ensemble.members import MIXTURE_FILE, base_model_like, is_adapter_folder
 from swarm.errors import UserError
+from swarm.merging.positions import describe_position
 from swarm.models.base import (
     Completion,
     Delta,
@@ -47,7 +48,6 @@ from swarm.registry.model_groups import (
     load_finished_run,
     model_group,
 )
-from swarm.runs.describe import describe_position
 from swarm.runs.run_reader import RUNS_FOLDER, find_run_folders
 
 ModelIndex = int | tuple[tuple[int, float], ...]

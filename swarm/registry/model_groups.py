@@ -331,7 +331,7 @@ def load_finished_run(folder: str | Path, otherwise: str) -> RunFolder:
     """
     run = RunFolder(folder)
     # Between the last iteration and the final selection another model may still become the best.
-    if run.finished is None or not run.metrics:
+    if run.finished is None or run.verdict is None:
         raise UserError(
             f"{run.path}: the search is not finished; resume it with the command that "
             f"started it, or {otherwise}"

@@ -18,8 +18,8 @@ from swarm.report.markdown import render_markdown
 from swarm.report.paired_comparison import PairedComparison, changed_items_section
 from swarm.report.pareto_front import front_section
 from swarm.report.sections import configuration_section, cost_section
-from swarm.runs.describe import format_form_warnings, one_answer_warnings
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import Verdict, format_one_answer_warnings
 
 SECTIONS = (
     sections.start_end_section,
@@ -49,11 +49,14 @@ def build_report(folder: str | Path) -> Report:
         sections.headline_figures(models),
         [made for section in SECTIONS if (made := section(models)) is not None],
         sections.comparison_table(models),
-        [
-            *format_form_warnings([f for f in run.answer_forms if f["split"] == "dev"], "dev"),
-            *(one_answer_warnings(run.metrics) if models.is_tested else ()),
-        ],
+        _warn(run.verdict),
     )
+
+
+def _warn(verdict: Verdict | None) -> list[str]:
+    if verdict is None or not (test := verdict.found.test):
+        return []
+    return format_one_answer_warnings(test.one_answer, "the best found", "test")
 
 
 def _describe_run(run: RunFolder) -> str:

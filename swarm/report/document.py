@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from swarm._util.terminal import format_number
-from swarm.runs.verdict import Verdict
+from swarm.runs.verdict import Statement
 
 Numbers = Sequence[float] | np.ndarray
 
@@ -248,7 +248,7 @@ class Report:
 
     name: str
     about: str
-    verdict: Verdict
+    verdict: Statement
     figures: Sequence[tuple[str, str]]
     sections: Sequence[ReportSection]
     comparisons: TableBlock | None = None

@@ -5,7 +5,7 @@ Questions are shown if the task's data files still contain the evaluated items.
 
 from collections.abc import Iterator, Mapping
 from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,27 +13,12 @@ from swarm._util.files import short_digest
 from swarm.errors import UserError
 from swarm.report.document import ChangedItem, ChangedItems, ReportSection, TextBlock
 from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.runs.verdict import BY_DOMAIN, CONSTANT, EXPERT, Compared
 from swarm.stats.significance import mean_interval
 from swarm.tasks.dataset import DataFile
-from swarm.tasks.metrics import group_items_by_domain, item_domain
+from swarm.tasks.metrics import Measured, group_items_by_domain, item_domain
 
 Rows = list[dict[str, Any]]
-
-
-class SplitResult(NamedTuple):
-    """Result of a model on a split.
-
-    Attributes:
-        interval: Ends of the 95 % interval; `None` if the run folder does not contain it.
-        unparsed: Share of answers that could not be parsed.
-        parts: Utility of each part of a mixture.
-    """
-
-    utility: float
-    interval: tuple[float, float] | None
-    items: int
-    unparsed: float | None
-    parts: dict[str, float]
 
 
 class PairedComparison:
@@ -49,13 +34,13 @@ class PairedComparison:
     """
 
     def __init__(self, run: RunFolder) -> None:
-        self.run, self.metrics = run, run.metrics
+        self.run, self.verdict = run, run.verdict
         self.places: dict[str, PositionIndex] = {
             "starting": run.best_expert(),
             "ending": run.find_best(),
         }
         self.expert = run.experts[self.places["starting"][1]]
-        self._measured: dict[tuple[str, str], SplitResult | None] = {}
+        self._measured: dict[tuple[str, str], Measured | None] = {}
 
     @property
     def model_labels(self) -> dict[str, str]:
@@ -65,83 +50,45 @@ class PairedComparison:
     @property
     def is_tested(self) -> bool:
         """True if the two were compared on the test split."""
-        return "test_gain" in self.metrics
+        return self.verdict is not None and self.verdict.tested
 
-    def split_result(self, label: str, split: str) -> SplitResult | None:
+    def split_result(self, label: str, split: str) -> Measured | None:
         """Return the result of a model on "dev", "confirm" or "test"; `None` if not evaluated."""
         if (label, split) not in self._measured:
             self._measured[label, split] = self._read_split_result(label, split)
         return self._measured[label, split]
 
-    def _read_split_result(self, label: str, split: str) -> SplitResult | None:
-        found = self.metrics
+    def _read_split_result(self, label: str, split: str) -> Measured | None:
+        verdict = self.verdict
+        if verdict is None:
+            return self._dev_result(label) if split == "dev" else None
         if split == "confirm":
-            one = found.get("confirm")
-            return one and SplitResult(one[label], one[f"{label}_interval"], one["items"], None, {})
-        name = f"{label}_best_{'validation' if split == 'dev' else 'single_test'}"
-        utility = found.get(f"{name}_{'utility' if split == 'dev' else 'accuracy'}")
-        if utility is not None:
-            return SplitResult(
-                utility,
-                found[f"{name}_interval"],
-                found[f"{name}_items"],
-                found.get(f"{name}_unparsed_rate"),
-                found.get(f"{name}_parts", {}),
-            )
-        return self._dev_result(label) if split == "dev" else None
+            kept = verdict.held_out
+            return (kept.expert if label == "starting" else kept.found) if kept else None
+        model = verdict.start_model if label == "starting" else verdict.found
+        return model.dev if split == "dev" else model.test
 
-    def _dev_result(self, label: str) -> SplitResult | None:
+    def _dev_result(self, label: str) -> Measured | None:
         utility = float(self.run.utilities[self.places[label]])
         if np.isnan(utility):
             return None
         rows = self.run.load_answers(self.places[label])
         unparsed = sum(row["answer"] is None for row in rows) / len(rows)
-        found = mean_interval(
-            answer_values(rows).tolist(), signed=bool((answer_values(rows) < 0).any())
-        )
+        values = answer_values(rows)
+        found = mean_interval(values.tolist(), signed=bool((values < 0).any()))
         # The interval of a utility that is not the mean of the values depends on its task.
         plain = abs(found.mean - utility) < 1e-9 and not rows[0].get("part")
-        return SplitResult(
-            utility, (found.low, found.high) if plain else None, len(rows), unparsed, {}
-        )
+        low, high = (found.low, found.high) if plain else (np.nan, np.nan)
+        return Measured(utility, low, high, len(rows), unparsed)
 
-    def constant_result(self, split: str) -> SplitResult | None:
-        """Return the result of the best constant answers by domain; `None` if not measured."""
-        found = (self.metrics.get("constant_answers") or {}).get("by_domain", {}).get(split)
-        return found and SplitResult(found["utility"], found["interval"], found["items"], 0.0, {})
-
-    def baseline_results(self) -> dict[str, dict[str, SplitResult | None]]:
-        """Return the results of the baselines by label, on each split."""
-
-        def parse_split_result(one: dict[str, Any] | None) -> SplitResult | None:
-            if one is None:
-                return None
-            parts = one.get("parts", {})
-            return SplitResult(
-                one["utility"], one["interval"], one["items"], one["unparsed_rate"], parts
-            )
-
-        found = self.metrics.get("baselines", ())
-        return {
-            one["label"]: {
-                split: parse_split_result(one.get(split)) for split in ("dev", "confirm", "test")
-            }
-            for one in found
-        }
-
-    def vote_result(self, split: str) -> SplitResult | None:
+    def vote_result(self, split: str) -> Measured | None:
         """Return the result of the ensemble's vote; `None` without one."""
-        found = self.metrics
-        by_size = found.get("ensemble_dev_by_size")
-        if split == "dev" and by_size:
-            items = found["ending_best_validation_items"]
-            return SplitResult(by_size[found["ensemble_size"] - 1], None, items, None, {})
-        name = "ending_top-k_ensemble_test"
-        if split == "test" and f"{name}_accuracy" in found:
-            ends, items = found[f"{name}_interval"], found[f"{name}_items"]
-            unparsed, parts = found.get(f"{name}_unparsed_rate"), found.get(f"{name}_parts", {})
-            return SplitResult(found[f"{name}_accuracy"], ends, items, unparsed, parts)
-        return None
+        vote = self.verdict.vote if self.verdict else None
+        if vote is None or split == "test":
+            return vote.test if vote else None
+        if split != "dev" or self.verdict is None:
+            return None
+        return Measured(vote.dev, np.nan, np.nan, self.verdict.dev.n)
 
     def list_baselines(self) -> list[str]:
         """Return the names of the models whose answers can be compared with the best found's.
@@ -150,7 +97,7 @@ class PairedComparison:
         are stored, then the other initial experts, whose answers to dev items are.
         """
         tested = self.run.load_test_answers(self.places["ending"]) if self.is_tested else None
-        found = [one["label"] for one in self.metrics.get("baselines", ()) if tested]
+        found = [one.label for one in self._others()] if tested else []
         known = np.isfinite(self.run.utilities[0, : self.run.expert_count])
         experts = [name for name, one in zip(self.run.experts, known, strict=False) if one]
         return [
@@ -161,16 +108,15 @@ class PairedComparison:
 
     def _load_baseline_answers(self, label: str) -> Rows | None:
         """Return a baseline's answers to the test items; `None` if they are not stored."""
-        one = next(one for one in self.metrics["baselines"] if one["label"] == label)
-        run = self.run
-        if one["name"] in ("base", "soup"):
-            # As in `swarm.loop.final_metrics`: rows made by the pool are not part of a soup.
-            share = 1 / run.expert_count if one["name"] == "soup" else 0.0
-            position = [share * (k < run.expert_count) for k in range(len(run.experts))]
-            return run.load_answers_at(position * len(run.groups))
-        if one["name"] == "experts":
-            return self._load_routed_answers(one["experts"])
-        return run.load_answers_at(one["position"]) if "position" in one else None
+        one = next(one for one in self._others() if one.label == label)
+        if one.name == BY_DOMAIN:
+            return self._load_routed_answers(one.choices)
+        return self.run.load_answers_at(one.position) if one.position else None
+
+    def _others(self) -> list[Compared]:
+        """Return the alternatives besides the best initial expert that a model answered."""
+        others = self.verdict.alternatives if self.verdict else []
+        return [one for one in others if one.name not in (EXPERT, CONSTANT)]
 
     def _load_routed_answers(self, experts: Mapping[str, str]) -> Rows | None:
         """Return the test answers of each domain's expert; `None` without the task's data file."""
@@ -356,7 +302,7 @@ def answer_domain(row: Mapping[str, Any], questions: Mapping[str, Any]) -> str:
 def load_questions(models: PairedComparison, split: str) -> tuple[dict[str, Any], str]:
     """Return the items by id from the task's data files, or an explanation why they are missing."""
     run = models.run
-    item_ids = run.metrics.get("settings", {}).get("test_items")
+    item_ids = run.test_items
     try:
         found = list(iterate_data_items(run.config["task"], split))
     except (UserError, KeyError, TypeError) as error:

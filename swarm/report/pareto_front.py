@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm._util.terminal import format_interval, format_number, pluralize
+from swarm._util.terminal import format_number, pluralize
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.report.document import (
     Chart,
@@ -18,6 +18,8 @@ from swarm.report.document import (
 from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import format_measured
+from swarm.tasks.metrics import Measured
 
 
 def front_section(models: PairedComparison) -> ReportSection | None:
@@ -93,22 +95,23 @@ def front_table(run: RunFolder, found: ParetoFront) -> TableBlock:
     ]
     points = _front_points(run, found)
     tested: dict[str, Any] = next((p["test_parts"] for p in points if "test_parts" in p), {})
-    header += [f"{name}, test, n = {one['items']}" for name, one in tested.items()]
+    header += [f"{name}, test, n = {one['n']}" for name, one in tested.items()]
     rows = []
     for point in points:
         row = [str(point["point"]), *(format_number(value) for value in point["dev"].values())]
         mine = point.get("test_parts", {})
-        row += [
-            format_interval(mine[name]["utility"], mine[name]["interval"]) if mine else "–"
-            for name in tested
-        ]
+        row += [format_measured(Measured(**mine[name])) if mine else "–" for name in tested]
         rows.append([*row, point["words"]])
     caption = "Points of the front; brackets are 95 % intervals"
     return TableBlock(caption, [*header, "made of"], rows, sortable=True)
 
 
 def _front_points(run: RunFolder, found: ParetoFront) -> list[dict[str, Any]]:
-    state = {"experts": run.experts, "groups": run.groups, "metrics": run.metrics}
+    state = {
+        "experts": run.experts,
+        "groups": run.groups,
+        "verdict": run.verdict.to_dict() if run.verdict else None,
+    }
     points: list[dict[str, Any]] = found.to_dict(state)["points"]
     return points
 

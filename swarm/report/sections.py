@@ -20,6 +20,7 @@ from swarm._util.terminal import (
     pluralize,
 )
 from swarm.errors import UserError
+from swarm.merging.positions import ROUTE_SEPARATOR, describe_position, group_by_route
 from swarm.report.analyses.convergence import objective_label, signal_suffix
 from swarm.report.analyses.prompt_efficiency import measure_economy
 from swarm.report.document import (
@@ -33,52 +34,48 @@ from swarm.report.document import (
 )
 from swarm.report.paired_comparison import (
     PairedComparison,
-    SplitResult,
     answer_values,
     is_binary,
     name_test,
 )
-from swarm.runs.describe import (
-    ROUTE_SEPARATOR,
-    describe_position,
-    domain_table,
-    group_by_route,
-    list_caveats,
-)
 from swarm.runs.manifest import verify_run_file
 from swarm.runs.run_reader import RunFolder
 from swarm.runs.verdict import (
-    Verdict,
-    constant_label,
+    CONSTANT,
+    EXPERT,
+    Statement,
+    domain_table,
     format_gain,
-    judge_search,
-    list_alternatives,
+    list_caveats,
+    state_verdict,
 )
+from swarm.stats.significance import PairedTest
+from swarm.tasks.metrics import Measured
 
 SPLIT_NAMES = {"dev": "dev", "confirm": "held-out part of dev", "test": "test"}
 
 
-def summarize_verdict(models: PairedComparison) -> Verdict:
+def summarize_verdict(models: PairedComparison) -> Statement:
     """Return the verdict; of a search that has not ended, how far it is."""
     run = models.run
     start, end = models.split_result("starting", "dev"), models.split_result("ending", "dev")
     if start is None or end is None:
         sentence = "no particle has been evaluated on all dev items yet."
-        return Verdict("open", "Nothing measured yet", sentence)
-    if models.metrics:
-        return judge_search(models.metrics, run.path)
+        return Statement("open", "Nothing measured yet", sentence)
+    if models.verdict:
+        return state_verdict(models.verdict, run.path)
     if (signal := run.identity.get("task.signal", "accuracy")) != "accuracy":
         sentence = (
             f"by its signal ({signal}) the search has reached {format_number(end.utility)}; the "
             "best are chosen by the task's metric at the end."
         )
-        return Verdict("open", "Not judged yet", sentence)
+        return Statement("open", "Not judged yet", sentence)
     sentence = (
-        f"on {end.items} dev items after {pluralize(len(run.rounds) - 1, 'iteration')}, the best "
+        f"on {end.n} dev items after {pluralize(len(run.rounds) - 1, 'iteration')}, the best "
         f"found has {format_number(end.utility)} and the best initial expert, {models.expert}, "
         f"{format_number(start.utility)}."
     )
-    return Verdict("open", "Still running", sentence)
+    return Statement("open", "Still running", sentence)
 
 
 def comparison_table(models: PairedComparison) -> TableBlock | None:
@@ -88,12 +85,14 @@ def comparison_table(models: PairedComparison) -> TableBlock | None:
         One row per model, the highest utility first; `None` without a test.
     """
     rows = []
-    for one in list_alternatives(models.metrics):
-        cells = _gain_row(one.label, (one.gain, one.gain_interval, one.p_value, 0))
-        rows.append([one.label, format_number(one.test[0]), *cells[1:4]])
-    if not rows:
+    verdict = models.verdict
+    for one in verdict.alternatives if verdict else ():
+        if one.test and one.gain:
+            cells = _gain_row(one.label, one.gain)
+            rows.append([one.label, format_number(one.test.utility), *cells[1:4]])
+    if not rows or verdict is None or not (test := verdict.found.test):
         return None
-    items = format_count(models.metrics["ending_best_single_test_items"])
+    items = format_count(test.n)
     header = ["needs no search", f"test, n = {items}", "best found minus it", "95 % interval", "p"]
     return TableBlock("Against each alternative on test", header, rows)
 
@@ -106,12 +105,12 @@ def headline_figures(models: PairedComparison) -> list[tuple[str, str]]:
         if start and end:
             found.append(
                 (
-                    f"{split}, n = {format_count(end.items)}",
+                    f"{split}, n = {format_count(end.n)}",
                     f"{format_number(start.utility)} → {format_number(end.utility)}",
                 )
             )
-    if strongest := summarize_verdict(models).strongest:
-        found.append((f"gain over the {strongest.label}", format_gain(models.metrics, strongest)))
+    if (verdict := models.verdict) and (strongest := verdict.strongest):
+        found.append((f"gain over the {strongest.label}", format_gain(verdict, strongest)))
     return found
 
 
@@ -126,8 +125,8 @@ def start_end_section(models: PairedComparison) -> ReportSection:
     blocks.append(
         TextBlock([f"Best found: {describe_position(run.experts, position, run.groups)}."])
     )
-    if by_size := models.metrics.get("ensemble_dev_by_size"):
-        size = models.metrics["ensemble_size"]
+    if models.verdict and (vote := models.verdict.vote):
+        size, by_size = len(vote.members), vote.dev_by_size
         votes = ", ".join(f"{n}: {format_number(value)}" for n, value in enumerate(by_size, 1))
         blocks.append(TextBlock([f"Vote on dev by number of voters: {votes}; {size} was chosen."]))
     return ReportSection(
@@ -139,17 +138,17 @@ def start_end_section(models: PairedComparison) -> ReportSection:
     )
 
 
-def _result_lines(models: PairedComparison) -> Iterator[tuple[str, dict[str, SplitResult | None]]]:
+def _result_lines(models: PairedComparison) -> Iterator[tuple[str, dict[str, Measured | None]]]:
     """Yield each model's label with its results by split, the best constant answers included."""
-    if constant := models.metrics.get("constant_answers"):
-        results = {split: models.constant_result(split) for split in SPLIT_NAMES}
-        yield constant_label(constant), results
-    yield from models.baseline_results().items()
+    others = models.verdict.alternatives if models.verdict else []
+    for one in sorted(others, key=lambda one: one.name != CONSTANT):
+        if one.name != EXPERT:
+            yield one.label, {"dev": one.dev, "confirm": None, "test": one.test}
     for label, name in models.model_labels.items():
         yield name, {split: models.split_result(label, split) for split in SPLIT_NAMES}
     vote = {split: models.vote_result(split) for split in SPLIT_NAMES}
     if any(vote.values()):
-        size = len(models.metrics.get("ensemble_members", ())) or models.metrics["ensemble_size"]
+        size = len(models.verdict.vote.members) if models.verdict and models.verdict.vote else 0
         if size > 1:  # a vote of one is the best found
             yield f"vote of the top {size}", vote
 
@@ -159,7 +158,7 @@ def _result_table(models: PairedComparison) -> TableBlock:
     shown = [split for split in SPLIT_NAMES if any(one[split] for _, one in lines)]
     header = ["model"]
     for split in shown:
-        items = next(one[split].items for _, one in lines if one[split])  # type: ignore[union-attr]
+        items = next(one[split].n for _, one in lines if one[split])  # type: ignore[union-attr]
         header.append(f"{SPLIT_NAMES[split]}, n = {format_count(items)}")
     splits = [split for split in shown if split != "confirm"]
     header += [f"unread on {split}" for split in splits]
@@ -232,12 +231,9 @@ def _subtask_table(models: PairedComparison) -> TableBlock | None:
 
 def _domain_tables(models: PairedComparison) -> list[TableBlock]:
     """Tabulate utilities by domain on test and dev, for tasks with 2 to 12 domains."""
-    found = []
-    for split in ("test", "dev"):
-        if one := domain_table(models.metrics, split):
-            caption = f"Utilities by domain on {split}; (!): one answer throughout"
-            found.append(TableBlock(caption, *one))
-    return found
+    found = domain_table(models.verdict) if models.verdict else None
+    caption = "Utilities by domain; (!): one answer throughout"
+    return [TableBlock(caption, found[0], [list(row) for row in found[1]])] if found else []
 
 
 def statistics_section(models: PairedComparison) -> ReportSection:
@@ -249,7 +245,8 @@ def statistics_section(models: PairedComparison) -> ReportSection:
         blocks.append(TableBlock("Best found less best initial expert, item by item", header, rows))
     if (answers := models.paired_answers()) and is_binary(answers[1]) and is_binary(answers[2]):
         blocks.append(_fourfold_table(models, *answers))
-    caveats = list_caveats(models.metrics, models.run.too_long)
+    caveats = [f"{line}." for line in models.run.too_long]
+    caveats += list_caveats(models.verdict) if models.verdict else []
     blocks.append(TextBlock([*caveats, *_describe_method(models)], listed=True))
     return ReportSection(
         "statistics",
@@ -260,35 +257,21 @@ def statistics_section(models: PairedComparison) -> ReportSection:
     )
 
 
-def _measured_gains(
-    models: PairedComparison,
-) -> Iterator[tuple[str, tuple[float, list[float], float, int]]]:
-    found = models.metrics
-    if one := found.get("confirm"):
-        yield (
-            SPLIT_NAMES["confirm"],
-            (one["gain"], one["gain_interval"], one["p_value"], one["items"]),
-        )
-    if models.is_tested:
-        yield (
-            SPLIT_NAMES["test"],
-            (
-                found["test_gain"],
-                found["test_gain_interval"],
-                found["test_gain_p_value"],
-                found["ending_best_single_test_items"],
-            ),
-        )
+def _measured_gains(models: PairedComparison) -> Iterator[tuple[str, PairedTest]]:
+    if verdict := models.verdict:
+        if verdict.held_out:
+            yield SPLIT_NAMES["confirm"], verdict.held_out.gain
+        if gain := verdict.start_model.gain:
+            yield SPLIT_NAMES["test"], gain
 
 
-def _gain_row(name: str, one: tuple[float, Sequence[float], float, int]) -> list[str]:
-    gain, (low, high), p, items = one
+def _gain_row(name: str, gain: PairedTest) -> list[str]:
     return [
         name,
-        format_signed(gain),
-        _format_gain_interval((low, high)),
-        format_p_value(p),
-        format_count(items),
+        format_signed(gain.difference),
+        _format_gain_interval((gain.low, gain.high)),
+        format_p_value(gain.p),
+        format_count(gain.n),
     ]
 
 
@@ -321,7 +304,7 @@ def _fourfold_table(models: PairedComparison, split: str, before: Any, after: An
 
 
 def _describe_method(models: PairedComparison) -> list[str]:
-    found, answers = models.metrics, models.paired_answers()
+    verdict, answers = models.verdict, models.paired_answers()
     sentences = []
     if answers and answers[0] == "test":
         sentences.append(f"The paired test on test is {name_test(*answers[1:])}.")
@@ -334,14 +317,14 @@ def _describe_method(models: PairedComparison) -> list[str]:
     sentences.append(
         f"The best found is the highest of {format_count(evaluated)} evaluations on dev."
     )
-    if "confirm" not in found:
+    if verdict is None or verdict.held_out is None:
         sentences.append(
             "No part of dev was held out from the search (e.g. confirm=0.3), so only test "
             "checks the dev score of the best found."
         )
-    if "signal" in found:
+    if verdict and verdict.signal:
         sentences.append(
-            f"The search maximized the signal {found['signal']}; the numbers above are by the "
+            f"The search maximized the signal {verdict.signal}; the numbers above are by the "
             "task's metric, which also chose among the bests."
         )
     return sentences
@@ -431,7 +414,7 @@ def cost_section(models: PairedComparison) -> ReportSection:
     ]
     if timed := _time_rows(run, evaluated):
         blocks.append(TableBlock("Time and tokens", ["what", "how much"], timed))
-    if taken := run.metrics.get("scoring_cost"):
+    if taken := run.verdict.scoring_costs if run.verdict else {}:
         blocks.append(
             TableBlock(
                 "Cost of scoring",

@@ -45,7 +45,7 @@ LINE_SEAL = b', "checksum": "%s"}'
 KINDS: dict[str, Any] = {
     **dict.fromkeys(("identity", "chosen"), dict),
     **dict.fromkeys(("experts", "rounds", "groups"), list),
-    **dict.fromkeys(("optimizer", "metrics"), dict | None),
+    **dict.fromkeys(("optimizer", "verdict"), dict | None),
     "finished": str | None,
     "own": int,
 }

@@ -10,9 +10,9 @@ import numpy as np
 
 from swarm._util.files import write_json
 from swarm.errors import UserError
+from swarm.merging.positions import describe_position
 from swarm.optimizers.base import MultiObjectiveOptimizer, Optimizer
 from swarm.optimizers.multi_objective import BASE_BOUND
-from swarm.runs.describe import describe_position
 from swarm.tasks.base import Score, Task, metric_task
 
 ParticleIndex = tuple[int, int]
@@ -278,8 +278,7 @@ class ParetoFront:
         Args:
             state: The record's state, including the test of some points if there was one.
         """
-        metrics = state.get("metrics") or {}
-        tested = {tuple(one["place"]): one for one in metrics.get("front", [])}
+        tested = {tuple(one["place"]): one for one in (state.get("verdict") or {}).get("front", [])}
         points = []
         for number, index in enumerate(self.front_indices):
             entry = self.rounds[index[0]]
@@ -293,7 +292,9 @@ class ParetoFront:
                 "words": describe_position(state["experts"], position, state["groups"]),
                 "coefficients": position,
             }
-            measured = {key: one for key, one in tested.get(index, {}).items() if key != "place"}
+            measured = {
+                key: one for key, one in tested.get(index, {}).items() if key.endswith("_parts")
+            }
             points.append(point | measured)
         return {
             "objectives": list(self.objectives),

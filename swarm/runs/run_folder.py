@@ -88,7 +88,7 @@ ParticleIndex = tuple[int, int]
 STATE_FORMAT = 2
 """Version of a state's keys; the first had no number, and cannot be resumed."""
 
-STATE_KEYS = {"identity", "experts", "rounds", "optimizer", "finished", "metrics"}
+STATE_KEYS = {"identity", "experts", "rounds", "optimizer", "finished", "verdict"}
 
 
 def position_key(position: Sequence[float] | np.ndarray) -> str:
@@ -104,7 +104,7 @@ class RunRecord:
         state: Completed work: `identity`, `experts`, the number `own` of the user's experts among
             them, `groups`, `rounds` (positions and utilities of every iteration), `optimizer` and,
             at the end, `finished`, `minutes` (if that limit ended it), `chosen` (if the bests were
-            not chosen by these utilities) and `metrics`; `versions`, the packages that computed the
+            not chosen by these utilities) and `verdict`; `versions`, the packages that computed the
             answers, by first iteration.
         note: Added to the description (swarm.json) of each saved best.
     """
@@ -154,7 +154,7 @@ class RunRecord:
             "rounds": [],
             "optimizer": None,
             "finished": None,
-            "metrics": None,
+            "verdict": None,
         }
         self.save_state()
         # Before the first iteration, so that a missing file is always damage.
@@ -270,7 +270,7 @@ class RunRecord:
                 reevaluated = True
                 remove(file)
         if reevaluated:
-            self.state["metrics"] = None
+            self.state["verdict"] = None
         self.manifest.save()
 
     def updating_checksums(self, *prefixes: str) -> AbstractContextManager[None]:
@@ -328,7 +328,7 @@ class RunRecord:
             self.manifest.save()
             remove(self.folder / path)
             self._summary = Summary()
-        self.state |= {"finished": None, "metrics": None}
+        self.state |= {"finished": None, "verdict": None}
         self.save_state()
 
     def add_iteration(

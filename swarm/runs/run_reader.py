@@ -12,9 +12,10 @@ import numpy as np
 from swarm._util.files import as_path, parse_json, read_gzip_json
 from swarm._util.secrets import clean, read_config
 from swarm.errors import UserError
-from swarm.runs.describe import position_label
+from swarm.merging.positions import position_label
 from swarm.runs.manifest import REPAIR_HINT, read_state, verify_run_file
 from swarm.runs.pareto_front import ParetoFront
+from swarm.runs.verdict import read_verdict
 
 PositionIndex = tuple[int, int]
 """(iteration, particle)."""
@@ -38,7 +39,7 @@ class RunFolder:
         positions: [T, N, G * K] mixing coefficients.
         utilities: [T, N] on dev, NaN where none was measured.
         finished: Reason why the search ended; `None` while it runs.
-        metrics: Final metrics; empty while it runs.
+        verdict: The verdict; `None` while it runs.
         optimizer: The optimizer's state after the last iteration.
         identity: The settings and digests that identify the search.
         chosen: Indices of the best expert ("starting") and best position ("ending"), if the task's
@@ -46,8 +47,6 @@ class RunFolder:
         scale: Score scale of a task that calibrates one on the experts; else `None`.
         front: The Pareto front of a task of several parts; else `None`.
         too_long: Lines on dropped or truncated items (`swarm.loop.prompt_stats.fit_to_context`).
-        answer_forms: Experts whose answers have another form than the gold answers
-            (`swarm.tasks.metrics.find_form_mismatches`).
 
     Raises:
         UserError: The folder is not a run's, or no iteration is finished.
@@ -64,13 +63,12 @@ class RunFolder:
         self.chosen: dict[str, list[int]] = state.get("chosen", {})
         self.rounds: list[dict[str, Any]] = state["rounds"]
         self.finished: str | None = state["finished"]
-        self.metrics: dict[str, Any] = state["metrics"] or {}
+        self.verdict = read_verdict(state)
         self.identity: dict[str, Any] = clean(state["identity"])
         self.scale: dict[str, Any] | None = state.get("scale")
         self.optimizer: dict[str, Any] = state.get("optimizer") or {}
         self.front = ParetoFront.from_state(state)
         self.too_long: list[str] = state.get("too_long", [])
-        self.answer_forms: list[dict[str, Any]] = state.get("answer_forms", [])
         if not self.rounds:
             raise UserError(f"{self.path}: no iteration has finished yet; wait for the first")
         try:
@@ -119,6 +117,12 @@ class RunFolder:
     def position_label(self, index: PositionIndex) -> str | None:
         """Return the optimizer's name for a position, such as "uniform soup", or `None`."""
         return position_label(self.optimizer, self.positions[index].tolist())
+
+    @property
+    def test_items(self) -> str | None:
+        """Digest of the test items; `None` if nothing was tested."""
+        found: str | None = self.verdict.settings.get("test_items") if self.verdict else None
+        return found
 
     @property
     def particles(self) -> int:
@@ -191,7 +195,7 @@ class RunFolder:
         Returns:
             The answers; `None` if the position was not scored on these items.
         """
-        items = items or self.metrics.get("settings", {}).get("test_items")
+        items = items or self.test_items
         key = " ".join(float(c).hex() for c in position)
         name = hashlib.sha256(f"{items} {key}".encode()).hexdigest()[:16]
         path = self.path / "answers" / f"test_{name}.json.gz"

@@ -1,213 +1,411 @@
-"""The verdict on a search: its best found against the strongest model that needed no search.
+"""The verdict on a search: its best found beside the models that needed no search.
 
-Every text on a result (terminal, report, page, card, tracker) begins with the sentence made here.
+`Verdict` is computed once, when a search or a fine-tuning ends, and stored in its folder. The
+functions below put it in words; terminal, report, page, model card, trackers and studies call them.
 """
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from swarm._util.terminal import format_p
-from swarm.runs.describe import MODEL_LABELS, describe_constant_answers
+from swarm._util.terminal import format_p, pluralize
+from swarm.stats.significance import PairedTest
+from swarm.tasks.base import Item, Score, Task
+from swarm.tasks.metrics import (
+    KIND_PREFIX,
+    Measured,
+    OneAnswer,
+    best_constant_answers,
+    measure,
+    paired_gain,
+)
 
-EXPERT, CONSTANT, BY_DOMAIN = "expert", "constant", "experts"
-"""Names of alternatives: best initial expert, constant answers, each domain's best expert.
+EXPERT, CONSTANT, BY_DOMAIN, FOUND = "expert", "constant", "experts", "found"
+"""Names: best initial expert, constant answers, each domain's best expert, best found.
 
-The last has to know the domain of a prompt, which the best found does not, and so is listed but
+The third has to know the domain of a prompt, which the best found does not, and so is listed but
 does not decide.
 """
 
+MODEL_LABELS = ("best initial expert", "best found")
+
+MAX_DOMAINS = 12
+"""Maximum number of domains in a table; with more, only the verdict contains the numbers."""
+
+MAX_LISTED = 5
+"""Maximum number of domains named in a sentence."""
+
+MIN_UNREAD = 0.1
+"""From this share on, unread answers are mentioned below the tables."""
+
 
 @dataclass(frozen=True)
-class Alternative:
-    """A model that needs no search, beside the best found on the same test items.
+class Compared:
+    """A model on dev and test, and how much better the best found is.
 
     Attributes:
-        name: `EXPERT`, `CONSTANT` or a name of `swarm.loop.search_inputs.BASELINE_LABELS`.
+        name: `FOUND`, `EXPERT`, `CONSTANT` or a name of `swarm.loop.search_inputs.BASELINE_LABELS`.
         label: Its description, with what was chosen on dev in parentheses.
-        dev, test: Utility and ends of its 95 % interval on each split; `None` if not scored.
-        gain: Utility of the best found minus that of this model on test.
-        gain_interval: Ends of the 95 % interval of the gain.
-        p_value: Of the paired test of the gain.
+        dev, test: Its results; `None` if not scored there.
+        gain: Utility of the best found minus that of this model on test, with the paired test;
+            `None` without a test, and for the best found itself.
+        position: [G * K] coefficients; `None` if it is not one position.
+        choices: What was chosen for each domain: an expert, or a constant answer.
     """
 
     name: str
     label: str
-    dev: tuple[float, float, float] | None
-    test: tuple[float, float, float]
-    gain: float
-    gain_interval: tuple[float, float]
-    p_value: float
+    dev: Measured | None = None
+    test: Measured | None = None
+    gain: PairedTest | None = None
+    position: list[float] | None = None
+    choices: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_beaten(self) -> bool:
         """Whether the best found is better, and distinguishably so."""
-        return self.gain > 0 and self.p_value < 0.05
+        return self.gain is not None and self.gain.difference > 0 and self.gain.p < 0.05
 
     @property
     def beats(self) -> bool:
         """Whether this model is better than the best found, and distinguishably so."""
-        return self.gain < 0 and self.p_value < 0.05
+        return self.gain is not None and self.gain.difference < 0 and self.gain.p < 0.05
+
+
+@dataclass(frozen=True)
+class Start:
+    """How much of the best found is what the search started from.
+
+    Attributes:
+        whole: Whether it is a position of the first iteration, on each route.
+        label: Which one.
+        routes: Routes on which the start replaced a worse position that the search had found.
+        iterations: Number of iterations after the first.
+        ended: Why no more followed.
+    """
+
+    whole: bool
+    label: str
+    routes: list[str]
+    iterations: int
+    ended: str | None
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Both bests on dev items that the search did not see.
+
+    Attributes:
+        gain: Of the best found over the best initial expert.
+        selected: Whether the best found was chosen by these items.
+    """
+
+    expert: Measured
+    found: Measured
+    gain: PairedTest
+    selected: bool
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """The effect of rounding alone: the best found on dev once more, in other batches."""
+
+    n: int
+    changed_answers: int
+    difference: float
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A lower bound of one part of a task.
+
+    Attributes:
+        at_least: The bound.
+        base: Whether it is the base model's value.
+        dev: Value of the best found on dev; `met` if it reaches the bound.
+        test, test_base: The best found and the base on test; `None` if not scored.
+        gain: Of the best found over the base on test.
+    """
+
+    at_least: float
+    base: bool
+    dev: float
+    met: bool
+    test: Measured | None = None
+    test_base: Measured | None = None
+    gain: PairedTest | None = None
+
+
+@dataclass(frozen=True)
+class Vote:
+    """The vote of the best personal bests; their number was chosen on dev.
+
+    Attributes:
+        members: (iteration, particle) and dev utility of each voter.
+        dev_by_size: Utility on dev of the first 1, 2, ... voters.
+        test: Result on test; `None` if not scored.
+    """
+
+    members: list[tuple[int, int, float]]
+    dev_by_size: list[float]
+    test: Measured | None = None
+
+    @property
+    def dev(self) -> float:
+        """Utility on dev."""
+        return self.dev_by_size[len(self.members) - 1]
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A point of the Pareto front, part by part, by the task's own metric."""
+
+    place: tuple[int, int]
+    dev: Measured
+    test: Measured
+    dev_parts: dict[str, Measured]
+    test_parts: dict[str, Measured]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a search was worth.
+    """What a search or a fine-tuning was worth.
+
+    Attributes:
+        found: The best found.
+        expert: Name of the best initial expert.
+        alternatives: Models that need no search, the highest on test first; on dev alone, the best
+            initial expert and constant answers.
+        in_points: Whether utilities are shares, whose differences are reported in points.
+        places: (iteration, particle) of the best initial expert and of the best found.
+        found_label: The optimizer's name for the position, such as "uniform soup".
+        signal: What the search maximized instead of the task's metric.
+        no_gradient: The best found on dev items that no gradient used.
+        front_size, hypervolume: Points of the Pareto front; its volume at the start and the end.
+        front: The points that were tested.
+        reconstruction_error: Of a saved adapter whose rank is truncated, relative to its norm.
+        costs: `prompts_scored`, `prompts_saved` and, with gradients, `losses_computed`,
+            `gradients_computed` and `prompt_equivalents`.
+        scoring_costs: Costs of scoring by measure, of texts seen "first" and "again".
+        settings: What was evaluated; `test_items` is the digest of the test items.
+    """
+
+    found: Compared
+    expert: str
+    alternatives: list[Compared]
+    in_points: bool = True
+    places: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    found_label: str | None = None
+    start: Start | None = None
+    signal: str | None = None
+    held_out: HeldOut | None = None
+    no_gradient: Measured | None = None
+    noise_floor: NoiseFloor | None = None
+    constraints: dict[str, Constraint] = field(default_factory=dict)
+    vote: Vote | None = None
+    front_size: int = 0
+    hypervolume: tuple[float, float] = (0.0, 0.0)
+    front: list[FrontPoint] = field(default_factory=list)
+    reconstruction_error: float = 0.0
+    costs: dict[str, int] = field(default_factory=dict)
+    scoring_costs: dict[str, dict[str, float]] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Verdict":
+        """Read what `to_dict` returned, after JSON."""
+        return _adapter().validate_python(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return asdict(self)
+
+    @property
+    def tested(self) -> bool:
+        """Whether the best found was scored on test."""
+        return self.found.test is not None
+
+    @property
+    def cost(self) -> int:
+        """Cost on dev in prompt-equivalents."""
+        return self.costs.get("prompt_equivalents", self.costs.get("prompts_scored", 0))
+
+    @property
+    def dev(self) -> Measured:
+        """The best found on dev."""
+        assert self.found.dev is not None
+        return self.found.dev
+
+    @property
+    def start_model(self) -> Compared:
+        """The best initial expert."""
+        return next(one for one in self.alternatives if one.name == EXPERT)
+
+    @property
+    def constant(self) -> Compared | None:
+        """The best constant answers of each domain; `None` if answers cannot be graded."""
+        return next((one for one in self.alternatives if one.name == CONSTANT), None)
+
+    @property
+    def strongest(self) -> Compared | None:
+        """The alternative that decides; `None` without a test.
+
+        The best found is worth its search if it is distinguishably better than each alternative
+        that can be deployed as it is. The strongest of these decides, so no correction for their
+        number is needed (an intersection-union test: Berger, 1982, Technometrics 24:295).
+        """
+        deciding = self._deciding()
+        # The highest of those that beat the best found, else of those that it does not beat.
+        return min(deciding, key=lambda one: (not one.beats, one.is_beaten), default=None)
+
+    def _deciding(self) -> list[Compared]:
+        return [one for one in self.alternatives if one.gain and one.name != BY_DOMAIN]
+
+    def original_names(self) -> dict[str, float]:
+        """Return the numbers under the names that the original implementation logs."""
+        names = {
+            "starting_best_validation_utility": self.start_model.dev,
+            "ending_best_validation_utility": self.found.dev,
+            "starting_best_single_test_accuracy": self.start_model.test,
+            "ending_best_single_test_accuracy": self.found.test,
+            "ending_top-k_ensemble_test_accuracy": self.vote.test if self.vote else None,
+        }
+        return {name: one.utility for name, one in names.items() if one is not None}
+
+
+def compare_constant_answers(
+    task: Task, dev: Sequence[Item], test: Sequence[Item] = (), after: Sequence[Score] = ()
+) -> Compared | None:
+    """Compare a model with the best constant answers, chosen on dev for each domain.
+
+    Args:
+        test: Further items to score on; empty leaves them out.
+        after: The model's scores of the test items; empty leaves the gain out.
+
+    Returns:
+        `None` as `swarm.tasks.metrics.best_constant_answers`.
+    """
+    constants = best_constant_answers(task, dev)
+    if constants is None:
+        return None
+    on_dev = measure(task, constants.score_items(task, dev), dev)
+    label, choices = constant_label(constants.domains), dict(constants.domains)
+    if not test:
+        return Compared(CONSTANT, label, on_dev, choices=choices)
+    scores = constants.score_items(task, test)
+    gain = paired_gain(task, after, scores) if after else None
+    return Compared(CONSTANT, label, on_dev, measure(task, scores, test), gain, choices=choices)
+
+
+@cache
+def _adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Verdict)
+
+
+def read_verdict(state: Mapping[str, Any]) -> Verdict | None:
+    """Return the verdict in the state of a search or a fine-tuning; `None` before its end."""
+    known = state.get("verdict")
+    return Verdict.from_dict(known) if known else None
+
+
+class Statement(NamedTuple):
+    """A verdict in words.
 
     Attributes:
         kind: "better", "worse", "unclear", or "open" without a test.
         headline: "Worth it", "Not worth it", "Not distinguishable", or why there is no verdict.
         sentence: Its reason with numbers, and what to use.
-        strongest: The alternative that decides; `None` without a test.
     """
 
     kind: Literal["better", "worse", "unclear", "open"]
     headline: str
     sentence: str
-    strongest: Alternative | None = None
 
     def __str__(self) -> str:
         return f"{self.headline}: {self.sentence}"
 
 
-def list_alternatives(metrics: Mapping[str, Any]) -> list[Alternative]:
-    """Return the models beside the best found on test, the highest utility first.
+def state_verdict(verdict: Verdict, folder: Path | None = None) -> Statement:
+    """Put a verdict in one sentence.
 
     Args:
-        metrics: Result of `swarm.loop.final_metrics.final_metrics`; without a test there are none.
-    """
-    if "test_gain" not in metrics:
-        return []
-    expert = {
-        "name": EXPERT,
-        "label": f"{MODEL_LABELS[0]} ({metrics['starting_best_expert']})",
-        "dev": _named_result(metrics, "starting_best_validation", "utility"),
-        "test": _named_result(metrics, "starting_best_single_test", "accuracy"),
-        "gain": metrics["test_gain"],
-        "gain_interval": metrics["test_gain_interval"],
-        "p_value": metrics["test_gain_p_value"],
-    }
-    found = [expert, *metrics.get("baselines", ())]
-    constant = metrics.get("constant_answers") or {}
-    if "gain" in constant:
-        label = constant_label(constant)
-        found.append({**constant, **constant["by_domain"], "name": CONSTANT, "label": label})
-    alternatives = [
-        Alternative(
-            one["name"],
-            one["label"],
-            _with_interval(one["dev"]) if one.get("dev") else None,
-            _with_interval(one["test"]),
-            one["gain"],
-            tuple(one["gain_interval"]),
-            one["p_value"],
-        )
-        for one in found
-    ]
-    return sorted(alternatives, key=lambda one: -one.test[0])
-
-
-def constant_label(constant: Mapping[str, Any]) -> str:
-    """Describe the best constant answers, chosen on dev."""
-    each = " of each domain" * (len(constant["by_domain"]["answers"]) > 1)
-    return f"best constant answer{each} ({describe_constant_answers(constant)})"
-
-
-def _named_result(metrics: Mapping[str, Any], name: str, measure: str) -> dict[str, Any]:
-    return {"utility": metrics[f"{name}_{measure}"], "interval": metrics[f"{name}_interval"]}
-
-
-def _with_interval(found: Mapping[str, Any]) -> tuple[float, float, float]:
-    return found["utility"], *found["interval"]
-
-
-def judge_search(metrics: Mapping[str, Any], folder: Path | None = None) -> Verdict:
-    """Return the verdict on a finished search.
-
-    The best found is worth its search if it is distinguishably better than each alternative that
-    can be deployed as it is. The strongest of these decides, so no correction for their number is
-    needed (an intersection-union test: Berger, 1982, Technometrics 24:295).
-
-    Args:
-        metrics: Result of `swarm.loop.final_metrics.final_metrics`.
         folder: The run folder, to name the command for what should be used, and the results of
             fine-tunings that were compared with this search; `None` leaves both out.
     """
-    alternatives = [one for one in list_alternatives(metrics) if one.name != BY_DOMAIN]
-    if not alternatives:
-        return Verdict("open", "Not tested", _describe_dev(metrics))
-    # The highest of those that beat the best found, else of those that it does not beat.
-    strongest = min(alternatives, key=lambda one: (not one.beats, one.is_beaten))
-    end = metrics["ending_best_single_test_accuracy"]
-    items = f"{metrics['ending_best_single_test_items']} test items"
-    difference, tuned = format_gain(metrics, strongest), _describe_tuned(folder)
-    label, start = f"the {strongest.label}", metrics.get("start") or {}
+    strongest, found = verdict.strongest, verdict.found.test
+    if strongest is None or found is None or strongest.test is None or strongest.gain is None:
+        return Statement("open", "Not tested", _describe_dev(verdict))
+    items = f"{found.n} test items"
+    difference, tuned = format_gain(verdict, strongest), _describe_tuned(folder)
+    label, start, gain = f"the {strongest.label}", verdict.start, strongest.gain
     both = (
-        f"the best found has {end:.3f} on {items}, and {label}, {_rank(strongest, alternatives)}, "
-        f"{strongest.test[0]:.3f}"
+        f"the best found has {found.utility:.3f} on {items}, and {label}, "
+        f"{_rank(verdict, strongest)}, {strongest.test.utility:.3f}"
     )
     if strongest.beats:
         sentence = (
-            f"use {label}: {strongest.test[0]:.3f} on {items}. The best found has {end:.3f}, a "
-            f"difference of {difference}{tuned}. {_command(strongest.name, folder)}"
+            f"use {label}: {strongest.test.utility:.3f} on {items}. The best found has "
+            f"{found.utility:.3f}, a difference of {difference}{tuned}. "
+            f"{_command(strongest.name, folder)}"
         )
-        return Verdict("worse", "Not worth it", sentence.strip(), strongest)
+        return Statement("worse", "Not worth it", sentence.strip())
     if strongest.is_beaten:
-        return Verdict("better", "Worth it", f"{both}: a gain of {difference}{tuned}.", strongest)
-    if start.get("iterations") == 0:
-        sentence = f"the search ended before it moved ({start['ended']}); {both}{tuned}."
-        return Verdict("open", "Nothing searched", sentence, strongest)
-    if start.get("whole"):
+        return Statement("better", "Worth it", f"{both}: a gain of {difference}{tuned}.")
+    if start and start.iterations == 0:
+        sentence = f"the search ended before it moved ({start.ended}); {both}{tuned}."
+        return Statement("open", "Nothing searched", sentence)
+    if start and start.whole:
         sentence = (
-            f"the search found nothing better than the {start['label']}, which is the result: "
-            f"{end:.3f} on {items}{tuned}. {_command('', folder)}"
+            f"the search found nothing better than the {start.label}, which is the result: "
+            f"{found.utility:.3f} on {items}{tuned}. {_command('', folder)}"
         )
-        return Verdict("worse", "Not worth it", sentence.strip(), strongest)
-    if strongest.gain == 0 == strongest.gain_interval[0] == strongest.gain_interval[1]:
+        return Statement("worse", "Not worth it", sentence.strip())
+    if gain.difference == 0 == gain.low == gain.high:
         sentence = f"the best found and {label} have equal scores on each of {items}{tuned}."
-        return Verdict("unclear", "Not distinguishable", sentence, strongest)
+        return Statement("unclear", "Not distinguishable", sentence)
+    scale, unit = _scale(verdict)
     sentence = (
         f"{both}: a difference of {difference}{tuned}. With so many items, less than about "
-        f"{_resolution(metrics, strongest)} cannot be shown."
+        f"{scale * (gain.high - gain.low) / 2:.2g}{unit} cannot be shown."
     )
-    return Verdict("unclear", "Not distinguishable", sentence, strongest)
+    return Statement("unclear", "Not distinguishable", sentence)
 
 
-def _rank(one: Alternative, among: Sequence[Alternative]) -> str:
+def _rank(verdict: Verdict, one: Compared) -> str:
     """Describe an alternative's place among those compared, the highest first."""
+    among = verdict._deciding()
     if len(among) == 1:
         return "the only one compared that needs no search"
     place = "the strongest" if one is among[0] else "one"
     return f"{place} of {len(among)} compared that need no search"
 
 
-def _describe_dev(metrics: Mapping[str, Any]) -> str:
-    start = metrics["starting_best_validation_utility"]
+def _describe_dev(verdict: Verdict) -> str:
+    start = verdict.start_model
     return (
-        f"on the {metrics['ending_best_validation_items']} dev items, where the maximum of many is "
-        f"biased upwards, the best found has {metrics['ending_best_validation_utility']:.3f} and "
-        f"the {MODEL_LABELS[0]} ({metrics['starting_best_expert']}) {start:.3f}."
+        f"on the {verdict.dev.n} dev items, where the maximum of many is biased upwards, the best "
+        f"found has {verdict.dev.utility:.3f} and the {start.label} "
+        f"{start.dev.utility if start.dev else 0:.3f}."
     )
 
 
-def format_gain(metrics: Mapping[str, Any], one: Alternative) -> str:
+def _scale(verdict: Verdict) -> tuple[float, str]:
+    return (100.0, " points") if verdict.in_points else (1.0, "")
+
+
+def format_gain(verdict: Verdict, one: Compared) -> str:
     """Format a gain: "+17.1 points [+12.2, +21.9], p < 0.001" (brackets: 95 % interval)."""
-    scale, unit = _scale(metrics)
-    low, high = (f"{scale * end:+.3g}" for end in one.gain_interval)
-    return f"{scale * one.gain:+.3g}{unit} [{low}, {high}], {format_p(one.p_value)}"
-
-
-def _scale(metrics: Mapping[str, Any]) -> tuple[float, str]:
-    return (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
-
-
-def _resolution(metrics: Mapping[str, Any], one: Alternative) -> str:
-    """Format half of the gain's interval: what a smaller gain cannot exceed."""
-    scale, unit = _scale(metrics)
-    return f"{scale * (one.gain_interval[1] - one.gain_interval[0]) / 2:.2g}{unit}"
+    if one.gain is None:
+        return "–"
+    (scale, unit), gain = _scale(verdict), one.gain
+    low, high = (f"{scale * end:+.3g}" for end in (gain.low, gain.high))
+    return f"{scale * gain.difference:+.3g}{unit} [{low}, {high}], {format_p(gain.p)}"
 
 
 def _command(name: str, folder: Path | None) -> str:
@@ -240,10 +438,230 @@ def find_tuned(folder: Path) -> Sequence[tuple[str, float]]:
     found = []
     for path in sorted(folder.parent.glob("*/tuning.json")):
         try:
-            metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"] or {}
-            searched = metrics["searched"]
+            state = json.loads(path.read_text(encoding="utf-8"))
+            searched = state["tuning"]["searched"]
             if searched["run"] == folder.name and searched["same_items"]:
-                found.append((path.parent.name, float(metrics["ending_best_single_test_accuracy"])))
+                utility = float(state["verdict"]["found"]["test"]["utility"])
+                found.append((path.parent.name, utility))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # unfinished, or not compared with a search
     return found
+
+
+def describe_difference(gain: PairedTest, of: str, points: bool) -> str:
+    """Describe in one sentence whether a difference is distinguishable from chance.
+
+    Args:
+        of: Description of the items.
+        points: Utilities are shares, reported in points (hundredths).
+    """
+    scale, unit = (100.0, " points") if points else (1.0, "")
+    low, high = (f"{scale * end:+.3g}" for end in (gain.low, gain.high))
+    if not gain.difference and not (gain.low or gain.high):
+        return f"No difference: none of {gain.n} {of} differs."
+    kind = "gain" if gain.difference >= 0 else "loss"
+    chance = "is" if gain.p < 0.05 else "is not"
+    return (
+        f"The {kind} of {scale * abs(gain.difference):.3g}{unit} on {gain.n} {of} {chance} "
+        f"distinguishable from chance ({format_p(gain.p)}; 95 % interval {low} to {high})."
+    )
+
+
+def format_measured(one: Measured | None) -> str:
+    """Format a result with its 95 % interval: "0.684 [0.653, 0.713]"; a dash for `None`."""
+    return f"{one.utility:.3f} [{one.low:.3f}, {one.high:.3f}]" if one else "–"
+
+
+def constant_label(answers: Mapping[str, str]) -> str:
+    """Describe the best constant answers by domain: "best constant answer ("No")"."""
+    each = " of each domain" * (len(answers) > 1)
+    different = set(answers.values())
+    if len(different) == 1:
+        return f"best constant answer{each} ({quote_answer(different.pop())})"
+    parts = [f"{shorten_text(domain)}: {quote_answer(one)}" for domain, one in answers.items()]
+    more = f" and {len(parts) - MAX_LISTED} more" * (len(parts) > MAX_LISTED)
+    return f"best constant answer{each} ({', '.join(parts[:MAX_LISTED])}{more})"
+
+
+def result_table(
+    verdict: Verdict, names: tuple[str, str] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: each model on dev and test, the best found last.
+
+    Args:
+        names: Names of the initial model and of the best found.
+    """
+    labels = {EXPERT: names[0], FOUND: names[1]} if names else {}
+    header = ["model", f"dev, n = {verdict.dev.n}"]
+    if test := verdict.found.test:
+        header += [f"test, n = {test.n}", "gain of best found"]
+    rows = []
+    for one in [*reversed(verdict.alternatives), verdict.found]:
+        row = [labels.get(one.name, one.label), format_measured(one.dev)]
+        gain = format_gain(verdict, one) if one.name != FOUND else ""
+        rows.append([*row, *([format_measured(one.test), gain] if test else [])])
+    if (vote := verdict.vote) and len(vote.members) > 1:  # a vote of one is the best found
+        label = f"vote of the top {len(vote.members)} (chosen on dev)"
+        tested = [format_measured(vote.test), ""] if test else []
+        rows.append([label, f"{vote.dev:.3f}", *tested])
+    return header, rows
+
+
+def domain_table(
+    verdict: Verdict, names: tuple[str, str] = MODEL_LABELS
+) -> tuple[list[str], list[list[str]]] | None:
+    """Return utilities by domain as table header and rows; `None` unless there are 2 to 12 domains.
+
+    On test, without a test on dev. Intervals are omitted beside baselines, to limit the width.
+
+    Args:
+        names: Names of the initial model and of the best found.
+    """
+    split = "test" if verdict.tested else "dev"
+    found: Measured = getattr(verdict.found, split)
+    if not 2 <= len(found.domains) <= MAX_DOMAINS:
+        return None
+    models = [(one, getattr(one, split)) for one in verdict.alternatives]
+    models = [(one, result) for one, result in models if result and result.domains]
+    warned = {one.domain for one in found.one_answer}
+    labels = {EXPERT: names[0], CONSTANT: "best constant answer"}
+    # Only the kind of a baseline, without its parenthesized choice, to limit the table's width.
+    header = [f"domain of {split}", "n"]
+    header += [labels.get(one.name, one.label.split(" (")[0]) for one, _ in models]
+    header += [names[1], f"answers: {names[1]}"]
+    brief = len(models) > 2
+    rows = []
+    for domain, mine in found.domains.items():
+        cells = [result.domains[domain] for _, result in models] + [mine]
+        shown = [f"{one.utility:.3f}" if brief else format_measured(one) for one in cells]
+        answer = format_most_common_answer(mine, bool(warned & {domain, None}))
+        rows.append([shorten_text(domain), str(mine.n), *shown, answer])
+    return header, rows
+
+
+def format_most_common_answer(found: Measured, warned: bool) -> str:
+    """Describe the most common answer in a domain, "No: 94 % (!)", and the share of unparsed."""
+    parts = []
+    if found.commonest is not None:
+        share = f"{quote_answer(found.commonest)}: {100 * found.commonest_share:.0f} %"
+        parts.append(share + " (!)" * warned)
+    if found.unparsed:
+        parts.append(f"{100 * found.unparsed:.0f} % not read")
+    return ", ".join(parts) or "–"
+
+
+def list_caveats(
+    verdict: Verdict, names: tuple[str, str] = (f"the {MODEL_LABELS[0]}", f"the {MODEL_LABELS[1]}")
+) -> list[str]:
+    """Return caveats on the numbers: constant answers, held-out items, constraints and noise.
+
+    Args:
+        names: Names of the initial model and of the best found.
+    """
+    lines = [*_one_answer_caveats(verdict, names), *_unread_answers(verdict)]
+    if verdict.start and verdict.start.routes and not verdict.start.whole:
+        lines.append(
+            f"On {pluralize(len(verdict.start.routes), 'kind')} of prompts the best of the first "
+            "iteration is kept: it was better on the dev items that no gradient used."
+        )
+    if found := verdict.no_gradient:
+        lines.append(
+            f"No gradient used {found.n} of the {verdict.dev.n} dev items that the search saw. On "
+            f"these the best found has {found.utility:.3f} (95 % interval {found.low:.3f} to "
+            f"{found.high:.3f}), on all {verdict.dev.utility:.3f}."
+        )
+    if kept := verdict.held_out:
+        bias = verdict.dev.utility - kept.found.utility
+        chosen = " It was chosen among the finalists by these items." * kept.selected
+        lines += [
+            f"The search measured {verdict.dev.utility:.3f}; the {kept.found.n} held-out dev items "
+            f"give {kept.found.utility:.3f} (difference {bias:+.3f}; the maximum of many is biased "
+            f"upwards).{chosen}",
+            describe_difference(kept.gain, "held-out dev items", verdict.in_points),
+        ]
+    lines += [describe_constraint(part, one) for part, one in verdict.constraints.items()]
+    if verdict.reconstruction_error:
+        lines.append(
+            "The saved adapter is truncated to pool.export_rank, with an error of "
+            f"{verdict.reconstruction_error:.2g} of the update's norm: all numbers are of the "
+            "position before that; python -m swarm.evaluate measures the adapter."
+        )
+    if noise := verdict.noise_floor:
+        lines.append(
+            f"Noise floor: evaluated again in other batches, {noise.changed_answers} of {noise.n} "
+            f"dev answers of the best found change, and its utility by {noise.difference:+.4f}."
+        )
+    return lines
+
+
+def _one_answer_caveats(verdict: Verdict, names: tuple[str, str]) -> list[str]:
+    """Warn if a model gives the same answer throughout, on test or, without a test, on dev."""
+    split = "test" if verdict.tested else "dev"
+    results = [getattr(one, split) for one in (verdict.start_model, verdict.found)]
+    return [
+        words
+        for name, result in zip(names, results, strict=True)
+        for words in format_one_answer_warnings(result.one_answer if result else (), name, split)
+    ]
+
+
+def format_one_answer_warnings(found: Sequence[OneAnswer], name: str, split: str) -> list[str]:
+    """Return the warnings for one model on one split."""
+    warnings = []
+    for one in found[:MAX_LISTED]:
+        where = "all domains" if one.domain is None else _describe_domain(one.domain)
+        warnings.append(
+            f"Warning: in {where} of {split}, {name} gives one answer: {quote_answer(one.answer)} "
+            f"is {100 * one.share:.3g} % of the {one.answers} parsed answers, and correct for "
+            f"{100 * one.right:.3g} % of the items."
+        )
+    if (more := len(found) - MAX_LISTED) > 0:
+        warnings.append(f"Warning: the same holds for {more} more domains of {split}.")
+    return warnings
+
+
+def _describe_domain(domain: str) -> str:
+    kind = domain.startswith(KIND_PREFIX)
+    return f"the domain ({domain})" if kind else f"the domain {shorten_text(domain)}"
+
+
+def _unread_answers(verdict: Verdict) -> list[str]:
+    """Return a sentence on the models of the final tables with many unread answers, or none."""
+    split = "test" if verdict.tested else "dev"
+    models = [*verdict.alternatives, verdict.found]
+    shares = {one.label: result.unparsed for one in models if (result := getattr(one, split))}
+    parts = [f"{name} {100 * share:.0f} %" for name, share in shares.items() if share >= MIN_UNREAD]
+    if not parts:
+        return []
+    return [
+        f"Unread answers on {split} (empty, or without an answer that the task's parser finds): "
+        f"{', '.join(parts)}."
+    ]
+
+
+def describe_constraint(part: str, one: Constraint) -> str:
+    """Describe in one sentence whether the best position meets a constraint."""
+    whose = "the base model's" if one.base else "given"
+    met = "met" if one.met else "NOT met by any position; this one has the smallest violation"
+    line = f"Constraint: {part} at least {one.at_least:.3f} ({whose}) on dev: {one.dev:.3f}, {met}"
+    if one.test is None:
+        return f"{line}."
+    line += f"; on test {one.test.utility:.3f} (n = {one.test.n})"
+    if one.test_base and one.gain:
+        line += (
+            f" against the base model's {one.test_base.utility:.3f}, difference "
+            f"{one.gain.difference:+.3f} (95 % interval {one.gain.low:+.3f} to "
+            f"{one.gain.high:+.3f})"
+        )
+    return f"{line}."
+
+
+def shorten_text(text: str, limit: int = 40) -> str:
+    """Return a name or an answer as one short line of printable characters."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= limit else f"{words[: limit - 1]}…"
+
+
+def quote_answer(answer: str) -> str:
+    """Return an answer, shortened, in quotation marks."""
+    return f'"{shorten_text(answer)}"'

@@ -6,6 +6,7 @@ t. It lacks intervals that invert a sign-flip test, permutations within strata a
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -263,7 +264,8 @@ def bootstrap_mean(
     return float(found.low), float(found.high)
 
 
-class PairedTest(NamedTuple):
+@dataclass(frozen=True)
+class PairedTest:
     """A difference on the same items: its mean, 95 % interval, and two-sided p-value."""
 
     difference: float

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores
 from swarm.loop.search_inputs import digest_items
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import Compared
 from swarm.stats.significance import PairedTest, utility_test
 from swarm.tasks.base import Score, Task, metric_task
 from swarm.tasks.metrics import is_mean_utility, paired_gain
@@ -51,7 +53,7 @@ def compare_rows(rows: Sequence[StudyRow]) -> list[dict[str, Any]]:
         UserError: The runs were tested on different items.
     """
     every = [run for row in rows for run in (*row.runs, *(row.others or ()))]
-    if len({run.metrics["settings"]["test_items"] for run in every}) > 1:
+    if len({run.test_items for run in every}) > 1:
         raise UserError(
             f"{every[0].path}: the runs were tested on different items; test them again"
         )
@@ -62,20 +64,25 @@ def compare_rows(rows: Sequence[StudyRow]) -> list[dict[str, Any]]:
 def _summarize_row(row: StudyRow, task: Task) -> dict[str, Any]:
     own_scores = [_test_scores(run, row.start) for run in row.runs]
     side = "starting" if row.start else "ending"
-    dev, warned = f"{side}_best_validation_utility", f"{side}_best_single_test_one_answer"
+    models = [_model(run, side) for run in row.runs]
     found: dict[str, Any] = {
         "name": row.name,
         "folders": [str(run.path) for run in row.runs],
-        "dev": [run.metrics[dev] for run in row.runs],
+        "dev": [one.dev.utility for one in models if one.dev],
         "test": [task.utility(scores) for scores in own_scores],
         "items": len(own_scores[0]),
-        "one_answer": sum(bool(run.metrics.get(warned)) for run in row.runs),
+        "one_answer": sum(bool(one.test and one.test.one_answer) for one in models),
         "difference": None,
     }
     if row.others:
         other = [_test_scores(run, row.against_start) for run in row.others]
-        found["difference"] = mean_gain_over_seeds(task, own_scores, other)._asdict()
+        found["difference"] = asdict(mean_gain_over_seeds(task, own_scores, other))
     return found
+
+
+def _model(run: RunFolder, side: str) -> Compared:
+    assert run.verdict is not None
+    return run.verdict.found if side == "ending" else run.verdict.start_model
 
 
 def _test_scores(run: RunFolder, start: bool) -> list[Score]:
@@ -99,7 +106,7 @@ def compare_runs(first: RunFolder, other: RunFolder) -> tuple[PairedTest, int]:
         UserError: No item is shared, or a run's data file no longer contains the items it answered.
     """
     task = metric_task(instantiate(first.config["task"], _convert_="all"))
-    item_ids = [run.metrics.get("settings", {}).get("test_items") for run in (first, other)]
+    item_ids = [run.test_items for run in (first, other)]
     if item_ids[0] == item_ids[1]:
         mine, theirs = (
             {str(n): s for n, s in enumerate(_test_scores(run, False))} for run in (first, other)
@@ -117,7 +124,7 @@ def _scores_by_item(run: RunFolder) -> dict[str, Score]:
     """Return the test scores of a run's best found by the digest of the item."""
     scores = _test_scores(run, start=False)
     task = metric_task(instantiate(run.config["task"], _convert_="all"))
-    if digest_items(task, "test") != run.metrics["settings"]["test_items"]:
+    if digest_items(task, "test") != run.test_items:
         raise UserError(
             f"{run.path}: the test items of its data file differ from those it was tested on; "
             "the file has changed, or task.too_long has dropped or truncated some"

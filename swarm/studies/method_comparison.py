@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,17 +14,13 @@ from swarm._util.files import write_atomic, write_json
 from swarm._util.terminal import format_table
 from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores
+from swarm.merging.positions import describe_position
 from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
-from swarm.runs.describe import (
-    MAX_DOMAINS,
-    describe_position,
-    shorten_text,
-)
 from swarm.runs.run_reader import PositionIndex, RunFolder
-from swarm.runs.verdict import constant_label
+from swarm.runs.verdict import MAX_DOMAINS, Compared, shorten_text
 from swarm.stats.significance import interval_over_seeds
-from swarm.studies.ablations import ONE_ANSWER_NOTE, mark_one_answer, mean_gain_over_seeds
+from swarm.studies.ablations import ONE_ANSWER_NOTE, _model, mark_one_answer, mean_gain_over_seeds
 from swarm.tasks.base import Score, Task, metric_task
 from swarm.tasks.metrics import is_mean_utility
 
@@ -61,8 +58,8 @@ def _constant_rows(found: dict[str, Any]) -> list[Sequence[str]]:
     """Return the row of the best constant answers."""
     if not (known := found.get("constant_answers")):
         return []
-    cells = [f"{known['by_domain'][split]['utility']:.3f}" for split in ("dev", "test")]
-    return [(constant_label(known), *cells, *[""] * 5)]
+    cells = [f"{known[split]['utility']:.3f}" for split in ("dev", "test")]
+    return [(known["label"], *cells, *[""] * 5)]
 
 
 def format_domain_table(found: dict[str, Any]) -> list[str]:
@@ -72,7 +69,7 @@ def format_domain_table(found: dict[str, Any]) -> list[str]:
     if 2 <= len(domains) <= MAX_DOMAINS:
         rows: list[Sequence[str]] = []
         if known := found.get("constant_answers"):
-            mine = known["by_domain"]["test"]["domains"]
+            mine = known["test"]["domains"]
             rows.append(("best constant answer", *(f"{mine[d]['utility']:.3f}" for d in domains)))
         start = {**found["start"], "method": "best initial expert"}
         for one in (start, *found["methods"]):
@@ -193,7 +190,11 @@ def find_start_run(runs: Sequence[RunFolder], experts: Sequence[str]) -> RunFold
 
 def _has_graded_answers(run: RunFolder) -> bool:
     rows = run.load_answers((0, 0))
-    return "signal" not in run.metrics or all("correct" in row.get("measures", {}) for row in rows)
+    return (
+        run.verdict is None
+        or run.verdict.signal is None
+        or all("correct" in row.get("measures", {}) for row in rows)
+    )
 
 
 def summarize_methods(
@@ -215,7 +216,7 @@ def summarize_methods(
         UserError: Runs were tested on different items, or not tested.
     """
     runs = [run for _, mine in rows for run in mine]
-    if len({run.metrics["settings"]["test_items"] for run in runs}) > 1:
+    if len({run.test_items for run in runs}) > 1:
         raise UserError(f"{runs[0].path}: the runs were tested on different items; test them again")
     task = metric_task(instantiate(runs[0].config["task"], _convert_="all"))
     first = runs[0]
@@ -230,11 +231,11 @@ def summarize_methods(
         "items": len(before),
         "start": {
             "expert": first.experts[first.best_expert()[1]],
-            "dev": first.metrics["starting_best_validation_utility"],
+            "dev": _model(first, "starting").dev.utility,  # type: ignore[union-attr]
             "test": task.utility(before),
             **_summarize_domains([_domain_metrics(first, "starting")]),
         },
-        "constant_answers": first.metrics.get("constant_answers"),
+        "constant_answers": asdict(constant) if (constant := _constant(first)) else None,
         "too_long": sorted({line for run in runs for line in run.too_long}),
         "methods": found,
     }
@@ -248,13 +249,13 @@ def _method_row(name: str, runs: Sequence[RunFolder], task: Task) -> dict[str, A
     return {
         "method": name,
         "folders": [str(run.path) for run in runs],
-        "signal": runs[0].metrics.get("signal"),
+        "signal": runs[0].verdict and runs[0].verdict.signal,
         "starts": [
             {"expert": run.experts[run.best_expert()[1]], "test": task.utility(scores)}
             for run, scores in zip(runs, other, strict=True)
         ],
         "found": [_describe_best(run) for run in runs],
-        "dev": [run.metrics["ending_best_validation_utility"] for run in runs],
+        "dev": [run.verdict.dev.utility for run in runs if run.verdict],
         **_test_statistics(task, own_scores, other),
         **_summarize_domains([_domain_metrics(run, "ending") for run in runs]),
         "prompts": prompts,
@@ -264,10 +265,14 @@ def _method_row(name: str, runs: Sequence[RunFolder], task: Task) -> dict[str, A
     }
 
 
+def _constant(run: RunFolder) -> Compared | None:
+    return run.verdict.constant if run.verdict else None
+
+
 def _domain_metrics(run: RunFolder, side: str) -> dict[str, Any]:
-    """Return a run's metrics by domain at its start or end; empty for older runs."""
-    name = f"{side}_best_single_test_"
-    return {key: run.metrics.get(name + key) for key in ("domains", "one_answer")}
+    """Return a run's result by domain at its start or end."""
+    test = _model(run, side).test
+    return asdict(test) if test else {}
 
 
 def _summarize_domains(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -291,7 +296,7 @@ def _test_statistics(
     return {
         "test": [task.utility(scores) for scores in first],
         "test_interval": list(interval),
-        "gain": mean_gain_over_seeds(task, first, other)._asdict(),
+        "gain": asdict(mean_gain_over_seeds(task, first, other)),
     }
 
 
@@ -362,7 +367,7 @@ def write_comparison(folder: Path, found: dict[str, Any], rows: MethodRuns) -> N
 
 def plottable_methods(rows: MethodRuns) -> MethodRuns:
     """Return the methods that optimized the task's own measure; other signals have other units."""
-    return [(name, runs) for name, runs in rows if "signal" not in runs[0].metrics]
+    return [(name, runs) for name, runs in rows if not (runs[0].verdict and runs[0].verdict.signal)]
 
 
 def plot_methods(rows: MethodRuns) -> bytes:

@@ -24,6 +24,7 @@ from swarm.loop.search_inputs import RESOLVED_KEYS, identity_settings
 from swarm.runs.lock import STUDY_LOCK_FILE
 from swarm.runs.manifest import replay
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import Verdict, read_verdict
 
 HYDRA_DEFAULTS = {
     "defaults": [
@@ -72,17 +73,17 @@ class SearchProcess:
         found = {**identity_settings(self.config), "seed": self.config["seed"]}
         return dict(json.loads(json.dumps(found)))
 
-    def load_metrics(self) -> dict[str, Any] | None:
-        """Return the final metrics; `None` if the search is not finished with these settings.
+    def load_verdict(self) -> Verdict | None:
+        """Return the verdict; `None` if the search is not finished with these settings.
 
         The settings include the ensemble size and whether to test.
         """
         state = self.load_state()
-        found: dict[str, Any] | None = state.get("metrics")
+        found = read_verdict(state)
         wanted = self.expected_identity().items()
         if not found or any(state["identity"].get(key) != value for key, value in wanted):
             return None
-        settings = found["settings"]["ensemble"], found["settings"]["test_items"] is not None
+        settings = found.settings["ensemble"], found.settings["test_items"] is not None
         return found if settings == (self.config["ensemble"], self.config["test"]) else None
 
     def run(self, *locks: int, stdout: int | None = None) -> str | None:
@@ -250,7 +251,7 @@ def load_run_config(folder: Path) -> dict[str, Any]:
     found["pool"] = {**found["pool"], **requested}
     if found.pop("wandb", None):  # written before trackers became selectable
         found["tracker"] = {"_target_": "swarm.trackers.Tracker"}
-    return found | ({"ensemble": run.metrics["settings"]["ensemble"]} if run.metrics else {})
+    return found | ({"ensemble": run.verdict.settings["ensemble"]} if run.verdict else {})
 
 
 def compose_search(words: list[str], kind: str) -> DictConfig:

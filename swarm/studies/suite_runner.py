@@ -34,8 +34,9 @@ from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores, split_dev_holdout
 from swarm.loop.prompt_stats import fit_to_context
 from swarm.loop.search_inputs import digest_items
-from swarm.runs.describe import describe_position
+from swarm.merging.positions import describe_position
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import Verdict
 from swarm.studies import subprocess_runs
 from swarm.studies.suite import Suite, SuiteCell, cell_words, key_head, list_cells, result_path
 from swarm.tasks.base import metric_task
@@ -236,7 +237,7 @@ class CellPlanner:
         self, search: subprocess_runs.SearchProcess
     ) -> Generator[list[str], ProcessResult, RunFolder]:
         """Run or resume a search unless it has ended."""
-        if search.load_metrics() is None:
+        if search.load_verdict() is None:
             with TemporaryDirectory() as folder:
                 ended = yield search.build_command(Path(folder))
             _record_usage(search.path, ended)
@@ -252,15 +253,17 @@ class CellPlanner:
         before = self._record_test(run, run.best_expert(), task)
         forward = _sum_rounds(run, "prompts_scored") + _sum_rounds(run, "losses_computed")
         gradients = _sum_rounds(run, "gradients_computed")
-        dev = {at: run.metrics[f"{at}_best_validation_utility"] for at in ("starting", "ending")}
-        if (kept := run.metrics.get("confirm", {})).get("selected_on_held_out"):
-            dev = kept  # the items that chose the result
+        verdict = run.verdict
+        assert verdict is not None and verdict.start_model.dev is not None
+        dev = {"starting": verdict.start_model.dev.utility, "ending": verdict.dev.utility}
+        if (kept := verdict.held_out) and kept.selected:  # the items that chose the result
+            dev = {"starting": kept.expert.utility, "ending": kept.found.utility}
         label = run.position_label(best)
         description = describe_position(run.experts, position.tolist(), run.groups)
         return {
             "start": dict(expert=run.experts[run.best_expert()[1]], dev=dev["starting"], **before),
             "dev": dev["ending"],
-            "dev_no_gradient": run.metrics.get("no_gradient", {}).get("ending"),
+            "dev_no_gradient": verdict.no_gradient.utility if verdict.no_gradient else None,
             **self._record_test(run, best, task),
             "found": f"{label}: {description}" if label else description,
             "experts": run.experts,
@@ -319,16 +322,18 @@ class CellPlanner:
         if not _is_finetuned(folder):
             ended = yield [sys.executable, "-m", "swarm.finetune", *words]
             _record_usage(folder, ended)
-        metrics = json.loads((folder / "tuning.json").read_text())["metrics"]
+        state = json.loads((folder / "tuning.json").read_text())
+        metrics, verdict = state["tuning"], Verdict.from_dict(state["verdict"])
+        assert verdict.start_model.dev is not None
         rows = read_gzip_json(folder / "answers.json.gz")
         seen, looked = metrics["examples_seen"], metrics["examples_evaluated"]
         return {
             "start": {
-                "expert": metrics["starting_best_expert"],
-                "dev": metrics["starting_best_validation_utility"],
+                "expert": verdict.expert,
+                "dev": verdict.start_model.dev.utility,
                 **build_test_record(task, rows["test"][0]),
             },
-            "dev": metrics["ending_best_validation_utility"],
+            "dev": verdict.dev.utility,
             **build_test_record(task, rows["test"][1]),
             "found": f"step {metrics['step']} of {metrics['steps']}",
             "prompts": count * cell.dev + looked,
@@ -436,7 +441,7 @@ def _affordable_steps(words: Sequence[str], budget: int, task: Any) -> int:
 
 def _is_finetuned(folder: Path) -> bool:
     try:
-        return bool(json.loads((folder / "tuning.json").read_text()).get("metrics"))
+        return bool(json.loads((folder / "tuning.json").read_text()).get("verdict"))
     except (OSError, ValueError):
         return False
 

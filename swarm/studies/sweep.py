@@ -1,7 +1,7 @@
 """Results of a sweep: a table of its trials, the best of them by dev, and caveats."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -9,13 +9,7 @@ from typing import Any
 from swarm._util.files import write_atomic, write_json
 from swarm._util.terminal import format_p, format_table
 from swarm.errors import UserError
-from swarm.runs.describe import (
-    MAX_DOMAINS,
-    describe_constant_answers,
-    format_one_answer_warnings,
-    shorten_text,
-)
-from swarm.runs.verdict import judge_search
+from swarm.runs.verdict import MAX_DOMAINS, shorten_text
 from swarm.studies.subprocess_runs import SearchProcess
 
 SHARED_IDENTITY_KEYS = ("task items", "experts", "pool weights", "base weights")
@@ -64,7 +58,7 @@ def summarize_trials(trials: Sequence[Trial], errors: Mapping[Path, str]) -> dic
     rows = [
         _trial_row(trial, errors.get(trial.path))
         for trial in trials
-        if trial.load_metrics() or trial.path in errors
+        if trial.load_verdict() or trial.path in errors
     ]
     ended = [row for row in rows if row["error"] is None]
     gains = [row["gain"] for row in ended if row["gain"] is not None]
@@ -79,31 +73,29 @@ def summarize_trials(trials: Sequence[Trial], errors: Mapping[Path, str]) -> dic
         "gain_on_test_median": median(gains) if gains else None,
         "gain_on_test_range": [min(gains), max(gains)] if gains else None,
     }
-    first = next((m for trial in trials if (m := trial.load_metrics())), {})
-    names = {
-        "expert": "starting_best_expert",
-        "dev": "starting_best_validation_utility",
-        "test": "starting_best_single_test_accuracy",
+    first = next((m for trial in trials if (m := trial.load_verdict())), None)
+    start = first.start_model if first else None
+    before = {
+        "expert": first.expert if first else None,
+        "dev": start.dev.utility if start and start.dev else None,
+        "test": start.test.utility if start and start.test else None,
     }
-    return summary | {"best_initial": {name: first.get(key) for name, key in names.items()}}
+    return summary | {"best_initial": before}
 
 
 def _trial_row(trial: Trial, error: str | None) -> dict[str, Any]:
-    metrics = trial.load_metrics() if error is None else None
-    names = {
-        "dev": "ending_best_validation_utility",
-        "test": "ending_best_single_test_accuracy",
-        "test_interval": "ending_best_single_test_interval",
-        "one_answer": "ending_best_single_test_one_answer",
-        "domains": "ending_best_single_test_domains",
-        "constant_answers": "constant_answers",
-    }
-    found = {name: (metrics or {}).get(key) for name, key in names.items()}
-    strongest = judge_search(metrics).strongest if metrics else None
-    found |= {"gain": None, "gain_interval": None, "p": None}
-    if strongest:
-        found["gain"], found["p"] = strongest.gain, strongest.p_value
-        found["gain_interval"] = list(strongest.gain_interval)
+    verdict = trial.load_verdict() if error is None else None
+    found: dict[str, Any] = dict.fromkeys(
+        ("dev", "test", "test_interval", "one_answer", "domains", "gain", "gain_interval", "p")
+    )
+    if verdict:
+        found["dev"] = verdict.dev.utility
+        if test := verdict.found.test:
+            found |= asdict(test) | {"dev": verdict.dev.utility, "test": test.utility}
+            found["test_interval"] = [test.low, test.high]
+        if (strongest := verdict.strongest) and (gain := strongest.gain):
+            found["gain"], found["p"] = gain.difference, gain.p
+            found["gain_interval"] = [gain.low, gain.high]
     head = {"trial": trial.path.name, "seed": trial.config["seed"], "drawn": trial.drawn}
     return {**head, **found, "error": error}
 
@@ -166,9 +158,7 @@ def _describe_conclusions(summary: Mapping[str, Any]) -> list[str]:
     if best["test"] is None:
         return [*lines, "- Nothing was tested (test=false)."]
     low, high = summary["gain_on_test_range"]
-    warnings = format_one_answer_warnings(
-        best.get("one_answer") or (), f"the best of {best['trial']}", "test"
-    )
+    warnings = []
     if any(row.get("one_answer") for row in summary["trials"]):
         warnings.append("(!): more than 90 % of the answers to a domain are one value.")
     domains = best.get("domains") or {}
@@ -177,11 +167,6 @@ def _describe_conclusions(summary: Mapping[str, Any]) -> list[str]:
             f"{shorten_text(name)} {one['utility']:.3f}" for name, one in domains.items()
         )
         warnings.insert(0, f"Its test value by domain: {by_domain}.")
-    if constant := best.get("constant_answers"):
-        utility = constant["by_domain"]["test"]["utility"]
-        answers = describe_constant_answers(constant)
-        sentence = f"The best constant answer ({answers}) has {utility:.3f} on test."
-        warnings.insert(0, sentence)
     return [
         *lines,
         f"- Its test value, not used for selection: {_format_test(best)}, "

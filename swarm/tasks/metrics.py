@@ -6,10 +6,11 @@ kind of its gold answer: "gold answer: " and "letter" (multiple choice), "yes or
 false", "number" or "phrase".
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from statistics import fmean
 from typing import Any
@@ -70,31 +71,64 @@ def utility_with_interval(task: Task, scores: Sequence[Score]) -> MeanInterval:
     )
 
 
-def utility_summary(
-    task: Task, scores: Sequence[Score], items: Sequence[Item] = ()
-) -> dict[str, Any]:
-    """Return a utility with its 95 % interval, the unparsed rate and the parts' utilities.
+@dataclass(frozen=True)
+class OneAnswer:
+    """A domain in which a model gives the same answer to nearly every item.
 
-    Its keys: "utility", "interval" ([low, high]), "items", "unparsed_rate", optionally "parts", and
-    with `items` "domains" (see `summarize_domains`) and "one_answer" (see
-    `find_one_answer_domains`).
+    Attributes:
+        domain: Its name; `None` for all items.
+        share: Of the parsed answers, 0 to 1; `answers` is their number.
+        right: Share of the items for which that answer has a value above 0.
+    """
+
+    domain: str | None
+    answer: str
+    share: float
+    answers: int
+    right: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Utility of a model on n items, with its 95 % interval.
+
+    Attributes:
+        unparsed: Share of answers that could not be parsed.
+        parts: Utility of each part of a mixture.
+        domains: The same by domain, in the order of the items.
+        one_answer: Domains with the same answer throughout.
+        commonest: Most common answer of a domain, if answers are graded; `commonest_share` of the
+            parsed ones have it.
+    """
+
+    utility: float
+    low: float
+    high: float
+    n: int
+    unparsed: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    domains: "dict[str, Measured]" = field(default_factory=dict)
+    one_answer: list[OneAnswer] = field(default_factory=list)
+    commonest: str | None = None
+    commonest_share: float = 0.0
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Ends of the 95 % interval; `None` if they are not known."""
+        return None if math.isnan(self.low) else (self.low, self.high)
+
+
+def measure(task: Task, scores: Sequence[Score], items: Sequence[Item] = ()) -> Measured:
+    """Return a utility with its interval, by part and, with `items`, by domain.
 
     Args:
         items: The scored items, in the same order; empty leaves domains out.
     """
     interval = utility_with_interval(task, scores)
-    found: dict[str, Any] = {
-        "utility": interval.mean,
-        "interval": [interval.low, interval.high],
-        "items": interval.n,
-        "unparsed_rate": unparsed_rate(scores),
-    }
-    if hasattr(task, "subtask_utilities"):
-        found["parts"] = task.subtask_utilities(scores)
-    if items:
-        found["domains"] = summarize_domains(task, items, scores)
-        found["one_answer"] = find_one_answer_domains(task, items, scores)
-    return found
+    parts = task.subtask_utilities(scores) if hasattr(task, "subtask_utilities") else {}
+    domains = measure_domains(task, items, scores) if items else {}
+    one_answer = find_one_answer_domains(task, items, scores) if items else []
+    return Measured(*interval, unparsed_rate(scores), parts, domains, one_answer)
 
 
 def item_domain(item: Item) -> str:
@@ -108,58 +142,44 @@ def item_domain(item: Item) -> str:
     return KIND_PREFIX + ("letter" if "choices" in item else answer_kind(golds[0]))
 
 
-def summarize_domains(
+def measure_domains(
     task: Task, items: Sequence[Item], scores: Sequence[Score]
-) -> dict[str, dict[str, Any]]:
-    """Return the utility of each domain and, where answers are graded, its most common answer.
-
-    Returns:
-        By domain, in the order of the items: "utility" (a part's by its own metric), "interval"
-            ([low, high], 95 %), "items", "unparsed_rate" (0 to 1); if the task has `votes` also
-            "answers" (number of parsed answers), "commonest" (`None` without answers) and "share"
-            (of the answers, 0 to 1).
-    """
+) -> dict[str, Measured]:
+    """Return the result of each domain, in the order of the items; a part's by its own metric."""
     found = {}
     for domain, indices in group_items_by_domain(items).items():
         mine = [scores[index] for index in indices]
         leaf, inner = _unwrap_subtask(task, mine)
+        answer, share, _ = _most_common_answer(mine)
+        if not getattr(leaf, "votes", True):
+            answer, share = None, 0.0
         interval = utility_with_interval(leaf, inner)
-        found[domain] = {
-            "utility": interval.mean,
-            "interval": [interval.low, interval.high],
-            "items": interval.n,
-            "unparsed_rate": unparsed_rate(mine),
-            **(_most_common_answer(mine) if getattr(leaf, "votes", True) else {}),
-        }
+        found[domain] = Measured(
+            *interval, unparsed_rate(mine), commonest=answer, commonest_share=share
+        )
     return found
 
 
 def find_one_answer_domains(
     task: Task, items: Sequence[Item], scores: Sequence[Score]
-) -> list[dict[str, Any]]:
+) -> list[OneAnswer]:
     """Find the domains in which a model gives the same answer to nearly every item.
 
     A domain is listed if more than 90 % of at least 10 parsed answers are one value, unless that
     value is right for more than 90 % of the domain's items. If this is true of the answers to
     several domains together, one entry for all items is returned instead.
-
-    Returns:
-        For each: "domain" (`None` for all items), "answer", "share" (of the answers), "answers",
-            "right" (the share of items for which that answer has a value above 0).
     """
     if not getattr(task, "votes", True):
         return []
 
-    def find_warnings(domain: str | None, indices: Sequence[int]) -> list[dict[str, Any]]:
-        common = _most_common_answer([scores[index] for index in indices])
-        if common["answers"] < MIN_ANSWERS or common["share"] <= ONE_ANSWER_SHARE:
+    def find_warnings(domain: str | None, indices: Sequence[int]) -> list[OneAnswer]:
+        answer, share, count = _most_common_answer([scores[index] for index in indices])
+        if answer is None or count < MIN_ANSWERS or share <= ONE_ANSWER_SHARE:
             return []
-        answer = common["commonest"]
         right = fmean(task.grade(items[index], answer) > 0 for index in indices)
         if right > ONE_ANSWER_SHARE:
             return []
-        counts = {"share": common["share"], "answers": common["answers"], "right": right}
-        return [{"domain": domain, "answer": answer, **counts}]
+        return [OneAnswer(domain, answer, share, count, right)]
 
     domains = group_items_by_domain(items)
     answered = {item_domain(i) for i, s in zip(items, scores, strict=True) if s.answer}
@@ -372,25 +392,6 @@ class ConstantAnswers:
         answers = [given.get(item_domain(item), self.overall) for item in items]
         return [_grade_answer(task, item, one) for item, one in zip(items, answers, strict=True)]
 
-    def summarize_splits(self, task: Task, splits: Mapping[str, Sequence[Item]]) -> dict[str, Any]:
-        """Return the results of the answers on splits, by the splits' names.
-
-        Returns:
-            "overall": {"answer", and for each split "utility", "interval", "items"}, and
-            "by_domain": {"answers", and for each split the same with "domains"}.
-        """
-        found: dict[str, Any] = {
-            "overall": {"answer": self.overall},
-            "by_domain": {"answers": dict(self.domains)},
-        }
-        for split, items in splits.items():
-            for kind, each in (("overall", False), ("by_domain", True)):
-                scores = self.score_items(task, items, each)
-                summary = utility_summary(task, scores, items if each else ())
-                kept = ("utility", "interval", "items", "domains")
-                found[kind][split] = {key: summary[key] for key in kept if key in summary}
-        return found
-
 
 def best_constant_answers(task: Task, dev: Sequence[Item]) -> ConstantAnswers | None:
     """Return the best constant answers; `None` if answers are ungraded or without candidates.
@@ -418,35 +419,6 @@ def best_constant_answers(task: Task, dev: Sequence[Item]) -> ConstantAnswers | 
             key=lambda one: fmean(task.grade(item, one) for item in mine),
         )
     return ConstantAnswers(overall, domains)
-
-
-def summarize_constant_answers(
-    task: Task,
-    dev: Sequence[Item],
-    test: Sequence[Item] = (),
-    after: Sequence[Score] = (),
-) -> dict[str, Any] | None:
-    """Summarize the best constant answers of dev, and compare a model with them on test.
-
-    Args:
-        dev: Items to choose on.
-        test: Further items to score on; empty leaves them out.
-        after: The model's scores of the test items; empty leaves the comparison out.
-
-    Returns:
-        `ConstantAnswers.summarize_splits`, and with `after` "gain" (of the model over the answers
-        by domain), "gain_interval" ([low, high], 95 %) and "p_value"; `None` as
-        `best_constant_answers`.
-    """
-    constants = best_constant_answers(task, dev)
-    if constants is None:
-        return None
-    found = constants.summarize_splits(task, {"dev": dev} | ({"test": test} if test else {}))
-    if after:
-        gain = paired_gain(task, after, constants.score_items(task, test))
-        found |= {"gain": gain.difference, "gain_interval": [gain.low, gain.high]}
-        found["p_value"] = gain.p
-    return found
 
 
 def _constant_candidates(task: Task, items: Sequence[Item]) -> list[str]:
@@ -484,12 +456,12 @@ def _unwrap_subtask(task: Any, scores: Sequence[Score]) -> tuple[Task, list[Scor
     return task, [replace(score, part="") for score in scores]
 
 
-def _most_common_answer(scores: Sequence[Score]) -> dict[str, Any]:
-    """Return the number of parsed answers, the most common one, and its share."""
+def _most_common_answer(scores: Sequence[Score]) -> tuple[str | None, float, int]:
+    """Return the most common parsed answer, its share, and the number of parsed answers."""
     counted = Counter(score.answer for score in scores if score.answer)
-    answers = counted.total()
+    count = counted.total()
     answer, times = counted.most_common(1)[0] if counted else (None, 0)
-    return {"answers": answers, "commonest": answer, "share": times / max(1, answers)}
+    return answer, times / max(1, count), count
 
 
 def paired_gain(task: Task, after: Sequence[Score], before: Sequence[Score]) -> PairedTest:

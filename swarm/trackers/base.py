@@ -13,7 +13,7 @@ import numpy as np
 from swarm._util.secrets import clean
 from swarm.report.analyses.trajectories import swarm_diversity
 from swarm.runs.run_reader import RunFolder
-from swarm.runs.verdict import judge_search
+from swarm.runs.verdict import Verdict, state_verdict
 
 log = logging.getLogger(__name__)
 
@@ -160,13 +160,16 @@ class SearchTracker:
         if self.tracker.shows:
             self.tracker.log(number, self._series.add_iteration(entry))
 
-    def log_final_metrics(self, metrics: Mapping[str, Any]) -> None:
+    def log_verdict(self, verdict: Verdict) -> None:
         """Log the results and the best of a finished search."""
         if self.tracker.shows:
-            self._summary = {"verdict": str(judge_search(metrics, self.folder)), **metrics}
-            self.tracker.log_model(self.folder / "global_best", self._describe_best(metrics))
+            words = str(state_verdict(verdict, self.folder))
+            self._summary = {"verdict": words, **verdict.original_names()}
+            if (strongest := verdict.strongest) and strongest.gain:
+                self._summary |= {"gain": strongest.gain.difference, "p": strongest.gain.p}
+            self.tracker.log_model(self.folder / "global_best", self._describe_best(verdict))
 
-    def _describe_best(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def _describe_best(self, verdict: Verdict) -> dict[str, Any]:
         """Return the metadata of the best position's adapter."""
         run = RunFolder(self.folder)
         names, groups = run.experts, run.groups
@@ -182,6 +185,7 @@ class SearchTracker:
             }
         several = {"groups": dict(zip(groups, rows.tolist(), strict=True))}
         model, identity = self._config.get("model", {}), run.identity
+        test = verdict.found.test
         return {
             "task": self._config.get("task", {}).get("name"),
             "base": model.get("path") or model.get("name"),
@@ -189,9 +193,9 @@ class SearchTracker:
             "experts": experts,
             **(several if len(groups) > 1 else {}),
             "pool weights": identity.get("pool weights"),
-            "dev": metrics["ending_best_validation_utility"],
-            "test": metrics.get("ending_best_single_test_accuracy"),
-            "test_interval": metrics.get("ending_best_single_test_interval"),
+            "dev": verdict.dev.utility,
+            "test": test.utility if test else None,
+            "test_interval": test.interval if test else None,
             "verdict": self._summary["verdict"],
         }
 

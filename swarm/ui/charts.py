@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from swarm._util.terminal import format_interval
+from swarm.merging.positions import group_by_route, route_means
 from swarm.report.analyses.convergence import best_positions, objective_label
 from swarm.report.analyses.expert_importance import ExpertImportance
 from swarm.report.pareto_front import objective_chart
-from swarm.runs.describe import group_by_route, route_means, shorten_text
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.runs.verdict import shorten_text
 from swarm.ui.state import LoadSample
 
 TEXT_COLOUR = "#7d8791"
@@ -270,13 +271,14 @@ def domain_chart(run: RunFolder) -> dict[str, Any]:
     Returns:
         Options with 95 % intervals as whiskers; empty for a task without domains.
     """
-    for key in ("single_test", "validation"):
-        found = [run.metrics.get(f"{side}_best_{key}_domains") for side in ("starting", "ending")]
-        if all(found) and len(found[1] or ()) > 1:
-            break
-    else:
+    verdict = run.verdict
+    if verdict is None:
         return {}
-    start, end = (one or {} for one in found)
+    pair = [verdict.start_model, verdict.found]
+    results = [one.test if verdict.tested else one.dev for one in pair]
+    start, end = (one.domains if one else {} for one in results)
+    if len(end) < 2:
+        return {}
     names = [name for name in end if name in start][:MAX_DOMAIN_BARS]
     series: list[dict[str, Any]] = []
     for slot, (label, one) in enumerate((("best initial expert", start), ("best found", end))):
@@ -285,15 +287,15 @@ def domain_chart(run: RunFolder) -> dict[str, Any]:
             {
                 "name": label,
                 "type": "bar",
-                "data": [round(float(one[name]["utility"]), 4) for name in names],
+                "data": [round(one[name].utility, 4) for name in names],
                 "itemStyle": {"color": colour, "opacity": 0.75},
                 **BAR_LAYOUT,
             }
         )
-        ends = [one[name].get("interval") or [one[name]["utility"]] * 2 for name in names]
+        ends = [(one[name].low, one[name].high) for name in names]
         places = [[n, low, high, slot] for n, (low, high) in enumerate(ends)]
         series.append(_whisker_series(label, colour, places, 2))
-    on = "test" if key == "single_test" else "dev"
+    on = "test" if verdict.tested else "dev"
     options = _build_bars(names, series, f"utility on {on}, with 95 % intervals")
     options["legend"] = {"bottom": 0, "textStyle": {"color": TEXT_COLOUR}}
     options["grid"]["bottom"] = 56

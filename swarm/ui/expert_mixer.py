@@ -10,10 +10,10 @@ from swarm._util.files import find_path, parse_json
 from swarm._util.terminal import format_interval
 from swarm.errors import UserError
 from swarm.evaluation.positions import MixtureScoring
+from swarm.merging.positions import describe_position
 from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_note
 from swarm.pool.pool import Pool
 from swarm.report.paired_comparison import PairedComparison
-from swarm.runs.describe import describe_position
 from swarm.runs.run_reader import RUNS_FOLDER, RunFolder, find_run_folders
 from swarm.tasks.base import Task, metric_task
 from swarm.ui.state import RUN_NAME_PATTERN, UNREADABLE_ERRORS, AppState
@@ -89,7 +89,7 @@ def list_bests(home: AppState) -> list[BestOfRun]:
             continue
         try:
             run = RunFolder(folder)
-            if run.finished is not None and run.metrics:
+            if run.finished is not None and run.verdict:
                 found.append(_best_of_run(home, run, have))
         except (UserError, *UNREADABLE_ERRORS):
             continue
@@ -105,9 +105,7 @@ def _best_of_run(home: AppState, run: RunFolder, have: set[str]) -> BestOfRun:
             one = PairedComparison(run).split_result("ending", split)
         except (UserError, *UNREADABLE_ERRORS):
             one = None
-        numbers[split] = (
-            f"{format_interval(one.utility, one.interval)}, n = {one.items}" if one else ""
-        )
+        numbers[split] = f"{format_interval(one.utility, one.interval)}, n = {one.n}" if one else ""
     reason = _unmixable_reason(home, run, dict(zip(run.experts, position, strict=False)), have)
     shares = dict(zip(run.experts, position, strict=False))
     coefficients = None if reason else {name: shares.get(name, 0.0) for name in sorted(have)}

@@ -11,6 +11,7 @@ import numpy as np
 
 from swarm._util.terminal import csv_cell, format_duration, format_number
 from swarm.errors import UserError
+from swarm.merging.positions import describe_position
 from swarm.report.analyses.expert_importance import (
     MIN_POSITIONS,
     RELIABLE_POSITIONS,
@@ -28,11 +29,11 @@ from swarm.report.sections import (
     start_end_section,
     summarize_verdict,
 )
-from swarm.runs.describe import describe_position, list_caveats, shorten_text
 from swarm.runs.lock import running_info
 from swarm.runs.manifest import state_stamp
 from swarm.runs.run_folder import load_command
 from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.runs.verdict import list_caveats, shorten_text
 from swarm.ui import charts
 from swarm.ui.launcher import format_command, output_path, read_failure, read_tail
 from swarm.ui.state import UNREADABLE_ERRORS, AppState, RunSummary, describe_progress
@@ -292,7 +293,7 @@ def _build_run_series(run: RunFolder) -> RunSeries:
     verdict = summarize_verdict(models)
     # A report cannot know whether the search is still running; the page shows that beside the name.
     headline = verdict.headline if run.finished else "Not over yet"
-    caveats = list_caveats(run.metrics, run.too_long)
+    caveats = list_caveats(run.verdict) if run.verdict else []
     position = run.positions[models.places["ending"]]
     best = f"Best found: {describe_position(run.experts, position, run.groups)}."
     table, *more = (

@@ -18,7 +18,7 @@ from swarm.errors import UserError
 from swarm.runs.lock import STATUS_FILE, STUDY_LOCK_FILE, running_info
 from swarm.runs.manifest import replay, state_stamp
 from swarm.runs.run_reader import RUNS_FOLDER, find_run_folders
-from swarm.runs.verdict import format_gain, judge_search
+from swarm.runs.verdict import format_gain, read_verdict
 from swarm.ui.launcher import SearchLauncher, output_path, read_failure
 
 if TYPE_CHECKING:
@@ -149,18 +149,19 @@ class RunIndex:
 
 def _extract_facts(state: dict[str, Any]) -> dict[str, Any]:
     """Extract the facts of a summary from a state."""
-    metrics = state["metrics"] or {}
-    known = [u for entry in state["rounds"] for u in entry["utilities"] if u is not None]
-    strongest = judge_search(metrics).strongest if metrics else None
-    gain_text = format_gain(metrics, strongest) if strongest else "–"
-    gain_text += " (one answer)" * bool(metrics.get("ending_best_single_test_one_answer"))
+    verdict = read_verdict(state)
+    utilities = [u for entry in state["rounds"] for u in entry["utilities"] if u is not None]
+    strongest = verdict.strongest if verdict else None
+    gain_text = format_gain(verdict, strongest) if verdict and strongest else "–"
+    test = verdict.found.test if verdict else None
+    gain_text += " (one answer)" * bool(test and test.one_answer)
     return {
         "task": str(state["identity"].get("task.name") or "–"),
-        "best": metrics.get("ending_best_validation_utility", max(known, default=None)),
-        "gain": strongest.gain if strongest else None,
+        "best": verdict.dev.utility if verdict else max(utilities, default=None),
+        "gain": strongest.gain.difference if strongest and strongest.gain else None,
         "gain_text": gain_text,
         "iterations": max(0, len(state["rounds"]) - 1),
-        "over": state["finished"] if metrics else None,
+        "over": state["finished"] if verdict else None,
     }
 
 

@@ -117,7 +117,7 @@ def test_a_dead_proposer_answers_nothing(
     assert [voice["calls"] for voice in result["voices"]] == [3 * n, n, n, 2 * n]
     assert result["prompts"] == 3 * n
     assert [voice["utility"] for voice in result["voices"]] == [1, 1, 0, 1]
-    assert result["voices"][2]["unparsed_rate"] == 1
+    assert result["voices"][2]["unparsed"] == 1
     with pytest.raises(UserError, match="0 of 1 proposers answered"):
         evaluated(folder, {"proposers": ["dead"], "aggregator": "good"})
 

@@ -29,6 +29,7 @@ from swarm.report.analyses import trajectories as origins
 from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.run_folder import RunRecord
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import read_verdict
 
 Values = Sequence[Sequence[float] | None]
 
@@ -327,12 +328,14 @@ def test_a_real_search(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> Non
         env=searches.environment(),
     )
     (found,) = json.loads(out.stdout)["runs"]
-    metrics = json.loads((folder / "state.json").read_text())["metrics"]
+    metrics = read_verdict(json.loads((folder / "state.json").read_text()))
     alone = found["emergence"]["best_alone"]
-    assert alone["expert"] == metrics["starting_best_expert"]
-    assert alone["test"]["paired"]["difference"] == pytest.approx(metrics["test_gain"])
-    assert found["economy"]["prompts"][-1] == metrics["prompts_scored"]
-    assert found["trajectory"]["utility"][-1] == metrics["ending_best_validation_utility"]
+    assert alone["expert"] == metrics.expert
+    assert alone["test"]["paired"]["difference"] == pytest.approx(
+        metrics.start_model.gain.difference
+    )
+    assert found["economy"]["prompts"][-1] == metrics.costs["prompts_scored"]
+    assert found["trajectory"]["utility"][-1] == metrics.dev.utility
     assert len(draw_charts(analyse_runs([folder, folder]), tmp_path / "two")) == 5
     assert len(list((tmp_path / "two").iterdir())) == 5
     pictures = sorted((tmp_path / "plots").iterdir())

@@ -156,9 +156,7 @@ def test_the_history(found: Result) -> None:
     assert len(frame) == 3 * 4
     assert frame.best.iloc[-1] == found.best.utility == np.nanmax(frame.utility)
     assert np.allclose(frame[names].sum(axis=1), 1)
-    assert (
-        frame.groupby("iteration").prompts_scored.first().sum() == found.metrics["prompts_scored"]
-    )
+    assert frame.groupby("iteration").prompts_scored.first().sum() == found.verdict.cost
 
 
 def test_the_best_is_a_model(found: Result) -> None:
@@ -205,7 +203,7 @@ def test_inside_a_running_loop(
         return search(**keys(home, tiny_llama, tiny_pool, show=True))
 
     again = asyncio.run(cell())
-    assert again.metrics == found.metrics
+    assert again.verdict == found.verdict
     said = capsys.readouterr().out
     assert "best found = " in said and "\x1b" not in said
     handlers = logging.getLogger("swarm").handlers
@@ -343,7 +341,7 @@ def test_evaluations(
         "overrides": keys(home, tiny_llama, tiny_pool)["overrides"],
     }
     best = evaluate(found, **given, out=tmp_path / "out")
-    assert best.utility == found.metrics["ending_best_single_test_accuracy"]
+    assert best.utility == found.verdict.found.test.utility
     assert (best.n, best.cost, len(best.items)) == (6, 0.0, 6)
     assert best.interval[0] <= best.utility <= best.interval[1]
     assert evaluate(found.best, **given).rows == best.rows
@@ -419,7 +417,7 @@ def test_an_unfinished_run_is_opened_as_far_as_it_is(found: Result, tmp_path: Pa
     folder = tmp_path / "half"
     shutil.copytree(found.folder, folder)
     state = json.loads((folder / "state.json").read_text())
-    state |= {"finished": None, "metrics": None, "rounds": state["rounds"][:2]}
+    state |= {"finished": None, "verdict": None, "rounds": state["rounds"][:2]}
     (folder / "state.json").write_bytes(encode_state(state))
     manifest = Manifest(folder).read()
     for path in sorted((folder / "answers").iterdir())[2:]:
@@ -427,7 +425,7 @@ def test_an_unfinished_run_is_opened_as_far_as_it_is(found: Result, tmp_path: Pa
         manifest.sums.pop(f"answers/{path.name}")
     manifest.save()
     half = open_run(folder)
-    assert half.metrics == {} and "Still running" in str(half)
+    assert half.verdict is None and "Still running" in str(half)
     assert len(half.history) == 8
     with pytest.raises(UserError, match="contains no search"):
         open_run(tmp_path)

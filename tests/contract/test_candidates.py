@@ -49,7 +49,7 @@ from swarm.runs.run_reader import RunFolder
 from swarm.stats.significance import plurality_vote
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
-from swarm.tasks.metrics import majority_vote, utility_summary
+from swarm.tasks.metrics import majority_vote, measure
 from swarm.tasks.mixture import Mixture
 from swarm.tasks.multiple_choice import MultipleChoice
 
@@ -159,13 +159,13 @@ def test_a_run_is_its_best_and_an_ensemble_its_vote(run: RunFolder, task: Multip
     voted = score_candidate(
         opened(SavedEnsembleCandidate(str(run.path / "ensemble.yaml")), task), task, "test"
     )
-    metrics = run.metrics
-    assert task.utility(best.scores[0]) == metrics["ending_best_single_test_accuracy"]
+    metrics = run.verdict
+    assert task.utility(best.scores[0]) == metrics.found.test.utility
     assert task.utility(voted.scores[0]) == metrics["ending_top-k_ensemble_test_accuracy"]
-    place = (metrics["ending_place"][0], metrics["ending_place"][1])
+    place = (metrics.places[1][0], metrics.places[1][1])
     recorded = run.load_test_answers(place)
     assert recorded and [s.answer for s in best.scores[0]] == [row["answer"] for row in recorded]
-    assert (best.usage.calls, voted.usage.calls) == (16, 16 * metrics["ensemble_size"])
+    assert (best.usage.calls, voted.usage.calls) == (16, 16 * metrics.vote.members)
 
 
 def test_an_ensemble_of_several_answers_what_most_of_them_answer(
@@ -536,7 +536,7 @@ def test_mistakes_are_named(
 def test_a_search_that_is_not_over_is_refused(run: RunFolder, tmp_path: Path) -> None:
     state = json.loads((run.path / "state.json").read_text())
     # A search that was killed between its last iteration and its verdict has a `finished`.
-    for left in ({"finished": None, "metrics": None}, {"metrics": None}):
+    for left in ({"finished": None, "verdict": None}, {"verdict": None}):
         (tmp_path / "state.json").write_bytes(encode_state({**state, **left}))
         with pytest.raises(UserError, match="not finished"):
             BestCandidate(str(tmp_path))
@@ -607,7 +607,7 @@ def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
 ) -> None:
     folder = shutil.copytree(run.path, tmp_path / "running")
     state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_bytes(encode_state({**state, "finished": None, "metrics": None}))
+    (folder / "state.json").write_bytes(encode_state({**state, "finished": None, "verdict": None}))
     config = json.loads((folder / "config.json").read_text())
     parts = {part: {**config["task"], "signal": part} for part in ("both", "accuracy")}
     config["task"] = {"_target_": "swarm.tasks.mixture.Mixture", "name": "two", "tasks": parts}
@@ -640,6 +640,6 @@ def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
 
 
 def test_a_description_has_the_size_of_what_it_is_of(task: MultipleChoice) -> None:
-    found = utility_summary(task, [Score(1.0, "A"), Score(0.0, None)])
-    assert (found["utility"], found["items"], found["unparsed_rate"]) == (0.5, 2, 0.5)
-    assert found["interval"][0] < 0.5 < found["interval"][1] and "parts" not in found
+    found = measure(task, [Score(1.0, "A"), Score(0.0, None)])
+    assert (found.utility, found.n, found.unparsed) == (0.5, 2, 0.5)
+    assert found.low < 0.5 < found.high and not found.parts

@@ -17,34 +17,30 @@ import small_evaluations
 import tiny
 
 from swarm.evaluation.evaluation import format_result
-from swarm.export.model_card import describe_metrics
+from swarm.export.model_card import describe_numbers
 from swarm.finetune.run import domain_lines as by_domain_table
 from swarm.finetune.run import scores_table
-from swarm.loop.evaluator import records_to_scores, scores_to_records
 from swarm.loop.search_inputs import resolve_baselines
 from swarm.models.base import Completion
 from swarm.report.build import build_report, write_report
 from swarm.report.paired_comparison import PairedComparison, iterate_data_items
-from swarm.runs.describe import (
-    domain_table,
-    format_form_warnings,
-    format_one_answer_warnings,
-    list_caveats,
-    unread_answers,
-)
 from swarm.runs.run_reader import RunFolder
-from swarm.studies import ablations, method_comparison, sweep
+from swarm.runs.verdict import (
+    compare_constant_answers,
+    domain_table,
+    format_one_answer_warnings,
+    read_verdict,
+)
 from swarm.tasks.abstain import Abstain
 from swarm.tasks.base import Item, Score
 from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.metrics import (
     NO_GOLD_DOMAIN,
     best_constant_answers,
-    find_form_mismatches,
     find_one_answer_domains,
     item_domain,
-    summarize_domains,
-    utility_summary,
+    measure,
+    measure_domains,
 )
 from swarm.tasks.mixture import Mixture
 from swarm.tasks.multiple_choice import MultipleChoice
@@ -107,32 +103,29 @@ def test_constant_answers_equal_a_hand_count(mini: ExactMatch) -> None:
         best[domain] = golds.most_common(1)[0][0]
         right += sum(i["answer"] == best[domain] for i in test if i["domain"] == domain)
     assert found.domains == best == {"connectivity": "Yes", "shortest_path": "1"}
-    told = found.summarize_splits(mini, {"dev": dev, "test": test})
-    assert told["by_domain"]["test"]["utility"] == right / len(test) == 0.3075
+    one = compare_constant_answers(mini, dev, test)
+    assert one is not None and one.test is not None and one.choices == best
+    assert one.test.utility == right / len(test) == 0.3075
     every = Counter(item["answer"] for item in dev)
     assert every[found.overall] == max(every.values())
-    assert told["overall"]["dev"]["utility"] == max(every.values()) / len(dev)
-    assert told["overall"]["test"]["utility"] == sum(
-        item["answer"] == found.overall for item in test
-    ) / len(test)
 
 
 def test_domains_add_up(mini: ExactMatch) -> None:
     items = mini.items("test")
     answers = [("Yes", "No", "1", "2", None)[n * 7 % 5] for n in range(len(items))]
     scores = given(mini, items, answers)
-    found = utility_summary(mini, scores, items)
-    domains = found["domains"]
+    found = measure(mini, scores, items)
+    domains = found.domains
     assert list(domains) == list(dict.fromkeys(item["domain"] for item in items))
-    total = sum(one["utility"] * one["items"] for one in domains.values())
-    assert total / len(items) == pytest.approx(found["utility"])
+    total = sum(one.utility * one.n for one in domains.values())
+    assert total / len(items) == pytest.approx(found.utility)
     for name, one in domains.items():
         mine = [s for s, i in zip(scores, items, strict=True) if i["domain"] == name]
         read = Counter(s.answer for s in mine if s.answer)
-        assert one["items"] == len(mine) and one["answers"] == read.total()
-        assert one["unparsed_rate"] == pytest.approx(1 - read.total() / len(mine))
-        assert one["share"] == max(read.values()) / read.total()
-        assert one["interval"][0] < one["utility"] < one["interval"][1]
+        assert one.n == len(mine)
+        assert one.unparsed == pytest.approx(1 - read.total() / len(mine))
+        assert one.commonest_share == max(read.values()) / read.total()
+        assert one.low < one.utility < one.high
 
 
 def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
@@ -142,17 +135,16 @@ def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
     items = both.items("test")
     assert [item_domain(item) for item in items] == ["roads"] * 4 + ["inner/sums"] * 3
     scores = given(both, items, ["No", "No", "Yes", "Yes", "4", "4", "4"])
-    found = summarize_domains(both, items, scores)
-    assert {name: one["utility"] for name, one in found.items()} == {
+    found = measure_domains(both, items, scores)
+    assert {name: one.utility for name, one in found.items()} == {
         "roads": 0.75,
         "inner/sums": pytest.approx(2 / 3),
     }
     constants = best_constant_answers(both, both.items("dev"))
     assert constants is not None and constants.domains == {"roads": "Yes", "inner/sums": "3"}
-    told = constants.summarize_splits(both, {"test": items})
     # By the mixture's own utility, the harmonic mean of 3/4 and 1/3; one answer fails in a part.
-    assert told["by_domain"]["test"]["utility"] == pytest.approx(2 / (4 / 3 + 3))
-    assert told["overall"]["test"]["utility"] == 0
+    each, one = (measure(both, constants.score_items(both, items, k)) for k in (True, False))
+    assert each.utility == pytest.approx(2 / (4 / 3 + 3)) and one.utility == 0
 
 
 def test_without_a_domain_the_gold_answer_gives_one(tmp_path: Path) -> None:
@@ -172,8 +164,8 @@ def test_a_constant_answer_may_be_to_abstain(tmp_path: Path) -> None:
     # Of two letters each is right for half (0 on the mean); of three, abstention beats -1/3.
     assert found is not None and found.domains == {"doors": "A", "paths": "abstain"}
     assert found.overall == "abstain"
-    told = found.summarize_splits(task, {"test": task.items("test")})
-    assert told["overall"]["test"]["utility"] == 0
+    scores = found.score_items(task, task.items("test"), by_domain=False)
+    assert measure(task, scores).utility == 0
 
 
 @pytest.mark.parametrize(
@@ -196,9 +188,8 @@ def test_one_answer_is_warned_of(
         assert found == []
         return
     (one,) = found
-    assert one["domain"] == "gold answer: yes or no"
-    assert one["answer"] == "No" and one["share"] == share
-    assert one["right"] == 0.5
+    assert one.domain == "gold answer: yes or no"
+    assert one.answer == "No" and one.share == share and one.right == 0.5
     (words,) = format_one_answer_warnings(found, "the best found", "test")
     assert words.startswith(
         "Warning: in the domain (gold answer: yes or no) of test, the best found"
@@ -220,88 +211,10 @@ def test_case_counts_where_the_parser_is_cased(tmp_path: Path) -> None:
         items = task.items("dev")
         scores = written(task, items, [gold.lower() for gold in golds])
         values[parser] = [score.value for score in scores]
-        # Copies of the questions' words are wrong, not right answers in other words.
-        assert find_form_mismatches(task, items, {"copies": scores}) == []
         assert [task.grade(item, str(item["answer"])) for item in items] == [1.0] * 20
         assert all(example.final for example in task.gold_examples(items))
         assert task.build_request(items[0]).stop_check is not None
     assert values == {"whole": [1.0] * 20, "cased": [0.0] * 20}
-
-
-def test_answers_in_another_form_are_warned_of(tmp_path: Path) -> None:
-    path = match(tmp_path, "forms", [f"word{n}" for n in range(20)], ["Yes"]).data.file
-    task = ExactMatch("forms", path, parser="whole")
-    items = task.items("dev")
-    golds = [str(item["answer"]) for item in items]
-    answers = {
-        "right": [f"{gold}\n" for gold in golds],
-        "sentences": [f"The answer is {gold}." for gold in golds],
-        "others": [f"The answer is {gold}." for gold in [*golds[1:], golds[0]]],
-        "all": [" ".join(golds)] * 20,  # contains the gold answers of other items as well
-        "silent": [""] * 12 + ["none"] * 8,
-    }
-    scores = {name: written(task, items, texts) for name, texts in answers.items()}
-    found = {one["model"]: one for one in find_form_mismatches(task, items, scores)}
-    assert set(found) == {"sentences", "silent"}
-    assert found["sentences"]["contained"] == 1 and found["sentences"]["right"] == 0
-    assert found["silent"]["unread"] == 0.6 and found["silent"]["contained"] == 0
-    sentence, silent = format_form_warnings([*found.values()], "dev")
-    assert 'where "word0" is right, sentences gives "The answer is word0."' in sentence
-    assert "contain the gold answer but do not match it (sentences 100 %)" in sentence
-    assert "task.parser is whole and may be anchored" in sentence
-    brief, _ = format_form_warnings([*found.values()], "dev", brief=True)
-    assert brief == (
-        "Warning: dev answers contain the gold answer but do not match it "
-        "(100 % of those of sentences); see the report."
-    )
-    assert "are empty or cannot be read (silent 60 %)" in silent and "gives nothing" in silent
-    # The original's parser accepts the gold answer anywhere.
-    loose = ExactMatch("forms", path, parser="original")
-    same = {"sentences": written(loose, items, answers["sentences"])}
-    assert find_form_mismatches(loose, items, same) == []
-
-
-@pytest.mark.parametrize(
-    ("parser", "gold", "text", "alone"),
-    [
-        ("anchored", "72", "Natalia sold 48/2 = 24 clips", True),  # a number that is no answer
-        ("anchored", "yes", "Let us think about it", True),
-        ("anchored", "in the red box", "in the red", True),
-        ("whole", "in the red box", "In the red", True),
-        ("whole", "box", "It is in the red", False),  # never right, however long
-        ("anchored", "no", "Yes and this is because", None),  # wrong before the limit
-    ],
-)
-def test_answers_cut_at_the_limit_are_warned_of(
-    tmp_path: Path, parser: str, gold: str, text: str, alone: bool | None
-) -> None:
-    path = match(tmp_path, "cut", [gold] * 10, [gold]).data.file
-    task = ExactMatch("cut", path, parser=parser, max_new_tokens=7)
-    items = task.items("dev")
-
-    def scored(cut: int, finish: str = "length") -> list[Score]:
-        run = task.run(items)
-        assert len(next(run)) == len(items)
-        whole = [Completion(f"{gold}.\n", finish="stop")] * (len(items) - cut)
-        with pytest.raises(StopIteration) as end:
-            run.send([Completion(text, finish=finish)] * cut + whole)
-        scores: list[Score] = end.value.value
-        assert records_to_scores(scores_to_records(items, scores)) == scores
-        return scores
-
-    def warned(**answers: list[Score]) -> list[dict[str, Any]]:
-        return [one for one in find_form_mismatches(task, items, answers) if "cut" in one]
-
-    assert bool(warned(mine=scored(2))) is bool(alone)
-    assert warned(mine=scored(1)) == warned(mine=scored(10, "stop")) == []
-    # A model beside it that answers every item shows that the limit allows that.
-    assert warned(mine=scored(8), other=scored(0)) == []
-    assert bool(warned(mine=scored(8), other=scored(9))) is (alone is not None)
-    for one in warned(mine=scored(8), other=scored(9)):
-        (words,) = format_form_warnings([one], "dev")
-        assert "80 % of the answers of each domain's best model to the 10 dev items" in words
-        assert f'"{gold}" is right, mine ends with "{text}"' in words and "at 7 tokens" in words
-        assert words.endswith("task.max_new_tokens=28.")
 
 
 def test_a_missing_completion_is_an_error(tmp_path: Path) -> None:
@@ -310,83 +223,6 @@ def test_a_missing_completion_is_an_error(tmp_path: Path) -> None:
     next(run)
     with pytest.raises(ValueError, match="shorter"):
         run.send([Completion("72")] * 5)
-
-
-def test_cut_answers_of_a_part_name_its_key(tmp_path: Path) -> None:
-    part = ExactMatch("cut", match(tmp_path, "cut", ["72"] * 6, ["1"]).data.file)
-    task = Mixture("both", {"sums": part})
-    items = task.items("dev")
-    scores = [Score(0.0, "24", "24", "sums", cut=True) for _ in items]
-    (one,) = find_form_mismatches(task, items, {"mine": scores})
-    (words,) = format_form_warnings([one], "test")
-    assert "100 % of the answers of mine" in words
-    assert words.endswith("task.tasks.sums.max_new_tokens=40.")
-
-
-def test_a_search_warns_of_cut_answers(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
-    items = [{"id": n, "question": f"{n} + 1", "answer": str(n + 1)} for n in range(16)]
-    (tmp_path / "sums.json").write_text(json.dumps({"dev": items[:8], "test": items[8:]}))
-    keys = {"optimizer__max_iterations": 1, "task__file": tmp_path / "sums.json"}
-    words = searches.arguments(tmp_path, tiny_llama, tiny_pool, **keys)
-    words = [word for word in words if not word.startswith(("task=", "task.scoring"))]
-    done = searches.run([*words, "task=nlgraph_mini"])
-    assert done.returncode == 0, done.stderr
-    start, end = (" ".join(part.split()) for part in done.stdout.split("iteration   0", 1))
-    warning = (
-        "dev items are cut at 4 tokens and wrong. Allow longer answers: task.max_new_tokens=16."
-    )
-    assert warning in start
-    assert "are cut at" not in end, "printed once"
-    again = " ".join(searches.run([*words, "task=nlgraph_mini"]).stdout.split())
-    assert warning in again, "also when shown again"
-    report = build_report(tmp_path / "search" / "run")
-    assert any("are cut at 4 tokens" in words for words in report.warnings)
-    page = [*load_run_series(tmp_path / "search" / "run").sentences]
-    assert any("are cut at 4 tokens" in words for words in page)
-
-
-def test_an_evaluation_warns_of_cut_answers(
-    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
-    golds = [str(n + 1) for n in range(8)]
-    match(tmp_path, "sums", golds, golds)
-    words = small_evaluations.keys(tmp_path, tiny_llama, tiny_pool)
-    words = [word for word in words if not word.startswith("task")]
-    task = ["task=nlgraph_mini", f"task.file={tmp_path / 'sums.json'}"]
-    result = small_evaluations.evaluated([*words, *task, "candidate=base"])
-    assert "of the answers of base to the 8 test items are cut at 4 tokens" in format_result(result)
-
-
-def test_unread_letters_are_warned_of(tmp_path: Path) -> None:
-    task = MultipleChoice("doors", str(choice_file(tmp_path / "doors.json")))
-    items = task.items("dev")
-    texts = ["I do not know"] * len(items)
-    (one,) = find_form_mismatches(task, items, {"vague": written(task, items, texts)})
-    (words,) = format_form_warnings([one], "dev")
-    assert "(vague 100 %)" in words and "task.scoring=logits" in words
-
-
-def test_a_search_warns_of_the_form_of_answers(
-    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
-    keys = {"task__scoring": "generate", "optimizer__max_iterations": 1}
-    done = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, **keys))
-    assert done.returncode == 0, done.stderr
-    start, end = done.stdout.split("iteration   0", 1)
-    warning = "answers are empty or cannot be read"
-    assert f"Warning: dev {warning} (" in start and "; see the report." in start
-    assert warning not in end and "Unread answers on test" in end
-    assert "where " not in start and "task.scoring=logits" not in start
-    report = build_report(tmp_path / "search" / "run")
-    assert any(warning in words and "task.scoring=logits" in words for words in report.warnings)
-
-
-def test_unread_answers_of_a_baseline_are_mentioned() -> None:
-    base = {"label": "base model", "test": {"unparsed_rate": 1.0}}
-    metrics = {"test_gain": 0.1, "baselines": [base], "starting_best_single_test_unparsed_rate": 0}
-    (line,) = unread_answers(metrics)
-    assert line.startswith("Unread answers on test") and line.endswith(": base model 100 %.")
-    assert line in list_caveats(metrics)
 
 
 def test_default_baselines_can_be_deployed_as_the_result_can(tmp_path: Path) -> None:
@@ -405,14 +241,14 @@ def test_a_domain_of_one_gold_answer_is_not_warned_of(tmp_path: Path) -> None:
     items = mostly.items("test")
     assert find_one_answer_domains(mostly, items, given(mostly, items, ["No"] * 20)) == []
     (one,) = find_one_answer_domains(mostly, items, given(mostly, items, ["Yes"] * 20))
-    assert one["right"] == 0.05
+    assert one.right == 0.05
 
 
 def test_one_answer_to_small_domains_is_seen_over_all(mini: ExactMatch) -> None:
     task = ExactMatch("small", str(MINI))
     items = [{**item, "domain": f"d{n // 5}"} for n, item in enumerate(mini.items("test")[:40])]
     (one,) = find_one_answer_domains(task, items, given(task, items, ["No"] * 39 + ["Yes"]))
-    assert one["domain"] is None and one["answers"] == 40
+    assert one.domain is None and one.answers == 40
     assert "in all domains" in format_one_answer_warnings([one], "it", "test")[0]
 
 
@@ -422,7 +258,7 @@ def test_answers_that_are_not_graded_have_no_constant(mini: ExactMatch) -> None:
     scores = [Score(-1.0, "") for _ in items]
     assert best_constant_answers(signalled, signalled.items("dev")) is None
     assert find_one_answer_domains(signalled, items, scores) == []
-    assert "commonest" not in summarize_domains(signalled, items, scores)["connectivity"]
+    assert measure_domains(signalled, items, scores)["connectivity"].commonest is None
 
 
 @pytest.fixture(scope="module")
@@ -451,22 +287,21 @@ def test_a_search_whose_best_gives_one_answer_says_so(
     constant: tuple[Path, str, list[str]],
 ) -> None:
     folder, output, _ = constant
-    metrics = json.loads((folder / "state.json").read_text())["metrics"]
-    (one,) = metrics["ending_best_single_test_one_answer"]
-    assert one["domain"] is None and one["share"] == 1.0 and one["answers"] == 40
-    answer = one["answer"]
+    verdict = RunFolder(folder).verdict
+    (one,) = verdict.found.test.one_answer
+    assert one.domain is None and one.share == 1.0 and one.answers == 40
+    answer = one.answer
     warning = f'the best found gives one answer: "{answer}" is 100 % of the 40 parsed answers'
     assert warning in output and "best constant answer of each domain" in output
-    domains = metrics["ending_best_single_test_domains"]
-    assert {name: found["items"] for name, found in domains.items()} == {"doors": 20, "paths": 20}
-    total = sum(found["utility"] * found["items"] for found in domains.values())
-    assert total / 40 == pytest.approx(metrics["ending_best_single_test_accuracy"])
-    constants = metrics["constant_answers"]
-    assert constants["by_domain"]["answers"] == {"doors": "A", "paths": "A"}
-    assert constants["gain"] == pytest.approx(
-        metrics["ending_best_single_test_accuracy"] - constants["by_domain"]["test"]["utility"]
-    )
-    header, rows = domain_table(metrics, "test") or ([], [])
+    domains = verdict.found.test.domains
+    assert {name: found.n for name, found in domains.items()} == {"doors": 20, "paths": 20}
+    total = sum(found.utility * found.n for found in domains.values())
+    assert total / 40 == pytest.approx(verdict.found.test.utility)
+    constant_ = verdict.constant
+    assert constant_.choices == {"doors": "A", "paths": "A"}
+    gain = verdict.found.test.utility - constant_.test.utility
+    assert constant_.gain.difference == pytest.approx(gain)
+    header, rows = domain_table(verdict) or ([], [])
     assert header[0] == "domain of test" and [row[0] for row in rows] == ["doors", "paths"]
     assert all(row[-1] == f'"{answer}": 100 % (!)' for row in rows)
 
@@ -482,64 +317,15 @@ def test_a_report_shows_domains_constants_and_warnings(
             assert words in text, (name, words)
 
 
-def test_tables_of_searches_show_domains_and_marks(
-    constant: tuple[Path, str, list[str]],
-) -> None:
-    run = RunFolder(constant[0])
-    found = method_comparison.summarize_methods([("pso", [run])], {}, None, 9)
-    text = method_comparison.format_comparison(found)
-    (row,) = found["methods"]
-    assert row["one_answer"] == found["start"]["one_answer"] == 1
-    total = sum(20 * values[0] for values in row["domains"].values())
-    assert total / 40 == pytest.approx(row["test"][0])
-    lines = text.splitlines()
-    by_domain_ = next(n for n, line in enumerate(lines) if line.startswith("| test, by domain"))
-    assert [cell.strip() for cell in lines[by_domain_].split("|")[2:4]] == ["doors", "paths"]
-    assert lines[by_domain_ + 2].startswith("| best constant answer")
-    assert "| pso (!1)" in text and ablations.ONE_ANSWER_NOTE in text
-    assert "| best constant answer of each domain" in lines[3]
-    side = ablations.compare_rows([ablations.StudyRow("pso", [run])])
-    assert "pso (!1)" in ablations.rows_to_markdown(side)
-    for key in [key for key in run.metrics if key.endswith(("_domains", "_one_answer"))]:
-        run.metrics.pop(key)
-    run.metrics.pop("constant_answers")
-    older = method_comparison.format_comparison(
-        method_comparison.summarize_methods([("pso", [run])], {}, None, 9)
-    )
-    assert "domain" not in older and "(!" not in older
-
-
 def test_the_page_of_a_run_shows_domains_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
-    from swarm.ui.run_data import load_run_series
 
     found = load_run_series(constant[0])
     assert any(table.header[0] == "domain of test" for table in found.domains)
     assert found.models is not None and found.models.rows[0][0].startswith("best constant answer")
     warned = " ".join(found.sentences).count("Warning: in all domains of test, the best found")
     assert warned == 1
-
-
-def test_a_sweep_and_the_list_of_runs_mark_one_answer(
-    constant: tuple[Path, str, list[str]],
-) -> None:
-    from swarm.ui.state import RunIndex
-
-    folder = constant[0]
-    state = json.loads((folder / "state.json").read_text())
-
-    class Done(sweep.Trial):
-        def load_metrics(self) -> dict[str, Any]:
-            return dict(state["metrics"])
-
-    config = {"seed": 1, "folder": str(folder.parent), "name": folder.name}
-    summary = sweep.summarize_trials([Done(config, {"optimizer.step": 0.5})], {})
-    text = "\n".join(sweep.format_summary(summary))
-    assert "] (!) |" in text and "Warning: in all domains of test, the best of run" in text
-    assert "by domain: doors 0." in text and "The best constant answer (" in text
-    line = RunIndex(folder.parent).get_run("run")
-    assert line is not None and line.gain_text.endswith(" (one answer)")
 
 
 def test_runs_side_by_side_show_domains_and_warnings(
@@ -556,12 +342,12 @@ def test_runs_side_by_side_show_domains_and_warnings(
 def test_a_card_shows_domains_constants_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
-    metrics = RunFolder(constant[0]).metrics
+    verdict = RunFolder(constant[0]).verdict
     text = "\n".join(
-        [*scores_table(metrics, "start", "end"), *by_domain_table(metrics, "start", "end")]
+        [*scores_table(verdict, "start", "end"), *by_domain_table(verdict, "start", "end")]
     )
     assert "| best constant answer of each domain" in text and "| domain of test " in text
-    assert any(words.startswith("Warning:") for words in describe_metrics(metrics))
+    assert any(words.startswith("Warning:") for words in describe_numbers(verdict))
 
 
 def test_an_evaluation_shows_domains_constants_and_warnings(
@@ -576,18 +362,12 @@ def test_an_evaluation_shows_domains_constants_and_warnings(
         [*words, "candidate=expert", "candidate.names=amber", "device=cpu", "out=null"]
     )
     (voice,) = result["voices"]
-    total = sum(one["utility"] * one["items"] for one in voice["domains"].values())
+    total = sum(one["utility"] * one["n"] for one in voice["domains"].values())
     assert total / 40 == pytest.approx(voice["utility"])
     lines = format_result(result).splitlines()
     assert lines[2].startswith("  doors: ") and "100 % (!)" in lines[2]
     assert any(line.startswith("best constant answer of each domain") for line in lines)
     assert any(line.startswith("Warning: in all domains of test, amber") for line in lines)
-    older = {
-        **result,
-        "voices": [{k: v for k, v in voice.items() if k not in ("domains", "one_answer")}],
-    }
-    older.pop("constant_answers")
-    assert "doors" not in format_result(older)
 
 
 @pytest.fixture(scope="module")
@@ -607,39 +387,42 @@ def baselines(
 
 
 def report_expert(state: dict[str, Any]) -> str:
-    return str(state["metrics"]["starting_best_expert"])
+    return read_verdict(state).expert
 
 
 def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], str]) -> None:
     words, state, output = baselines
-    found = {one["name"]: one for one in state["metrics"]["baselines"]}
-    assert list(found) == ["base", "soup", "recipe", "experts"]
-    reached = state["metrics"]["ending_best_single_test_accuracy"]
+    verdict = read_verdict(state)
+    found = {
+        one.name: one for one in verdict.alternatives if one.name not in ("expert", "constant")
+    }
+    assert set(found) == {"base", "soup", "recipe", "experts"}
+    reached = verdict.found.test.utility
     for one in found.values():
-        assert one["test"]["items"] == 40 and set(one["test"]["domains"]) == {"doors", "paths"}
-        assert one["gain"] == pytest.approx(reached - one["test"]["utility"])
+        assert one.test.n == 40 and set(one.test.domains) == {"doors", "paths"}
+        assert one.gain.difference == pytest.approx(reached - one.test.utility)
     settings = dict(word.split("=", 1) for word in words)
     report = build_report(Path(settings["folder"]) / settings["name"])
     assert report.comparisons is not None and str(report.verdict) in output
     compared = [row[0] for row in report.comparisons.rows if "constant" not in str(row[0])]
-    labels = {one["label"] for one in found.values()}
+    labels = {one.label for one in found.values()}
     assert set(compared) == labels | {f"best initial expert ({report_expert(state)})"}
     models = PairedComparison(RunFolder(Path(settings["folder"]) / settings["name"]))
     assert set(compared) <= set(models.list_baselines())
     for one in found.values():
-        split, before, _ = models.paired_answers(one["label"]) or ("", [], [])
+        split, before, _ = models.paired_answers(one.label) or ("", [], [])
         assert split == "test" and [row["id"] for row in before] == [
             item["id"] for item in iterate_data_items(models.run.config["task"], "test")
         ]
-        assert np.mean([row["value"] for row in before]) == pytest.approx(one["test"]["utility"])
+        assert np.mean([row["value"] for row in before]) == pytest.approx(one.test.utility)
     assert "gain of best found" in output and "p = " in output
     # The best of the recipes is at least the best expert, each domain's best at least the best.
-    best = state["metrics"]["starting_best_validation_utility"]
-    assert found["recipe"]["dev"]["utility"] >= best
-    assert found["experts"]["dev"]["utility"] >= best
-    assert set(found["experts"]["experts"]) == {"doors", "paths"}
-    header, rows = domain_table(state["metrics"], "test") or ([], [])
-    assert header[2:6] == [one["label"].split(" (")[0] for one in found.values()]
+    best = verdict.start_model.dev.utility
+    assert found["recipe"].dev.utility >= best
+    assert found["experts"].dev.utility >= best
+    assert set(found["experts"].choices) == {"doors", "paths"}
+    header, rows = domain_table(verdict) or ([], [])
+    assert {one.label.split(" (")[0] for one in found.values()} < set(header)
     assert all(len(row) == len(header) for row in rows)
 
 
@@ -654,7 +437,9 @@ def test_the_base_is_the_model_without_experts(
     assert result.returncode == 0, result.stderr
     whole = json.loads((tmp_path / "e" / "result.json").read_text())
     (voice,) = whole["voices"]
-    assert voice["utility"] == state["metrics"]["baselines"][0]["test"]["utility"]
+    assert voice["utility"] == next(
+        one.test.utility for one in read_verdict(state).alternatives if one.name == "base"
+    )
 
 
 def test_an_unknown_baseline_is_refused(

@@ -19,12 +19,9 @@ from swarm._util.files import read_gzip_json
 from swarm.errors import UserError
 from swarm.loop.evaluator import split_dev_holdout
 from swarm.loop.score_cache import ScoreCache
-from swarm.runs.describe import (
-    describe_difference,
-    describe_position,
-    position_label,
-)
-from swarm.stats.significance import interval_over_seeds, smallest_gain
+from swarm.merging.positions import describe_position, position_label
+from swarm.runs.verdict import describe_difference, read_verdict
+from swarm.stats.significance import PairedTest, interval_over_seeds, smallest_gain
 from swarm.studies.subprocess_runs import lock_study_folder
 from swarm.tasks.base import Score
 
@@ -47,14 +44,13 @@ def read(folder: Path) -> dict[str, Any]:
 
 def test_the_search_never_sees_the_kept_part(confirmed: tuple[Path, str]) -> None:
     folder, output = confirmed
-    metrics = read(folder)["metrics"]
+    metrics = read_verdict(read(folder))
     searched = {row["id"] for rows in searches.answers(folder, 0).values() for row in rows}
     kept_files = list((folder / "answers").glob("confirm_*.json.gz"))
-    assert len(searched) == 8 and metrics["confirm"]["items"] == 4
+    assert len(searched) == 8 and metrics.held_out.found.n == 4
     assert 1 <= len(kept_files) <= 2, "best initial and best found"
     for file in kept_files:
         assert not searched & {row["id"] for row in read_gzip_json(file)}
-    assert metrics["confirm"]["ending_searched"] == metrics["ending_best_validation_utility"]
     assert "4 held-out dev items" in " ".join(output.split())
 
 
@@ -70,7 +66,7 @@ def test_kept_items_choose_among_finalists(
     iteration, particle = state["chosen"]["ending"]
     best = state["rounds"][iteration]["positions"][particle]
     saved = json.loads((folder / "global_best" / "swarm.json").read_text())
-    assert saved["coefficients"] == best == state["metrics"]["ending_best_position"]
+    assert saved["coefficients"] == best == read_verdict(state).found.position
     asked: dict[str, list[float]] = {}
     for file in (folder / "answers").glob("confirm_*.json.gz"):
         rows = read_gzip_json(file)
@@ -83,21 +79,21 @@ def test_kept_items_choose_among_finalists(
 
 def test_the_noise_floor_is_measured(confirmed: tuple[Path, str]) -> None:
     folder, output = confirmed
-    found = read(folder)["metrics"]["noise_floor"]
-    assert found["items"] == 8 and 0 <= found["changed_answers"] <= 8
+    found = read_verdict(read(folder)).noise_floor
+    assert found.n == 8 and 0 <= found.changed_answers <= 8
     assert list((folder / "answers").glob("again_*.json.gz"))
     assert "Noise floor" in output
 
 
 def test_the_size_of_the_vote_is_chosen_on_dev(confirmed: tuple[Path, str]) -> None:
     folder, _ = confirmed
-    metrics = read(folder)["metrics"]
-    by_size = metrics["ensemble_dev_by_size"]
+    metrics = read_verdict(read(folder))
+    by_size = metrics.vote.dev_by_size
     assert len(by_size) == 3, "ensemble=3 is the limit"
-    assert metrics["ensemble_size"] == by_size.index(max(by_size)) + 1
-    assert by_size[0] == pytest.approx(metrics["ending_best_validation_utility"])
+    assert len(metrics.vote.members) == by_size.index(max(by_size)) + 1
+    assert by_size[0] == pytest.approx(metrics.dev.utility)
     content = yaml.safe_load((folder / "ensemble.yaml").read_text())
-    assert len(content["members"]) == metrics["ensemble_size"]
+    assert len(content["members"]) == len(metrics.vote.members)
     for member in content["members"]:
         note = json.loads((folder / member["folder"] / "swarm.json").read_text())
         assert note["validation_utility"] == member["utility"]
@@ -132,13 +128,13 @@ def test_a_time_limit_ends_a_search_in_time_for_its_test(
         return done.stdout, read(tmp_path / "search" / "run")
 
     output, state = limited(1e-6)
-    assert len(state["rounds"]) == 1 and "ending_best_single_test_accuracy" in state["metrics"]
+    assert len(state["rounds"]) == 1 and read_verdict(state).tested
     output, state = limited(0.08)
     assert "to end after 4.8 s, folder" in output and len(state["rounds"]) > 2
     reason = "time limit of 0.08 minutes; a larger minutes= continues"
     assert state["finished"] == reason and f"search ends: {reason}" in output
     assert sum(entry["seconds"] for entry in state["rounds"]) < 4.8
-    assert "ending_best_single_test_accuracy" in state["metrics"]
+    assert read_verdict(state).tested
     before = searches.tree(tmp_path / "search" / "run")
     for minutes in (0.08, 0.01):
         assert limited(minutes)[1] == state
@@ -200,7 +196,7 @@ def test_a_cut_adapter_is_said_to_be_cut(tmp_path: Path, tiny_llama: Path, tiny_
     assert result.returncode == 0, result.stderr
     folder = tmp_path / "search" / "run"
     note = json.loads((folder / "global_best" / "swarm.json").read_text())
-    found = read(folder)["metrics"].get("reconstruction_error", 0.0)
+    found = read_verdict(read(folder)).reconstruction_error
     if len([c for c in note["coefficients"] if c]) > 1:
         assert found == note["reconstruction_error"]["overall"] > 1e-6
     assert ("truncated to pool.export_rank" in result.stdout) == bool(found)
@@ -305,12 +301,12 @@ def test_dev_is_divided_in_each_part() -> None:
 
 
 def test_a_gain_in_plain_words() -> None:
-    line = describe_difference(0.035, (0.01, 0.06), 0.004, 1000, "test items", points=True)
+    line = describe_difference(PairedTest(0.035, 0.01, 0.06, 0.004, 1000), "test items", True)
     assert line == (
         "The gain of 3.5 points on 1000 test items is distinguishable from chance "
         "(p = 0.004; 95 % interval +1 to +6)."
     )
-    loss = describe_difference(-0.02, (-0.3, 0.2), 0.4, 50, "test items", points=False)
+    loss = describe_difference(PairedTest(-0.02, -0.3, 0.2, 0.4, 50), "test items", False)
     assert loss.startswith("The loss of 0.02 on 50 test items is not distinguishable")
 
 
@@ -322,7 +318,7 @@ def test_what_a_test_can_show() -> None:
 
 
 def test_no_difference_in_plain_words() -> None:
-    assert describe_difference(0.0, (0.0, 0.0), 1.0, 3, "test items", True).startswith(
+    assert describe_difference(PairedTest(0.0, 0.0, 0.0, 1.0, 3), "test items", True).startswith(
         "No difference: none of 3"
     )
 

@@ -32,9 +32,9 @@ from swarm.export.model_card import (
     to_hub_id,
 )
 from swarm.export.source import ExportSource
-from swarm.runs.describe import describe_position
+from swarm.merging.positions import describe_position
 from swarm.runs.manifest import encode_state
-from swarm.runs.verdict import judge_search, list_alternatives
+from swarm.runs.verdict import format_measured, read_verdict, state_verdict
 from swarm.search import build_run
 
 
@@ -87,12 +87,11 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
         exec(code, space)
     saved = PeftModel.from_pretrained(tiny.load(tiny_llama), best)
     assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
-    metrics = json.loads((found / "state.json").read_text())["metrics"]
+    metrics = read_verdict(json.loads((found / "state.json").read_text()))
     assert describe_position(note["experts"], note["coefficients"]) in card
-    for key in ("starting", "ending"):
-        for name in ("validation_utility", "single_test_accuracy"):
-            assert f"{metrics[f'{key}_best_{name}']:.3f} [" in card
-    assert str(judge_search(metrics, found)) in card
+    for one in (metrics.start_model, metrics.found):
+        assert format_measured(one.dev) in card and format_measured(one.test) in card
+    assert str(state_verdict(metrics, found)) in card
     assert "base_model" not in front(mine), "a local folder is no model of the hub"
     assert front(mine)["library_name"] == "peft" and "license" not in front(mine)
     written = next(line for line in card.splitlines() if line.startswith("python -m swarm.search"))
@@ -120,15 +119,15 @@ def test_a_particle_s_best(found: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_verdict_names_instead_of_the_best_found(found: Path, tmp_path: Path) -> None:
-    metrics = json.loads((found / "state.json").read_text())["metrics"]
-    names = {one.name for one in list_alternatives(metrics)} - {"base", "constant", "experts"}
+    metrics = read_verdict(json.loads((found / "state.json").read_text()))
+    names = {one.name for one in metrics.alternatives} - {"base", "constant", "experts"}
     assert "expert" in names
     for name in names:
         Export(str(found), str(tmp_path / name), baseline=name).write()
         assert (tmp_path / name / "adapter_model.safetensors").is_file()
         assert " on test." in (tmp_path / name / "README.md").read_text()
     mine = json.loads((tmp_path / "expert" / "swarm.json").read_text())
-    best = mine["experts"].index(metrics["starting_best_expert"])
+    best = mine["experts"].index(metrics.expert)
     assert mine["coefficients"] == [float(i == best) for i in range(len(mine["experts"]))]
     with pytest.raises(UserError, match=r"baseline=base: .* has these: .*expert$"):
         Export(str(found), str(tmp_path / "x"), baseline="base")
@@ -408,7 +407,7 @@ def result(tiny_pool: Path, run: Path, note: dict[str, Any], state: dict[str, An
         (run / place / "swarm.json").write_text(json.dumps({"validation_utility": 0.5, **note}))
     config = {"task": {"name": "nlgraph_mini"}, **state.pop("config", {})}
     (run / "config.json").write_text(json.dumps(config))
-    (run / "state.json").write_bytes(encode_state({"metrics": None, **state}))
+    (run / "state.json").write_bytes(encode_state({"verdict": None, **state}))
     return run
 
 

@@ -34,7 +34,7 @@ from swarm.finetune.trainer import (
 )
 from swarm.pool.pool import Pool
 from swarm.runs.manifest import Manifest
-from swarm.runs.verdict import judge_search
+from swarm.runs.verdict import read_verdict, state_verdict
 from swarm.search import build_run
 
 
@@ -62,15 +62,15 @@ def test_the_held_out_loss_falls_and_the_saved_adapter_is_that_of_the_best_look(
 ) -> None:
     from peft import PeftModel
 
-    folder, metrics = tuned
-    looks = metrics["evaluations"]
+    folder, _ = tuned
+    state = json.loads((folder / "search" / "run" / "tuning.json").read_text())
+    held, looks = state["tuning"], state["tuning"]["evaluations"]
     assert [step for step, _, _ in looks] == [0, 5, 10, 15, 20]
     losses = [held for _, _, held in looks]
     assert min(losses) < 0.7 * losses[0]
-    assert metrics["step"] == looks[losses.index(min(losses))][0]
-    held = json.loads((folder / "search" / "run" / "tuning.json").read_text())["metrics"]
+    assert held["step"] == looks[losses.index(min(losses))][0]
     assert held["examples"] == 9 and held["examples_seen"] == 20 * 8
-    assert held["examples_evaluated"] == 5 * 3 and held["prompts_scored"] == 2 * (12 + 16)
+    assert held["examples_evaluated"] == 5 * 3 and read_verdict(state).cost == 2 * (12 + 16)
     model = PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "search" / "run" / "tuned")
     from swarm.loop.evaluator import split_dev_holdout
 
@@ -102,9 +102,9 @@ def test_the_saved_adapter_answers_in_a_pool_as_the_trained_model_did(
             wanted = [-mean_loss(model, [pair])[0].item() * len(pair[1]) for pair in every]
         found = [completion.logprobs[0] for completion in both[number]]
         assert found == pytest.approx(wanted, abs=1e-4)
-    assert metrics["starting_best_expert"] == "amber"
-    assert metrics["test_gain"] == pytest.approx(
-        metrics["ending_best_single_test_accuracy"] - metrics["starting_best_single_test_accuracy"]
+    assert metrics.expert == "amber"
+    assert metrics.start_model.gain.difference == pytest.approx(
+        metrics.found.test.utility - metrics.start_model.test.utility
     )
 
 
@@ -153,7 +153,7 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
         tune(command)
     run = tmp_path / "search" / "run"
     assert not (run / "tuned").exists()
-    assert tune(command)["evaluations"] == metrics["evaluations"]
+    assert tune(command) == metrics
     assert "resuming after step 10" in capsys.readouterr().out
     mine, other = (f / "search" / "run" / "tuned" for f in (tmp_path, folder))
     for name in ("adapter_model.safetensors", "swarm.json"):
@@ -301,7 +301,7 @@ def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
         tune([*command, "expert=birch"])
     run = tmp_path / "search" / "run"
     assert (run / "start").is_dir()
-    assert tune([*command, "expert=amber"])["starting_best_expert"] == "amber"
+    assert tune([*command, "expert=amber"]).expert == "amber"
     start = run / "start" / "adapter_model.safetensors"
     assert start.read_bytes() == (tiny_pool / "amber" / start.name).read_bytes()
     for text in ("{", "[]", "{}", '{"identity": 1}'):
@@ -328,9 +328,10 @@ def test_training_that_only_harms_is_stopped_and_the_start_is_kept(
             test="false",
         )
     )
-    assert metrics["steps"] == 2 and metrics["step"] == 0
-    assert "test_gain" not in metrics
-    later = [held for step, _, held in metrics["evaluations"] if step > metrics["step"]]
+    state = json.loads((tmp_path / "search" / "bad" / "tuning.json").read_text())
+    facts = state["tuning"]
+    assert facts["steps"] == 2 and facts["step"] == 0 and not metrics.tested
+    later = [held for step, _, held in facts["evaluations"] if step > facts["step"]]
     assert len(later) == 2
     progress = TrainingProgress()
     assert progress.record_evaluation(0, None, 2.0) and not progress.record_evaluation(1, 1.0, 2.0)
@@ -350,7 +351,7 @@ def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
     metrics = tune(
         words(tmp_path, tiny_llama, tiny_pool, "new", holdout=0.0, rank=2, steps=5, test="false")
     )
-    assert metrics["starting_best_expert"] == "the base" and metrics["step"] == 5
+    assert metrics.expert == "the base"
     run = tmp_path / "search" / "new"
     start = PeftModel.from_pretrained(tiny.load(tiny_llama), run / "start")
     assert torch.equal(tiny.logits(start), tiny.logits(tiny.load(tiny_llama)))
@@ -437,22 +438,22 @@ def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_fo
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    metrics = json.loads((first / "state.json").read_text())["metrics"]
-    mine = json.loads((tmp_path / "search" / "tuned" / "tuning.json").read_text())["metrics"]
-    assert mine["starting_best_expert"] == metrics["starting_best_expert"]
-    for name in ("validation_utility", "single_test_accuracy"):
-        assert mine[f"starting_best_{name}"] == metrics[f"starting_best_{name}"]
-    assert mine["searched"]["starting"] == metrics["ending_best_single_test_accuracy"]
-    assert mine["searched"]["prompts"] == metrics["prompts_scored"]
+    metrics = read_verdict(json.loads((first / "state.json").read_text()))
+    state = json.loads((tmp_path / "search" / "tuned" / "tuning.json").read_text())
+    mine, searched = read_verdict(state), state["tuning"]["searched"]
+    assert mine.expert == metrics.expert
+    assert mine.start_model.dev == metrics.start_model.dev
+    assert mine.start_model.test == metrics.start_model.test
+    assert searched["utility"] == metrics.found.test.utility
+    assert searched["prompts"] == metrics.cost
     assert "Compared to the best found of first" in done.stdout
-    constant = mine["constant_answers"]
-    assert constant["by_domain"] == metrics["constant_answers"]["by_domain"]
-    assert mine["ending_best_single_test_accuracy"] - constant["gain"] == pytest.approx(
-        constant["by_domain"]["test"]["utility"]
-    )
+    constant = mine.constant
+    assert constant.test == metrics.constant.test and constant.dev == metrics.constant.dev
+    gain = mine.found.test.utility - constant.test.utility
+    assert constant.gain.difference == pytest.approx(gain)
     assert "| best constant answer" in done.stdout and "Gain on test over the best" in done.stdout
-    tuned = f"(tuned) has {mine['ending_best_single_test_accuracy']:.3f}"
-    assert f"; fine-tuning on the same items {tuned}" in str(judge_search(metrics, first))
+    tuned = f"(tuned) has {mine.found.test.utility:.3f}"
+    assert f"; fine-tuning on the same items {tuned}" in str(state_verdict(metrics, first))
 
 
 def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from swarm.export.export import Export
 from swarm.report.build import build_report, write_report
 from swarm.report.document import Chart
 from swarm.runs.pareto_front import ParetoFront, compute_hypervolume, find_non_dominated
+from swarm.runs.verdict import read_verdict
 from swarm.ui.run_data import load_run_series
 
 
@@ -136,7 +137,7 @@ def found(tiny_llama: Path, tiny_pool: Path, tmp_path_factory: pytest.TempPathFa
 def test_a_search_keeps_its_front(found: Path) -> None:
     content, kept = sheet(found), state(found)
     assert content["objectives"] == ["A", "B"] and content["dev_items"] == {"A": 4, "B": 5}
-    rounds, metrics = kept["rounds"], kept["metrics"]
+    rounds, metrics = kept["rounds"], read_verdict(kept)
     assert all(len(entry["objectives"]) == 8 for entry in rounds)
     for entry in rounds:
         for utility, row in zip(entry["utilities"], entry["objectives"], strict=True):
@@ -153,17 +154,17 @@ def test_a_search_keeps_its_front(found: Path) -> None:
         assert point["coefficients"] == rounds[place[0]]["positions"][place[1]]
         assert point["dev"]["B"] >= base[1]
     for point in tested:
-        low, high = point["test_parts"]["A"]["interval"]
-        assert low <= point["test_parts"]["A"]["utility"] <= high
+        part = point["test_parts"]["A"]
+        assert part["low"] <= part["utility"] <= part["high"]
         assert point["dev_parts"]["B"]["utility"] == pytest.approx(point["dev"]["B"])
     # The best found is the best of those that meet the bound.
     measured = [zip(one["utilities"], one["objectives"], strict=True) for one in rounds]
     allowed = [u for entry in measured for u, row in entry if row[1] >= base[1]]
-    assert metrics["ending_best_validation_utility"] == pytest.approx(max(allowed))
-    bound = metrics["constraints"]["B"]
-    assert bound["met"] and bound["at_least"] == base[1] and "test_gain_interval" in bound
+    assert metrics.dev.utility == pytest.approx(max(allowed))
+    bound = metrics.constraints["B"]
+    assert bound.met and bound.at_least == base[1] and bound.gain is not None
     best = json.loads((found / "global_best" / "swarm.json").read_text())
-    assert best["coefficients"] == metrics["ending_best_position"]
+    assert best["coefficients"] == metrics.found.position
 
 
 def test_the_report_and_the_page_show_the_front(found: Path) -> None:
@@ -293,5 +294,5 @@ def test_a_bound_by_a_signal_is_judged_by_the_task_s_own_measure(
     command += [f"{key.replace('__', '.')}={value}" for key, value in more.items()]
     result = searches.run(command)
     assert result.returncode == 0, result.stderr
-    bound = state(tmp_path / "search" / "run")["metrics"]["constraints"]["B"]
-    assert bound["at_least"] in (0.0, 1 / 6, 2 / 6), "an accuracy, not the signal"
+    bound = read_verdict(state(tmp_path / "search" / "run")).constraints["B"]
+    assert bound.at_least in (0.0, 1 / 6, 2 / 6), "an accuracy, not the signal"

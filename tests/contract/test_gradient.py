@@ -462,7 +462,7 @@ def test_a_search_descends_within_its_budget(
         r["prompts_scored"] + r.get("losses_computed", 0) + 3 * r.get("gradients_computed", 0)
         for r in rounds
     )
-    assert spent <= 220 and run.metrics["prompt_equivalents"] == spent
+    assert spent <= 220 and run.verdict.cost == spent
     descents = [r for r in rounds if r.get("gradients_computed")]
     assert descents
     positions = sum(r["prompts_scored"] for r in rounds) // 12
@@ -487,11 +487,11 @@ def test_a_search_descends_within_its_budget(
     descent = Descent()
     seed = state["optimizer"]["seed"]
     descent.load_state_dict(state["optimizer"]["descent"], 1, seed, np.arange(1))
-    untouched, (number, row) = descent.items_without_gradient(12), run.metrics["ending_place"]
+    untouched, (number, row) = descent.items_without_gradient(12), run.verdict.places[1]
     rows = searches.answers(run.path, number)[str(row)]
     measured = [rows[i]["value"] for i in untouched]
-    assert number and len(untouched) == run.metrics["no_gradient"]["items"] == 3
-    assert run.metrics["no_gradient"]["ending"] == pytest.approx(sum(measured) / 3)
+    assert number and len(untouched) == run.verdict.no_gradient.n == 3
+    assert run.verdict.no_gradient.utility == pytest.approx(sum(measured) / 3)
     assert "No gradient used 3 of the 12 dev items that the search saw. On these" in out.stdout
 
 

@@ -19,6 +19,7 @@ from swarm.models.base import Completion, Request
 from swarm.models.cache import Cache
 from swarm.models.openai import OpenAI
 from swarm.models.rate_limit import Limits
+from swarm.runs.verdict import read_verdict
 from swarm.scorers.llm_judge import LLMJudge, format_prompt
 
 RATINGS: dict[str, float | None] = {
@@ -400,7 +401,7 @@ def test_a_judged_search_is_gone_on_with_after_the_judge_was_away(
     one, two = (searches.tree(tmp_path / "search" / name) for name in ("plain", "broken"))
     assert one.keys() == two.keys() and [name for name in one if one[name] != two[name]] == []
     state = json.loads((tmp_path / "search" / "plain" / "state.json").read_text())
-    taken = state["metrics"]["scoring_cost"]
+    taken = read_verdict(state).scoring_costs
     assert taken["judge_prompt_tokens"]["first"] == 50 * needed
     assert taken["judge_cost"]["first"] == pytest.approx(54e-6 * needed)
     assert taken["judge_cost"]["again"] > 0 and f"judge_new_tokens {4 * needed} + " in whole.stdout

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from swarm.loop.final_evaluation import FinalEvaluation
 from swarm.loop.final_metrics import final_metrics
 from swarm.runs.manifest import read_state
 from swarm.runs.run_folder import RunRecord
-from swarm.runs.verdict import judge_search
+from swarm.runs.verdict import Start, state_verdict
+from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.metrics import Measured
 
 EXPERTS = np.eye(2)
 
@@ -78,20 +81,13 @@ def test_a_best_found_that_is_worse_on_unused_items_is_replaced_by_the_start(
     ending = ended(tmp_path / "run", task, rounds, unused=[8, 9])
     assert ending.choose_bests() == ((0, 0), (0, 0))
     found = final_metrics(ending, test=False, ensemble=0, noise_floor=False)
-    assert found["start"] == {
-        "whole": True,
-        "label": "best of the first iteration: amber",
-        "routes": ["all"],
-        "iterations": 1,
-        "ended": None,
-    }
-    found |= {"test_gain": 0.0, "test_gain_interval": [0.0, 0.0], "test_gain_p_value": 1.0}
-    for side in ("starting", "ending"):
-        found |= {f"{side}_best_single_test_accuracy": 0.6, f"{side}_best_single_test_items": 10}
-        found[f"{side}_best_single_test_interval"] = [0.3, 0.8]
-    found["constant_answers"] = None
-    assert judge_search(found).headline == "Not worth it"
-    assert "nothing better than the best of the first iteration: amber" in str(judge_search(found))
+    assert found.start == Start(True, "best of the first iteration: amber", ["all"], 1, None)
+    test = Measured(0.6, 0.3, 0.8, 10)
+    expert = replace(found.start_model, test=test, gain=PairedTest(0.0, 0.0, 0.0, 1.0, 10))
+    tested = replace(found, found=replace(found.found, test=test), alternatives=[expert])
+    words = str(state_verdict(tested))
+    assert words.startswith("Not worth it")
+    assert "nothing better than the best of the first iteration: amber" in words
 
 
 @pytest.mark.parametrize(("unused", "kept"), [([7, 8], False), ([8, 9], True), ([], False)])
@@ -144,7 +140,7 @@ def test_each_kind_of_prompt_keeps_its_own_start(tmp_path: Path) -> None:
     assert again.open_or_resume({"seed": 1}, ["amber", "birch"])
     assert len(again.iterations) == 3 and again.best_index() == (number, particle)
     found = final_metrics(ending, test=False, ensemble=0, noise_floor=False)
-    assert found["start"]["routes"] == ["kind 1"] and not found["start"]["whole"]
+    assert found.start.routes == ["kind 1"] and not found.start.whole
     again.reopen()
     assert len((read_state(record.folder) or {})["rounds"]) == 2
     assert len(again.iterations) == 2 and again.best_index() == (1, 0)

@@ -17,6 +17,7 @@ from task_items import phrase_items, write
 
 from swarm.errors import UserError
 from swarm.models.base import Completion
+from swarm.runs.verdict import read_verdict
 from swarm.scorers.function import FunctionScorer, FunctionTask, to_finite_float
 from swarm.tasks.base import Item, RequiresSetup, Score
 
@@ -83,9 +84,9 @@ def test_a_yaml_from_any_folder(tmp_path: Path, tiny_llama: Path, tiny_pool: Pat
     done = run(tmp_path, [*arguments, "task=mine"])
     assert done.returncode == 0, done.stderr
     assert "task mine (4 dev items)" in done.stdout
-    metrics = json.loads((tmp_path / "search" / "run" / "state.json").read_text())["metrics"]
-    assert metrics["ending_best_single_test_items"] == 8
-    assert 0.0 <= metrics["ending_best_validation_unparsed_rate"] <= 1.0
+    metrics = read_verdict(json.loads((tmp_path / "search" / "run" / "state.json").read_text()))
+    assert metrics.found.test.n == 8
+    assert 0.0 <= metrics.dev.unparsed <= 1.0
     limited = [*arguments, "task=mine", "dry_run=true", "name=other"]
     done = run(tmp_path, [*limited, "+task.dev_limit=2", "+task.test_limit=3"])
     assert "mine: 2 dev items, 3 test items" in done.stdout, done.stderr

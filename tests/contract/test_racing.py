@@ -16,6 +16,7 @@ from swarm._util.files import conf_folder
 from swarm.errors import UserError
 from swarm.loop.racing import Incumbent, Racing, cannot_beat, tell_optimizer
 from swarm.optimizers.pso import ParticleSwarm
+from swarm.runs.verdict import read_verdict
 from swarm.search import build_run
 from swarm.stats.significance import is_significantly_worse
 from swarm.tasks.base import Score
@@ -72,7 +73,7 @@ def test_an_exact_race_changes_nothing_but_the_global_worst(search: Any, seed: i
     assert [pads[0][name] for name in bests] == [pads[1][name] for name in bests]
     for name in ("global_best", *(f"particle_{i}/personal_best" for i in range(6))):
         assert searches.tree(exact / name) == searches.tree(plain / name)
-    assert ours["metrics"]["prompts_scored"] < theirs["metrics"]["prompts_scored"]
+    assert read_verdict(ours).cost < read_verdict(theirs).cost
 
 
 def test_a_test_saves_more_than_the_exact_bound() -> None:
@@ -100,8 +101,8 @@ def test_prompts_add_up(search: Any, rule: str) -> None:
         assert entry["prompts_scored"] + entry["prompts_saved"] == len(asked) * DEV
         known |= {row for row, count in asked.items() if count == DEV}
     for name in ("prompts_scored", "prompts_saved"):
-        assert found["metrics"][name] == sum(entry[name] for entry in found["rounds"])
-    assert (found["metrics"]["prompts_saved"] > 0) == (rule != "off")
+        assert read_verdict(found).costs[name] == sum(entry[name] for entry in found["rounds"])
+    assert (read_verdict(found).costs["prompts_saved"] > 0) == (rule != "off")
     assert found["rounds"][0]["prompts_saved"] == 0, "the first iteration was raced"
 
 

@@ -9,9 +9,9 @@ import tiny
 import torch
 
 from swarm.merging import MERGE_NAMES, lora_math, merge_factors, methods
+from swarm.merging.positions import position_label
 from swarm.optimizers.static_merges import StaticMerges
 from swarm.pool.pool import Pool
-from swarm.runs.describe import position_label
 
 EXPERTS = ["amber", "birch", "cedar"]
 NUMBER = len(EXPERTS)

@@ -28,6 +28,7 @@ from swarm.loop.run import Run
 from swarm.models.base import Completion, Message, Request
 from swarm.optimizers.pso import AsynchronousSwarm
 from swarm.pool.pool import Pool
+from swarm.runs.verdict import read_verdict
 from swarm.scorers.hf_model import TextBatcher
 from swarm.scorers.reward_model import RewardModelScorer
 from swarm.tasks.base import HasScoreScale, RequiresSetup, Score
@@ -484,7 +485,7 @@ def test_a_search_on_a_measured_scale(
             for row in rows:
                 score = measured(row["measures"]["reward"], row["measures"]["length"])
                 assert row["value"] == task.apply_scale(score).value
-    assert 0 <= state["metrics"]["ending_best_single_test_accuracy"] <= 1
+    assert 0 <= read_verdict(state).found.test.utility <= 1
     again = searches.run(command)
     assert (
         again.returncode == 0 and again.stdout.splitlines()[-1:] == result.stdout.splitlines()[-1:]
@@ -551,7 +552,7 @@ def test_the_scale_is_that_of_all_experts_whatever_an_optimizer_wants(
         assert len(set(values)) > 1
     scored = [len(searches.answers(run.record.folder, n)) for n in range(len(state["rounds"]))]
     assert scored == [len(first), 2, 2, 2], "only the first round is another's than the optimizer's"
-    assert metrics["starting_best_validation_utility"] == max(state["rounds"][0]["utilities"][:4])
+    assert metrics.start_model.dev.utility == max(state["rounds"][0]["utilities"][:4])
 
 
 def test_an_optimizer_has_to_begin_with_the_experts(

@@ -20,6 +20,7 @@ from swarm.errors import NotFinite, UserError
 from swarm.evaluation.checkpoints import BestCandidate
 from swarm.executors.worker import JobUsage
 from swarm.loop.evaluator import EvaluatedPositions, mean_by_route
+from swarm.merging.positions import describe_position
 from swarm.models.base import Example, Message, Request
 from swarm.optimizers.base import SearchResources
 from swarm.optimizers.gradient import Descent
@@ -30,7 +31,6 @@ from swarm.pool.prompt_router import PromptRouter, fit_router, parse_routes, rea
 from swarm.registry.local_models import LocalModels, RoutedModel
 from swarm.report.paired_comparison import PairedComparison
 from swarm.report.sections import configuration_section
-from swarm.runs.describe import describe_position
 from swarm.runs.manifest import verify_run_file
 from swarm.runs.run_folder import RunRecord
 from swarm.runs.run_reader import RunFolder
@@ -417,7 +417,7 @@ def test_a_search_from_the_first_prompt_to_an_exported_adapter(
     assert second["utilities"][composed] >= max(start)
     found = read_routed_adapter(folder / f"particle_{composed}" / "personal_best")
     assert found and [one.name for one in found[1]] == routes["names"]
-    assert "routes" in {one["name"] for one in run.metrics["baselines"]}
+    assert "routes" in {one.name for one in run.verdict.alternatives}
     words = describe_position(run.experts, run.positions[1, composed].tolist(), run.groups)
     assert all(f"{name}: " in words for name in routes["names"])
     shown = str(configuration_section(PairedComparison(run)).blocks)

@@ -24,6 +24,7 @@ from swarm.models.base import Completion, Model, Request
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.pool.pool import Pool
 from swarm.runs.run_folder import RunRecord
+from swarm.runs.verdict import read_verdict
 from swarm.tasks.abstain import Abstain
 from swarm.tasks.base import Item, Score, metric_task, unparsed_rate
 from swarm.tasks.exact_match import ExactMatch
@@ -324,10 +325,8 @@ def test_a_search_climbs_the_signal_and_reports_the_accuracy(
     rows = record.load_iteration_answers(0, 0)
     assert np.mean([row["value"] for row in rows]) == pytest.approx(utilities[0])
     assert {(row["answer"], row["text"]) for row in rows} == {("", "")}
-    metrics = record.state["metrics"]
-    assert metrics["signal"] == "logprob"
-    for name in ("starting_best_validation_utility", "ending_best_single_test_accuracy"):
-        assert 0.0 <= metrics[name] <= 1.0
-    assert metrics["ending_best_validation_utility"] * 12 == pytest.approx(
-        round(metrics["ending_best_validation_utility"] * 12)
-    )
+    metrics = read_verdict(record.state)
+    assert metrics.signal == "logprob"
+    for one in (metrics.start_model.dev, metrics.found.test):
+        assert 0.0 <= one.utility <= 1.0
+    assert metrics.dev.utility * 12 == pytest.approx(round(metrics.dev.utility * 12))

@@ -25,6 +25,7 @@ from swarm.engine.token_ensemble.members import ModelEnsemble
 from swarm.errors import UserError
 from swarm.executors import ray
 from swarm.models.base import Completion, Request
+from swarm.runs.verdict import read_verdict
 from swarm.tasks.multiple_choice import MultipleChoice
 
 PROMPTS = (
@@ -357,9 +358,9 @@ def test_a_search_finds_at_least_the_best_model(
     assert state["experts"] == ["tiny-llama", "tiny-gemma", "tiny-wide"]
     first = state["rounds"][0]
     assert np.array_equal(np.array(first["positions"])[:3], np.eye(3))
-    metrics = state["metrics"]
-    assert metrics["starting_best_validation_utility"] == max(first["utilities"][:3])
-    assert metrics["ending_best_validation_utility"] >= max(first["utilities"][:3])
+    metrics = read_verdict(state)
+    assert metrics.start_model.dev.utility == max(first["utilities"][:3])
+    assert metrics.dev.utility >= max(first["utilities"][:3])
     assert len({u for entry in state["rounds"] for u in entry["utilities"]}) > 2
     last, following = result.stdout.splitlines()[-2:]
     assert last.startswith(f"best mixture: {folder / 'global_best'} (after ")
@@ -432,8 +433,8 @@ def test_a_search_goes_on_after_kills(trio: list[str], tmp_path: Path) -> None:
 def test_racing_and_a_vote_work_as_with_adapters(trio: list[str], tmp_path: Path) -> None:
     result = searches.run(command(tmp_path, list(map(Path, trio)), racing="exact"))
     assert result.returncode == 0, result.stderr
-    size = json.loads((tmp_path / "search" / "run" / "state.json").read_text())["metrics"]
-    assert ("vote of the top" in result.stdout) == (size["ensemble_size"] > 1)
+    size = read_verdict(json.loads((tmp_path / "search" / "run" / "state.json").read_text()))
+    assert ("vote of the top" in result.stdout) == (len(size.vote.members) > 1)
 
 
 def test_other_weights_in_the_same_place_are_another_search(

@@ -24,6 +24,7 @@ from swarm.loop.prompt_stats import fit_to_context
 from swarm.pool.pool import Pool
 from swarm.report.build import build_report
 from swarm.report.html import render_page
+from swarm.runs.verdict import read_verdict
 from swarm.scorers.llm_judge import LLMJudge
 from swarm.scorers.rules import Regex
 from swarm.tasks.abstain import Abstain
@@ -178,7 +179,7 @@ def test_a_search_without_the_dropped_says_and_records_it(
     state = json.loads((folder / "state.json").read_text())
     assert len(state["too_long"]) == 2 and len(searches.answers(folder, 0)["0"]) == 3
     assert "1 dropped" in (folder / "log.txt").read_text()
-    assert state["metrics"]["settings"]["test_items"]
+    assert read_verdict(state).settings["test_items"]
     # The caveats of the terminal's summary, the report, the page and the card name both splits.
     lines = [f"{line}." for line in state["too_long"]]
     assert set(lines) <= set(done.stdout.splitlines())
@@ -208,8 +209,8 @@ def test_an_evaluation_fits_the_split_asked_for(
     result = asked.run()
     (line,) = result["too_long"]
     assert f"1 of 4 {split} items" in line and "1 dropped" in line
-    assert result["items"] == 3 and result["voices"][0]["items"] == 3
-    assert result["constant_answers"]["overall"][split]["items"] == 3
+    assert result["items"] == 3 and result["voices"][0]["n"] == 3
+    assert result["constant_answers"][split]["n"] == 3
     assert item not in [row["id"] for row in asked.answer_rows()]
     assert evaluate("drop").run() == result
     assert f"tiny, {split}, 3 items" in format_result(result)

@@ -1,6 +1,6 @@
 """Run folders made by code, of any size, for the report's tests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ import numpy as np
 from swarm._util.files import short_digest, write_json
 from swarm.report.document import Report
 from swarm.runs.run_folder import RunRecord
+from swarm.runs.verdict import EXPERT, FOUND, Compared, Verdict
 from swarm.stats.significance import mean_interval, paired_test
+from swarm.tasks.metrics import Measured
 
 HOSTILE = "</style></script><script>alert('x')</script><img src=x onerror=alert(1)>\x00\ud800"
 VOID = {"meta", "link", "img", "br", "input"}
@@ -29,7 +31,7 @@ def folder(
     test: int | None = 40,
     finished: bool = True,
     text: str = "so it is",
-    more: dict[str, Any] | None = None,
+    more: Callable[[Verdict], Verdict] | None = None,
 ) -> Path:
     """A run folder whose particles move towards the first expert and get better on the way.
 
@@ -39,7 +41,7 @@ def folder(
         lowest: Answers are rated from here to 1; `None`: they are right or wrong.
         test: Test items; `None`: no test.
         text: What every model writes.
-        more: Further metrics.
+        more: Changes the verdict.
     """
     draw = np.random.default_rng(7)
     record = RunRecord(path)
@@ -72,7 +74,8 @@ def folder(
         now = now + 0.2 * (goal - now) + draw.normal(0, 0.03, now.shape)
     if finished:
         record.state["finished"] = f"{iterations} iterations done"
-        record.state["metrics"] = _metrics(record, experts, test, answers, parts) | (more or {})
+        verdict = _verdict(record, experts, test, answers, parts)
+        record.state["verdict"] = (more(verdict) if more else verdict).to_dict()
         record.save_state()
     return path
 
@@ -114,55 +117,38 @@ def _names(count: int) -> list[str]:
     return [words[n] if n < len(words) else f"expert_{n}" for n in range(count)]
 
 
-def _metrics(
+def _verdict(
     record: RunRecord, experts: int, test: int | None, answers: Any, parts: Sequence[str]
-) -> dict[str, Any]:
-    before, after = record.best_index(rows=experts), record.best_index()
-    found: dict[str, Any] = {
-        "starting_best_validation_utility": record.utility_at(before),
-        "ending_best_validation_utility": record.utility_at(after),
-        "starting_best_expert": record.state["experts"][before[1]],
-        "settings": {"ensemble": 0, "test_items": None},
-        "in_points": True,
-    }
-    rows = {
-        "starting": record.load_iteration_answers(*before),
-        "ending": record.load_iteration_answers(*after),
-    }
-    for who, mine in rows.items():
-        found |= _described(f"{who}_best_validation", mine, parts)
-    if test is None:
-        return found
-    name = digest_of_items("What", test)
-    found["settings"]["test_items"] = name
-    given = {place: answers(np.array(record.position_at(place)), test) for place in {before, after}}
-    tested = {"starting": given[before], "ending": given[after]}
-    for who, place in (("starting", before), ("ending", after)):
-        record.save_answers("test", record.position_at(place), name, tested[who])
-        found |= _described(f"{who}_best_single_test", tested[who], parts)
-        found[f"{who}_best_single_test_accuracy"] = _mean(tested[who])
-    gain = paired_test(*([r["value"] for r in tested[who]] for who in ("ending", "starting")))
-    return found | {
-        "test_gain": gain.difference,
-        "test_gain_interval": [gain.low, gain.high],
-        "test_gain_p_value": gain.p,
-    }
+) -> Verdict:
+    places = record.best_index(rows=experts), record.best_index()
+    expert = record.state["experts"][places[0][1]]
+    dev = [measured(record.load_iteration_answers(*place), parts) for place in places]
+    tested: list[Measured | None] = [None, None]
+    gain = None
+    name = digest_of_items("What", test) if test else None
+    if test:
+        given = {place: answers(np.array(record.position_at(place)), test) for place in places}
+        for place in places:
+            record.save_answers("test", record.position_at(place), str(name), given[place])
+        tested = [measured(given[place], parts) for place in places]
+        before, after = ([row["value"] for row in given[place]] for place in places)
+        gain = paired_test(after, before)
+    position = record.position_at(places[1])
+    return Verdict(
+        Compared(FOUND, "best found", dev[1], tested[1], position=position),
+        expert,
+        [Compared(EXPERT, f"best initial expert ({expert})", dev[0], tested[0], gain)],
+        places=places,
+        settings={"ensemble": 0, "test_items": name},
+    )
 
 
-def _mean(rows: Sequence[dict[str, Any]]) -> float:
-    return float(np.mean([row["value"] for row in rows]))
-
-
-def _described(name: str, rows: Sequence[dict[str, Any]], parts: Sequence[str]) -> dict[str, Any]:
+def measured(rows: Sequence[dict[str, Any]], parts: Sequence[str] = ()) -> Measured:
+    """The result of these answers."""
     interval = mean_interval([row["value"] for row in rows])
-    found: dict[str, Any] = {
-        f"{name}_interval": [interval.low, interval.high],
-        f"{name}_items": len(rows),
-        f"{name}_unparsed_rate": sum(row["answer"] is None for row in rows) / len(rows),
-    }
-    if parts:
-        found[f"{name}_parts"] = {p: _mean([r for r in rows if r["part"] == p]) for p in parts}
-    return found
+    unparsed = sum(row["answer"] is None for row in rows) / len(rows)
+    of = {part: [row["value"] for row in rows if row["part"] == part] for part in parts}
+    return Measured(*interval, unparsed, {part: float(np.mean(v)) for part, v in of.items()})
 
 
 class Document(HTMLParser):

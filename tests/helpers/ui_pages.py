@@ -20,6 +20,8 @@ from headless_browser import SIZES, shown
 from searches import choice_file, environment
 
 from swarm.pool.pool import Pool
+from swarm.runs.verdict import Compared, Verdict
+from swarm.tasks.metrics import Measured
 
 BEST = [0.61, -0.2345678, 0.4, 0.2245678]
 """A position as a search finds them: with digits that no slider has."""
@@ -118,16 +120,15 @@ def run_folder(folder: Path, base: Path, pool: Path) -> None:
     note = {"prompt_form": "plain"}
     Pool(pool, space="delta").open().save(BEST, folder / "global_best", note)
     rounds = [{"positions": [BEST], "utilities": [0.5]}]
-    numbers = {
-        "ending_best_validation_utility": 0.5,
-        "ending_best_validation_items": 12,
-        "ending_best_validation_interval": [0.25, 0.75],
-    }
+    dev = Measured(0.5, 0.25, 0.75, 12)
+    best = Compared("found", "best found", dev, position=BEST)
+    start = Compared("expert", f"best initial expert ({tiny.NAMES[0]})", dev)
+    verdict = Verdict(best, tiny.NAMES[0], [start])
     state = {
         "experts": list(tiny.NAMES),
         "rounds": rounds,
         "finished": "done",
-        "metrics": numbers,
+        "verdict": verdict.to_dict(),
         "identity": {},
     }
     (folder / "state.json").write_text(json.dumps(state))

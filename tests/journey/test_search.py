@@ -11,6 +11,8 @@ import tiny
 import warm_python
 from peft import PeftModel
 
+from swarm.runs.verdict import read_verdict
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -93,14 +95,12 @@ def test_the_bests_are_adapters_with_their_answers(
 def test_the_final_metrics_have_the_originals_names(done: tuple[Path, str]) -> None:
     folder, _ = done
     state = json.loads((folder / "state.json").read_text())
-    metrics = state["metrics"]
+    metrics = read_verdict(state)
     first = state["rounds"][0]["utilities"][:4]
-    assert metrics["starting_best_validation_utility"] == max(first), "over the experts alone"
-    assert metrics["ending_best_validation_utility"] == max(
-        u for entry in state["rounds"] for u in entry["utilities"]
-    )
-    for name in ("starting_best_single", "ending_best_single", "ending_top-k_ensemble"):
-        assert 0 <= metrics[f"{name}_test_accuracy"] <= 1
+    assert metrics.start_model.dev.utility == max(first), "over the experts alone"
+    assert metrics.dev.utility == max(u for entry in state["rounds"] for u in entry["utilities"])
+    assert len(metrics.original_names()) == 5
+    assert all(0 <= value <= 1 for value in metrics.original_names().values())
     log = (folder / "log.txt").read_text()
     assert "ending_best_single_test_accuracy: " in log
 
@@ -178,7 +178,7 @@ def test_skipped_particles_keep_their_last_utility(
     assert skipped
     for t, i in skipped:
         assert pad[f"particle_{i}_history"][t] == pad[f"particle_{i}_history"][t - 1]
-    assert "ending_best_single_test_accuracy" not in state["metrics"]
+    assert not read_verdict(state).tested
 
 
 def test_a_sweep_makes_a_folder_a_job(place: Path, tiny_llama: Path, tiny_pool: Path) -> None:
@@ -201,7 +201,7 @@ def test_what_is_judged_follows_the_command(
     rounds = json.loads((folder / "state.json").read_text())["rounds"]
     result = searches.run([*command, "ensemble=2"])
     assert result.returncode == 0, result.stderr
-    size = json.loads((folder / "state.json").read_text())["metrics"]["ensemble_size"]
+    size = len(read_verdict(json.loads((folder / "state.json").read_text())).vote.members)
     # A vote of one would repeat the best found.
     assert (f"vote of the top {size} (" in result.stdout) == (size > 1)
     untested = searches.run([*command, "test=false"])
@@ -215,7 +215,7 @@ def test_what_is_judged_follows_the_command(
     seen = json.loads((folder / "state.json").read_text())
     assert searches.run(command).returncode == 0
     again = json.loads((folder / "state.json").read_text())
-    assert seen["metrics"]["settings"] != again["metrics"]["settings"]
+    assert read_verdict(seen).settings != read_verdict(again).settings
     assert seen["rounds"] == again["rounds"] == rounds
 
 

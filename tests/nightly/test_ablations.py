@@ -122,9 +122,9 @@ def test_a_folder_and_its_words_are_the_same_search(finished: tuple[Path, list[s
         subprocess_runs.to_plain_config(subprocess_runs.compose_search(words, "x")),
     )
     assert identity_settings(ours) == identity_settings(theirs) and ours["seed"] == theirs["seed"]
-    assert subprocess_runs.SearchProcess(ours).load_metrics() is not None
+    assert subprocess_runs.SearchProcess(ours).load_verdict() is not None
     other = subprocess_runs.override_config(ours, {"optimizer": {"repel": 0.0}})
-    assert subprocess_runs.SearchProcess(other).load_metrics() is None
+    assert subprocess_runs.SearchProcess(other).load_verdict() is None
     assert ours["optimizer"]["repel"] == 0.05
     with pytest.raises(UserError, match="no such key"):
         subprocess_runs.override_config(ours, {"optimizer": {"wings": 2}})
@@ -139,8 +139,10 @@ def test_weak_to_strong(
     run = RunFolder(folder)
     name = run.experts[run.best_expert()[1]]
     assert best["name"] == f"best expert, {name}" and best["difference"] is None
-    assert best["test"] == [run.metrics["starting_best_single_test_accuracy"]]
-    assert full["difference"]["difference"] == pytest.approx(run.metrics["test_gain"])
+    assert best["test"] == [run.verdict.start_model.test.utility]
+    assert full["difference"]["difference"] == pytest.approx(
+        run.verdict.start_model.gain.difference
+    )
     weak = RunFolder(without["folders"][0])
     assert weak.experts == sorted(set(run.experts) - {name})
     assert without["difference"]["difference"] == pytest.approx(
@@ -227,7 +229,7 @@ def test_ablations(finished: tuple[Path, list[str]], capsys: pytest.CaptureFixtu
     for row in rows:
         runs = [RunFolder(folder) for folder in row["folders"]]
         assert [run.config["seed"] for run in runs] == [42]
-        assert row["dev"] == [run.metrics["ending_best_validation_utility"] for run in runs]
+        assert row["dev"] == [run.verdict.dev.utility for run in runs]
         if row["difference"]:
             gain = row["test"][0] - rows[0]["test"][0]
             assert row["difference"]["difference"] == pytest.approx(gain)

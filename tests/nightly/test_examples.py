@@ -97,7 +97,7 @@ def test_own_task(named: Path, base: Path, tmp_path: Path, capsys: Any) -> None:
     assert made.nearness("", " it is 41", {"sum": 40}) == pytest.approx(0.9)
     assert made.nearness("", "no", {"sum": 40}) == made.nearness("", "99", {"sum": 4}) == 0
     found = made.main(6, pool=named, model=base, folder=tmp_path, optimizer=FEW, **SMALL)
-    assert (len(found.history), found.metrics["ending_best_validation_items"]) == (8, 2)
+    assert (len(found.history), found.verdict.dev.n) == (8, 2)
     assert "What is 12 + 26?" in capsys.readouterr().out
 
 
@@ -129,7 +129,7 @@ def test_own_folder(tmp_path: Path) -> None:
 
 def test_the_optimizers_have_one_budget(pair: dict[str, Result]) -> None:
     for result in pair.values():
-        assert 12 <= result.metrics["prompts_scored"] <= 24
+        assert 12 <= result.verdict.costs["prompts_scored"] <= 24
     names = {name: result.run.identity["optimizer._target_"] for name, result in pair.items()}
     assert names["pso"].endswith("ParticleSwarm") and names["cmaes"].endswith("CMAES")
 

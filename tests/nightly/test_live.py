@@ -32,8 +32,9 @@ from swarm.loop.live_view import (
 from swarm.loop.progress import SearchProgress
 from swarm.loop.reporter import describe_cost
 from swarm.loop.summary import position_lines, scoring_cost_line
-from swarm.runs.describe import describe_position
+from swarm.merging.positions import describe_position
 from swarm.runs.run_folder import RunRecord
+from swarm.runs.verdict import Compared, Verdict
 from swarm.tasks.base import Score
 from swarm.ui.state import describe_progress
 
@@ -365,16 +366,20 @@ def test_a_position_reads_as_a_sentence() -> None:
     assert describe_position(names, [-1.2, 0.0, 0.2, 0.0]) == "- 1.20 cot + 0.20 sharegpt"
 
 
+def verdict_on(position: list[float], label: str | None = None) -> Verdict:
+    return Verdict(Compared("found", "best found", position=position), "cot", [], found_label=label)
+
+
 def test_the_best_of_many_kinds_of_prompts_takes_a_few_lines() -> None:
     names, routes = ["cot", "lima"], [f"kind{number}" for number in range(16)]
     groups = [f"{route} / {part}" for route in routes for part in ("mlp", "attention")]
     position = np.repeat([[number / 10, 1.0] for number in range(16)], 2, axis=0).ravel().tolist()
-    lines = position_lines({"ending_best_position": position}, names, groups)
+    lines = position_lines(verdict_on(position), names, groups)
     assert len(lines) == 8 and lines[0].startswith("best found = a model for each kind of prompt")
     assert lines[1:3] == ["  kind0   1.00 lima", "  kind1   1.00 lima + 0.10 cot"]
     assert lines[-1] == "  and 10 more, which the report lists"
-    metrics = {"ending_best_position": [0.5, 0.5] * 32, "ending_best_label": "uniform soup"}
-    assert position_lines(metrics, names, groups) == [
+    soup = verdict_on([0.5, 0.5] * 32, "uniform soup")
+    assert position_lines(soup, names, groups) == [
         "best found = uniform soup: 0.50 cot + 0.50 lima"
     ]
 

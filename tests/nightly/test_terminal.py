@@ -240,7 +240,7 @@ def test_a_mistake_is_one_line_with_a_hint(
 ) -> None:
     states = {
         "odd": "x",
-        "broken": '{"identity": {}, "experts": [], "rounds": 5, "metrics": {}, '
+        "broken": '{"identity": {}, "experts": [], "rounds": 5, "verdict": {}, '
         '"optimizer": {}, "finished": null}',
     }
     for name, text in states.items():

@@ -24,6 +24,7 @@ from swarm.report.analyses.trajectories import measure_trajectory
 from swarm.runs.manifest import read_state
 from swarm.runs.run_folder import build_scratchpad
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import read_verdict
 from swarm.studies import subprocess_runs
 from swarm.trackers import MultiTracker, SearchTracker, TrackedRun, Tracker, WandB
 from swarm.trackers.wandb import artifact_names
@@ -64,7 +65,7 @@ def tell(folder: Path, tracker: Tracker, config: dict[str, Any]) -> None:
     state = json.loads((folder / "state.json").read_text())
     followed = SearchTracker(tracker, folder)
     with followed.track_search(state, config):
-        followed.log_final_metrics(state["metrics"])
+        followed.log_verdict(read_verdict(state))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_an_offline_run_has_the_originals_series(
     assert last["swarm/worst"] == pad["g_worst"]
     assert all(last[f"particle/{i}_best"] == pad[f"particle_{i}_best"] for i in range(6))
     for metric in ("starting_best_validation_utility", "ending_best_single_test_accuracy"):
-        assert shown.summary[metric] == state["metrics"][metric]
+        assert shown.summary[metric] == read_verdict(state).original_names()[metric]
     assert shown.config["seed"] == 7 and shown.config["task"]["name"] == "made"
     assert (shown.code, shown.run.job_type, shown.run.run_group) == (0, "search", "mine")
 
@@ -124,7 +125,7 @@ def test_the_best_is_an_artifact_that_names_its_experts(
         "best_artifact"
     ] == "run-best" and entry.local_path == str(weights)  # and no copy
     facts, run = json.loads(artifact.metadata), RunFolder(folder)
-    assert facts["test"] == run.metrics["ending_best_single_test_accuracy"]
+    assert facts["test"]["utility"] == run.verdict.found.test.utility
     shares = [facts["experts"][name]["coefficient"] for name in run.experts]
     assert shares == run.positions[run.find_best()].tolist()
     expert = facts["experts"]["logic"]
@@ -231,9 +232,9 @@ def test_searches_of_a_sweep_are_one_group(
     runs = [tracker_files.Offline(tmp_path / "search" / f"run_{number}") for number in (0, 1)]
     assert [one.run.run_group for one in runs] == ["run", "run"]
     assert runs[0].run.run_id != runs[1].run.run_id
-    metrics = json.loads((tmp_path / "search" / "run_1" / "state.json").read_text())["metrics"]
+    metrics = read_verdict(json.loads((tmp_path / "search" / "run_1" / "state.json").read_text()))
     name = "ending_best_validation_utility"
-    assert runs[1].summary[name] == metrics[name] and runs[1].code == 0
+    assert runs[1].summary[name] == metrics.dev.utility and runs[1].code == 0
     assert "adapter_model.safetensors" in {e.path for e in runs[1].artifacts[-1].manifest.contents}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from swarm._util.terminal import format_number, format_percent, format_signed, pluralize
+from swarm.merging.positions import group_by_route, route_means
 from swarm.report.analyses.trajectories import describe_start, measure_trajectory, rank_of_origin
 from swarm.report.document import (
     COLOURS,
@@ -19,7 +20,6 @@ from swarm.report.document import (
     TextBlock,
 )
 from swarm.report.paired_comparison import PairedComparison
-from swarm.runs.describe import group_by_route, route_means
 from swarm.runs.run_reader import RunFolder
 
 POINTS_BETWEEN = 1_000
@@ -34,7 +34,7 @@ MAX_CHOICES = 12
 
 def search_signal(run: RunFolder) -> str:
     """Return the signal that the search optimized; empty if it is the task's own measure."""
-    found = run.metrics.get("signal") or run.identity.get("task.signal") or "accuracy"
+    found = (run.verdict and run.verdict.signal) or run.identity.get("task.signal") or "accuracy"
     return "" if found == "accuracy" else str(found)
 
 

@@ -13,6 +13,7 @@ from swarm._util.terminal import escape_control_chars, format_interval, format_p
 from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
 from swarm.evaluation.positions import SCORED_NOW, MixtureScoring, ScoredPosition
+from swarm.merging.positions import describe_position
 from swarm.moa.cli import format_endpoint
 from swarm.pool.adapter import Adapter
 from swarm.pool.inspection import (
@@ -21,7 +22,6 @@ from swarm.pool.inspection import (
     list_remarks,
     table_of_experts,
 )
-from swarm.runs.describe import describe_position
 from swarm.ui import charts, chat, expert_mixer, layout
 from swarm.ui.chat import ChatColumn, ChatPanel, ChatSettings
 from swarm.ui.layout import (

@@ -16,7 +16,7 @@ from nicegui import run, ui
 from swarm._util.config_help import first_comment
 from swarm._util.files import conf_folder, parse_json
 from swarm.errors import UserError
-from swarm.runs.describe import describe_position
+from swarm.merging.positions import describe_position
 from swarm.runs.lock import running_info
 from swarm.ui.launcher import check_search, format_command, output_path, read_failure
 from swarm.ui.layout import draw_heading, page_frame

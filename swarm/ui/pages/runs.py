@@ -16,17 +16,18 @@ from fastapi import Query
 from nicegui import run, ui
 
 from swarm._util.secrets import clean
-from swarm._util.terminal import format_interval, format_number, format_signed, pluralize
+from swarm._util.terminal import format_number, format_signed, pluralize
 from swarm.errors import UserError
 from swarm.report.paired_comparison import PairedComparison
 from swarm.report.sections import flatten_keys
-from swarm.runs.describe import (
+from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import (
     MAX_DOMAINS,
     describe_difference,
+    format_measured,
     format_one_answer_warnings,
     shorten_text,
 )
-from swarm.runs.run_reader import RunFolder
 from swarm.ui import charts
 from swarm.ui.layout import draw_heading, draw_plain_table, draw_when_loaded, page_frame
 from swarm.ui.state import (
@@ -365,7 +366,7 @@ def _result_row(run: RunFolder) -> list[str]:
     cells = [run.name, str(len(run.rounds) - 1)]
     for split in ("dev", "test"):
         found = models.split_result("ending", split)
-        cells.append(format_interval(found.utility, found.interval) if found else "–")
+        cells.append(format_measured(found))
     return cells
 
 
@@ -375,24 +376,19 @@ def domain_rows(runs: list[RunFolder]) -> list[list[str]]:
     Returns:
         Header, and one row per run; empty unless the first run has 2 to 12 domains.
     """
-    key = "ending_best_single_test_domains"
-    names = list(runs[0].metrics.get(key) or ())
+    tests = [one.verdict.found.test if one.verdict else None for one in runs]
+    names = list(tests[0].domains) if tests[0] else []
     if not 2 <= len(names) <= MAX_DOMAINS:
         return []
     rows = [["best found on test", *map(shorten_text, names)]]
-    constant = (runs[0].metrics.get("constant_answers") or {}).get("by_domain", {}).get("test")
-    if constant:
-        by_domain = constant["domains"]
-        rows.append(
-            ["best constant answer", *(format_number(by_domain[name]["utility"]) for name in names)]
-        )
-    for one in runs:
-        by_domain = one.metrics.get(key) or {}
-        cells = (by_domain.get(name) for name in names)
-        formatted = (
-            format_interval(cell["utility"], cell["interval"]) if cell else "–" for cell in cells
-        )
-        rows.append([one.name, *formatted])
+    constant = runs[0].verdict.constant if runs[0].verdict else None
+    if constant and constant.test:
+        by_domain = constant.test.domains
+        cells = (format_number(by_domain[name].utility) for name in names)
+        rows.append(["best constant answer", *cells])
+    for one, test in zip(runs, tests, strict=True):
+        mine = test.domains if test else {}
+        rows.append([one.name, *(format_measured(mine.get(name)) for name in names)])
     return rows
 
 
@@ -400,8 +396,9 @@ def _list_warnings(runs: list[RunFolder]) -> list[str]:
     return [
         warning
         for one in runs
+        if one.verdict and one.verdict.found.test
         for warning in format_one_answer_warnings(
-            one.metrics.get("ending_best_single_test_one_answer", ()),
+            one.verdict.found.test.one_answer,
             f"the best found of {one.name}",
             "test",
         )
@@ -434,11 +431,9 @@ def _describe_tests(runs: list[RunFolder]) -> list[str]:
         except (UserError, *UNREADABLE_ERRORS) as error:
             sentences.append(f"{pair}: not compared ({error}).")
             continue
-        points = bool(first.metrics.get("in_points", False))
+        points = first.verdict is not None and first.verdict.in_points
         item_kind = "common test items" if common_only else "test items"
-        description = describe_difference(
-            by.difference, (by.low, by.high), by.p, by.n, item_kind, points
-        )
+        description = describe_difference(by, item_kind, points)
         sentences.append(f"{pair}: {format_signed(by.difference)}. {description}")
     return sentences
 

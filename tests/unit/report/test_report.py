@@ -7,6 +7,7 @@ import shutil
 import struct
 import warnings
 import xml.etree.ElementTree
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ from swarm.report.paired_comparison import MAX_ITEMS_SHOWN, PairedComparison, it
 from swarm.report.sections import read_log
 from swarm.runs.manifest import encode_state
 from swarm.runs.run_reader import RunFolder
-from swarm.runs.verdict import format_gain
+from swarm.runs.verdict import HeldOut, NoiseFloor, Verdict, Vote, format_gain
+from swarm.stats.significance import PairedTest
+from swarm.tasks.metrics import Measured
 
 KINDS = {
     "plain": {},
@@ -168,18 +171,18 @@ def luminance(colour: str) -> float:
 
 def test_the_result_is_that_of_the_run(tmp_path: Path) -> None:
     found = build_report(run_folders.folder(tmp_path / "run"))
-    metrics = RunFolder(tmp_path / "run").metrics
-    gain, p = metrics["test_gain"], metrics["test_gain_p_value"]
+    metrics = RunFolder(tmp_path / "run").verdict
+    gain, p = metrics.start_model.gain.difference, metrics.start_model.gain.p
     verdict = found.verdict
     assert verdict.kind == ("unclear" if p >= 0.05 else "better" if gain > 0 else "worse")
-    assert verdict.strongest is not None and verdict.strongest.gain == gain
+    assert metrics.strongest is not None and metrics.strongest.gain.difference == gain
     label = "gain over the best initial expert (arithmetic)"
-    assert found.figures[2] == (label, format_gain(metrics, verdict.strongest))
+    assert found.figures[2] == (label, format_gain(metrics, metrics.strongest))
     assert found.figures[2][1] in verdict.sentence
     rows = next(iter(tables(found, "ends").values()))
     assert [row[0] for row in rows] == ["best initial expert (arithmetic)", "best found"]
-    low, high = metrics["ending_best_single_test_interval"]
-    accuracy = metrics["ending_best_single_test_accuracy"]
+    low, high = metrics.found.test.interval
+    accuracy = metrics.found.test.utility
     assert rows[1][2] == f"{format_number(accuracy)} [{format_number(low)}, {format_number(high)}]"
 
 
@@ -196,27 +199,17 @@ def test_before_the_end_it_says_so_and_measures_dev_itself(tmp_path: Path) -> No
 
 
 def test_new_metrics_are_shown_where_they_are(tmp_path: Path) -> None:
-    more = {
-        "confirm": {
-            "items": 12,
-            "starting": 0.5,
-            "starting_interval": [0.3, 0.7],
-            "ending": 0.25,
-            "ending_interval": [0.1, 0.5],
-            "ending_searched": 0.9,
-            "gain": -0.25,
-            "gain_interval": [-0.5, 0.0],
-            "p_value": 0.125,
-        },
-        "noise_floor": {"items": 30, "changed_answers": 4, "difference": 0.0125},
-        "ensemble_size": 2,
-        "ensemble_dev_by_size": [0.7, 0.8, 0.75],
-        "ensemble_members": [{}, {}],
-        "ending_top-k_ensemble_test_accuracy": 0.775,
-        "signal": "logprob",
-        "ending_top-k_ensemble_test_interval": [0.6, 0.9],
-        "ending_top-k_ensemble_test_items": 40,
-    }
+    def more(verdict: Verdict) -> Verdict:
+        gain = PairedTest(-0.25, -0.5, 0.0, 0.125, 12)
+        expert, found = Measured(0.5, 0.3, 0.7, 12), Measured(0.25, 0.1, 0.5, 12)
+        return replace(
+            verdict,
+            held_out=HeldOut(expert, found, gain, False),
+            noise_floor=NoiseFloor(30, 4, 0.0125),
+            vote=Vote([(1, 0, 0.7), (2, 1, 0.6)], [0.7, 0.8, 0.75], Measured(0.775, 0.6, 0.9, 40)),
+            signal="logprob",
+        )
+
     folder = run_folders.folder(tmp_path / "run", more=more)
     text = render_page(build_report(folder))
     for words in (
@@ -236,7 +229,11 @@ def test_new_metrics_are_shown_where_they_are(tmp_path: Path) -> None:
 
 
 def test_where_no_item_differs_no_interval_is_told(tmp_path: Path) -> None:
-    more = {"test_gain": 0.0, "test_gain_interval": [0.0, 0.0], "test_gain_p_value": 1.0}
+    def more(verdict: Verdict) -> Verdict:
+        (expert,) = verdict.alternatives
+        gain = PairedTest(0.0, 0.0, 0.0, 1.0, 40)
+        return replace(verdict, alternatives=[replace(expert, gain=gain)])
+
     folder = run_folders.folder(tmp_path / "run", more=more)
     text = render_page(build_report(folder))
     assert "have equal scores on each of 40 test items." in text
@@ -289,7 +286,7 @@ def test_the_navigation_has_every_section(tmp_path: Path) -> None:
 
 def test_parts_of_a_mixture(tmp_path: Path) -> None:
     folder = run_folders.folder(tmp_path / "run", parts=("hearsay", "citation"))
-    metrics = RunFolder(folder).metrics
+    metrics = RunFolder(folder).verdict
     rows = tables(build_report(folder), "ends")["The parts of the mixture"]
     assert [row[:2] for row in rows] == [
         ["hearsay", "dev"],
@@ -297,7 +294,7 @@ def test_parts_of_a_mixture(tmp_path: Path) -> None:
         ["hearsay", "test"],
         ["citation", "test"],
     ]
-    assert rows[3][3] == format_number(metrics["ending_best_single_test_parts"]["citation"])
+    assert rows[3][3] == format_number(metrics.found.test.parts["citation"])
     assert "bootstrap over items, within each part" in render_page(build_report(folder))
 
 
@@ -710,21 +707,19 @@ def test_items_are_folded_after_ten() -> None:
 
 
 def test_tables_of_the_result_come_first(tmp_path: Path) -> None:
-    def domains(low: float) -> dict[str, Any]:
-        return {
-            name: {"utility": low, "interval": [0, 1], "items": 9, "answers": 9, "unparsed_rate": 0}
-            | {"commonest": "A", "share": 0.5}
-            for name in ("maths", "law")
-        }
+    def more(verdict: Verdict) -> Verdict:
+        (expert,) = verdict.alternatives
+        domains = {name: Measured(0.5, 0.0, 1.0, 9) for name in ("maths", "law")}
+        found, expert = (
+            replace(one, test=replace(one.test, domains=domains))
+            for one in (verdict.found, expert)
+            if one.test
+        )
+        return replace(verdict, found=found, alternatives=[expert])
 
-    more: dict[str, Any] = {}
-    for key in ("single_test", "validation"):
-        more |= {f"starting_best_{key}_domains": domains(0.2)}
-        more |= {f"ending_best_{key}_domains": domains(0.5)}
     made = build_report(run_folders.folder(tmp_path / "run", more=more)).sections[0]
-    captions = [one.caption for one in made.blocks[:3] if isinstance(one, TableBlock)]
+    captions = [one.caption for one in made.blocks[:2] if isinstance(one, TableBlock)]
     assert [words.split(";")[0] for words in captions] == [
         "Utilities with 95 % intervals, and the rate of unparsed answers",
-        "Utilities by domain on test",
-        "Utilities by domain on dev",
+        "Utilities by domain",
     ]

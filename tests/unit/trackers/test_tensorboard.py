@@ -14,6 +14,7 @@ import tracker_files
 from swarm.errors import UserError
 from swarm.runs.manifest import read_state
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import read_verdict
 from swarm.trackers import SearchTracker, TensorBoard, TrackedRun, Tracker, WandB
 
 
@@ -22,7 +23,7 @@ def log_run(folder: Path, tracker: Tracker) -> None:
     state = json.loads((folder / "state.json").read_text())
     logged = SearchTracker(tracker, folder)
     with logged.track_search(state, {"seed": 7, "api_key": "sk-secret"}):
-        logged.log_final_metrics(state["metrics"])
+        logged.log_verdict(read_verdict(state))
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +44,10 @@ def test_the_series_are_those_of_the_run(folder: Path) -> None:
         now = [event.value for event in found.Scalars(f"particle/{i}_now")]
         assert np.allclose(now, run.utilities[:, i])
     tags = set(found.Tags()["scalars"])
-    assert {"swarm/diversity", "prompts/saved", "coefficient/logic", "final/test_gain"} <= tags
-    assert found.Scalars("final/test_gain")[0].value == pytest.approx(run.metrics["test_gain"])
+    assert {"swarm/diversity", "prompts/saved", "coefficient/logic", "final/gain"} <= tags
+    assert found.Scalars("final/gain")[0].value == pytest.approx(
+        run.verdict.start_model.gain.difference
+    )
     config = tracker_files.text(found, "config")
     assert '"seed": 7' in config and "sk-secret" not in config
     assert '"coefficient"' in tracker_files.text(found, "best")

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from ui_pages import HOSTILE
 from swarm.errors import UserError
 from swarm.report.analyses.expert_importance import ExpertImportance
 from swarm.runs.run_reader import RunFolder
+from swarm.runs.verdict import Compared, Verdict
+from swarm.tasks.metrics import Measured
 from swarm.ui import charts
 from swarm.ui.pages.compare import MAX_ANSWERS, summarize_answers
 from swarm.ui.run_data import (
@@ -33,16 +36,19 @@ from swarm.ui.state import LoadMonitor, LoadSample
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two groups of modules and three domains."""
 
-    def domains(utility: float) -> dict[str, object]:
-        return {
-            name: {"utility": utility + n / 10, "interval": [utility, utility + 0.3], "items": 9}
-            for n, name in enumerate(("maths", "law", "music"))
-        }
+    def more(verdict: Verdict) -> Verdict:
+        (expert,) = verdict.alternatives
 
-    more = {
-        "starting_best_validation_domains": domains(0.2),
-        "ending_best_validation_domains": domains(0.5),
-    }
+        def with_domains(one: Compared, utility: float) -> Compared:
+            domains = {
+                name: Measured(utility + n / 10, utility, utility + 0.3, 9)
+                for n, name in enumerate(("maths", "law", "music"))
+            }
+            return replace(one, test=None, gain=None, dev=replace(one.dev, domains=domains))
+
+        found, expert = with_domains(verdict.found, 0.5), with_domains(expert, 0.2)
+        return replace(verdict, found=found, alternatives=[expert])
+
     made = tmp_path_factory.mktemp("run") / "drawn"
     return run_folders.folder(made, particles=8, experts=14, groups=("low", "high"), more=more)
 

@@ -1,35 +1,33 @@
 """AdaMerging (Yang et al. 2024, ICLR, arXiv 2310.02575): entropy on unlabelled items."""
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
-    AT_LEAST_ONE,
     OPTIMIZER_STREAM,
-    POSITIVE,
-    ROWS,
-    SHARE,
-    BaseOptimizer,
-    LossGradient,
+    Descending,
+    DescentPlan,
+    Fraction,
     LossRequest,
-    Rule,
-    freeze_array,
+    Optimizer,
+    Particles,
+    Rows,
+    adam_direction,
+    float_arrays,
 )
 from swarm.optimizers.random_streams import initial_population
 
 MINIBATCH_STREAM = OPTIMIZER_STREAM + 1
 """Purpose id of the random stream of item orders."""
 
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
-"""Adam's constants (Kingma and Ba 2015, arXiv 1412.6980), as in the authors' code."""
 
-
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
-class AdaMerging(BaseOptimizer):
+class AdaMerging(Optimizer):
     """Adam on the Shannon entropy of the answers' distribution, through the coefficients alone.
 
     One position starts with the same coefficient for every expert and follows the derivative of the
@@ -63,24 +61,18 @@ class AdaMerging(BaseOptimizer):
     """
 
     NAME: ClassVar[str] = "adamerging"
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "steps": (AT_LEAST_ONE, "the authors score after every 10"),
-        "batch": (ROWS, "the authors' is 16"),
-        "rate": (POSITIVE, "the authors' is 0.001"),
-        "start_value": (SHARE, "the authors' is 0.3"),
-    }
-    ARRAYS: ClassVar[tuple[str, ...]] = ("weights", "first", "second", "count")
+    ARRAYS: ClassVar[dict[str, type]] = float_arrays("weights", "moments", "count")
 
-    particles: int | None = None
-    max_iterations: int = 50
-    steps: int = 10
-    batch: int = 16
-    rate: float = 0.001
-    start_value: float = 0.3
+    particles: Particles | None = None
+    max_iterations: Positive = 50
+    steps: Positive = 10
+    batch: Rows = 16
+    rate: PositiveNumber = 0.001
+    start_value: Fraction = 0.3
 
     @property
     def needs_gradients(self) -> bool | None:
-        """See `swarm.optimizers.base.SupportsGradients`."""
+        """See `Optimizer.needs_gradients`."""
         return True
 
     def _population_size(self, experts: int) -> int:
@@ -88,21 +80,34 @@ class AdaMerging(BaseOptimizer):
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         self.weights = np.full(self.groups * experts, self.start_value)
-        self.first, self.second = np.zeros_like(self.weights), np.zeros_like(self.weights)
+        self.moments = np.zeros((2, len(self.weights)))
         self.count = np.zeros(1)
         rows = initial_population(experts, count, self.seed, groups=self.groups)
         if count > experts:
             rows[self._position_row(count)] = self.weights
         return rows
 
-    def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
-        """Take the steps before the next score; see `SupportsGradients.descend`."""
+    @property
+    def new_rows(self) -> int:
+        """See `Optimizer.new_rows`."""
+        return 1
+
+    def plan_descent(self, items: int) -> DescentPlan | None:
+        """See `Optimizer.plan_descent`."""
+        return DescentPlan(1, self.steps, self.batch)
+
+    def descend(self, items: int) -> Descending:
+        """Take the steps before the next score."""
         for _ in range(self.steps if self.has_utilities else 0):
             batch = self._next_minibatch(items)
             (answer,) = yield [LossRequest(self._clamp_weights(), batch, entropy=True)]
+            self.count = self.count + 1
             if np.isfinite(answer.slope).all():
-                self._adam_step(answer.slope)
-            self.count = freeze_array(self.count + 1)
+                inside = (self.weights >= 0) & (self.weights <= 1)
+                slope = np.where(inside, answer.slope, 0.0)
+                # Beta 2 of the authors' code.
+                step = adam_direction(slope, self.moments, int(self.count[0]), beta_2=0.999)
+                self.weights = self.weights - self.rate * step
 
     def _propose_positions(self) -> np.ndarray:
         return self._clamp_weights()[None]
@@ -119,16 +124,6 @@ class AdaMerging(BaseOptimizer):
 
     def _clamp_weights(self) -> np.ndarray:
         return np.clip(self.weights, 0.0, 1.0)
-
-    def _adam_step(self, slope: np.ndarray) -> None:
-        """Take one Adam step against a gradient [G * K]."""
-        slope = np.where((self.weights >= 0) & (self.weights <= 1), slope, 0.0)
-        count = self.count[0] + 1
-        self.first = freeze_array(BETA_1 * self.first + (1 - BETA_1) * slope)
-        self.second = freeze_array(BETA_2 * self.second + (1 - BETA_2) * slope**2)
-        mean = self.first / (1 - BETA_1**count)
-        scale = np.sqrt(self.second / (1 - BETA_2**count)) + EPSILON
-        self.weights = freeze_array(self.weights - self.rate * mean / scale)
 
     def _next_minibatch(self, items: int) -> tuple[int, ...]:
         """Return the items of the next step."""

@@ -1,4 +1,4 @@
-"""Optimizer protocols (ask and tell) and what most optimizers share: checks, turns, exact state.
+"""The interface of optimizers (ask and tell), and what all of them share: turns, exact state.
 
 Also contains `CoefficientBounds`, the region of allowed positions: a box of coefficients, or its
 part where they sum to 1.
@@ -6,207 +6,25 @@ part where they sum to 1.
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
+from pydantic import Field
 
 from swarm.errors import UserError
 from swarm.optimizers import random_streams
 
-Rule = tuple[type, Callable[[Any], bool], str]
-MAX_VALUE = 1e6
-"""Maximum of any number; beyond it, sums of coefficients lose float precision."""
-
-NOT_NEGATIVE: Rule = (
-    float,
-    lambda value: 0 <= value <= MAX_VALUE,
-    f"a number from 0 to {MAX_VALUE:g}",
-)
-POSITIVE: Rule = (
-    float,
-    lambda value: 0 < value <= MAX_VALUE,
-    f"a number above 0, at most {MAX_VALUE:g}",
-)
-STEP: Rule = (float, lambda value: 0 < value <= 100, "a number above 0, at most 100")
-SHARE: Rule = (float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
-PROBABILITY: Rule = (float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
 MOST_ROWS = 10_000
 """Maximum number of positions of an ask, or items of a batch; each is evaluated separately."""
 
-ROWS: Rule = (int, lambda value: 1 <= value <= MOST_ROWS, f"an integer from 1 to {MOST_ROWS:,}")
-AT_LEAST_ONE: Rule = (int, lambda value: value >= 1, "an integer, 1 or more")
-COUNT: Rule = (int, lambda value: value >= 0, "an integer, 0 or more")
-SWITCH: Rule = (bool, lambda value: True, "true or false")
-
-
-def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Check that the option `name` has one of the allowed values.
-
-    Raises:
-        UserError: It has not.
-    """
-    if value not in allowed:
-        raise UserError(f"optimizer.{name}={value}: must be one of {', '.join(allowed)}")
-
-
-def check_number(name: str, value: Any, rule: Rule, advice: str) -> None:
-    """Check the option `name` against its rule.
-
-    Raises:
-        UserError: The rule is violated; the message ends with the advice.
-    """
-    kind, allowed, wording = rule
-    kinds = (int, float) if kind is float else kind
-    right_kind = isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
-    if not (right_kind and allowed(value)):
-        raise UserError(f"optimizer.{name}={value}: must be {wording}, {advice}")
-
-
-def check_particles(particles: Any, minimum: int, advice: str) -> None:
-    """Check that optimizer.particles is null or a valid number of rows.
-
-    Raises:
-        UserError: It is not.
-    """
-    if particles is not None:
-        wording = f"an integer, {minimum} or more, at most {MOST_ROWS:,}"
-        rule: Rule = (int, lambda value: minimum <= value <= MOST_ROWS, wording)
-        check_number("particles", particles, rule, advice)
-
-
-def check_pool_size(experts: int, particles: int | None) -> None:
-    """Check that this many particles can contain all experts; None is as many as needed.
-
-    Raises:
-        UserError: Fewer than 2 experts, or fewer particles than experts.
-    """
-    if experts < 2:
-        raise UserError(f"""pool.experts: {experts} given; a search mixes 2 or more, list more
-            with pool.experts=[...]""")
-    if particles is not None and particles < experts:
-        raise UserError(f"""optimizer.particles={particles} is fewer than the pool's {experts}
-            experts; allowed: {experts} or more; raise it or list fewer experts in
-            pool.experts=[...]""")
-
-
-def check_saved_state(
-    state: dict[str, Any], name: str, particles: int | None, groups: int | None
-) -> None:
-    """Check that a saved state fits this optimizer; None accepts any number.
-
-    Raises:
-        UserError: The state belongs to another optimizer, number of particles or groups.
-    """
-    if state.get("optimizer") != name:
-        raise UserError(f"""optimizer: the saved search is of {state.get("optimizer")!r}, not
-            of {name!r}; resume with that optimizer, or start a new run""")
-    if particles not in (None, count := len(state["positions"])):
-        raise UserError(f"""optimizer.particles={particles}: must be {count}, as in the
-            saved search; start a new run to change it""")
-    if groups not in (None, count := state["groups"]):
-        raise UserError(f"""pool.groups: gives {groups} groups of modules, and the saved search has
-            {count}; restore the value, or start a new run to change it""")
-
-
-class Optimizer(Protocol):
-    """Ask-and-tell optimizer over positions.
-
-    A position is a vector of G x K mixing coefficients over a pool of K experts. The model's
-    modules are in G >= 1 groups, each with its own K coefficients: `position.reshape(G, K)`. Expert
-    k is the position with a 1 for it in every group.
-
-    It never calls the objective and touches neither weights nor files. Optional dependencies are
-    imported where they are used. All randomness is derived from (seed, iteration, particle), so
-    that a resumed run equals an uninterrupted one.
-    """
-
-    max_iterations: int
-    """Maximum number of asks after the first."""
-
-    evaluate: np.ndarray
-    """[N] bool: rows of the last `ask` whose utility is requested.
-
-    The others may be told NaN. The experts are always scored and told in the first iteration.
-    """
-
-    def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """Start a search over K experts in G groups; called once, before the first `ask`.
-
-        Raises:
-            UserError: The parameters do not fit this number of experts.
-        """
-        ...
-
-    def ask(self) -> np.ndarray:
-        """Return the positions of all particles, [N, G x K] float64.
-
-        The first ask begins with the K experts. Returns the same array until `tell` is called, and
-        the same N throughout: rows that are not new are repeated and not marked in `evaluate`.
-        """
-        ...
-
-    def tell(self, utilities: np.ndarray) -> None:
-        """Set the utilities of the last `ask`, [N] float64; NaN where none was measured."""
-        ...
-
-    def stop_reason(self) -> str | None:
-        """Return why the search has ended, or `None` while it has not."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the exact state needed to resume, as JSON-serializable numbers and lists."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a `state_dict`; called instead of `start`, or after it.
-
-        Raises:
-            UserError: The state belongs to another optimizer, or has another number of particles,
-                or other groups than those it was started with.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsEarlyStopping(Optimizer, Protocol):
-    """An optimizer that needs no utility of a particle that did not beat its personal best.
-
-    Optimizers that rank a complete population need every utility and do not qualify.
-    """
-
-    personal_utilities: np.ndarray
-    """[N]: highest utility of each particle so far, NaN if none; available after `start`."""
-
-    def tell(self, utilities: np.ndarray, stopped: np.ndarray | None = None) -> None:
-        """See `Optimizer.tell`.
-
-        Args:
-            utilities: [N]; NaN for stopped particles too.
-            stopped: [N] bool: evaluated, but stopped before the last item as unable to beat the
-                personal best. They count as measured and not improved; they may be the swarm's
-                worst, but their utility is unknown.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsGroupHierarchy(Protocol):
-    """An optimizer that needs to know how coarser divisions contain the groups."""
-
-    def set_group_hierarchy(
-        self, parents: Callable[[str], list[int]], positions: int | None
-    ) -> None:
-        """Set the hierarchy; called before `start`.
-
-        Args:
-            parents: Maps the name of a coarser division to the index of its group for each of the G
-                groups of a position.
-            positions: Maximum number of positions that the search can evaluate; `None` is no limit.
-
-        Raises:
-            UserError: The optimizer's options do not fit the groups.
-        """
-        ...
+Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+Particles = Annotated[int, Field(ge=2, le=MOST_ROWS)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Low = Annotated[float, Field(le=0, allow_inf_nan=False)]
+"""Lower bound of a coefficient: experts have coefficients of 0."""
+High = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+"""Upper bound of a coefficient: experts have a coefficient of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,49 +67,52 @@ class LossGradient(Protocol):
     def slope(self) -> np.ndarray: ...
 
 
-@runtime_checkable
-class SupportsGradients(Optimizer, Protocol):
-    """An optimizer that can use gradients of the gold answers' loss."""
+Descending = Generator[list[LossRequest], list[LossGradient], None]
+"""Yields requests, receives their answers; may be closed at any time when the budget ends."""
+
+
+class DescentPlan(NamedTuple):
+    """Size of the gradient steps before an iteration, at most.
+
+    Attributes:
+        particles: Number of positions that descend.
+        steps: Steps of each.
+        batch: Dev items per step.
+        held_out: Dev items per position whose loss is computed after its last step.
+        ranked: Losses that choose the positions, before the first descent only.
+    """
+
+    particles: int
+    steps: int
+    batch: int
+    held_out: int = 0
+    ranked: int = 0
 
     @property
-    def needs_gradients(self) -> bool | None:
-        """True if gradients are required, False if optional, `None` if unused."""
-        ...
+    def examples(self) -> int:
+        """Number of examples with a loss or a gradient."""
+        return self.particles * (self.steps * self.batch + self.held_out)
 
-    def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
-        """Request gradients before an `ask`; may be closed at any time when the budget ends.
-
-        Args:
-            items: Number of dev items that the search sees.
-        """
-        ...
-
-
-@runtime_checkable
-class MultiObjectiveOptimizer(Optimizer, Protocol):
-    """An optimizer of several objectives: the parts of a task, each to be maximized."""
-
-    def name_objectives(self, names: Sequence[str]) -> None:
-        """Name the M objectives, in the order of `tell`'s columns; called once after `start`.
-
-        Raises:
-            UserError: An option refers to an unknown objective.
-        """
-        ...
-
-    def tell(self, utilities: np.ndarray, objectives: np.ndarray | None = None) -> None:
-        """See `Optimizer.tell`.
+    def count_affordable(self, prompts: float, first: bool) -> tuple[int, int]:
+        """Return the steps per position, and the losses, that a budget allows.
 
         Args:
-            utilities: [N]; NaN where none was measured.
-            objectives: [N, M], higher is better; NaN where `utilities` are.
+            prompts: Budget in prompt-equivalents: a loss is one, a gradient is three.
+            first: Whether this is the first descent.
         """
-        ...
+        ranked = self.ranked if first else 0
+        if prompts < ranked:
+            return 0, 0
+        one = self.particles * 3 * self.batch
+        steps = int(min(self.steps, (prompts - ranked) // one))
+        held = self.particles * self.held_out
+        complete = steps == self.steps and ranked + steps * one + held <= prompts
+        return steps, ranked + held * complete
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResources:
-    """Resources by which a method is chosen.
+    """What a task, an engine and a budget offer to an optimizer.
 
     Attributes:
         gradients: Whether the task has gold answers and the engine computes gradients.
@@ -311,82 +132,84 @@ class SearchResources:
     routes: int = 1
 
 
-@runtime_checkable
-class ResourceAware(Protocol):
-    """An optimizer that adapts to the available resources."""
-
-    def set_resources(self, resources: SearchResources) -> None:
-        """Set the available resources; called before `start`."""
-        ...
-
-
-@runtime_checkable
-class SupportsRoutes(Protocol):
-    """An optimizer that composes a position of what is best on each route.
-
-    Attributes:
-        composes_routes: Whether it does so with its options; valid before `start`.
-        composes_next: Whether the next `ask` is that position alone, whose answers are known.
-    """
-
-    composes_routes: bool
-
-    @property
-    def composes_next(self) -> bool: ...
-
-    def tell_routes(self, values: np.ndarray) -> None:
-        """Set the mean values [N, R] of the last ask on the items of each route, before `tell`.
-
-        Args:
-            values: NaN where a position was not measured.
-        """
-        ...
-
-
 OPTIMIZER_STREAM = 16
 """Purpose id of an iteration's random stream; `random_streams` uses the ids below it."""
 
 
 @dataclass(kw_only=True, eq=False)
-class BaseOptimizer:
-    """Asks the experts first, then the rows from `_propose_positions`, up to `max_iterations`.
+class Optimizer:
+    """Ask-and-tell optimizer over positions.
 
-    A subclass defines the initial population, proposals and updates. Its state is in the arrays
-    named in ARRAYS, so that saving and loading these is enough to resume. `positions` [N, G x K] is
-    the last ask, `evaluate` [N] marks its new rows; the others are repeated.
+    A position is a vector of G x K mixing coefficients over a pool of K experts. The model's
+    modules are in G >= 1 groups, each with its own K coefficients: `position.reshape(G, K)`. Expert
+    k is the position with a 1 for it in every group.
+
+    An optimizer never calls the objective and touches neither weights nor files. Optional packages
+    are imported where they are used. All randomness is derived from (seed, iteration, particle), so
+    that a resumed run equals an uninterrupted one.
+
+    The life of one: `set_resources`, `choose`, `start`, then `ask` and `tell` in turn until there
+    is a `stop_reason`; before each `ask` but the first the loop answers `descend`. A subclass
+    defines the initial population, proposals and updates (`_initial_population`,
+    `_propose_positions`, `_update_state`); its state is in the arrays named in `ARRAYS`.
 
     Args:
         particles: N, the rows of every `ask`.
         max_iterations: Maximum number of asks after the first.
 
-    Raises:
-        UserError: An option is out of range; the message names the allowed values.
+    Attributes:
+        positions: [N, G x K], the last ask, read-only.
+        evaluate: [N] bool: rows of the last ask whose utility is requested; the others may be told
+            NaN. The experts are always scored and told in the first iteration.
+        iteration: Number of asks after the first.
     """
 
     NAME: ClassVar[str]
     LEAST: ClassVar[int] = 2
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {}
-    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {}
-    ARRAYS: ClassVar[tuple[str, ...]] = ()
+    """Minimum number of particles."""
+    ARRAYS: ClassVar[dict[str, type]] = {"positions": float, "evaluate": bool}
+    """Arrays of the state, and the types of their entries; NaN is saved as null."""
+    SCALARS: ClassVar[tuple[str, ...]] = ("seed", "groups", "iteration", "has_utilities")
 
-    particles: int | None = 20
-    max_iterations: int = 50
+    can_race: ClassVar[bool] = False
+    """Whether a particle that cannot beat its personal best may be stopped, see `tell`."""
+    has_objectives: ClassVar[bool] = False
+    """Whether `tell` needs the utilities of the task's parts."""
+
+    particles: Particles | None = 20
+    max_iterations: Annotated[int, Field(ge=1)] = 50
+
+    resources = SearchResources()
+    reason = ""
+    """Why `choose` chose this optimizer."""
 
     def __post_init__(self) -> None:
-        check_number("max_iterations", self.max_iterations, AT_LEAST_ONE, "it bounds the budget")
-        check_particles(self.particles, self.LEAST, "the experts are among them")
-        for name, (rule, advice) in self.NUMBERS.items():
-            check_number(name, getattr(self, name), rule, advice)
-        for name, allowed in self.WORDS.items():
-            check_choice(name, getattr(self, name), allowed)
+        if self.particles is not None and self.particles < self.LEAST:
+            raise UserError(
+                f"optimizer.particles={self.particles}: must be an integer, at least {self.LEAST}"
+            )
+
+    def set_resources(self, resources: SearchResources) -> None:
+        """Set the available resources; called before `start`."""
+        self.resources = resources
+
+    def choose(self, dimensions: int) -> "Optimizer":
+        """Return the optimizer to start for this many coefficients: this one, unless it chooses."""
+        return self
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `Optimizer.start`.
+        """Start a search over K experts in G groups; called once, before the first `ask`.
 
         Raises:
             UserError: Fewer than 2 experts, or fewer particles than experts.
         """
-        check_pool_size(experts, self.particles)
+        if experts < 2:
+            raise UserError(f"""pool.experts: {experts} given; a search mixes 2 or more, list more
+                with pool.experts=[...]""")
+        if self.particles is not None and self.particles < experts:
+            raise UserError(f"""optimizer.particles={self.particles} is fewer than the pool's
+                {experts} experts; allowed: {experts} or more; raise it or list fewer experts in
+                pool.experts=[...]""")
         self.experts, self.groups = experts, groups
         count = self._population_size(experts) if self.particles is None else self.particles
         self.seed, self.iteration, self.has_utilities = int(seed), 0, False
@@ -394,19 +217,29 @@ class BaseOptimizer:
         self.positions = freeze_array(self._initial_population(experts, count))
 
     def ask(self) -> np.ndarray:
-        """Return positions [N, G x K]; after a `tell`, with new rows where `evaluate` is True."""
+        """Return the positions of all particles, [N, G x K] float64.
+
+        The first ask begins with the K experts. Returns the same array until `tell` is called, and
+        the same N throughout: rows that are not new are repeated and not marked in `evaluate`.
+        """
         if self.has_utilities:
             self.iteration, self.has_utilities = self.iteration + 1, False
-            rows = self._propose_positions()
-            rows_used = self._proposal_rows(len(rows))
-            positions = self.positions.copy()
-            positions[rows_used] = rows
-            self.positions = freeze_array(positions)
-            self.evaluate = np.isin(np.arange(len(positions)), rows_used)
+            self._advance()
         return self.positions
 
-    def tell(self, utilities: np.ndarray) -> None:
-        """Set the utilities [N]; non-finite values count as not measured.
+    def tell(
+        self,
+        utilities: np.ndarray,
+        stopped: np.ndarray | None = None,
+        objectives: np.ndarray | None = None,
+    ) -> None:
+        """Set the utilities [N] of the last `ask`; non-finite values count as not measured.
+
+        Args:
+            stopped: [N] bool: evaluated, but stopped before the last item as unable to beat the
+                personal best. Used by optimizers that `can_race`.
+            objectives: [N, M], utilities of the task's parts, higher is better; NaN where
+                `utilities` are. Used by optimizers with `has_objectives`.
 
         Raises:
             ValueError: Not one utility per row, or called twice without an `ask`.
@@ -420,33 +253,104 @@ class BaseOptimizer:
         self.has_utilities = True
 
     def stop_reason(self) -> str | None:
-        """Return the number of finished iterations once it reaches `max_iterations`."""
+        """Return why the search has ended, or `None` while it has not."""
         finished = self.iteration if self.has_utilities else self.iteration - 1
         words = f"{finished} iteration{'s' * (finished != 1)} done"
         return words if finished >= self.max_iterations else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the exact state; None is an unmeasured utility."""
-        arrays = {name: _to_json_list(getattr(self, name)) for name in ("positions", *self.ARRAYS)}
-        turn = {
-            name: getattr(self, name) for name in ("seed", "groups", "iteration", "has_utilities")
-        }
-        return {"optimizer": self.NAME, **turn, "evaluate": self.evaluate.tolist(), **arrays}
+        """Return the exact state needed to resume, as JSON-serializable numbers and lists."""
+        scalars = {name: getattr(self, name) for name in self.SCALARS}
+        arrays = {name: to_json_list(getattr(self, name)) for name in self.ARRAYS}
+        return {"optimizer": self.NAME, **scalars, **arrays}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a `state_dict`, between ask and tell or after it.
+        """Resume from a `state_dict`, between ask and tell or after it, started or not.
 
         Raises:
-            UserError: The state belongs to another optimizer, number of particles or groups.
+            UserError: The state belongs to another optimizer, or has another number of particles,
+                or other groups than those it was started with.
         """
-        check_saved_state(state, self.NAME, self.particles, getattr(self, "groups", None))
-        for name in ("seed", "groups", "iteration", "has_utilities"):
+        if state.get("optimizer") != self.NAME:
+            raise UserError(f"""optimizer: the saved search is of {state.get("optimizer")!r}, not
+                of {self.NAME!r}; resume with that optimizer, or start a new run""")
+        if self.particles not in (None, count := len(state["positions"])):
+            raise UserError(f"""optimizer.particles={self.particles}: must be {count}, as in the
+                saved search; start a new run to change it""")
+        if (groups := vars(self).get("groups")) not in (None, state["groups"]):
+            raise UserError(f"""pool.groups: gives {groups} groups of modules, and the saved search
+                has {state["groups"]}; restore the value, or start a new run to change it""")
+        for name in self.SCALARS:
             setattr(self, name, state[name])
-        self.evaluate = np.array(state["evaluate"], bool)
-        for name in ("positions", *self.ARRAYS):
-            setattr(self, name, freeze_array(np.array(state[name], float)))
+        for name, kind in self.ARRAYS.items():
+            setattr(self, name, np.array(state[name], dtype=kind))
+        self.positions = freeze_array(self.positions)
         self.experts = self.positions.shape[1] // self.groups
         self._restore_state()
+
+    # Capabilities. The defaults are those of an optimizer without them.
+
+    @property
+    def new_rows(self) -> int:
+        """Maximum number of positions that an `ask` after the first has evaluated."""
+        return len(self.positions)
+
+    @property
+    def needs_gradients(self) -> bool | None:
+        """True if gradients of the gold answers' loss are required, False if optional, `None` if
+        unused; valid before `start`."""
+        return None
+
+    def descend(self, items: int) -> Descending:
+        """Request losses and gradients before an `ask`.
+
+        Args:
+            items: Number of dev items that the search sees.
+        """
+        yield from ()
+
+    def plan_descent(self, items: int) -> DescentPlan | None:
+        """Return the size of `descend` on this many dev items; `None` if it requests nothing."""
+        return None
+
+    def items_without_gradient(self, items: int) -> tuple[int, ...]:
+        """Return the dev items that no gradient has used; for one particle, those held out for it.
+
+        The utility on them is less biased than on all dev items, but not unbiased: all items choose
+        the start of a descent, its rate and the best position.
+        """
+        return ()
+
+    @property
+    def damped_experts(self) -> list[int]:
+        """Indices of the experts that move less because their update is huge; after `start`."""
+        return []
+
+    @property
+    def composes_routes(self) -> bool:
+        """Whether a position is composed of the best on each route; valid before `start`."""
+        return False
+
+    @property
+    def composes_next(self) -> bool:
+        """Whether the next `ask` is that position alone, whose answers are known."""
+        return False
+
+    def tell_routes(self, values: np.ndarray) -> None:
+        """Set the mean values [N, R] of the last ask on the items of each route, before `tell`.
+
+        Args:
+            values: NaN where a position was not measured.
+        """
+
+    def name_objectives(self, names: Sequence[str]) -> None:
+        """Name the M objectives, in the order of `tell`'s columns; called once after `start`.
+
+        Raises:
+            UserError: An option refers to an unknown objective.
+        """
+
+    # What a subclass defines.
 
     def _population_size(self, experts: int) -> int:
         """Return N for `particles=None`."""
@@ -471,29 +375,43 @@ class BaseOptimizer:
         """Return the rows of the ask that this many new positions replace."""
         return np.arange(count)
 
+    def _advance(self) -> None:
+        """Set `positions` and `evaluate` of the next ask."""
+        rows = self._propose_positions()
+        replaced = self._proposal_rows(len(rows))
+        positions = self.positions.copy()
+        positions[replaced] = rows
+        self.positions = freeze_array(positions)
+        self.evaluate = np.isin(np.arange(len(positions)), replaced)
+
     def _iteration_rng(self, purpose: int = OPTIMIZER_STREAM) -> np.random.Generator:
         """Return a generator for this iteration, independent of other iterations and purposes."""
         return random_streams.counter_rng(self.seed, self.iteration, 0, purpose)
 
 
-class HistoryOptimizer(BaseOptimizer):
+class HistoryOptimizer(Optimizer):
     """Stores all measured positions, `rows` [M, G x K], and their `utilities` [M]."""
 
-    ARRAYS: ClassVar[tuple[str, ...]] = ("rows", "utilities")
+    ARRAYS: ClassVar[dict[str, type]] = Optimizer.ARRAYS | {"rows": float, "utilities": float}
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `BaseOptimizer.start`."""
+        """See `Optimizer.start`."""
         self.rows, self.utilities = np.empty((0, groups * experts)), np.empty(0)
         super().start(experts, seed, groups)
 
     def _update_state(self, utilities: np.ndarray) -> None:
         measured = np.isfinite(utilities)
-        self.rows = freeze_array(np.vstack([self.rows, self.positions[measured]]))
-        self.utilities = freeze_array(np.append(self.utilities, utilities[measured]))
+        self.rows = np.vstack([self.rows, self.positions[measured]])
+        self.utilities = np.append(self.utilities, utilities[measured])
 
     def _restore_state(self) -> None:
         # An empty list loses the row length in JSON.
         self.rows = self.rows.reshape(-1, self.positions.shape[1])
+
+
+def float_arrays(*names: str) -> dict[str, type]:
+    """Return `Optimizer.ARRAYS` and these arrays of floats."""
+    return Optimizer.ARRAYS | dict.fromkeys(names, float)
 
 
 def freeze_array(array: np.ndarray) -> np.ndarray:
@@ -502,18 +420,46 @@ def freeze_array(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _to_json_list(array: np.ndarray) -> list[Any]:
+def to_json_list(array: np.ndarray) -> list[Any]:
+    """Return an array as nested lists; None is NaN."""
+    if array.dtype != float:
+        return array.tolist()
     return np.where(np.isnan(array), None, array.astype(object)).tolist()  # type: ignore[call-overload, no-any-return]
 
 
-LOW: Rule = (float, lambda value: -MAX_VALUE <= value <= 0, f"a number from -{MAX_VALUE:g} to 0")
-HIGH: Rule = (float, lambda value: 1 <= value <= MAX_VALUE, f"a number from 1 to {MAX_VALUE:g}")
+BETA_1, EPSILON = 0.9, 1e-8
+"""Adam's constants (Kingma and Ba, 2015, arXiv 1412.6980), besides beta 2."""
 
-BOUND_RULES: dict[str, tuple[Rule, str]] = {
-    "low": (LOW, "experts have 0s"),
-    "high": (HIGH, "experts have a 1"),
-}
-"""Rules of the two bounds of a coefficient."""
+
+def adam_direction(
+    gradient: np.ndarray, moments: np.ndarray, step: int, beta_2: float = 0.99
+) -> np.ndarray:
+    """Update Adam's moments in place, and return the direction of a step, [D].
+
+    Args:
+        gradient: [D].
+        moments: [2, D], the means of the gradient and of its square.
+        step: Number of the step, from 1.
+        beta_2: Below the usual .999, as a search has only tens of steps.
+    """
+    moments[0] += (1 - BETA_1) * (gradient - moments[0])
+    moments[1] += (1 - beta_2) * (gradient**2 - moments[1])
+    mean, square = moments[0] / (1 - BETA_1**step), moments[1] / (1 - beta_2**step)
+    return np.asarray(mean / (np.sqrt(square) + EPSILON))
+
+
+def rank_weights(utilities: np.ndarray) -> np.ndarray:
+    """Return weights [n] of n utilities by rank, which sum to 0; the better half is above 0.
+
+    max(0, log(n / 2 + 1) - log k) for rank k, normalised to a sum of 1, minus 1 / n (Hansen 2016,
+    arXiv 1604.00772, section 3.3.1; Wierstra et al. 2014). Equal utilities share the mean of theirs.
+    """
+    count = len(utilities)
+    weights = np.maximum(0.0, np.log(count / 2 + 1) - np.log(np.arange(1, count + 1)))
+    weights = weights / weights.sum() - 1 / count
+    _, ranks, sizes = np.unique(-utilities, return_inverse=True, return_counts=True)
+    sums = np.add.reduceat(weights, np.cumsum(sizes) - sizes)
+    return np.asarray((sums / sizes)[ranks])
 
 
 class CoefficientBounds:

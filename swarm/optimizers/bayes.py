@@ -6,16 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.errors import UserError, install_command
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import (
-    AT_LEAST_ONE,
-    OPTIMIZER_STREAM,
-    POSITIVE,
-    ROWS,
-    CoefficientBounds,
-    Rule,
-)
+from swarm.optimizers.base import OPTIMIZER_STREAM, CoefficientBounds, Particles, Rows
 from swarm.optimizers.static_merges import WarmStartOptimizer
 
 if TYPE_CHECKING:
@@ -26,6 +20,7 @@ REQUIRED_PACKAGES = {"gp": ("optuna", "greenlet"), "tpe": ("optuna",)}
 """Packages required by each sampler. Without greenlet, Optuna falls back to a slower search."""
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
 class BayesianSearch(WarmStartOptimizer):
     """Proposes positions from a surrogate model of the utility, fitted to all scores so far.
@@ -58,22 +53,16 @@ class BayesianSearch(WarmStartOptimizer):
     """
 
     NAME: ClassVar[str] = "bayes"
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "batch": (ROWS, "1 learns from every score before the next"),
-        "reach": (POSITIVE, "1 is a box around the experts"),
-        "max_dimensions": (AT_LEAST_ONE, "20 is about the limit of a Gaussian process"),
-    }
-    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"sampler": ("gp", "tpe")}
 
-    particles: int | None = None
-    max_iterations: int = 20
-    batch: int = 5
+    particles: Particles | None = None
+    max_iterations: Positive = 20
+    batch: Rows = 5
     sampler: Literal["gp", "tpe"] = "gp"
-    reach: float = 1.0
-    max_dimensions: int = 20
+    reach: PositiveNumber = 1.0
+    max_dimensions: Positive = 20
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `BaseOptimizer.start`.
+        """See `Optimizer.start`.
 
         Raises:
             UserError: Also if a package of the sampler is missing, or there are too many
@@ -89,6 +78,11 @@ class BayesianSearch(WarmStartOptimizer):
                 {dimensions} dimensions, above optimizer.max_dimensions={self.max_dimensions};
                 use fewer pool.groups, optimizer.sampler=tpe, optimizer=nes, or raise the limit""")
         super().start(experts, seed, groups)
+
+    @property
+    def new_rows(self) -> int:
+        """See `Optimizer.new_rows`."""
+        return min(self.batch, len(self.positions))
 
     def _proposal_rows(self, count: int) -> np.ndarray:
         rows = len(self.positions)

@@ -5,16 +5,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import (
-    BOUND_RULES,
-    OPTIMIZER_STREAM,
-    POSITIVE,
-    SWITCH,
-    CoefficientBounds,
-    Rule,
-    check_number,
-)
+from swarm.optimizers.base import OPTIMIZER_STREAM, CoefficientBounds, High, Low, Particles
 from swarm.optimizers.static_merges import WarmStartOptimizer
 
 if TYPE_CHECKING:
@@ -28,6 +21,7 @@ MAX_REDRAWS = 100
 """Number of redraws of an out-of-bounds position before it is projected."""
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
 class CMAES(WarmStartOptimizer):
     """A normal distribution that adapts towards high utilities, starting from the experts.
@@ -62,24 +56,14 @@ class CMAES(WarmStartOptimizer):
     """
 
     NAME: ClassVar[str] = "cmaes"
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "separable": (SWITCH, "true is for many dimensions"),
-        "restart": (SWITCH, "false continues after the distribution has converged"),
-        **BOUND_RULES,
-    }
 
-    particles: int | None = None
-    max_iterations: int = 100
-    step: float | None = None
+    particles: Particles | None = None
+    max_iterations: Positive = 100
+    step: PositiveNumber | None = None
     separable: bool = False
-    low: float = -1.0
-    high: float = 2.0
+    low: Low = -1.0
+    high: High = 2.0
     restart: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.step is not None:
-            check_number("step", self.step, POSITIVE, "null is 1 / sqrt(K)")
 
     def _population_size(self, experts: int) -> int:
         dimensions = self.groups * (experts - self.sum_to_one)
@@ -123,7 +107,7 @@ class CMAES(WarmStartOptimizer):
     def _build_distribution(self, mean: np.ndarray, population: int) -> "CMA | SepCMA":
         from cmaes import CMA, SepCMA
 
-        step = self.step or (FREE_SUM_STEP if self._has_start else self.experts**-0.5)
+        step = self.step or (FREE_SUM_STEP if self.active_scales else self.experts**-0.5)
         point = self._region.to_coordinates(mean)
         # One dimension has no covariance, and SepCMA requires two or more.
         kind = SepCMA if self.separable and len(point) > 1 else CMA

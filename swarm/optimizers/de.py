@@ -5,17 +5,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from swarm._util.settings import PositiveNumber, Share, checked
 from swarm.errors import UserError
-from swarm.optimizers.base import (
-    BOUND_RULES,
-    POSITIVE,
-    PROBABILITY,
-    SWITCH,
-    BaseOptimizer,
-    CoefficientBounds,
-    Rule,
-    freeze_array,
-)
+from swarm.optimizers.base import CoefficientBounds, High, Low, Optimizer, float_arrays
 from swarm.optimizers.random_streams import expert_positions, sample_mixtures
 from swarm.optimizers.static_merges import static_start_positions
 
@@ -23,8 +15,9 @@ SCALE_RANGE = (0.5, 2.0)
 """Range of the coefficient sums of the first random members with free sums."""
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
-class DifferentialEvolution(BaseOptimizer):
+class DifferentialEvolution(Optimizer):
     """Each member is replaced by base + F (a - b), crossed with it, if that is at least as good.
 
     The population starts with the experts and uniform samples of their simplex. The members a and b
@@ -49,23 +42,15 @@ class DifferentialEvolution(BaseOptimizer):
 
     NAME: ClassVar[str] = "de"
     LEAST: ClassVar[int] = 4
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "lowest_weight": (POSITIVE, "0.5 is usual"),
-        "highest_weight": (POSITIVE, "1 is usual"),
-        "sum_to_one": (SWITCH, "false frees the sum"),
-        "crossover": (PROBABILITY, "0.9 is usual where coefficients depend on each other"),
-        **BOUND_RULES,
-    }
-    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"strategy": ("best", "rand")}
-    ARRAYS: ClassVar[tuple[str, ...]] = ("members", "utilities")
+    ARRAYS: ClassVar[dict[str, type]] = float_arrays("members", "utilities")
 
     strategy: Literal["best", "rand"] = "best"
-    lowest_weight: float = 0.5
-    highest_weight: float = 1.0
-    crossover: float = 0.9
+    lowest_weight: PositiveNumber = 0.5
+    highest_weight: PositiveNumber = 1.0
+    crossover: Share = 0.9
     sum_to_one: bool = True
-    low: float = -1.0
-    high: float = 2.0
+    low: Low = -1.0
+    high: High = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +65,7 @@ class DifferentialEvolution(BaseOptimizer):
         drawn = sample_mixtures(draw, count - len(known), experts, self.groups)
         if not self.sum_to_one:
             drawn = draw.uniform(*SCALE_RANGE, size=(len(drawn), 1)) * drawn
-        self.members = freeze_array(np.vstack([known, drawn]))
+        self.members = np.vstack([known, drawn])
         self.utilities = np.full(count, np.nan)
         return self.members
 
@@ -104,5 +89,5 @@ class DifferentialEvolution(BaseOptimizer):
 
     def _update_state(self, utilities: np.ndarray) -> None:
         wins = np.isfinite(utilities) & ~(utilities < self.utilities)
-        self.utilities = freeze_array(np.where(wins, utilities, self.utilities))
-        self.members = freeze_array(np.where(wins[:, None], self.positions, self.members))
+        self.utilities = np.where(wins, utilities, self.utilities)
+        self.members = np.where(wins[:, None], self.positions, self.members)

@@ -7,17 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from swarm._util.settings import Number, Positive, PositiveNumber, checked
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import (
-    AT_LEAST_ONE,
-    NOT_NEGATIVE,
-    OPTIMIZER_STREAM,
-    POSITIVE,
-    SHARE,
-    BaseOptimizer,
-    Rule,
-    freeze_array,
-)
+from swarm.optimizers.base import OPTIMIZER_STREAM, Fraction, Optimizer, Particles, float_arrays
 
 HIDDEN = (128, 256, 256, 256, 128)
 """Widths of a generator's hidden layers, as in the paper."""
@@ -29,8 +21,9 @@ WEIGHTS, BATCHES = OPTIMIZER_STREAM + 1, OPTIMIZER_STREAM + 2
 """Purpose ids of the random streams of training, besides those of a population."""
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
-class EvolutionaryGenerator(BaseOptimizer):
+class EvolutionaryGenerator(Optimizer):
     """Trains generators on better and worse vectors of the search to propose better coefficients.
 
     A search has rounds. A round begins with a population of P vectors over its basis: each basis
@@ -80,26 +73,18 @@ class EvolutionaryGenerator(BaseOptimizer):
     """
 
     NAME: ClassVar[str] = "evogm"
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "inner_iterations": (AT_LEAST_ONE, "the authors' is 3"),
-        "winners": (SHARE, "the paper's is 0.3"),
-        "cycle_scale": (NOT_NEGATIVE, "the authors' is 100"),
-        "target_scale": (NOT_NEGATIVE, "the authors' is 1"),
-        "epochs": (AT_LEAST_ONE, "the authors' is 200"),
-        "learning_rate": (POSITIVE, "the authors' is 0.0001"),
-    }
-    ARRAYS: ClassVar[tuple[str, ...]] = (
-        *("basis", "members", "member_utilities", "proposals", "rows", "utilities", "round_ends"),
+    ARRAYS: ClassVar[dict[str, type]] = float_arrays(
+        "basis", "members", "member_utilities", "proposals", "rows", "utilities", "round_ends"
     )
 
-    particles: int | None = 20
-    max_iterations: int = 7
-    inner_iterations: int = 3
-    winners: float = 0.3
-    cycle_scale: float = 100.0
-    target_scale: float = 1.0
-    epochs: int = 200
-    learning_rate: float = 1e-4
+    particles: Particles | None = 20
+    max_iterations: Positive = 7
+    inner_iterations: Positive = 3
+    winners: Fraction = 0.3
+    cycle_scale: Number = 100.0
+    target_scale: Number = 1.0
+    epochs: Positive = 200
+    learning_rate: PositiveNumber = 1e-4
 
     def _population_size(self, experts: int) -> int:
         return 2 * experts
@@ -119,7 +104,7 @@ class EvolutionaryGenerator(BaseOptimizer):
 
     def _propose_positions(self) -> np.ndarray:
         if self._round_phase():
-            self.proposals = freeze_array(self._generate_candidates())
+            self.proposals = self._generate_candidates()
         else:
             self._start_round()
         return self._vectors_to_positions(self.proposals)[self._proposal_rows(len(self.proposals))]
@@ -130,19 +115,19 @@ class EvolutionaryGenerator(BaseOptimizer):
 
     def _update_state(self, utilities: np.ndarray) -> None:
         measured = np.isfinite(utilities)
-        self.rows = freeze_array(np.vstack([self.rows, self.proposals[measured]]))
-        self.utilities = freeze_array(np.append(self.utilities, utilities[measured]))
-        self.round_ends = freeze_array(np.append(self.round_ends, len(self.rows)))
+        self.rows = np.vstack([self.rows, self.proposals[measured]])
+        self.utilities = np.append(self.utilities, utilities[measured])
+        self.round_ends = np.append(self.round_ends, len(self.rows))
         if self._round_phase() == 0:
             known = np.where(measured, utilities, self.member_utilities)
-            self.member_utilities = freeze_array(known)
+            self.member_utilities = known
             return
         everyone = np.vstack([self.members, self.proposals])
         values = np.append(self.member_utilities, utilities)
         best = rank_descending(values)[: len(self.members)]
         self.members, self.member_utilities = (
-            freeze_array(everyone[best]),
-            freeze_array(values[best]),
+            everyone[best],
+            values[best],
         )
 
     def _restore_state(self) -> None:
@@ -159,14 +144,14 @@ class EvolutionaryGenerator(BaseOptimizer):
         known = np.full(len(self.members), np.nan)
         if len(elites) == self.experts:
             known[: self.experts] = self.utilities[elites]
-            self.basis = freeze_array(self._vectors_to_positions(self.rows[elites]))
+            self.basis = self._vectors_to_positions(self.rows[elites])
         self._reset_history()
-        self.proposals = self.members = freeze_array(self._draw_population(len(self.members)))
-        self.member_utilities = freeze_array(known)
+        self.proposals = self.members = self._draw_population(len(self.members))
+        self.member_utilities = known
         measured = np.isfinite(known)
         self.rows, self.utilities = (
-            freeze_array(self.members[measured]),
-            freeze_array(known[measured]),
+            self.members[measured],
+            known[measured],
         )
 
     def _draw_population(self, count: int) -> np.ndarray:

@@ -5,24 +5,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers.base import (
-    NOT_NEGATIVE,
-    OPTIMIZER_STREAM,
-    PROBABILITY,
-    SHARE,
-    SWITCH,
-    BaseOptimizer,
-    Rule,
-    freeze_array,
-)
+from swarm._util.settings import Number, Share, checked
+from swarm.optimizers.base import OPTIMIZER_STREAM, Fraction, Optimizer, float_arrays
 from swarm.optimizers.random_streams import initial_population
 
 SELECTION_STREAM = OPTIMIZER_STREAM + 1
 """Purpose id of selection's random stream, separate from that of the offspring."""
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
-class Genome(BaseOptimizer):
+class Genome(Optimizer):
     """A population with succession, crossover, mutation and selection; two asks are a generation.
 
     An odd ask is succession: all members but the elite move, as in the particle swarm, towards
@@ -65,37 +58,23 @@ class Genome(BaseOptimizer):
     """
 
     NAME: ClassVar[str] = "genome"
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "crossover": (PROBABILITY, "the authors' is 0.8"),
-        "mutation": (PROBABILITY, "the authors' is 0.3"),
-        "gene": (PROBABILITY, "the authors' is 0.1"),
-        "sigma": (NOT_NEGATIVE, "the authors' is 0.05"),
-        "elite": (PROBABILITY, "the authors' is 0.1"),
-        "succession": (SWITCH, "false is GENOME, true GENOME+"),
-        "inertia": (NOT_NEGATIVE, "the authors' is 0.2"),
-        "cognitive": (NOT_NEGATIVE, "the authors' is 0.2"),
-        "social": (NOT_NEGATIVE, "the authors' is 0.2"),
-        "repel": (NOT_NEGATIVE, "the authors' is 0.1"),
-        "step_length": (NOT_NEGATIVE, "the authors' is 0.5"),
-        "step_length_factor": (SHARE, "the authors' is 0.95"),
-    }
-    ARRAYS: ClassVar[tuple[str, ...]] = (
+    ARRAYS: ClassVar[dict[str, type]] = float_arrays(
         *("members", "utilities", "velocities", "own_positions", "own_utilities"),
         *("extremes", "extreme_utilities"),
     )
 
-    crossover: float = 0.8
-    mutation: float = 0.3
-    gene: float = 0.1
-    sigma: float = 0.05
-    elite: float = 0.1
+    crossover: Share = 0.8
+    mutation: Share = 0.3
+    gene: Share = 0.1
+    sigma: Number = 0.05
+    elite: Share = 0.1
     succession: bool = True
-    inertia: float = 0.2
-    cognitive: float = 0.2
-    social: float = 0.2
-    repel: float = 0.1
-    step_length: float = 0.5
-    step_length_factor: float = 0.95
+    inertia: Number = 0.2
+    cognitive: Number = 0.2
+    social: Number = 0.2
+    repel: Number = 0.1
+    step_length: Number = 0.5
+    step_length_factor: Fraction = 0.95
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         self.members = self.own_positions = initial_population(
@@ -146,7 +125,7 @@ class Genome(BaseOptimizer):
         weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(float).tiny)
         w_v, w_p, w_g, w_w = weights.swapaxes(0, 1).repeat(self.experts, axis=2)
         v = w_v * v + w_p * (self.own_positions - x) + w_g * (best - x) + w_w * (x - worst)
-        self.velocities = freeze_array(v)
+        self.velocities = v
         generation = (self.iteration - 1) // 2
         moved = x + self.step_length * self.step_length_factor**generation * v
         return moved[self._proposal_rows(len(x))]
@@ -172,15 +151,13 @@ class Genome(BaseOptimizer):
     def _accept_positions(self, utilities: np.ndarray) -> None:
         """Move members to their scored positions; unmeasured ones do not move."""
         measured = np.isfinite(utilities)
-        self.members = freeze_array(np.where(measured[:, None], self.positions, self.members))
-        self.velocities = freeze_array(np.where(measured[:, None], self.velocities, 0.0))
-        self.utilities = freeze_array(np.where(measured, utilities, self.utilities))
+        self.members = np.where(measured[:, None], self.positions, self.members)
+        self.velocities = np.where(measured[:, None], self.velocities, 0.0)
+        self.utilities = np.where(measured, utilities, self.utilities)
         better = measured & ~(utilities <= self.own_utilities)
-        self.own_positions = freeze_array(
-            np.where(better[:, None], self.positions, self.own_positions)
-        )
+        self.own_positions = np.where(better[:, None], self.positions, self.own_positions)
         best = np.where(better, utilities, self.own_utilities)
-        self.own_utilities = freeze_array(best)
+        self.own_utilities = best
 
     def _select_survivors(self, utilities: np.ndarray) -> None:
         """Select N of members and offspring: the elite, then a roulette without replacement."""
@@ -195,22 +172,20 @@ class Genome(BaseOptimizer):
         drawn = draw.choice(rest, size=count - elite, replace=False, p=chances)
         kept = np.append(order[:elite], drawn)
         children = self.positions[born]
-        self.members = freeze_array(np.vstack([self.members, children])[kept])
-        self.velocities = freeze_array(np.vstack([self.velocities, 0 * children])[kept])
-        self.own_positions = freeze_array(np.vstack([self.own_positions, children])[kept])
-        self.utilities = freeze_array(everyone[kept])
+        self.members = np.vstack([self.members, children])[kept]
+        self.velocities = np.vstack([self.velocities, 0 * children])[kept]
+        self.own_positions = np.vstack([self.own_positions, children])[kept]
+        self.utilities = everyone[kept]
         best = np.append(self.own_utilities, utilities[born])
-        self.own_utilities = freeze_array(best[kept])
+        self.own_utilities = best[kept]
 
     def _update_extremes(self, utilities: np.ndarray) -> None:
         if np.isfinite(utilities).any():
             indices = [np.nanargmax(utilities), np.nanargmin(utilities)]
             current, sign = utilities[indices], np.array([1, -1])
             new = ~(sign * current <= sign * self.extreme_utilities)
-            self.extremes = freeze_array(
-                np.where(new[:, None], self.positions[indices], self.extremes)
-            )
-            self.extreme_utilities = freeze_array(np.where(new, current, self.extreme_utilities))
+            self.extremes = np.where(new[:, None], self.positions[indices], self.extremes)
+            self.extreme_utilities = np.where(new, current, self.extreme_utilities)
 
 
 def rank_fitness(utilities: np.ndarray) -> np.ndarray:

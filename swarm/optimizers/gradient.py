@@ -3,41 +3,26 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from swarm._util.settings import Count, Number, Positive, PositiveNumber, checked
 from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
-    AT_LEAST_ONE,
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    ROWS,
-    SWITCH,
+    BelowOne,
     LossGradient,
     LossRequest,
-    Rule,
-    SupportsGradients,
-    check_number,
+    Rows,
+    adam_direction,
+    to_json_list,
 )
 
 MINIBATCH_STREAM, HOLDOUT_STREAM, LOSS_ITEMS_STREAM, DROPOUT_STREAM = 100, 101, 102, 103
 """Purpose ids of random streams, above those of all optimizers."""
 
-BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
-"""Adam's constants (Kingma and Ba, 2015, arXiv 1412.6980).
-
-The second is below the usual .999, as a descent has only tens of steps.
-"""
-
 MIN_RATE_FACTOR = 1 / 16
 """Rate factor at which a particle stops descending."""
-
-BELOW_ONE: Rule = (float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
-
-NORM_LIMIT = 4.0
-"""Multiple of the median norm from which an expert counts less in soups and moves less."""
 
 MIN_ROUTE_ITEMS = 20
 """Mean number of dev items on a route below which `pool.groups=auto` is one set for all modules.
@@ -46,39 +31,7 @@ Below it, routes of equal coefficients learn as one, and if the number is still 
 those that differ, they are pulled back (`Descent`). Measured in docs/decisions.md.
 """
 
-ARRAYS = ("first", "second", "count", "rate_factor", "held_loss")
-
-NUMBERS: dict[str, tuple[Rule, str]] = {
-    "weight": (POSITIVE, "1 applies the whole descent; optimizer.descent=null is off"),
-    "steps": (AT_LEAST_ONE, "Adam steps between two evaluations"),
-    "batch": (ROWS, "dev items in a step"),
-    "rate": (POSITIVE, "the change of a coefficient in a step"),
-    "fine_rate": (NOT_NEGATIVE, "of a group's deviation, as a multiple of rate"),
-    "pull": (BELOW_ONE, "by which deviations shrink in a step"),
-    "route_pull": (BELOW_ONE, "the share of the way back to the start in a step"),
-    "dropout": (BELOW_ONE, "probability that a coefficient is 0 in a step"),
-    "warmup": (COUNT, "steps with a growing rate"),
-    "holdout": (BELOW_ONE, "fraction of dev excluded from the gradient"),
-    "required": (SWITCH, "true refuses tasks without gold answers"),
-}
-
-
-def damp_huge_updates(norms: Sequence[float]) -> np.ndarray:
-    """Return factors [K] of the experts' coefficients in soups and of all their moves.
-
-    They are 1 up to `NORM_LIMIT` times the median norm of all updates, and beyond it fall with the
-    square of the norm, as the curvature of the loss along a coefficient grows with it. Two experts
-    have no usual norm.
-
-    Args:
-        norms: Frobenius norm of each expert's update; 0 is no update.
-    """
-    values = np.array(norms, dtype=float)
-    positive = values[values > 0]
-    if len(positive) < 3:
-        return np.ones(len(values))
-    limit = NORM_LIMIT * np.median(positive)
-    return (limit / np.maximum(limit, values)) ** 2
+ARRAYS = {"moments": float, "count": int, "rate_factor": float, "held_loss": float}
 
 
 @lru_cache(maxsize=1024)
@@ -99,81 +52,7 @@ def _split_fold(seed: int, items: int, folds: int, fold: int) -> tuple[np.ndarra
     return order[~mine], tuple(int(i) for i in np.sort(order[mine]))
 
 
-class DescentPlan(NamedTuple):
-    """Size of the gradient steps before an iteration, at most.
-
-    Attributes:
-        particles: Number of positions that descend.
-        steps: Steps of each.
-        batch: Dev items per step.
-        held_out: Dev items per position whose loss is computed after its last step.
-        ranked: Losses that choose the positions, before the first descent only.
-    """
-
-    particles: int
-    steps: int
-    batch: int
-    held_out: int = 0
-    ranked: int = 0
-
-    @property
-    def examples(self) -> int:
-        """Number of examples with a loss or a gradient."""
-        return self.particles * (self.steps * self.batch + self.held_out)
-
-    def count_affordable(self, prompts: float, first: bool) -> tuple[int, int]:
-        """Return the steps per position, and the losses, that a budget allows.
-
-        Args:
-            prompts: Budget in prompt-equivalents: a loss is one, a gradient is three.
-            first: Whether this is the first descent.
-        """
-        ranked = self.ranked if first else 0
-        if prompts < ranked:
-            return 0, 0
-        one = self.particles * 3 * self.batch
-        steps = int(min(self.steps, (prompts - ranked) // one))
-        held = self.particles * self.held_out
-        complete = steps == self.steps and ranked + steps * one + held <= prompts
-        return steps, ranked + held * complete
-
-
-def plan_descent(optimizer: object, items: int) -> DescentPlan | None:
-    """Return the size of an optimizer's gradient steps on `items` dev items; `None` if it has none.
-
-    Args:
-        optimizer: A started optimizer, or one that contains it as `inner_optimizer`.
-    """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    descent = getattr(optimizer, "descent", None)
-    if isinstance(descent, Descent):
-        rows = len(optimizer.positions)  # type: ignore[attr-defined]
-        limits = [getattr(optimizer, name, None) for name in ("most_active", "most_descending")]
-        # `batch`: an asynchronous swarm moves this many particles at a time.
-        count = min(rows, getattr(optimizer, "batch", rows), *(one for one in limits if one))
-        held = round(descent.holdout * items)
-        ranked = rows * descent.batch if getattr(optimizer, "most_active", None) else 0
-        return DescentPlan(count, descent.steps, descent.batch, held, ranked)
-    if isinstance(optimizer, SupportsGradients) and optimizer.needs_gradients:
-        steps, batch = getattr(optimizer, "steps", 0), getattr(optimizer, "batch", 0)
-        return DescentPlan(1, steps, batch) if steps and batch else None
-    return None
-
-
-def items_without_gradient(optimizer: object, items: int) -> tuple[int, ...]:
-    """Return the dev items that no gradient has used; for one particle, those held out for it.
-
-    The utility on them is less biased than on all dev items, but not unbiased: all items choose the
-    start of a descent, its rate and the best position.
-
-    Args:
-        optimizer: As for `plan_descent`.
-        items: Number of dev items.
-    """
-    descent = getattr(getattr(optimizer, "inner_optimizer", optimizer), "descent", None)
-    return descent.items_without_gradient(items) if isinstance(descent, Descent) else ()
-
-
+@checked("optimizer.descent")
 @dataclass(kw_only=True)
 class Descent:
     """Moves positions down the gold answers' loss, through their coefficients alone.
@@ -213,30 +92,23 @@ class Descent:
         warmup: Number of first steps of a particle in which the rate grows to its full value.
         holdout: Share of the dev items that are held out; 0 disables holdout and halving.
         required: Whether to refuse a task without gold answers; else the swarm moves without.
-
-    Raises:
-        UserError: An option is out of range; the message names the allowed values.
     """
 
-    weight: float = 1.0
-    steps: int = 20
-    batch: int = 8
-    rate: float = 0.1
-    fine_rate: float = 0.5
-    pull: float = 0.02
-    route_pull: float = 0.1
-    dropout: float = 0.0
-    warmup: int = 5
-    holdout: float = 0.2
+    weight: PositiveNumber = 1.0
+    steps: Positive = 20
+    batch: Rows = 8
+    rate: PositiveNumber = 0.1
+    fine_rate: Number = 0.5
+    pull: BelowOne = 0.02
+    route_pull: BelowOne = 0.1
+    dropout: BelowOne = 0.0
+    warmup: Count = 5
+    holdout: BelowOne = 0.2
     required: bool = False
 
     step_scales = np.ones(1)
     kinds = np.arange(1)
     """[R]: the first route of each route's kind."""
-
-    def __post_init__(self) -> None:
-        for name, (rule, advice) in NUMBERS.items():
-            check_number(f"descent.{name}", getattr(self, name), rule, advice)
 
     def start(
         self,
@@ -256,25 +128,21 @@ class Descent:
         self.groups, self.seed, self.kinds = groups, seed, np.arange(routes)
         self.step_scales = np.ones(experts) if step_scales is None else step_scales
         # Layout: moments of the shared coefficients first, then those of all deviations.
-        self.first = np.zeros((particles, (groups + routes) * experts))
-        self.second = np.zeros_like(self.first)
+        self.moments = np.zeros((particles, 2, (groups + routes) * experts))
         self.count = np.zeros(particles, int)
         self.rate_factor = np.ones(particles)
         self.held_loss = np.full(particles, np.nan)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs; exact, None is an unknown loss."""
-        found = {name: getattr(self, name).tolist() for name in ARRAYS}
-        found["held_loss"] = [None if np.isnan(loss) else loss for loss in found["held_loss"]]
-        return found
+        return {name: to_json_list(getattr(self, name)) for name in ARRAYS}
 
     def load_state_dict(
         self, state: dict[str, Any], groups: int, seed: int, kinds: np.ndarray
     ) -> None:
         """Resume from a `state_dict`."""
         self.groups, self.seed, self.kinds = groups, seed, kinds
-        for name in ARRAYS:
-            kind = int if name == "count" else float
+        for name, kind in ARRAYS.items():
             setattr(self, name, np.array(state[name], dtype=kind))
 
     def evaluate_losses(
@@ -382,13 +250,9 @@ class Descent:
         experts = x.size // self.groups
         by_group = slope.reshape(len(self.kinds), -1, experts)
         gradient = np.concatenate([by_group.sum(axis=1).reshape(-1), slope])
-        self.first[particle] += (1 - BETA_1) * (gradient - self.first[particle])
-        self.second[particle] += (1 - BETA_2) * (gradient**2 - self.second[particle])
         self.count[particle] += 1
         count = int(self.count[particle])
-        first = self.first[particle] / (1 - BETA_1**count)
-        second = self.second[particle] / (1 - BETA_2**count)
-        scaled = first / (np.sqrt(second) + EPSILON)
+        scaled = adam_direction(gradient, self.moments[particle], count)
         rate = self.rate * self.rate_factor[particle] * min(1.0, count / (self.warmup + 1))
         rows = x.reshape(by_group.shape)
         shared = rows.mean(axis=1, keepdims=True)

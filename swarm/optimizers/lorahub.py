@@ -1,15 +1,17 @@
 """The coefficient search of LoraHub (Huang et al. 2023, arXiv 2307.13269)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers.base import NOT_NEGATIVE, Rule
+from swarm._util.settings import Number, PositiveNumber, checked
+from swarm.optimizers.base import High, Low
 from swarm.optimizers.cma_es import CMAES
+from swarm.optimizers.static_merges import Scales
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
 class LoraHub(CMAES):
     """CMA-ES from the zero vector, where no expert is used, with an L1 penalty on coefficients.
@@ -28,18 +30,14 @@ class LoraHub(CMAES):
     """
 
     NAME: ClassVar[str] = "lorahub"
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        **CMAES.NUMBERS,
-        "l1": (NOT_NEGATIVE, "0.05 is the paper's"),
-    }
 
-    step: float | None = 0.5
+    step: PositiveNumber | None = 0.5
     sum_to_one: bool = False
-    start_scales: Sequence[float] | None = ()
-    low: float = -1.5
-    high: float = 1.5
+    start_scales: Scales | None = ()
+    low: Low = -1.5
+    high: High = 1.5
     restart: bool = False
-    l1: float = 0.05
+    l1: Number = 0.05
 
     def _population_size(self, experts: int) -> int:
         return max(super()._population_size(experts), experts + 1)
@@ -56,8 +54,6 @@ class LoraHub(CMAES):
         super()._update_state(utilities)
 
     def _initial_mean(self) -> np.ndarray:
-        if self.begin_at is not None:
-            return super()._initial_mean()
         return np.zeros(self.groups * self.experts)
 
     def _compute_losses(self, rows: np.ndarray, utilities: np.ndarray) -> np.ndarray:

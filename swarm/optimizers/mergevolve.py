@@ -5,21 +5,15 @@ from typing import ClassVar
 
 import numpy as np
 
+from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.errors import UserError
-from swarm.optimizers.base import (
-    AT_LEAST_ONE,
-    POSITIVE,
-    ROWS,
-    BaseOptimizer,
-    Rule,
-    check_number,
-    freeze_array,
-)
+from swarm.optimizers.base import Optimizer, Particles, Rows, float_arrays, rank_weights
 from swarm.optimizers.random_streams import expert_positions, initial_population
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
-class MergeEvolve(BaseOptimizer):
+class MergeEvolve(Optimizer):
     """An evolution strategy with additive noise that starts from a merged model.
 
     The merged model theta is the sum of the experts with weights softmax(z / tau), where z are the
@@ -55,29 +49,18 @@ class MergeEvolve(BaseOptimizer):
     """
 
     NAME: ClassVar[str] = "mergevolve"
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "samples": (ROWS, "the authors' is 10"),
-        "sigma": (POSITIVE, "the authors' is 0.1"),
-        "alpha": (POSITIVE, "the authors' is 0.1"),
-        "tau": (POSITIVE, "the authors' is 1, and 0.1 for models of 7B"),
-    }
-    ARRAYS: ClassVar[tuple[str, ...]] = ("theta",)
+    ARRAYS: ClassVar[dict[str, type]] = float_arrays("theta")
 
-    particles: int | None = None
-    max_iterations: int = 50
-    samples: int = 10
-    sigma: float = 0.1
-    alpha: float = 0.1
-    tau: float = 1.0
-    merged: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.merged is not None:
-            check_number("merged", self.merged, AT_LEAST_ONE, "null is all rows of the pool")
+    particles: Particles | None = None
+    max_iterations: Positive = 50
+    samples: Rows = 10
+    sigma: PositiveNumber = 0.1
+    alpha: PositiveNumber = 0.1
+    tau: PositiveNumber = 1.0
+    merged: Positive | None = None
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `BaseOptimizer.start`.
+        """See `Optimizer.start`.
 
         Raises:
             UserError: As there, or `merged` exceeds the number of rows of the pool.
@@ -109,7 +92,7 @@ class MergeEvolve(BaseOptimizer):
             if self.iteration == 0
             else self._gradient_step(utilities)
         )
-        self.theta = freeze_array(theta)
+        self.theta = theta
 
     def _merge_experts(self, utilities: np.ndarray) -> np.ndarray:
         """Return the merged model, [G x K], without unmeasured experts."""
@@ -132,20 +115,3 @@ class MergeEvolve(BaseOptimizer):
         noise = (self.positions[found] - self.theta) / self.sigma
         weights = rank_weights(utilities[found])
         return self.theta + self.alpha / (self.sigma * len(found)) * weights @ noise
-
-
-def rank_weights(utilities: np.ndarray) -> np.ndarray:
-    """Return weights [n] of n utilities by rank, which sum to 0.
-
-    max(0, log(n / 2 + 1) - log k) for rank k, normalised to a sum of 1, minus 1 / n (Hansen 2016,
-    arXiv 1604.00772, section 3.3.1, for the shape). Equal utilities share the mean of theirs.
-    """
-    count = len(utilities)
-    weights = np.maximum(0.0, np.log(count / 2 + 1) - np.log(np.arange(1, count + 1)))
-    weights = weights / weights.sum() - 1 / count
-    order = np.argsort(-utilities, kind="stable")
-    _, same = np.unique(utilities[order], return_inverse=True)
-    shared = np.bincount(same, weights) / np.bincount(same)
-    result = np.empty(count)
-    result[order] = shared[same]
-    return result

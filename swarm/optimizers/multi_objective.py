@@ -1,24 +1,23 @@
-"""Multi-objective evolutionary search (NSGA-II, SMS-EMOA) with pymoo's algorithms."""
+"""Multi-objective evolutionary search with pymoo's NSGA-II."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
+from swarm._util.settings import PositiveNumber, Share, checked
 from swarm.errors import UserError, install_command
 from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
-    BOUND_RULES,
     OPTIMIZER_STREAM,
-    POSITIVE,
-    PROBABILITY,
-    SWITCH,
-    BaseOptimizer,
     CoefficientBounds,
-    Rule,
-    freeze_array,
+    High,
+    Low,
+    Optimizer,
+    float_arrays,
 )
 from swarm.optimizers.static_merges import DEFAULT_LAMBDAS, SCALES, static_start_positions
 
@@ -36,9 +35,15 @@ TOTAL_RANGE = (0.5, 2.0)
 """Range of a random mixture's sum of coefficients, with free sums."""
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
-class ParetoSearch(BaseOptimizer):
+class NSGA2Search(Optimizer):
     """A population that approaches the Pareto front of M objectives, each to be maximized.
+
+    NSGA-II (Deb et al. 2002, doi 10.1109/4235.996017): survivors are chosen by non-dominated fronts
+    and then by crowding distance. Parents are chosen by dominance and then crowding, as pymoo does
+    by default; the paper compares ranks first. Probabilities and distribution indices are the
+    paper's.
 
     Generation 0 is the K experts, the base model (position zero) if a constraint refers to it, the
     uniform soup, and mixtures from a uniform Dirichlet distribution. With free sums, static recipes
@@ -72,42 +77,23 @@ class ParetoSearch(BaseOptimizer):
         high: Upper bound of a coefficient.
     """
 
+    NAME: ClassVar[str] = "nsga2"
     LEAST: ClassVar[int] = 4
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "crossover": (PROBABILITY, "0.9 is usual"),
-        "crossover_index": (POSITIVE, "20 is usual, lower values search farther from the parents"),
-        "mutation_index": (POSITIVE, "20 is usual, lower values take longer steps"),
-        "sum_to_one": (SWITCH, "false frees the sum, for pool.space=delta"),
-        **BOUND_RULES,
-    }
-    ARRAYS: ClassVar[tuple[str, ...]] = ("rows", "values", "generations")
+    has_objectives: ClassVar[bool] = True
+    ARRAYS: ClassVar[dict[str, type]] = float_arrays("rows", "values", "generations")
 
-    objectives: Sequence[str] | None = None
-    constraints: Mapping[str, float | str] | None = None
-    crossover: float = 0.9
-    crossover_index: float = 20.0
-    mutation_index: float = 20.0
+    objectives: Annotated[Sequence[str], Field(min_length=1)] | None = None
+    constraints: (
+        Mapping[str, Annotated[float, Field(allow_inf_nan=False)] | Literal["base"]] | None
+    ) = None
+    crossover: Share = 0.9
+    crossover_index: PositiveNumber = 20.0
+    mutation_index: PositiveNumber = 20.0
     sum_to_one: bool = True
-    low: float = -1.0
-    high: float = 2.0
+    low: Low = -1.0
+    high: High = 2.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.names: list[str] | None = None
-        listed = self.objectives is None or (
-            isinstance(self.objectives, Sequence) and not isinstance(self.objectives, str)
-        )
-        if not listed or (self.objectives is not None and not len(self.objectives)):
-            raise UserError(f"""optimizer.objectives={self.objectives}: must be a list of parts of
-                the task, or null for all""")
-        if not isinstance(self.constraints or {}, Mapping):
-            raise UserError(f"""optimizer.constraints={self.constraints}: must be a bound by part,
-                e.g. {{PART: base}} or {{PART: 0.4}}""")
-        for name, bound in self._constraints.items():
-            number = isinstance(bound, int | float) and not isinstance(bound, bool)
-            if bound != BASE_BOUND and not (number and np.isfinite(bound)):
-                raise UserError(f"""optimizer.constraints.{name}={bound}: must be a number, in the
-                    part's own unit, or base""")
+    names: list[str] | None = field(default=None, init=False)
 
     @property
     def needs_base(self) -> bool:
@@ -119,7 +105,7 @@ class ParetoSearch(BaseOptimizer):
         return self.constraints or {}
 
     def name_objectives(self, names: Sequence[str]) -> None:
-        """See `swarm.optimizers.base.MultiObjectiveOptimizer.name_objectives`."""
+        """See `Optimizer.name_objectives`."""
         allowed = ", ".join(names)
         options = {"objectives": self.objectives or (), "constraints": self._constraints}
         for key, given in options.items():
@@ -129,7 +115,7 @@ class ParetoSearch(BaseOptimizer):
         self.names = list(names)
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `BaseOptimizer.start`.
+        """See `Optimizer.start`.
 
         Raises:
             UserError: Also if pymoo is not installed, or `particles` has no room for the base
@@ -147,11 +133,16 @@ class ParetoSearch(BaseOptimizer):
         self._reset_algorithm()
         super().start(experts, seed, groups)
 
-    def tell(self, utilities: np.ndarray, objectives: np.ndarray | None = None) -> None:
-        """See `swarm.optimizers.base.MultiObjectiveOptimizer.tell`.
+    def tell(
+        self,
+        utilities: np.ndarray,
+        stopped: np.ndarray | None = None,
+        objectives: np.ndarray | None = None,
+    ) -> None:
+        """See `Optimizer.tell`.
 
         Raises:
-            ValueError: As `BaseOptimizer.tell`, or not one row of objectives per utility.
+            ValueError: Also if not one row of objectives per utility.
         """
         values = np.asarray(utilities, float)[:, None] if objectives is None else objectives
         if self.names and objectives is None and not np.isfinite(values).any():
@@ -165,13 +156,13 @@ class ParetoSearch(BaseOptimizer):
         super().tell(utilities)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `BaseOptimizer.state_dict`; adds the names of the objectives, and the constraints."""
+        """See `Optimizer.state_dict`; adds the names of the objectives, and the constraints."""
         wanted = None if self.objectives is None else list(self.objectives)
         more = {"names": self.names, "objectives": wanted, "constraints": dict(self._constraints)}
         return {**super().state_dict(), **more}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `BaseOptimizer.load_state_dict`."""
+        """See `Optimizer.load_state_dict`."""
         self.names = state.get("names")
         super().load_state_dict(state)
 
@@ -204,12 +195,10 @@ class ParetoSearch(BaseOptimizer):
     def _update_state(self, utilities: np.ndarray) -> None:
         measured = np.isfinite(utilities) & np.isfinite(self._objective_values).all(axis=1)
         rows, objectives = self.positions[measured], self._objective_values[measured]
-        self.values = freeze_array(
-            np.vstack([self.values, objectives]) if len(self.rows) else objectives
-        )
-        self.rows = freeze_array(np.vstack([self.rows, rows]))
+        self.values = np.vstack([self.values, objectives]) if len(self.rows) else objectives
+        self.rows = np.vstack([self.rows, rows])
         born = np.full(len(rows), float(self.iteration))
-        self.generations = freeze_array(np.append(self.generations, born))
+        self.generations = np.append(self.generations, born)
         self._update_algorithm()
 
     def _restore_state(self) -> None:
@@ -282,7 +271,6 @@ class ParetoSearch(BaseOptimizer):
         from pymoo.core.population import Population
         from pymoo.problems.static import StaticProblem
 
-        losses = self._adapt_losses(losses)
         if self._algorithm is None:
             self._algorithm = self._build_algorithm(losses.shape[1], violations.shape[1])
         problem = self._algorithm.problem
@@ -297,6 +285,7 @@ class ParetoSearch(BaseOptimizer):
 
     def _build_algorithm(self, objectives: int, constraints: int) -> "Algorithm":
         """Return a new algorithm over the box of coefficients."""
+        from pymoo.algorithms.moo.nsga2 import NSGA2
         from pymoo.core.problem import Problem
         from pymoo.core.repair import Repair
         from pymoo.core.termination import NoTermination
@@ -318,7 +307,7 @@ class ParetoSearch(BaseOptimizer):
             xl=np.full(size, self.low),
             xu=np.full(size, self.high),
         )
-        algorithm = self._algorithm_class()(
+        algorithm = NSGA2(
             pop_size=len(self.positions),
             crossover=SBX(prob=self.crossover, eta=self.crossover_index),
             mutation=PM(prob=1.0, eta=self.mutation_index),
@@ -327,49 +316,3 @@ class ParetoSearch(BaseOptimizer):
         # pymoo's default termination stops on convergence; the search has its own end.
         algorithm.setup(problem, termination=NoTermination())
         return algorithm
-
-    def _algorithm_class(self) -> "type[Algorithm]":
-        """Return pymoo's algorithm class."""
-        raise NotImplementedError
-
-    def _adapt_losses(self, losses: np.ndarray) -> np.ndarray:
-        """Return losses [R, M] in the form that the algorithm requires."""
-        return losses
-
-
-@dataclass(kw_only=True, eq=False)
-class NSGA2Search(ParetoSearch):
-    """NSGA-II (Deb et al. 2002, doi 10.1109/4235.996017): non-dominated rank, crowding distance.
-
-    Parents are chosen by dominance and then crowding, as pymoo does by default; the paper compares
-    ranks first. Probabilities and distribution indices are the paper's.
-    """
-
-    NAME: ClassVar[str] = "nsga2"
-
-    def _algorithm_class(self) -> "type[Algorithm]":
-        from pymoo.algorithms.moo.nsga2 import NSGA2
-
-        kind: type[Algorithm] = NSGA2
-        return kind
-
-
-@dataclass(kw_only=True, eq=False)
-class SmsEmoa(ParetoSearch):
-    """SMS-EMOA (Beume et al. 2007, doi 10.1016/j.ejor.2006.08.008): hypervolume contributions.
-
-    Survivors are the positions with the largest hypervolume contribution. The paper replaces one
-    position at a time; here a generation is N offspring, as pymoo's default, so that they are
-    evaluated together. With one objective the utility is duplicated, as pymoo needs two.
-    """
-
-    NAME: ClassVar[str] = "sms_emoa"
-
-    def _algorithm_class(self) -> "type[Algorithm]":
-        from pymoo.algorithms.moo.sms import SMSEMOA
-
-        kind: type[Algorithm] = SMSEMOA
-        return kind
-
-    def _adapt_losses(self, losses: np.ndarray) -> np.ndarray:
-        return np.hstack([losses, losses]) if losses.shape[1] == 1 else losses

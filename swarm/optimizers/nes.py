@@ -5,28 +5,23 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
-    BOUND_RULES,
     OPTIMIZER_STREAM,
-    POSITIVE,
-    SWITCH,
     CoefficientBounds,
-    Rule,
-    check_number,
-    freeze_array,
+    High,
+    Low,
+    Particles,
+    adam_direction,
+    rank_weights,
 )
 from swarm.optimizers.static_merges import WarmStartOptimizer
-
-MOMENTUM, SQUARES, EPSILON = 0.9, 0.99, 1e-8
-"""Adam's two decay rates, and the term that avoids division by zero.
-
-The second rate is below the usual 0.999, as a search has only tens of steps.
-"""
 
 RATES = {"plain": 1.0, "adam": 0.03}
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
 class NaturalEvolution(WarmStartOptimizer):
     """Follows a gradient estimated from pairs of positions m + sigma e and m - sigma e.
@@ -64,35 +59,19 @@ class NaturalEvolution(WarmStartOptimizer):
     """
 
     NAME: ClassVar[str] = "nes"
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "step": (POSITIVE, "0.1 of an expert is a start"),
-        "adapt_step": (SWITCH, "false keeps the step"),
-        **BOUND_RULES,
-    }
-    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"update": ("plain", "adam")}
-    ARRAYS: ClassVar[tuple[str, ...]] = (
-        *WarmStartOptimizer.ARRAYS,
-        "mean",
-        "sigma",
-        "momentum",
-        "second_moment",
-        "steps",
+    ARRAYS: ClassVar[dict[str, type]] = WarmStartOptimizer.ARRAYS | dict.fromkeys(
+        ("mean", "sigma", "moments", "steps"), float
     )
 
-    particles: int | None = None
-    max_iterations: int = 100
-    step: float = 0.1
+    particles: Particles | None = None
+    max_iterations: Positive = 100
+    step: PositiveNumber = 0.1
     adapt_step: bool = True
     update: Literal["plain", "adam"] = "plain"
-    rate: float | None = None
+    rate: PositiveNumber | None = None
     sum_to_one: bool = False
-    low: float = -1.0
-    high: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rate is not None:
-            check_number("rate", self.rate, POSITIVE, "null is 1 for plain and 0.03 for adam")
+    low: Low = -1.0
+    high: High = 2.0
 
     @property
     def is_starting(self) -> bool:
@@ -105,7 +84,7 @@ class NaturalEvolution(WarmStartOptimizer):
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         dimensions = self.groups * (experts - self.sum_to_one)
-        self.mean = self.momentum = self.second_moment = np.zeros(dimensions)
+        self.mean, self.moments = np.zeros(dimensions), np.zeros((2, dimensions))
         self.sigma, self.steps = np.full(dimensions, float(self.step)), np.array(0.0)
         return super()._initial_population(experts, count)
 
@@ -121,35 +100,27 @@ class NaturalEvolution(WarmStartOptimizer):
             self._update_distribution(utilities)
             return
         super()._update_state(utilities)
-        self.mean = freeze_array(self._search_bounds().to_coordinates(self.best_start))
+        self.mean = self._search_bounds().to_coordinates(self.best_start)
 
     def _update_distribution(self, utilities: np.ndarray) -> None:
         pairs = utilities[: 2 * self._pair_count].reshape(-1, 2)
         complete = np.isfinite(pairs).all(axis=1)
         if not complete.any():
             return
-        shaped = shape_by_rank(pairs[complete].ravel()).reshape(-1, 2)
+        shaped = rank_weights(pairs[complete].ravel()).reshape(-1, 2)
         noise = self._draw_noise()[complete]
         direction = (shaped[:, 0] - shaped[:, 1]) @ noise
         if self.update == "adam":
-            self.mean = freeze_array(self.mean + self._learning_rate() * self._adam_step(direction))
+            self.steps = self.steps + 1
+            direction = adam_direction(direction, self.moments, int(self.steps))
         else:
-            self.mean = freeze_array(self.mean + self._learning_rate() * self.sigma * direction)
+            direction = self.sigma * direction
+        self.mean = self.mean + self._learning_rate() * direction
         if self.adapt_step:
             dimensions = len(self.mean)
             rate = (3 + np.log(dimensions)) / (10 * np.sqrt(dimensions))
             spread = shaped.sum(axis=1) @ (noise**2 - 1)
-            self.sigma = freeze_array(self.sigma * np.exp(rate * spread))
-
-    def _adam_step(self, direction: np.ndarray) -> np.ndarray:
-        """Return Adam's step at rate 1, uphill."""
-        self.steps = self.steps + 1
-        self.momentum = freeze_array(MOMENTUM * self.momentum + (1 - MOMENTUM) * direction)
-        self.second_moment = freeze_array(
-            SQUARES * self.second_moment + (1 - SQUARES) * direction**2
-        )
-        mean = self.momentum / (1 - MOMENTUM**self.steps)
-        return mean / (np.sqrt(self.second_moment / (1 - SQUARES**self.steps)) + EPSILON)
+            self.sigma = self.sigma * np.exp(rate * spread)
 
     @property
     def _pair_count(self) -> int:
@@ -168,14 +139,3 @@ class NaturalEvolution(WarmStartOptimizer):
 
     def _search_bounds(self) -> CoefficientBounds:
         return CoefficientBounds(self.experts, self.low, self.high, self.sum_to_one, self.groups)
-
-
-def shape_by_rank(utilities: np.ndarray) -> np.ndarray:
-    """Shape utilities [P] by rank: the better half above 0, with sum 0; ties are equal."""
-    count = len(utilities)
-    weights = np.maximum(0.0, np.log(count / 2 + 1) - np.log(np.arange(1, count + 1)))
-    weights = weights / weights.sum() - 1 / count
-    _, ranks, sizes = np.unique(-utilities, return_inverse=True, return_counts=True)
-    ends = np.cumsum(sizes)
-    sums = np.add.reduceat(weights, ends - sizes)
-    return np.asarray((sums / sizes)[ranks])

@@ -5,12 +5,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers.base import NOT_NEGATIVE, SWITCH, BaseOptimizer, Rule, freeze_array
+from swarm._util.settings import Number, Positive, checked
+from swarm.optimizers.base import Optimizer, Particles, float_arrays
 from swarm.optimizers.random_streams import initial_population
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
-class PSOMerging(BaseOptimizer):
+class PSOMerging(Optimizer):
     """Global-best PSO whose first swarm is the experts, their sparsified copies and the base.
 
     Each particle follows v = w v + c1 r1 (p - x) + c2 r2 (g - x) and x = x + v, with its personal
@@ -44,19 +46,13 @@ class PSOMerging(BaseOptimizer):
     """
 
     NAME: ClassVar[str] = "pso_merging"
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "inertia": (NOT_NEGATIVE, "the paper's is 0.2"),
-        "cognitive": (NOT_NEGATIVE, "the paper's is 2"),
-        "social": (NOT_NEGATIVE, "the paper's is 2"),
-        "base": (SWITCH, "false with pool.base_row=true"),
-    }
-    ARRAYS: ClassVar[tuple[str, ...]] = ("velocities", "own_positions", "own_utilities")
+    ARRAYS: ClassVar[dict[str, type]] = float_arrays("velocities", "own_positions", "own_utilities")
 
-    particles: int | None = None
-    max_iterations: int = 5
-    inertia: float = 0.2
-    cognitive: float = 2.0
-    social: float = 2.0
+    particles: Particles | None = None
+    max_iterations: Positive = 5
+    inertia: Number = 0.2
+    cognitive: Number = 2.0
+    social: Number = 2.0
     base: bool = True
 
     def _population_size(self, experts: int) -> int:
@@ -76,7 +72,7 @@ class PSOMerging(BaseOptimizer):
         personal = np.where(np.isnan(self.own_utilities)[:, None], x, self.own_positions)
         velocities = self.inertia * self.velocities
         velocities += self.cognitive * r[0] * (personal - x) + self.social * r[1] * (best - x)
-        self.velocities = freeze_array(velocities)
+        self.velocities = velocities
         return (x + velocities)[self._proposal_rows(len(x))]
 
     def _proposal_rows(self, count: int) -> np.ndarray:
@@ -85,11 +81,9 @@ class PSOMerging(BaseOptimizer):
 
     def _update_state(self, utilities: np.ndarray) -> None:
         better = np.isfinite(utilities) & ~(utilities <= self.own_utilities)
-        self.own_positions = freeze_array(
-            np.where(better[:, None], self.positions, self.own_positions)
-        )
+        self.own_positions = np.where(better[:, None], self.positions, self.own_positions)
         best = np.where(better, utilities, self.own_utilities)
-        self.own_utilities = freeze_array(best)
+        self.own_utilities = best
 
     def _best_positions(self) -> np.ndarray:
         """Return the swarm's best, [G x K]; without one each particle's position, [N, G x K]."""

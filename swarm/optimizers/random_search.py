@@ -5,12 +5,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from swarm._util.settings import PositiveNumber, checked
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import POSITIVE, SWITCH, BaseOptimizer, Rule
+from swarm.optimizers.base import Optimizer
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
-class RandomSearch(BaseOptimizer):
+class RandomSearch(Optimizer):
     """Samples from a Dirichlet distribution over the simplex of the experts, or a scaled simplex.
 
     Every group of modules is sampled independently.
@@ -25,17 +27,11 @@ class RandomSearch(BaseOptimizer):
     """
 
     NAME: ClassVar[str] = "random"
-    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "concentration": (POSITIVE, "1 is uniform"),
-        "reach": (POSITIVE, "1 is the simplex of the experts, 2 twice that size"),
-        "sum_to_one": (SWITCH, "false draws the sum, too"),
-        "greatest_sum": (POSITIVE, "2 is twice the uniform soup"),
-    }
 
-    concentration: float = 1.0
-    reach: float = 1.0
+    concentration: PositiveNumber = 1.0
+    reach: PositiveNumber = 1.0
     sum_to_one: bool = True
-    greatest_sum: float = 2.0
+    greatest_sum: PositiveNumber = 2.0
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         return np.vstack(

@@ -1,7 +1,5 @@
 """Counter-based random numbers, and the initial population of a search drawn with them."""
 
-from typing import Literal
-
 import numpy as np
 
 WEIGHTS, CROSSOVER, PARTNER, DROP_ITERATION, DROP_PARTICLE = range(5)
@@ -24,21 +22,20 @@ def initial_population(
     particles: int,
     seed: int,
     maximum: float = 1.0,
-    parents: Literal["experts", "everyone"] = "experts",
+    children_are_parents: bool = False,
     groups: int = 1,
 ) -> np.ndarray:
     """Return starting positions [particles, groups x experts]: experts, then crossover children.
 
     A child is t * a + (1 - t) * b with t ~ U(0, maximum) and two different parents: experts, as in
-    Model Swarms (its "populate"), or also earlier children (`everyone`), as in its code. Above a
-    maximum of 1 a child can be beyond parent a instead of between the two. Every group draws its
-    own t.
+    Model Swarms (its "populate"), or also earlier children, as in its code. Above a maximum of 1 a
+    child can be beyond parent a instead of between the two. Every group draws its own t.
     """
     rows = np.zeros((particles, groups * experts))
     rows[:experts] = expert_positions(experts, groups)
     for child in range(experts, particles):
         draw = counter_rng(seed, 0, child, CROSSOVER)
-        first, second = sample_pair(experts if parents == "experts" else child, draw)
+        first, second = sample_pair(child if children_are_parents else experts, draw)
         t = np.repeat(maximum * draw.random(groups), experts)
         rows[child] = t * rows[first] + (1.0 - t) * rows[second]
     return rows

@@ -4,22 +4,16 @@ Recipes need no search; their positions are scored as any other.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
+from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.errors import UserError
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import (
-    POSITIVE,
-    SWITCH,
-    BaseOptimizer,
-    HistoryOptimizer,
-    Rule,
-    check_number,
-    freeze_array,
-)
+from swarm.optimizers.base import HistoryOptimizer, Optimizer, Particles, float_arrays, to_json_list
 
 SCALES = (1.0, 1.5, 0.5, 2.0)
 """Factors of a recipe, the most promising first, so that a list may be cut at its end."""
@@ -32,6 +26,8 @@ DEFAULT_LAMBDAS = (0.3,)
 
 BEST_COUNTS = (2, 3)
 """Sizes of the soups of the best experts."""
+
+Scales = Sequence[PositiveNumber]
 
 StartPositions = tuple[list[str], np.ndarray]
 """Labels [M] and positions [M, G x K]."""
@@ -121,18 +117,6 @@ def weighted_soup(utilities: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def check_scales(name: str, scales: Any) -> None:
-    """Check an option that lists scales.
-
-    Raises:
-        UserError: It is not a list of numbers above 0.
-    """
-    if isinstance(scales, str) or not isinstance(scales, Sequence):
-        raise UserError(f"optimizer.{name}={scales!r}: must be a list of numbers above 0")
-    for scale in scales:
-        check_number(name, scale, POSITIVE, "each; [] for none")
-
-
 def _membership_vector(members: Sequence[int] | range | np.ndarray, experts: int) -> np.ndarray:
     ones = np.zeros(experts)
     ones[list(members)] = 1.0
@@ -164,8 +148,6 @@ class WarmStartOptimizer(HistoryOptimizer):
     mixtures, scaled too. Without scales the first ask is `_initial_positions` of the subclass.
 
     `start_count` is the number of measured positions, the first of `rows`, of the start.
-    `begin_at`, set before `start`, is the index of an expert around which the search starts
-    instead: then no recipe is evaluated, and nothing besides the experts in the first ask.
 
     Args:
         sum_to_one: Positions sum to 1 in each group; false frees the sums.
@@ -173,60 +155,44 @@ class WarmStartOptimizer(HistoryOptimizer):
     """
 
     sum_to_one: bool = True
-    start_scales: Sequence[float] | None = None
-    begin_at: int | None = field(default=None, init=False)
+    start_scales: Scales | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("sum_to_one", self.sum_to_one, SWITCH, "false frees the sum")
-        if self.start_scales is not None:
-            check_scales("start_scales", self.start_scales)
-            if self.start_scales and self.sum_to_one:
-                raise UserError(f"""optimizer.start_scales={[*self.start_scales]}: scaled recipes do
-                    not sum to 1; set optimizer.sum_to_one=false, or start_scales=null""")
+        if self.start_scales and self.sum_to_one:
+            raise UserError(f"""optimizer.start_scales={[*self.start_scales]}: scaled recipes do not
+                sum to 1; set optimizer.sum_to_one=false, or start_scales=null""")
 
     @property
     def active_scales(self) -> Sequence[float]:
         """The factors that apply; empty if the search does not start with recipes."""
-        if self.begin_at is not None:
-            return ()
         if self.start_scales is None:
             return () if self.sum_to_one else FEW_SCALES
         return self.start_scales
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `BaseOptimizer.start`."""
+        """See `Optimizer.start`."""
         self.expert_utilities, self.start_count = np.full(experts, np.nan), 0
         super().start(experts, seed, groups)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `BaseOptimizer.state_dict`; with a warm start also the state of that start."""
-        if not self._has_start:
+        """See `Optimizer.state_dict`; with a warm start also the state of that start."""
+        if not self.active_scales:
             return super().state_dict()
-        known = [None if np.isnan(u) else u for u in self.expert_utilities.tolist()]
+        known = to_json_list(self.expert_utilities)
         return {**super().state_dict(), "start_count": self.start_count, "expert_utilities": known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `BaseOptimizer.load_state_dict`."""
+        """See `Optimizer.load_state_dict`."""
         self.start_count = state.get("start_count", 0)
         self.expert_utilities = np.array(state.get("expert_utilities", []), float)
         super().load_state_dict(state)
 
-    @property
-    def _has_start(self) -> bool:
-        """True if the first asks are a start, distinct from the subclass's proposals."""
-        return self.begin_at is not None or bool(self.active_scales)
-
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
-        if self.begin_at is not None:
-            self.evaluate[experts:] = False
-            known = random_streams.expert_positions(experts, self.groups)
-            return np.vstack([known, np.repeat(known[:1], count - experts, axis=0)])
         if not self.active_scales:
             return self._initial_positions(experts, count)
-        rows = np.vstack(
-            [random_streams.expert_positions(experts, self.groups), self._static_positions()]
-        )[:count]
+        known = random_streams.expert_positions(experts, self.groups)
+        rows = np.vstack([known, self._static_positions()])[:count]
         draw = self._iteration_rng()
         more = random_streams.sample_mixtures(draw, count - len(rows), experts, self.groups)
         return np.vstack([rows, draw.choice(self.active_scales, size=(len(more), 1)) * more])
@@ -237,24 +203,23 @@ class WarmStartOptimizer(HistoryOptimizer):
 
     def _update_state(self, utilities: np.ndarray) -> None:
         if self.iteration == 0:
-            self.expert_utilities = freeze_array(utilities[: self.experts].copy())
+            self.expert_utilities = utilities[: self.experts].copy()
         super()._update_state(utilities)
         if self.is_starting:
             self.start_count = len(self.rows)
 
     @property
     def is_starting(self) -> bool:
-        """True if the last ask belongs to the start."""
-        return self._has_start and (self.iteration == 0 or len(self._start_positions()) > 0)
+        """True if the last ask belongs to the start, distinct from the subclass's proposals."""
+        recipes = bool(self.active_scales)
+        return recipes and (self.iteration == 0 or len(self._start_positions()) > 0)
 
     @property
     def best_start(self) -> np.ndarray:
         """The best position of the start, [G x K]; the uniform soup if none was measured."""
-        if self.begin_at is not None:
-            return random_streams.expert_positions(self.experts, self.groups)[self.begin_at]
         if not self.start_count:
             return np.full(self.groups * self.experts, 1 / self.experts)
-        return self.rows[np.argmax(self.utilities[: self.start_count])]
+        return np.asarray(self.rows[np.argmax(self.utilities[: self.start_count])])
 
     def _static_positions(self) -> np.ndarray:
         return static_start_positions(self.experts, self.groups, self.active_scales)[1]
@@ -282,8 +247,9 @@ EXPERT, UNIFORM, WEIGHTED, GREEDY = "expert", "uniform soup", "weighted soup", "
 ARITHMETIC = "task arithmetic {:g}"
 
 
+@checked("optimizer")
 @dataclass(kw_only=True, eq=False)
-class StaticMerges(BaseOptimizer):
+class StaticMerges(Optimizer):
     """Scores the experts, then static recipes of them, and ends.
 
     - Best single: the experts themselves; all K rows of the pool are scored.
@@ -309,25 +275,15 @@ class StaticMerges(BaseOptimizer):
     """
 
     NAME: ClassVar[str] = "recipes"
-    ARRAYS: ClassVar[tuple[str, ...]] = ("rows", "utilities")
+    ARRAYS: ClassVar[dict[str, type]] = float_arrays("rows", "utilities")
 
-    particles: int | None = None
-    max_iterations: int = 100
-    lambdas: Sequence[float] = (0.2, 0.3, 0.5)
-    among: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.lambdas, str) or not isinstance(self.lambdas, Sequence):
-            raise UserError(f"optimizer.lambdas={self.lambdas!r}: must be a list of numbers")
-        for factor in self.lambdas:
-            check_number("lambdas", factor, POSITIVE, "each; [] omits task arithmetic")
-        if self.among is not None:
-            enough: Rule = (int, lambda value: value >= 2, "an integer, 2 or more")
-            check_number("among", self.among, enough, "null merges all rows of the pool")
+    particles: Particles | None = None
+    max_iterations: Positive = 100
+    lambdas: Scales = (0.2, 0.3, 0.5)
+    among: Annotated[int, Field(ge=2)] | None = None
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `BaseOptimizer.start`.
+        """See `Optimizer.start`.
 
         Raises:
             UserError: Also if the pool has fewer rows than are to be merged.
@@ -345,11 +301,11 @@ class StaticMerges(BaseOptimizer):
         return super().stop_reason()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `BaseOptimizer.state_dict`."""
+        """See `Optimizer.state_dict`."""
         return {**super().state_dict(), "labels": self.labels}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `BaseOptimizer.load_state_dict`."""
+        """See `Optimizer.load_state_dict`."""
         super().load_state_dict(state)
         self.labels = list(state["labels"])
 
@@ -371,32 +327,28 @@ class StaticMerges(BaseOptimizer):
         return self.rows[known:]
 
     def _update_state(self, utilities: np.ndarray) -> None:
-        self.utilities = freeze_array(np.append(self.utilities, utilities[self.evaluate]))
+        self.utilities = np.append(self.utilities, utilities[self.evaluate])
 
     def _add_merges(self, proposed: list[tuple[str, np.ndarray]]) -> None:
         for label, mix in proposed:
             self.labels = [*self.labels, label]
-            self.rows = freeze_array(np.vstack([self.rows, np.tile(mix, self.groups)]))
+            self.rows = np.vstack([self.rows, np.tile(mix, self.groups)])
 
     def _plan_merges(self) -> list[tuple[str, np.ndarray]]:
         """Return labels and coefficients [K] of the next recipes, without those already asked."""
-        ones = self._indicator_vector(range(self._merged_count()))
+        ones = _membership_vector(range(self._merged_count()), self.experts)
         fixed = [(UNIFORM, ones / ones.sum())]
         fixed += [(ARITHMETIC.format(factor), factor * ones) for factor in self.lambdas]
         scores = self.utilities[: self._merged_count()]
         if np.isfinite(scores).any():
-            fixed.append((WEIGHTED, self._weighted_soup(scores)))
+            weights = np.pad(weighted_soup(scores), (0, self.experts - len(scores)))
+            fixed.append((WEIGHTED, weights))
         plan = [one for one in fixed if one[0] not in self.labels]
         soup, candidate = self._greedy_soup()
         if candidate is not None:
-            members = self._indicator_vector([*soup, candidate])
+            members = _membership_vector([*soup, candidate], self.experts)
             plan.insert(0, (GREEDY, members / members.sum()))
         return plan
-
-    def _weighted_soup(self, scores: np.ndarray) -> np.ndarray:
-        weights = np.zeros(self.experts)
-        weights[: len(scores)] = weighted_soup(scores)
-        return weights
 
     def _greedy_soup(self) -> tuple[list[int], int | None]:
         """Return the members of the greedy soup so far, and the next expert to try, if any."""
@@ -416,11 +368,6 @@ class StaticMerges(BaseOptimizer):
             if utility >= best:
                 soup, best = [*soup, candidate], utility
         return soup, None
-
-    def _indicator_vector(self, members: Sequence[int]) -> np.ndarray:
-        ones = np.zeros(self.experts)
-        ones[list(members)] = 1.0
-        return ones
 
     def _merged_count(self) -> int:
         return self.among or self.experts

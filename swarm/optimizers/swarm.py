@@ -1,0 +1,380 @@
+"""The default swarm: the paper's, with soups, a gradient term, and one adapter per kind of prompt.
+
+Also `GradientDescent`, a swarm of one particle that moves by the gradient term alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from swarm._util.settings import Count, Number, Positive, checked
+from swarm.errors import UserError
+from swarm.optimizers.base import Descending, DescentPlan, freeze_array, to_json_list
+from swarm.optimizers.gradient import Descent
+from swarm.optimizers.pso import ParticleSwarm
+
+SOUP_SCALES = (1.5, 1.0, 2.0, 0.5, 3.0)
+"""Sums of the coefficients of the uniform soups that a swarm starts with, the likeliest first."""
+
+ACTIVE_POSITIONS, MAX_ACTIVE = 25, 4
+"""Positions in the budget per descending particle, and the maximum number of such particles.
+
+Four iterations of 20 steps of 8 items, at 3 prompts per item, and of an evaluation on 80 items cost
+28 positions.
+"""
+
+NORM_LIMIT = 4.0
+"""Multiple of the median norm from which an expert counts less in soups and moves less."""
+
+Coefficient = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def damp_huge_updates(norms: Sequence[float]) -> np.ndarray:
+    """Return factors [K] of the experts' coefficients in soups and of all their moves.
+
+    They are 1 up to `NORM_LIMIT` times the median norm of all updates, and beyond it fall with the
+    square of the norm, as the curvature of the loss along a coefficient grows with it. Two experts
+    have no usual norm.
+
+    Args:
+        norms: Frobenius norm of each expert's update; 0 is no update.
+    """
+    values = np.array(norms, dtype=float)
+    positive = values[values > 0]
+    if len(positive) < 3:
+        return np.ones(len(values))
+    limit = NORM_LIMIT * np.median(positive)
+    return np.asarray((limit / np.maximum(limit, values)) ** 2)
+
+
+@checked("optimizer")
+@dataclass(kw_only=True, eq=False)
+class MemeticSwarm(ParticleSwarm):
+    """A particle swarm whose particles also move down the gradient of the gold answers' loss.
+
+    The fifth term of the velocity is w_d d / lambda, where d is the displacement by the particle's
+    own descent (`swarm.optimizers.gradient`) and lambda the step length, so that the position moves
+    by w_d d whatever the step length is. With soups=0, active=None and descent=None it is the
+    paper's swarm.
+
+    A black box (`SearchResources.black_box`) has no gold answers, and the loss is that of reference
+    texts. The descent is then a mutation: all particles move as without it, and the best ones by
+    personal utility also descend. If the utility of such a particle is no new personal best, its
+    rate halves, so that a loss that does not serve the utility ends after four descents of each.
+
+    With R routes of prompts (`SearchResources.routes`) the first iteration is followed by one that
+    evaluates a single position, composed of the best of the first iteration on each route.
+
+    Args:
+        soups: Number of particles after the experts that start as uniform soups, with coefficients
+            that sum to `SOUP_SCALES`; sums are free from then on. 0 is the paper.
+        starts: Further positions to start from, after the soups: K coefficients each, in the order
+            of the pool's experts, the same in all groups. None is none.
+        active: Number of particles that move and are evaluated, the best after the first iteration
+            (with a gradient term by the loss of some items, else by utility); the others do not
+            move. None is all of them. "auto" is all of them without a gradient term, and with it
+            one for each `ACTIVE_POSITIONS` that the budget allows after the first iteration, at
+            most `MAX_ACTIVE`.
+        descent: The gradient term of the velocity; None is none, as in the paper.
+
+    Attributes:
+        moving: [N] bool, the particles that still move.
+        mutated: [N] bool, particles displaced by a descent whose loss is not the utility.
+        composed: Index of the particle composed of the best on each route, if any.
+    """
+
+    ARRAYS: ClassVar[dict[str, type]] = ParticleSwarm.ARRAYS | {"moving": bool}
+
+    soups: Annotated[int, Field(ge=0, le=len(SOUP_SCALES))] = 1
+    starts: list[Annotated[list[Coefficient], Field(min_length=1)]] | None = None
+    active: Positive | Literal["auto"] | None = "auto"
+    descent: Descent | None = field(default_factory=Descent)
+
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
+        """See `ParticleSwarm.start`.
+
+        Raises:
+            UserError: Also if there are fewer particles than experts, soups and `starts`.
+        """
+        starts, routes = self.starts or [], self.resources.routes
+        if wrong := [len(row) for row in starts if len(row) != experts]:
+            raise UserError(f"""optimizer.starts: a position has {wrong[0]} coefficients, and the
+                pool has {experts} experts; give one per expert""")
+        least = self._population_size(experts)
+        count = least if self.particles is None else self.particles
+        if starts and count < least:
+            routed = " and the best of each route" if routes > 1 else ""
+            raise UserError(f"""optimizer.particles={count}: must be at least {least}, for
+                {experts} experts, {self.soups} soups and {len(starts)} starts{routed}; null is
+                that""")
+        reader = self.resources.norms if self.soups or self.descent is not None else None
+        damping = np.ones(experts) if reader is None else damp_huge_updates(reader())
+        self._damping = np.tile(damping, groups)
+        self.composed = count - 1 if routes > 1 and count >= least else None
+        self._by_route: np.ndarray | None = None
+        self._kinds = np.arange(routes)
+        self._displacements: np.ndarray | None = None
+        super().start(experts, seed, groups)
+        self.moving, self.mutated = np.ones(count, bool), np.zeros(count, bool)
+        if self.descent is not None:
+            self.descent.start(count, groups, experts, self.seed, damping, routes)
+        if self.composed is not None:
+            self.velocities[self.composed] = 0.0
+            self.evaluate[self.composed] = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Optimizer.state_dict`."""
+        state = super().state_dict()
+        if self.mutated.any():
+            state["mutated"] = self.mutated.tolist()
+        if self.resources.routes > 1:
+            state |= {"composed": self.composed, "kinds": self._kinds.tolist()}
+        if self._by_route is not None and not self.iteration:
+            state["by_route"] = to_json_list(self._by_route)
+        if (self._damping < 1).any():
+            state["damping"] = self._damping.tolist()
+        if self.descent is not None:
+            state["descent"] = self.descent.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Optimizer.load_state_dict`."""
+        super().load_state_dict(state)
+        self._displacements = None
+        self.mutated = np.array(state.get("mutated", np.zeros(len(self.evaluate))), dtype=bool)
+        self.composed = state.get("composed")
+        self._by_route = np.array(state["by_route"], float) if "by_route" in state else None
+        self._kinds = np.array(state.get("kinds", range(self.resources.routes)))
+        self._damping = np.array(state.get("damping", np.ones(self.positions.shape[1])))
+        if self.descent is not None:
+            self.descent.step_scales = self._damping[: self.experts]
+            self.descent.load_state_dict(state["descent"], self.groups, self.seed, self._kinds)
+
+    # The start.
+
+    def _can_move(self) -> bool:
+        return super()._can_move() or self.descent is not None
+
+    def _population_size(self, experts: int) -> int:
+        routed = self.resources.routes > 1
+        return experts + self.soups + len(self.starts or ()) + routed
+
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        """Return [N, G x K]: the experts, uniform soups, `starts`, then crossover children."""
+        rows = super()._initial_population(experts, count)
+        damping = self._damping[:experts]
+        for row, scale in zip(rows[experts : experts + self.soups], SOUP_SCALES, strict=False):
+            row[:] = np.tile(scale * damping / damping.sum(), self.groups)
+        for row, start in zip(rows[experts + self.soups :], self.starts or [], strict=False):
+            row[:] = np.tile(start, self.groups)
+        return rows
+
+    @property
+    def last_start(self) -> int:
+        """The last iteration of the start: 1 evaluates the best of each route."""
+        return 0 if self.composed is None else 1
+
+    # Moving.
+
+    @property
+    def new_rows(self) -> int:
+        """See `Optimizer.new_rows`."""
+        return min(len(self.positions), self.most_active or len(self.positions))
+
+    @property
+    def most_active(self) -> int | None:
+        """Number of particles that move after the first iteration; None is all of them."""
+        if self.active != "auto":
+            return self.active
+        if self.descent is None or not self.resources.gradients or self.resources.black_box:
+            return None
+        return self._affordable_descents()
+
+    @property
+    def most_descending(self) -> int | None:
+        """Number of particles that descend between two iterations; None is all that move."""
+        return self._affordable_descents() if self.resources.black_box else None
+
+    def _affordable_descents(self) -> int:
+        if self.resources.positions is None:
+            return MAX_ACTIVE
+        remaining = self.resources.positions - len(self.positions)
+        return max(1, min(MAX_ACTIVE, remaining // ACTIVE_POSITIONS))
+
+    @property
+    def damped_experts(self) -> list[int]:
+        """See `Optimizer.damped_experts`."""
+        return np.flatnonzero(self._damping[: self.experts] < 1).tolist()
+
+    def _advance(self) -> None:
+        if self.iteration <= self.last_start:
+            self._compose_routes()
+            return
+        before = self.positions, self.velocities, self.cooling
+        super()._advance()
+        mask, shape = self.moving[:, None], before[0].shape
+        moved = self.positions.reshape(len(mask), len(self._kinds), -1)[:, self._kinds]
+        self.positions = freeze_array(np.where(mask, moved.reshape(shape), before[0]))
+        self.velocities = np.where(mask, self.velocities, before[1])
+        self.cooling = np.where(self.moving, self.cooling, before[2])
+        self.restarted = self.restarted & self.moving
+        self.evaluate = self.evaluate & self.moving
+        self.mutated = np.zeros(len(mask), bool)
+        if self._displacements is not None and self.resources.black_box:
+            self.mutated = self.evaluate & (np.abs(self._displacements).max(axis=1) > 0)
+        self._displacements = None
+
+    def _update_velocities(self, x: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """v <- damping * (the paper's v) + w_d d / lambda."""
+        v = self._damping * super()._update_velocities(x, v)
+        if self.descent is not None and self._displacements is not None:
+            v = v + self.descent.weight * self._displacements / self.current_step_length
+        return v
+
+    def _update_state(self, utilities: np.ndarray) -> None:
+        super()._update_state(utilities)
+        if self.composed is not None and self.iteration <= self.last_start:
+            self.velocities[self.composed] = 0.0
+        if self.descent is not None:
+            failed = self.mutated & (np.isfinite(utilities) | self.stopped) & (self.stale > 0)
+            for particle in np.flatnonzero(failed):
+                self.descent.halve_rate(int(particle))
+        if self.iteration == self.last_start:
+            best = self.personal_utilities
+            self._keep_moving(np.where(np.isnan(best), np.inf, -best), self.most_active)
+
+    def _keep_moving(self, losses: np.ndarray, count: int | None) -> None:
+        """Let the `count` particles with the lowest losses [N] move on."""
+        rank = np.argsort(losses, kind="stable")
+        self.moving = np.isin(np.arange(len(losses)), rank[:count])
+
+    def _counts_stale(self) -> np.ndarray | bool:
+        return self.moving & super()._counts_stale()
+
+    # The gradient term.
+
+    @property
+    def needs_gradients(self) -> bool | None:
+        """See `Optimizer.needs_gradients`."""
+        return None if self.descent is None else self.descent.required
+
+    def plan_descent(self, items: int) -> DescentPlan | None:
+        """See `Optimizer.plan_descent`."""
+        if self.descent is None:
+            return None
+        rows, limits = len(self.positions), (self.most_active, self.most_descending)
+        count = min(rows, *(one for one in limits if one)) if any(limits) else rows
+        held = round(self.descent.holdout * items)
+        ranked = rows * self.descent.batch if self.most_active else 0
+        return DescentPlan(count, self.descent.steps, self.descent.batch, held, ranked)
+
+    def items_without_gradient(self, items: int) -> tuple[int, ...]:
+        """See `Optimizer.items_without_gradient`."""
+        return () if self.descent is None else self.descent.items_without_gradient(items)
+
+    def descend(self, items: int) -> Descending:
+        """Compute the displacements of the particles that move next."""
+        if self.descent is None or not self.has_utilities or self.iteration < self.last_start:
+            return
+        by_loss = self.iteration == self.last_start and not self.resources.black_box
+        if by_loss and self.most_active is not None:
+            losses = yield from self.descent.evaluate_losses(self.positions, items)
+            self._keep_moving(losses, self.most_active)
+        particles = self._descending_particles()
+        start = self._apply_restarts(self._stray_particles())[0][particles]
+        self._displacements = np.zeros_like(self.positions)
+        try:
+            ends = yield from self.descent.descend(start, particles, items)
+        except GeneratorExit:
+            # Closed by the budget: one evaluation is left, to be spent on the positions reached so
+            # far.
+            self._displacements[particles] = self.descent.reached - start
+            raise
+        self._displacements[particles] = ends - start
+
+    def _descending_particles(self) -> list[int]:
+        """Return the particles that descend before the next iteration, in ascending order."""
+        moving = [int(i) for i in np.flatnonzero(self.moving)]
+        if self.descent is None or self.most_descending is None:
+            return moving
+        u = self.personal_utilities
+        able = [i for i in moving if not self.descent.rests(i) and not np.isnan(u[i])]
+        return sorted(sorted(able, key=lambda i: -u[i])[: self.most_descending])
+
+    # Kinds of prompts.
+
+    @property
+    def composes_routes(self) -> bool:
+        """See `Optimizer.composes_routes`."""
+        return self.soups > 0
+
+    @property
+    def composes_next(self) -> bool:
+        """See `Optimizer.composes_next`."""
+        return self.composed is not None and not self.iteration and self.has_utilities
+
+    def tell_routes(self, values: np.ndarray) -> None:
+        """See `Optimizer.tell_routes`."""
+        if self.composed is not None:
+            self._by_route = values
+
+    def _compose_routes(self) -> None:
+        """Set the last particle to the best of the first iteration on each route.
+
+        Equally good positions are chosen by their utility on all routes, then the last of them: a
+        soup, whose loss is lower than that of an expert which has learnt something else. Routes
+        with the same best are one kind from here on: their coefficients remain equal.
+        """
+        assert self._by_route is not None and self.composed is not None
+        x = self.positions.copy()
+        rows = x.reshape(len(x), self._by_route.shape[1], -1)
+        u = np.where(np.isnan(self.personal_utilities), -np.inf, self.personal_utilities)
+        for route, values in enumerate(self._by_route.T):
+            known = np.where(np.isnan(values), -np.inf, values)
+            rows[self.composed, route] = rows[np.lexsort((np.arange(len(u)), u, known))[-1], route]
+        best = rows[self.composed]
+        _, first, inverse = np.unique(best, axis=0, return_index=True, return_inverse=True)
+        self._kinds = first[inverse.reshape(-1)]
+        if self.descent is not None:
+            self.descent.kinds = self._kinds
+        self.positions = freeze_array(x)
+        self.evaluate = np.arange(len(x)) == self.composed
+        self.restarted = np.zeros(len(x), bool)
+
+
+@checked("optimizer")
+@dataclass(kw_only=True, eq=False)
+class GradientDescent(MemeticSwarm):
+    """Gradient descent through the mixing coefficients, with a single particle.
+
+    The best of the experts and of the uniform soups moves by its descent alone, until no evaluation
+    has been better for `patience` iterations.
+    """
+
+    NAME: ClassVar[str] = "gradient"
+
+    max_iterations: Positive = 20
+    patience: Positive = 4
+    descent: Descent | None = field(default_factory=partial(Descent, required=True))
+    # Options that a swarm of one particle does not have.
+    active: Positive | Literal["auto"] | None = field(default=1, init=False)
+    inertia: Number = field(default=0.0, init=False)
+    cognitive: Number = field(default=0.0, init=False)
+    social: Number = field(default=0.0, init=False)
+    repel: Number = field(default=0.0, init=False)
+    weight_randomness: bool = field(default=True, init=False)
+    step_length: Number = field(default=0.5, init=False)
+    step_length_factor: Number = field(default=0.95, init=False)
+    minimum_step_length: Number = field(default=0.1, init=False)
+    starting_velocity: Literal["random", "zero", "best"] = field(default="zero", init=False)
+    restart: bool = field(default=False, init=False)
+    restart_patience: Number = field(default=5, init=False)
+    restart_cool_down: Count = field(default=5, init=False)
+    crossover_maximum: Number = field(default=1.0, init=False)
+    drop_iteration: Number = field(default=0.0, init=False)
+    drop_particle: Number = field(default=0.0, init=False)
+    reference_code: bool = field(default=False, init=False)

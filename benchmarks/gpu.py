@@ -55,7 +55,7 @@ from swarm.engine.hf import HFEngine
 from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.loop.evaluator import Batching
 from swarm.models.base import Example, Request
-from swarm.optimizers.pso import ParticleSwarm
+from swarm.optimizers.swarm import MemeticSwarm
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -896,7 +896,7 @@ def phase_shares(
 
 def step_seconds(work: Workload) -> float:
     """Return the seconds of a step of the particle swarm, with the state as text."""
-    swarm = ParticleSwarm(particles=work.particles, max_iterations=10**9, patience=10**9)
+    swarm = MemeticSwarm(particles=work.particles, max_iterations=10**9, patience=10**9)
     swarm.start(work.experts, 0)
     swarm.ask()
 

@@ -22,7 +22,7 @@ EXPERTS, BUDGETS, NOISE = 10, (60, 220, 1020), 0.035
 SHORT = {"bayes": 60}
 """Budgets beyond which an optimizer takes too long to think."""
 
-NO_BOWLS = {"auto", "gradient", "nsga2", "sms_emoa"}
+NO_BOWLS = {"auto", "gradient", "nsga2"}
 """Optimizers that need gradients, several objectives, or a task to choose by."""
 
 SUM, MANY = 1.5, 60
@@ -32,9 +32,6 @@ FREE = [
     "cmaes optimizer.separable=true optimizer.sum_to_one=false",
     "nes",
     "bayes optimizer.sum_to_one=false optimizer.batch=10",
-    "hierarchical",
-    "hierarchical optimizer@optimizer.optimizer=cmaes optimizer.optimizer.sum_to_one=false "
-    "optimizer.optimizer.separable=true",
 ]
 CASES = ((1, 36), (1, 200), (MANY, 200), (MANY, 1000))
 """Groups and budgets."""

@@ -12,12 +12,12 @@ from swarm.loop.final_evaluation import FinalEvaluation
 from swarm.loop.search_inputs import BASELINE_LABELS
 from swarm.merging.positions import position_label
 from swarm.optimizers.multi_objective import BASE_BOUND
-from swarm.optimizers.pso import SOUP_SCALES
 from swarm.optimizers.static_merges import (
     FEW_SCALES,
     static_start_positions,
     utility_start_positions,
 )
+from swarm.optimizers.swarm import SOUP_SCALES
 from swarm.runs.run_folder import ParticleIndex, RunRecord
 from swarm.runs.verdict import (
     EXPERT,

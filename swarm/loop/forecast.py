@@ -12,7 +12,6 @@ from swarm.errors import UserError
 from swarm.loop.reporter import buffer_log, describe_descent
 from swarm.loop.run import Run
 from swarm.loop.search_inputs import search_identity
-from swarm.optimizers.gradient import plan_descent
 from swarm.pool.pool import Pool
 from swarm.runs.run_reader import RunFolder, find_run_folders
 from swarm.stats.significance import smallest_gain
@@ -48,7 +47,7 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
             items = run.check_inputs()
     start, batch, positions = count_positions(run, items)
     spent, final = positions * items, run.final_items()
-    descent = plan_descent(run.optimizer, items) if run.differentiating is not None else None
+    descent = run.optimizer.plan_descent(items) if run.differentiating else None
     if descent:
         spent += 3 * descent.examples * run.optimizer.max_iterations
     if run.budget.prompts is not None:
@@ -78,12 +77,8 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
 
 def count_positions(run: Run, items: int) -> tuple[int, int, int]:
     """Return the positions of the start, of each later iteration, and of all, at most."""
-    optimizer = getattr(run.optimizer, "inner_optimizer", run.optimizer)
-    start = len(optimizer.ask())
-    active = getattr(optimizer, "most_active", None) or start
-    # An optimizer of gradients alone moves one position; its `batch` is of items.
-    alone = getattr(optimizer, "needs_gradients", None) and not hasattr(optimizer, "descent")
-    batch = 1 if alone else min(start, getattr(optimizer, "batch", start), active)
+    optimizer = run.optimizer
+    start, batch = len(optimizer.ask()), optimizer.new_rows
     total = start + batch * optimizer.max_iterations
     return start, batch, min(total, run.budget.prompts // items) if run.budget.prompts else total
 

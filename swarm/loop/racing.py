@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers.base import MultiObjectiveOptimizer, Optimizer, SupportsEarlyStopping
+from swarm.optimizers.base import Optimizer
 from swarm.optimizers.random_streams import counter_rng
 from swarm.runs.run_folder import RunRecord
 from swarm.stats.significance import is_significantly_worse
@@ -121,7 +121,7 @@ class Racing:
         """
         if self.rule == "off":
             return
-        if not isinstance(optimizer, SupportsEarlyStopping):
+        if not optimizer.can_race:
             raise UserError(
                 f"racing={self.rule}: {type(optimizer).__name__} needs all utilities and has "
                 "no personal bests to race against; use racing=off or optimizer=pso"
@@ -225,26 +225,6 @@ def cannot_beat(values: Sequence[float], items: int, highest: float, best: float
         highest: Highest value that an item can have.
     """
     return fmean([*values, *[highest] * (items - len(values))]) <= best
-
-
-def tell_optimizer(
-    optimizer: Optimizer,
-    utilities: np.ndarray,
-    stopped: Sequence[int],
-    objectives: np.ndarray | None = None,
-) -> None:
-    """Tell an optimizer the utilities [N] and the optional arguments that it accepts.
-
-    Args:
-        stopped: Indices of particles that were stopped.
-        objectives: [N, M]; `None` if the task has no parts, or nothing was measured.
-    """
-    if isinstance(optimizer, MultiObjectiveOptimizer):
-        optimizer.tell(utilities, objectives)
-    elif stopped and isinstance(optimizer, SupportsEarlyStopping):
-        optimizer.tell(utilities, np.isin(np.arange(len(utilities)), stopped))
-    else:
-        optimizer.tell(utilities)
 
 
 def _count_distinct(rows: Sequence[Sequence[float]]) -> int:

@@ -19,7 +19,7 @@ from swarm._util.terminal import format_duration, pluralize
 from swarm.executors import JobResult
 from swarm.loop.live_view import LiveView, format_saved, format_seconds
 from swarm.loop.progress import SearchProgress
-from swarm.optimizers.gradient import DescentPlan
+from swarm.optimizers.base import DescentPlan
 from swarm.runs.lock import RunLock
 from swarm.runs.run_folder import RunRecord
 from swarm.runs.verdict import Verdict

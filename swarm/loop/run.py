@@ -28,7 +28,7 @@ from swarm.loop.evaluator import (
 )
 from swarm.loop.final_evaluation import FINALIST_COUNT, FinalEvaluation, ScoreFn
 from swarm.loop.final_metrics import final_metrics, write_ensemble_yaml
-from swarm.loop.racing import Racing, tell_optimizer
+from swarm.loop.racing import Racing
 from swarm.loop.reporter import RunReporter, buffer_log, flush_log_to
 from swarm.loop.search_inputs import (
     check_run_settings,
@@ -42,13 +42,7 @@ from swarm.loop.search_inputs import (
     start_optimizer,
     validate_baselines,
 )
-from swarm.optimizers.base import (
-    MultiObjectiveOptimizer,
-    Optimizer,
-    SupportsGradients,
-    SupportsRoutes,
-)
-from swarm.optimizers.gradient import items_without_gradient, plan_descent
+from swarm.optimizers.base import Optimizer
 from swarm.optimizers.static_merges import count_static_merges
 from swarm.runs.pareto_front import (
     check_objectives,
@@ -155,7 +149,7 @@ class Run:
         self._item_routes: np.ndarray | None = None
         self._derive_at = self._iteration_began = self._scoring_seconds = 0.0
         self._tested: Counter[str] = Counter()
-        self.differentiating: SupportsGradients | None = None
+        self.differentiating = False
         self.notes: list[str] = []
         self._changed: list[str] = []
 
@@ -266,7 +260,7 @@ class Run:
         self._searched, self._kept = split_dev_holdout(dev, self.confirm, self.seed)
         if isinstance(self.task, RequiresSetup):
             self.task.check()
-        self.differentiating, self.notes, self._item_routes = start_optimizer(
+        self.optimizer, missing, self.notes, self._item_routes = start_optimizer(
             self.optimizer,
             self.task,
             self.pool,
@@ -277,6 +271,7 @@ class Run:
             self.seed,
         )
         self._known = EvaluatedPositions(self.record, self._item_routes, self._routes)
+        self.differentiating = missing is None and self.optimizer.needs_gradients is not None
         check_objectives(self.optimizer, self.task)
         self.racing.check_raceable(self.task, self.optimizer)
         return len(self._searched)
@@ -311,7 +306,7 @@ class Run:
 
     def _limit_reason(self) -> str | None:
         """Return why budget or time ends the search; a position with known answers is free."""
-        if isinstance(self.optimizer, SupportsRoutes) and self.optimizer.composes_next:
+        if self.optimizer.composes_next:
             return None
         if reason := self.budget.exhausted_reason(self.record):
             return reason
@@ -352,13 +347,14 @@ class Run:
         for i, scores in raced.complete_scores().items():
             utilities[i] = self.task.utility(scores)
         objectives = compute_objectives(self.task, raced.complete_scores(), len(positions))
-        if self._item_routes is not None and isinstance(self.optimizer, SupportsRoutes):
+        if self._item_routes is not None:
             self.optimizer.tell_routes(
                 mean_by_route(
                     raced.complete_scores(), self._item_routes, self._routes, len(positions)
                 )
             )
-        tell_optimizer(self.optimizer, utilities, raced.stopped, objectives)
+        stopped = np.isin(np.arange(len(utilities)), raced.stopped)
+        self.optimizer.tell(utilities, stopped, objectives)
         dev = [self.task.items("dev")[index] for index in self._searched]
         rows = {
             i: scores_to_records([dev[p] for p in s], [*s.values()])
@@ -397,10 +393,10 @@ class Run:
     def _answer_gradient_requests(self, number: int) -> dict[str, int]:
         """Answer the optimizer's gradient requests; return the number of examples used, by kind."""
         taken = {"losses_computed": 0, "gradients_computed": 0}
-        if self.differentiating is None or number == 0:
+        if not self.differentiating or number == 0:
             return {}
-        plan = plan_descent(self.optimizer, len(self._searched))
-        descent = self.differentiating.descend(len(self._searched))
+        plan = self.optimizer.plan_descent(len(self._searched))
+        descent = self.optimizer.descend(len(self._searched))
         answers: list[Any] | None = None
         while True:
             try:
@@ -454,7 +450,7 @@ class Run:
             "noise_floor": self.noise_floor,
         }
         # Only multi-objective searches test a front; the key is absent elsewhere, as in older runs.
-        front = self.front if isinstance(self.optimizer, MultiObjectiveOptimizer) else 0
+        front = self.front if self.optimizer.has_objectives else 0
         settings |= {"front": front} if front else {}
         baselines = self._tested_baselines()
         settings |= {"baselines": baselines} if baselines else {}
@@ -468,7 +464,7 @@ class Run:
                 self._start_evaluation,
                 self._searched,
                 self._kept,
-                items_without_gradient(self.optimizer, len(self._searched)),
+                self.optimizer.items_without_gradient(len(self._searched)),
                 self.choose == "kept",
                 self._item_routes,
                 self._routes,
@@ -502,7 +498,7 @@ class Run:
 
         Those are both bests, the baselines, the voters and points of the front.
         """
-        front = self.front if isinstance(self.optimizer, MultiObjectiveOptimizer) else 0
+        front = self.front if self.optimizer.has_objectives else 0
         voters = self.ensemble if getattr(metric_task(self.task), "votes", True) else 0
         return 2 + len(self.applicable_baselines()) + voters + front
 

@@ -19,14 +19,9 @@ from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.loop.evaluator import Budget
 from swarm.loop.prompt_stats import fit_to_context
-from swarm.optimizers.base import (
-    Optimizer,
-    ResourceAware,
-    SearchResources,
-    SupportsGradients,
-    SupportsGroupHierarchy,
-)
-from swarm.optimizers.gradient import MIN_ROUTE_ITEMS, NORM_LIMIT
+from swarm.optimizers.base import Optimizer, SearchResources
+from swarm.optimizers.gradient import MIN_ROUTE_ITEMS
+from swarm.optimizers.swarm import NORM_LIMIT, MemeticSwarm
 from swarm.pool.pool import Pool
 from swarm.tasks.base import (
     HasSources,
@@ -108,15 +103,16 @@ def start_optimizer(
     budget: Budget,
     searched: Sequence[int],
     seed: int,
-) -> tuple[SupportsGradients | None, list[str], np.ndarray | None]:
+) -> tuple[Optimizer, str | None, list[str], np.ndarray | None]:
     """Divide and open the pool, and start the optimizer with what the task offers.
 
     Args:
         searched: Indices of the dev items that the search sees.
 
     Returns:
-        The optimizer if it requests gradients and can have them; lines to print about it; and the
-            route of each searched item, `None` without routes.
+        The started optimizer, which a choosing one has chosen; why it cannot have gradients, if it
+            cannot; lines to print about it; and the route of each searched item, `None` without
+            routes.
 
     Raises:
         UserError: An input is invalid, or the inputs do not go together.
@@ -129,37 +125,31 @@ def start_optimizer(
         black_box=black_box,
         norms=pool.update_norms if isinstance(pool, Pool) else None,
     )
-    if isinstance(optimizer, ResourceAware):
-        optimizer.set_resources(resources)
+    optimizer.set_resources(resources)
     item_routes = None
     if isinstance(pool, Pool):
         item_routes = route_pool(pool, optimizer, task, engine, searched)
         resources = replace(resources, routes=len(pool.router.names) if pool.router else 1)
-        if isinstance(optimizer, ResourceAware):
-            optimizer.set_resources(resources)
-    hierarchical = isinstance(optimizer, SupportsGroupHierarchy)
-    if isinstance(pool, Pool):
+        optimizer.set_resources(resources)
         # A black box has few coefficients: its utilities have to rank the positions.
-        fine = missing is None and not black_box and can_use_gradients(optimizer)
+        fine = missing is None and not black_box and optimizer.needs_gradients is not None
         few = resources.routes > 1 and items < MIN_ROUTE_ITEMS * resources.routes
-        pool.divide((fine and not few) or hierarchical)
+        pool.divide(fine and not few)
     pool.open(model)
     experts = len(pool.names)
     budget.check_experts_fit(experts, items)
-    if isinstance(optimizer, SupportsGroupHierarchy):
-        parents = getattr(pool, "parents", lambda coarse: [0])
-        limit = budget.max_positions if budget.prompts else None
-        optimizer.set_group_hierarchy(parents, limit)
+    optimizer = optimizer.choose(experts * len(pool.groups))
     optimizer.start(experts, seed, len(pool.groups))
+    if missing is not None and optimizer.needs_gradients:
+        raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
     notes = optimizer_notes(optimizer, missing, black_box)
-    if damped := getattr(getattr(optimizer, "inner_optimizer", optimizer), "damped_experts", []):
+    if damped := optimizer.damped_experts:
         notes.append(
             f"the updates of {', '.join(pool.names[k] for k in damped)} are more than "
             f"{NORM_LIMIT:.0f} times as large as the pool's median: they count less in soups and "
             "move less (python -m swarm.pool check; pool.experts leaves experts out)"
         )
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if resources.routes > 1 and getattr(inner, "composed", 0) is None:
+    if resources.routes > 1 and isinstance(optimizer, MemeticSwarm) and optimizer.composed is None:
         notes.append(
             "no particle is composed of the best for each kind of prompt: optimizer.particles is "
             "below one for each expert, soup and start and one more; null is enough"
@@ -170,7 +160,7 @@ def start_optimizer(
             f"separate coefficients for at most {len(pool.router.names)} kinds of prompts, by "
             f"their words: {kinds} (pool.routes=1 searches one adapter for all)"
         )
-    return as_gradient_optimizer(optimizer, missing), notes, item_routes
+    return optimizer, missing, notes, item_routes
 
 
 def route_pool(
@@ -184,7 +174,7 @@ def route_pool(
     Raises:
         UserError: pool.routes asks for several, and the task or the engine cannot have them.
     """
-    composes = getattr(optimizer, "composes_routes", False) and pool.space == "delta"
+    composes = optimizer.composes_routes and pool.space == "delta"
     if not composes and not pool.routed:
         pool.route([], False)
         return None
@@ -233,38 +223,16 @@ def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -
     return None
 
 
-def can_use_gradients(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer can use gradients; it need not be started."""
-    return getattr(optimizer, "needs_gradients", None) is not None
-
-
-def as_gradient_optimizer(optimizer: Optimizer, missing: str | None) -> SupportsGradients | None:
-    """Return the optimizer if it requests gradients and can have them, else `None`.
-
-    Args:
-        missing: Result of `gradients_unavailable_reason`.
-
-    Raises:
-        UserError: The optimizer requires gradients, and they are unavailable.
-    """
-    if not isinstance(optimizer, SupportsGradients) or optimizer.needs_gradients is None:
-        return None
-    if missing is None:
-        return optimizer
-    if optimizer.needs_gradients:
-        raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
-    return None
-
-
 def optimizer_notes(optimizer: Optimizer, missing: str | None, black_box: bool) -> list[str]:
     """Return the lines to print about the optimizer before a search."""
-    unused = black_box and missing is None and not can_use_gradients(optimizer)
-    if reason := getattr(optimizer, "reason", None):
-        unused_texts = "; only optimizer=pso and gradient use the reference texts" * unused
-        return [f"optimizer=auto chooses {reason}{unused_texts}"]
-    if missing and getattr(optimizer, "needs_gradients", None) is False:
+    uses = optimizer.needs_gradients is not None
+    if optimizer.reason:
+        unused = black_box and missing is None and not uses
+        texts = "; only optimizer=pso and gradient use the reference texts" * unused
+        return [f"optimizer=auto chooses {optimizer.reason}{texts}"]
+    if missing and optimizer.needs_gradients is False:
         return [f"the swarm moves without its gradient term: {missing}"]
-    if black_box and missing is None and can_use_gradients(optimizer):
+    if black_box and missing is None and uses:
         return ["the gradient is of the reference texts' loss; the utility decides what is kept"]
     return []
 

@@ -93,22 +93,6 @@ class DescentPlan(NamedTuple):
         """Number of examples with a loss or a gradient."""
         return self.particles * (self.steps * self.batch + self.held_out)
 
-    def count_affordable(self, prompts: float, first: bool) -> tuple[int, int]:
-        """Return the steps per position, and the losses, that a budget allows.
-
-        Args:
-            prompts: Budget in prompt-equivalents: a loss is one, a gradient is three.
-            first: Whether this is the first descent.
-        """
-        ranked = self.ranked if first else 0
-        if prompts < ranked:
-            return 0, 0
-        one = self.particles * 3 * self.batch
-        steps = int(min(self.steps, (prompts - ranked) // one))
-        held = self.particles * self.held_out
-        complete = steps == self.steps and ranked + steps * one + held <= prompts
-        return steps, ranked + held * complete
-
 
 @dataclass(frozen=True, slots=True)
 class SearchResources:
@@ -452,7 +436,8 @@ def rank_weights(utilities: np.ndarray) -> np.ndarray:
     """Return weights [n] of n utilities by rank, which sum to 0; the better half is above 0.
 
     max(0, log(n / 2 + 1) - log k) for rank k, normalised to a sum of 1, minus 1 / n (Hansen 2016,
-    arXiv 1604.00772, section 3.3.1; Wierstra et al. 2014). Equal utilities share the mean of theirs.
+    arXiv 1604.00772, section 3.3.1, and Wierstra et al. 2014, JMLR 15). Equal utilities share the
+    mean of theirs.
     """
     count = len(utilities)
     weights = np.maximum(0.0, np.log(count / 2 + 1) - np.log(np.arange(1, count + 1)))

@@ -142,8 +142,8 @@ class ParticleSwarm(Optimizer):
             ValueError: Also if a stopped particle has a utility, or no personal best.
         """
         u = np.asarray(utilities, dtype=np.float64)
-        short = np.zeros(u.shape, bool) if stopped is None else np.asarray(stopped, dtype=bool)
-        if (short & (np.isfinite(u) | np.isnan(self.personal_utilities))).any():
+        short = np.zeros(len(self.evaluate), bool) if stopped is None else np.asarray(stopped)
+        if short.any() and (short & (np.isfinite(u) | np.isnan(self.personal_utilities))).any():
             raise ValueError("a stopped particle needs a personal best")
         self.stopped = short
         super().tell(u)

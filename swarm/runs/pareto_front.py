@@ -11,8 +11,8 @@ import numpy as np
 from swarm._util.files import write_json
 from swarm.errors import UserError
 from swarm.merging.positions import describe_position
-from swarm.optimizers.base import MultiObjectiveOptimizer, Optimizer
-from swarm.optimizers.multi_objective import BASE_BOUND
+from swarm.optimizers.base import Optimizer
+from swarm.optimizers.multi_objective import BASE_BOUND, NSGA2Search
 from swarm.tasks.base import Score, Task, metric_task
 
 ParticleIndex = tuple[int, int]
@@ -25,9 +25,9 @@ def check_objectives(optimizer: Optimizer, task: Task) -> None:
     Raises:
         UserError: The task has no parts, or an option does not fit them.
     """
-    if not isinstance(optimizer, MultiObjectiveOptimizer):
+    if not isinstance(optimizer, NSGA2Search):
         return
-    kind = getattr(optimizer, "NAME", type(optimizer).__name__)
+    kind = optimizer.NAME
     if not hasattr(task, "subtask_utilities"):
         raise UserError(
             f"optimizer={kind}: task {task.name} has one objective; use task=mixture with two "
@@ -35,7 +35,7 @@ def check_objectives(optimizer: Optimizer, task: Task) -> None:
             "optimizer=pso"
         )
     optimizer.name_objectives(list(getattr(task, "tasks", ())))
-    for name, bound in (getattr(optimizer, "constraints", None) or {}).items():
+    for name, bound in (optimizer.constraints or {}).items():
         if bound != BASE_BOUND and metric_task(task) is not task:
             raise UserError(
                 f"optimizer.constraints.{name}={bound}: a number is ambiguous if the search "

@@ -27,7 +27,7 @@ from swarm.optimizers.cma_es import CMAES
 from swarm.optimizers.genome import Genome
 from swarm.optimizers.gradient import Descent
 from swarm.optimizers.nes import NaturalEvolution
-from swarm.optimizers.pso import ParticleSwarm
+from swarm.optimizers.swarm import MemeticSwarm
 from swarm.pool.pool import Pool
 from swarm.tasks.multiple_choice import MultipleChoice
 
@@ -253,7 +253,7 @@ def test_an_error_cannot_steer_the_terminal() -> None:
 
 @pytest.mark.parametrize("many", [10_001, 10**6, 10**23])
 def test_more_particles_than_an_ask_can_hold_are_refused(many: int) -> None:
-    for made in (ParticleSwarm, CMAES, Genome, NaturalEvolution):
+    for made in (MemeticSwarm, CMAES, Genome, NaturalEvolution):
         with pytest.raises(UserError, match=r"optimizer.particles=\d+: .* at most 10,000"):
             made(particles=many)
     with pytest.raises(UserError, match=r"optimizer.descent.batch=\d+: .* to 10,000"):
@@ -270,7 +270,7 @@ def test_types_that_were_taken_by_their_truth_are_refused(tiny_pool: Path) -> No
     with pytest.raises(UserError, match=r"pool.noise_rows must be at most 1,000"):
         Pool(tiny_pool, noise_rows=99_999_999_999)
     with pytest.raises(UserError, match=r"optimizer.descent=5: must be null, or have the keys"):
-        ParticleSwarm(descent=5)  # type: ignore[arg-type]
+        MemeticSwarm(descent=5)  # type: ignore[arg-type]
     for workers in (True, 0, 1_001, 10**23):
         with pytest.raises(UserError, match=r"executor.workers="):
             ProcessExecutor(workers=workers)

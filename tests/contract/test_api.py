@@ -27,7 +27,7 @@ from swarm.api.functions import find_free_name, split_keys_and_objects
 from swarm.api.overrides import describe_object, to_overrides
 from swarm.api.result import best_indices
 from swarm.models.base import Completion, Request
-from swarm.optimizers.pso import ParticleSwarm
+from swarm.optimizers.swarm import MemeticSwarm
 from swarm.runs.manifest import Manifest, encode_state
 from swarm.runs.run_reader import RunFolder
 
@@ -131,14 +131,14 @@ def test_it_goes_on_with_the_command_lines(
         "ensemble": 0,
         "noise_floor": False,
         "pool": Pool(tiny_pool),
-        "optimizer": ParticleSwarm(**FEW),
+        "optimizer": MemeticSwarm(**FEW),
     }
     assert search(**objects).folder == folder
     assert json.loads((folder / "state.json").read_text())["identity"] == state["identity"]
     with pytest.raises(
         UserError, match=r"contains another search \(optimizer.inertia: 0.2 then, 0.3"
     ):
-        search(**{**objects, "optimizer": ParticleSwarm(inertia=0.3, **FEW)})
+        search(**{**objects, "optimizer": MemeticSwarm(inertia=0.3, **FEW)})
 
 
 def test_the_history(found: Result) -> None:
@@ -227,7 +227,7 @@ def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
         ),
         ({"task": lambda p, a, i: 1.0}, r"task=swarm.api.task\(items, function\)"),
         ({"task": 3}, "task=3: must be the name of an option of conf/task"),
-        ({"optimizer": ParticleSwarm}, "optimizer=<class .* or an object"),
+        ({"optimizer": MemeticSwarm}, "optimizer=<class .* or an object"),
         ({"model": "smolm2"}, "did you mean model=smollm2"),
         ({"pool": ["a/one", "b/two"]}, "adapters of a pool must be in one folder"),
         ({"pool": []}, "pool=.*: must be a folder of adapters, a list"),

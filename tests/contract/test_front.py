@@ -238,7 +238,7 @@ def test_a_swarm_on_a_mixture_has_a_front_too(
     ("more", "words"),
     [
         ({"optimizer": "nsga2"}, "optimizer=nsga2: task mmlu has one objective; use task=mixture"),
-        ({"optimizer": "sms_emoa", "front": -1}, "front=-1: must be an integer"),
+        ({"optimizer": "nsga2", "front": -1}, "front=-1: must be an integer"),
     ],
 )
 def test_what_cannot_be_is_one_line(

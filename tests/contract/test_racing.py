@@ -14,8 +14,9 @@ from hydra import compose, initialize_config_dir
 
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.loop.racing import Incumbent, Racing, cannot_beat, tell_optimizer
-from swarm.optimizers.pso import ParticleSwarm
+from swarm.loop.racing import Incumbent, Racing, cannot_beat
+from swarm.optimizers.random_search import RandomSearch
+from swarm.optimizers.swarm import MemeticSwarm
 from swarm.runs.verdict import read_verdict
 from swarm.search import build_run
 from swarm.stats.significance import is_significantly_worse
@@ -182,23 +183,20 @@ def test_a_mixture_is_refused_in_one_line(
 # --- the rules ---
 
 
-def started() -> ParticleSwarm:
-    swarm = ParticleSwarm(particles=6, repel=0.3)
+def started() -> MemeticSwarm:
+    swarm = MemeticSwarm(particles=6, repel=0.3)
     swarm.start(4, 0)
     return swarm
 
 
 def test_what_cannot_be_raced() -> None:
-    class Ranking:
-        """An optimizer without personal bests."""
-
     parts = Mixture("both", {"a": MultipleChoice("nlgraph"), "b": ExactMatch("gsm8k")})
-    Racing().check_raceable(parts, Ranking())  # type: ignore[arg-type]
+    Racing().check_raceable(parts, RandomSearch())
     for rule in ("exact", "z"):
         with pytest.raises(UserError, match="not the mean"):
             Racing(rule).check_raceable(parts, started())
         with pytest.raises(UserError, match="no personal bests"):
-            Racing(rule).check_raceable(MultipleChoice("nlgraph"), Ranking())  # type: ignore[arg-type]
+            Racing(rule).check_raceable(MultipleChoice("nlgraph"), RandomSearch())
 
     class Reward(ExactMatch):
         highest = None  # type: ignore[assignment]
@@ -358,14 +356,14 @@ def test_the_optimizer_counts_a_stopped_particle_as_stale() -> None:
         each.tell(first)
         each.ask()
     nan = np.nan
-    tell_optimizer(swarm, np.array([nan, nan, nan, nan, nan, 0.5]), (0, 1, 2, 3, 4))
-    tell_optimizer(other, np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.5]), ())
+    swarm.tell(np.array([nan, nan, nan, nan, nan, 0.5]), np.arange(6) < 5)
+    other.tell(np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.5]))
     assert swarm.stale.tolist() == other.stale.tolist() == [1, 1, 1, 1, 1, 0]
     assert (swarm.best_utility, swarm.worst_utility, other.worst_utility) == (0.5, 0.1, 0.0)
     for each in (swarm, other):
         each.ask()
-    tell_optimizer(swarm, np.full(6, nan), (0, 1, 2, 3, 4, 5))
-    tell_optimizer(other, np.full(6, 0.05), ())
+    swarm.tell(np.full(6, nan), np.ones(6, bool))
+    other.tell(np.full(6, 0.05))
     assert (swarm.swarm_stale, swarm.swarm_counted) == (other.swarm_stale, other.swarm_counted)
 
 

@@ -26,7 +26,7 @@ from swarm.executors.inline import InlineExecutor
 from swarm.loop.evaluator import Batching, calibrate_scale
 from swarm.loop.run import Run
 from swarm.models.base import Completion, Message, Request
-from swarm.optimizers.pso import AsynchronousSwarm
+from swarm.optimizers.swarm import MemeticSwarm
 from swarm.pool.pool import Pool
 from swarm.runs.verdict import read_verdict
 from swarm.scorers.hf_model import TextBatcher
@@ -506,7 +506,7 @@ class Letters:
         return [measured(r, len(text)) for r, text in zip(rewards, texts, strict=True)]
 
 
-class Shy(AsynchronousSwarm):
+class Shy(MemeticSwarm):
     """Wants only some rows of its first ask, and some experts are not among them."""
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
@@ -514,7 +514,7 @@ class Shy(AsynchronousSwarm):
         self.evaluate = np.arange(len(self.positions)) % 2 == 1
 
 
-class Backwards(AsynchronousSwarm):
+class Backwards(MemeticSwarm):
     """Begins with the experts in another order."""
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
@@ -522,7 +522,7 @@ class Backwards(AsynchronousSwarm):
         self.positions = self.positions[::-1]
 
 
-def small_search(folder: Path, base: Path, pool: Path, optimizer: AsynchronousSwarm) -> Run:
+def small_search(folder: Path, base: Path, pool: Path, optimizer: MemeticSwarm) -> Run:
     task = RewardModelTask(
         "small", Letters(), "concise", file=str(small_file(folder)), max_new_tokens=8
     )
@@ -537,11 +537,11 @@ def small_search(folder: Path, base: Path, pool: Path, optimizer: AsynchronousSw
     return Run("run", task, *parts, Batching(5, 4), folder=str(folder / "search"))
 
 
-@pytest.mark.parametrize("optimizer", [AsynchronousSwarm, Shy])
+@pytest.mark.parametrize("optimizer", [MemeticSwarm, Shy])
 def test_the_scale_is_that_of_all_experts_whatever_an_optimizer_wants(
-    optimizer: type[AsynchronousSwarm], tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+    optimizer: type[MemeticSwarm], tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
-    swarm = optimizer(particles=7, batch=2, max_iterations=3)
+    swarm = optimizer(particles=7, active=2, soups=0, descent=None, max_iterations=3)
     run = small_search(tmp_path, tiny_llama, tiny_pool, swarm)
     metrics = run.search()
     state, first = run.record.state, searches.answers(run.record.folder, 0)

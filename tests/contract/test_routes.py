@@ -24,7 +24,7 @@ from swarm.merging.positions import describe_position
 from swarm.models.base import Example, Message, Request
 from swarm.optimizers.base import SearchResources
 from swarm.optimizers.gradient import Descent
-from swarm.optimizers.pso import ParticleSwarm
+from swarm.optimizers.swarm import MemeticSwarm
 from swarm.pool.adapter import ROUTER_FILE, read_adapter, read_routed_adapter
 from swarm.pool.pool import Pool
 from swarm.pool.prompt_router import PromptRouter, fit_router, parse_routes, read_router
@@ -263,7 +263,7 @@ def test_a_gradient_is_that_of_each_route(tiny_llama: Path, tiny_pool: Path, spa
 
 
 def test_the_swarm_composes_what_is_best_on_each_route() -> None:
-    swarm = ParticleSwarm(descent=None)
+    swarm = MemeticSwarm(descent=None)
     swarm.set_resources(SearchResources(routes=2))
     swarm.start(3, seed=0, groups=4)
     first = swarm.ask()
@@ -277,7 +277,7 @@ def test_the_swarm_composes_what_is_best_on_each_route() -> None:
     # Route 0: a tie, decided by the utility on all routes. Route 1: the same.
     assert np.array_equal(second[4], np.concatenate([first[3][:6], first[2][6:]]))
     assert np.array_equal(second[:4], first[:4])
-    again = ParticleSwarm(descent=None)
+    again = MemeticSwarm(descent=None)
     again.set_resources(SearchResources(routes=2))
     again.start(3, seed=0, groups=4)
     again.load_state_dict(state)
@@ -292,7 +292,7 @@ def test_the_swarm_composes_what_is_best_on_each_route() -> None:
 def test_routes_with_the_same_best_start_are_one_kind(items: int) -> None:
     """To the last iteration, whatever utilities, slopes and random weights are; resumed as well."""
 
-    def advance(swarm: ParticleSwarm, iteration: int) -> None:
+    def advance(swarm: MemeticSwarm, iteration: int) -> None:
         course = swarm.descend(items)
         draw = np.random.default_rng(iteration)
         with contextlib.suppress(StopIteration):
@@ -309,8 +309,8 @@ def test_routes_with_the_same_best_start_are_one_kind(items: int) -> None:
         swarm.ask()
         swarm.tell(draw.random(5))
 
-    def create() -> ParticleSwarm:
-        swarm = ParticleSwarm(active=None, descent=Descent(steps=3), restart_patience=0.1)
+    def create() -> MemeticSwarm:
+        swarm = MemeticSwarm(active=None, descent=Descent(steps=3), restart_patience=0.1)
         swarm.set_resources(SearchResources(routes=3, gradients=True))
         swarm.start(3, seed=0, groups=6)
         return swarm

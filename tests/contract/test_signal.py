@@ -21,7 +21,7 @@ from swarm.executors.inline import InlineExecutor
 from swarm.loop.evaluator import Batching, Evaluator
 from swarm.loop.racing import Incumbent, Racing
 from swarm.models.base import Completion, Model, Request
-from swarm.optimizers.pso import ParticleSwarm
+from swarm.optimizers.swarm import MemeticSwarm
 from swarm.pool.pool import Pool
 from swarm.runs.run_folder import RunRecord
 from swarm.runs.verdict import read_verdict
@@ -288,7 +288,7 @@ def test_judged_scores_are_on_the_scale_of_a_calibrated_part(
 
 
 def test_racing_knows_that_no_log_probability_is_above_0(tmp_path: Path) -> None:
-    racing, optimizer = Racing("exact", chunk=2), ParticleSwarm()
+    racing, optimizer = Racing("exact", chunk=2), MemeticSwarm()
     optimizer.start(K, 0)
     racing.check_raceable(match(tmp_path, signal="logprob"), optimizer)
 

@@ -51,7 +51,8 @@ def test_every_optimizers_state_is_in_its_differences(name: str) -> None:
     """Exactly, signs of zero too; and a difference is no longer in late rounds."""
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         keys = ["name=x", f"optimizer={name}", *QUICK.get(name, [])]
-        optimizer = instantiate(compose("search", keys).optimizer)
+        optimizer = instantiate(compose("search", keys).optimizer, _convert_="all")
+    optimizer = optimizer.choose(4)
     optimizer.start(4, 0, 1)
     kept: dict[str, Any] = {}
     sizes = []
@@ -59,7 +60,7 @@ def test_every_optimizers_state_is_in_its_differences(name: str) -> None:
         rows = optimizer.ask()
         found = np.where(optimizer.evaluate, -((rows - 0.2) ** 2).sum(axis=1), np.nan)
         parts = np.stack([found, -(rows[:, 0] ** 2)], axis=1)
-        optimizer.tell(*((found, parts) if name in ("nsga2", "sms_emoa") else (found,)))
+        optimizer.tell(found, objectives=parts)
         line = encode_json(difference(kept, optimizer.state_dict()))
         apply_difference(kept, json.loads(line))
         assert json.dumps(kept, sort_keys=True) == json.dumps(

@@ -19,7 +19,7 @@ from swarm import study
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
 from swarm.loop.search_inputs import identity_settings
-from swarm.optimizers.pso import ParticleSwarm
+from swarm.optimizers.swarm import MemeticSwarm
 from swarm.runs.run_reader import RunFolder
 from swarm.studies import ablations, subprocess_runs
 from swarm.tasks.base import Score
@@ -75,7 +75,7 @@ def test_an_ablation_changes_only_what_it_ablates(name: str) -> None:
 
 def walk(seed: int, **options: Any) -> np.ndarray:
     """Where a swarm of 4 over 4 experts goes in six steps over a slope."""
-    swarm = ParticleSwarm(**{"particles": 4, **options})
+    swarm = MemeticSwarm(**{"particles": 4, **options})
     swarm.start(4, seed)
     places = []
     for _ in range(6):

@@ -198,9 +198,9 @@ def run(command: str, folder: Path, small: list[str]) -> None:
         searching = {"swarm.search", "swarm.sweep"} & set(words) and "--help" not in words
         words += arguments if searching else []
         # Rows that the pool adds make more experts than the particles of a small search, the base
-        # model of a constraint takes one, and so does the best of a stage.
+        # model of a constraint takes one.
         rows = r"(pool\.(base_row|noise_rows|recipes)|optimizer\.constraints)="
-        rows += "|=hierarchical|=pso_merging"
+        rows += "|=pso_merging"
         more = re.search(rows, command)
         words += ["optimizer.particles=8"] if searching and more else []
         swarm = searching and not re.search(r"sweep|optimizer=|experiment=|optimizer@", command)

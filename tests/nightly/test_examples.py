@@ -131,7 +131,7 @@ def test_the_optimizers_have_one_budget(pair: dict[str, Result]) -> None:
     for result in pair.values():
         assert 12 <= result.verdict.costs["prompts_scored"] <= 24
     names = {name: result.run.identity["optimizer._target_"] for name, result in pair.items()}
-    assert names["pso"].endswith("ParticleSwarm") and names["cmaes"].endswith("CMAES")
+    assert names["pso"].endswith("MemeticSwarm") and names["cmaes"].endswith("CMAES")
 
 
 def test_compare_two_bests(pair: dict[str, Result], few: Any, capsys: Any) -> None:

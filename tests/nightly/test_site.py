@@ -162,7 +162,7 @@ def test_the_reference_has_what_is_public(site: Path) -> None:
             "swarm.tasks.exact_match.ExactMatch",
             "swarm.scorers.llm_judge.LLMJudge",
         ],
-        "optimizers": ["swarm.optimizers.base.Optimizer", "swarm.optimizers.pso.ParticleSwarm"],
+        "optimizers": ["swarm.optimizers.base.Optimizer", "swarm.optimizers.swarm.MemeticSwarm"],
         "models": ["swarm.models.base.Request", "swarm.registry.registry.Roster"],
         "compare": ["swarm.compare.question.Question"],
     }

@@ -235,8 +235,8 @@ def _parse_lines(lines: str) -> Sequence[str]:
 
 
 STARTS_HINT = (
-    "The search also starts from this mixture (optimizer.starts, of the optimizers pso, pso_async "
-    "and gradient), beside the experts and the soups:"
+    "The search also starts from this mixture (optimizer.starts, of the optimizers pso and "
+    "gradient), beside the experts and the soups:"
 )
 
 GROUP_LABELS = {

@@ -10,20 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from swarm.errors import UserError
-from swarm.optimizers.base import (
-    LossRequest,
-    MultiObjectiveOptimizer,
-    SearchResources,
-    SupportsEarlyStopping,
-    SupportsGradients,
-)
+from swarm.optimizers.base import LossRequest, SearchResources
 from swarm.optimizers.gradient import Descent
-from swarm.optimizers.pso import GradientDescent, ParticleSwarm
+from swarm.optimizers.swarm import GradientDescent, MemeticSwarm
 from swarm.runs.pareto_front import compute_hypervolume, find_non_dominated
 
 VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.yaml"))
@@ -102,7 +95,7 @@ CLAIMS: dict[str, Claims] = {
         alike=2,
     ),
     # Its gradients are not counted here, and their loss is the utility.
-    "auto_mutated": Claims(sums=False, raced=False, resources=MUTATED, budget=120),
+    "auto_mutated": Claims(sums=False, raced=True, resources=MUTATED, budget=120),
     "pso_mutated": Claims(sums=False, raced=True, resources=MUTATED, budget=120),
     "cmaes": Claims(near=1e-6, apart=0.05),
     "cmaes_free": Claims(alike=2, near=1e-6, sums=False, apart=0.1),
@@ -122,7 +115,6 @@ CLAIMS: dict[str, Claims] = {
     "genome": Claims(near=0.06),
     # Its gradients are not counted here: 21 evaluations at most.
     "gradient": Claims(near=0.01, sums=False, apart=0.1, budget=30, raced=True),
-    "hierarchical": Claims(near=0.001, sums=False, apart=0.3, alike=32),
     "lorahub": Claims(near=0.001, sums=False, apart=0.1),
     "nes": Claims(alike=2, near=1e-6, sums=False, apart=0.05),
     "nes_adam": Claims(near=0.05, apart=0.3),
@@ -130,13 +122,11 @@ CLAIMS: dict[str, Claims] = {
     "nsga2": Claims(near=0.005, apart=0.3),
     "nsga2_free": Claims(near=0.02, apart=0.5, sums=False),
     "pso": Claims(near=0.1, sums=False, raced=True),
-    "pso_async": Claims(near=0.1, raced=True),
     "pso_merging": Claims(sums=False),
     "random": Claims(near=0.15, beats_random=False, apart=1.0),
     "random_free": Claims(near=0.5, beats_random=False, sums=False),
     # Of a round bowl the experts' heights tell the optimum: it is the weighted soup.
     "recipes": Claims(near=1e-5, budget=50, beats_random=False, sums=False, searches=False),
-    "sms_emoa": Claims(near=0.005, apart=0.3),
 }
 Objective = Callable[[np.ndarray], np.ndarray]
 
@@ -153,25 +143,22 @@ each_quick = pytest.mark.parametrize("file", QUICK, ids=[file.stem for file in Q
 
 @cache
 def configuration(file: Path) -> Any:
-    """The options in a file, with those of the files that it names in its defaults."""
-    found = OmegaConf.load(file)
-    if "defaults" not in found:
-        return found
-    with initialize_config_dir(str(file.parents[1]), version_base="1.3"):
-        return compose("search", overrides=["name=test", f"optimizer={file.stem}"]).optimizer
+    return OmegaConf.load(file)
 
 
-def made(file: Path, quick: bool = True) -> Any:
-    optimizer = instantiate(configuration(file), **(dict(claims(file).quick) if quick else {}))
+def made(file: Path, quick: bool = True, dimensions: int = EXPERTS) -> Any:
+    optimizer = instantiate(
+        configuration(file), _convert_="all", **(dict(claims(file).quick) if quick else {})
+    )
     if (resources := claims(file).resources) is not None:
         optimizer.set_resources(resources)
-    return optimizer
+    return optimizer.choose(dimensions)
 
 
 def begun(
     file: Path, experts: int = EXPERTS, seed: int = 0, quick: bool = True, groups: int = 1
 ) -> Any:
-    optimizer = made(file, quick)
+    optimizer = made(file, quick, experts * groups)
     for name, value in claims(file).wide if groups > 1 else ():
         setattr(optimizer, name, value)
     optimizer.start(experts, seed, groups)
@@ -218,7 +205,7 @@ def noise(seed: int, length: int) -> np.ndarray:
 
 def descend(optimizer: Any, objective: Objective, items: int = 80) -> int:
     """Answer what an optimizer wants of derivatives; gives the prompt-equivalents."""
-    if not isinstance(optimizer, SupportsGradients) or optimizer.needs_gradients is None:
+    if optimizer.needs_gradients is None:
         return 0
     descent, answers, cost = optimizer.descend(items), None, 0
     while True:
@@ -401,14 +388,14 @@ def go_on(file: Path, quick: bool, groups: int = 1) -> None:
         np.testing.assert_array_equal(resumed.ask(), straight.ask())
         np.testing.assert_array_equal(resumed.evaluate, straight.evaluate)
         state = saved(resumed)
-        resumed = made(file, quick)
+        resumed = made(file, quick, EXPERTS * groups)
         resumed.load_state_dict(state)  # between ask and tell
         step(straight, bowl(0, groups))
         step(resumed, bowl(0, groups))
         assert resumed.stop_reason() == straight.stop_reason()
         state = saved(resumed)
         assert state == saved(straight)
-        resumed = made(file, quick)
+        resumed = made(file, quick, EXPERTS * groups)
         resumed.load_state_dict(state)  # between tell and ask
 
 
@@ -429,7 +416,7 @@ def test_groups_find_mixtures_of_their_own(file: Path) -> None:
 @pytest.mark.parametrize(("groups", "experts"), [(GROUPS, EXPERTS), (30, 9)])
 def test_positions_of_groups(file: Path, groups: int, experts: int) -> None:
     """Begun with the experts alone, sums are kept and new positions differ between groups."""
-    optimizer = made(file)
+    optimizer = made(file, dimensions=experts * groups)
     optimizer.particles = None
     optimizer.start(experts, 0, groups)
     for iteration in range(claims(file).alike + 1):
@@ -464,7 +451,8 @@ def test_works_with_two_experts(file: Path) -> None:
 def test_the_yaml_has_the_defaults_of_the_class(file: Path) -> None:
     if file in VARIANTS:
         pytest.skip("is not the default")
-    optimizer, bare = made(file, quick=False), type(made(file))()
+    optimizer = instantiate(configuration(file), _convert_="all")
+    bare = type(optimizer)()
     same_options(optimizer, bare)
 
 
@@ -495,7 +483,7 @@ def test_refuses_the_state_of_another(file: Path) -> None:
         ({"particles": 9}, EXPERTS, "optimizer.particles=9"),
         ({"particles": 1}, EXPERTS, "optimizer.particles=1"),
         ({"max_iterations": 0}, EXPERTS, "optimizer.max_iterations=0"),
-        ({"max_iterations": True}, EXPERTS, "optimizer.max_iterations=True"),
+        ({"max_iterations": True}, EXPERTS, "optimizer.max_iterations=true"),
         ({"particles": None}, 1, "pool.experts"),
     ],
 )
@@ -508,7 +496,7 @@ def test_says_what_is_wrong_with_its_options(
 
 @each
 def test_is_raced_only_where_it_may_be(file: Path) -> None:
-    assert isinstance(begun(file), SupportsEarlyStopping) == claims(file).raced
+    assert begun(file).can_race == claims(file).raced
 
 
 @each
@@ -521,7 +509,7 @@ def test_is_told_once_an_ask(file: Path) -> None:
         optimizer.tell(np.zeros(len(optimizer.evaluate)))
 
 
-SEVERAL = [file for file in FILES if isinstance(begun(file), MultiObjectiveOptimizer)]
+SEVERAL = [file for file in FILES if begun(file).has_objectives]
 each_of_several = pytest.mark.parametrize(
     "front_file", SEVERAL, ids=[file.stem for file in SEVERAL]
 )
@@ -546,7 +534,7 @@ def step_of_several(optimizer: Any, groups: int = 1, lost: float = 0.0) -> np.nd
     wanted = np.asarray(optimizer.evaluate).copy()
     wanted &= np.random.default_rng(optimizer.iteration).random(len(wanted)) >= lost
     objectives = np.where(wanted[:, None], two_bowls(groups)(positions), np.nan)
-    optimizer.tell(objectives.mean(axis=1), objectives)
+    optimizer.tell(objectives.mean(axis=1), objectives=objectives)
     return objectives
 
 
@@ -617,7 +605,7 @@ def test_a_bound_is_what_the_base_reaches(front_file: Path, lost: bool) -> None:
             told[base, 1] = bound
             if lost and number == 0:
                 told[base] = np.nan
-            optimizer.tell(told[:, 0], told)
+            optimizer.tell(told[:, 0], objectives=told)
             values.append(told[~base])
         return float((np.concatenate(values[5:])[:, 1] >= bound).mean())
 
@@ -632,8 +620,7 @@ def test_options_of_several_objectives_are_checked(front_file: Path) -> None:
     for options, words in (
         ({"objectives": "A"}, "optimizer.objectives=A"),
         ({"objectives": []}, r"optimizer.objectives=\[\]"),
-        ({"constraints": {"B": "best"}}, "optimizer.constraints.B=best: .* a number.* or base"),
-        ({"constraints": {"B": True}}, "optimizer.constraints.B=True"),
+        ({"constraints": {"B": "best"}}, "optimizer.constraints"),
         ({"constraints": ["B"]}, "optimizer.constraints="),
     ):
         with pytest.raises(UserError, match=words):
@@ -644,7 +631,7 @@ def test_options_of_several_objectives_are_checked(front_file: Path) -> None:
     with pytest.raises(UserError, match=r"optimizer.particles=10: .* take 11"):
         kind(particles=EXPERTS, constraints={"A": "base"}).start(EXPERTS, 0)
     with pytest.raises(ValueError, match="of the parts"):
-        several(front_file).tell(np.zeros(20), np.zeros((20, 3)))
+        several(front_file).tell(np.zeros(20), objectives=np.zeros((20, 3)))
 
 
 def test_a_descent_that_does_not_raise_the_utility_ends() -> None:
@@ -689,12 +676,12 @@ def test_a_huge_expert_counts_less_in_soups_and_steps() -> None:
 
 def test_the_swarm_hardly_moves_along_a_huge_expert() -> None:
     def moves(norms: list[float]) -> np.ndarray:
-        swarm = ParticleSwarm(weight_randomness=False)
+        swarm = MemeticSwarm(weight_randomness=False)
         swarm.set_resources(SearchResources(norms=lambda: norms))
         swarm.start(4, seed=0, groups=2)
         first = swarm.ask()
         state = json.loads(json.dumps(swarm.state_dict()))
-        resumed = ParticleSwarm(weight_randomness=False)
+        resumed = MemeticSwarm(weight_randomness=False)
         resumed.load_state_dict(state)
         for one in (swarm, resumed):
             one.tell(np.array([0.2, 0.0, 0.3, 0.1, 0.25]))

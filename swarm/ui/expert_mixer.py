@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swarm._util.files import find_path, parse_json
+from swarm._util.files import find_path
 from swarm._util.terminal import format_interval
 from swarm.errors import UserError
 from swarm.evaluation.positions import MixtureScoring
@@ -181,7 +181,6 @@ def score_mixture(
     task: str,
     settings: Sequence[str],
     items: int,
-    run: str = "",
 ) -> MixtureScoring:
     """Prepare the score of a mixture on dev items; its `run` does the work.
 
@@ -190,7 +189,6 @@ def score_mixture(
         task: An option of conf/task; without effect if a run is given.
         settings: Further keys of the task, "task.KEY=VALUE".
         items: Number of dev items.
-        run: Name of a run, as from `list_reference_runs`, whose task is used; empty for none.
 
     Raises:
         UserError: A setting is not a key of the task, or a value is not allowed.
@@ -201,31 +199,12 @@ def score_mixture(
         if not re.fullmatch(r"\+?task\.[\w.]+=.*", word):
             raise UserError(f"further keys: {word!r:.60} is not a task.KEY=VALUE")
     keys = [f"task={task}", f"task.dev_limit={items}", *settings]
-    path = home.run_path(run) if run else None
 
     def load_task() -> Task:
-        if path:
-            found: Task = instantiate_part(RunFolder(path).config["task"])
-            return found
         with compose_config("evaluate", keys, home.config_dir) as config:
             return metric_task(instantiate_part(config["task"]))
 
-    return MixtureScoring(home.roster, coefficients, load_task, items, path)
-
-
-def list_reference_runs(home: AppState) -> list[str]:
-    """List the runs whose positions can be compared with a mixture: same pool, delta space."""
-    folder = find_path(home.pool).resolve()
-    found = []
-    for path in find_run_folders(home.runs_folder):
-        try:
-            config = parse_json((path / "config.json").read_text(encoding="utf-8"))
-            same = find_path(config["pool"]["folder"]).resolve() == folder
-            if same and config["pool"]["space"] == "delta" and "_target_" in config["task"]:
-                found.append(path.relative_to(home.runs_folder).as_posix())
-        except (UserError, *UNREADABLE_ERRORS):
-            continue
-    return found
+    return MixtureScoring(home.roster, coefficients, load_task, items)
 
 
 def list_saved_mixtures(home: AppState) -> list[str]:

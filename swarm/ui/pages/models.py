@@ -1,6 +1,5 @@
 """Page Models: models, sliders that mix experts, questions to mixtures and their scores, pools."""
 
-import json
 import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,8 +11,12 @@ from nicegui import ui
 from swarm._util.terminal import escape_control_chars, format_interval, format_p, format_signed
 from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
+<<<<<<< HEAD
 from swarm.evaluation.positions import SCORED_NOW, MixtureScoring, ScoredPosition
 from swarm.merging.positions import describe_position
+=======
+from swarm.evaluation.positions import MixtureScoring, ScoredPosition
+>>>>>>> 15b368e (Page: the form passes what is typed and checks itself; a mixture is scored alone, beside the soup and the nearest expert)
 from swarm.moa.cli import format_endpoint
 from swarm.pool.adapter import Adapter
 from swarm.pool.inspection import (
@@ -34,10 +37,6 @@ from swarm.ui.layout import (
 from swarm.ui.pages.new_search import group_options
 from swarm.ui.state import AppState
 
-MIXTURE_ALONE = "only the mixture"
-
-NO_RUN = "no run"
-
 DEFAULT_TASK = "nlgraph_mini"
 
 REFRESH_S = 0.3
@@ -56,12 +55,11 @@ def register_page(home: AppState) -> None:
 
 def _list_models(
     home: AppState,
-) -> tuple[list[Adapter | str], list[expert_mixer.BestOfRun], list[str], list[str]]:
-    """Return experts or their errors, bests of runs, names of reference runs and of models."""
+) -> tuple[list[Adapter | str], list[expert_mixer.BestOfRun], list[str]]:
+    """Return experts or their errors, bests of runs, and names of models."""
     return (
         list(expert_mixer.list_experts(home)),
         expert_mixer.list_bests(home),
-        expert_mixer.list_reference_runs(home),
         expert_mixer.list_model_names(home),
     )
 
@@ -70,7 +68,6 @@ def _draw_models(
     home: AppState,
     found: list[Adapter | str],
     bests: list[expert_mixer.BestOfRun],
-    runs: list[str],
     names: list[str],
 ) -> None:
     experts = [one for one in found if isinstance(one, Adapter)]
@@ -82,7 +79,7 @@ def _draw_models(
         _draw_others(home, names)
 
     if experts:
-        _ExpertMixer(home, [one.name for one in experts], bests, runs, draw_others.refresh)
+        _ExpertMixer(home, [one.name for one in experts], bests, draw_others.refresh)
     _draw_experts(home, experts)
     _draw_bests(bests)
     draw_others()
@@ -102,7 +99,6 @@ class _ExpertMixer:
 
     Args:
         names: Names of the experts.
-        runs: Runs with which a score can be compared.
         on_saved: Called after a mixture was saved.
     """
 
@@ -111,7 +107,6 @@ class _ExpertMixer:
         home: AppState,
         names: list[str],
         bests: list[expert_mixer.BestOfRun],
-        runs: list[str],
         on_saved: Callable[[], Any],
     ) -> None:
         self._home, self._on_saved = home, on_saved
@@ -125,22 +120,14 @@ class _ExpertMixer:
                     "Save as adapter", on_click=lambda: self._save_mixture(name.value or "")
                 )
                 save.props("unelevated no-caps")
-                ui.button("Start a search from here", on_click=self._start_search).props(
-                    "outline no-caps"
-                )
         draw_heading("Score the mixture")
-        _ScoreForm(home, lambda: dict(self._sliders.coefficients), runs)
+        _ScoreForm(home, lambda: dict(self._sliders.coefficients))
         draw_heading("Ask the mixture")
         with ui.card().classes("w-full gap-3"):
-            self._aside = ui.select(
-                self._comparison_choices(), value=MIXTURE_ALONE, label="Beside it"
-            )
-            self._aside.props("dense outlined").classes("w-full max-w-sm")
-            self._aside.on_value_change(self._hold_mixture)
+            self._beside_base = ui.switch("Ask the base too")
             with ui.expansion("Settings").classes("w-full").props("dense"):
                 manners = ChatSettings(0.0)
             ChatPanel(self._chat_columns, manners)
-        self._held: dict[str, float] = {}
 
     def _draw_presets(self, names: list[str], bests: list[expert_mixer.BestOfRun]) -> None:
         """Draw the controls that set the sliders."""
@@ -172,35 +159,13 @@ class _ExpertMixer:
         except UserError as error:
             ui.notify(str(error), type="warning")
 
-    def _comparison_choices(self) -> dict[str, str]:
-        snapshot = {"held": "another mixture: the present sliders"}
-        return {MIXTURE_ALONE: MIXTURE_ALONE, "base": "the base", **snapshot}
-
-    def _hold_mixture(self, event: Any) -> None:
-        if event.value == "held":
-            self._held = dict(self._sliders.coefficients)
-
     def _chat_columns(self) -> list[ChatColumn]:
         roster = self._home.roster
         current = dict(self._sliders.coefficients)
-        found = [
-            ChatColumn(
-                "mixture",
-                f"{chat.MIXTURE_PREFIX}{_format_position(current)}",
-                partial(roster.blend, current),
-            )
-        ]
-        if self._aside.value == "base":
+        name = f"{chat.MIXTURE_PREFIX}{_format_position(current)}"
+        found = [ChatColumn("mixture", name, partial(roster.blend, current))]
+        if self._beside_base.value:
             found.append(ChatColumn("base", "local/base", partial(roster.model, "local/base")))
-        if self._aside.value == "held":
-            snapshot = dict(self._held)
-            found.append(
-                ChatColumn(
-                    "held",
-                    f"{chat.MIXTURE_PREFIX}{_format_position(snapshot)}",
-                    partial(roster.blend, snapshot),
-                )
-            )
         return found
 
     async def _save_mixture(self, name: str) -> None:
@@ -213,22 +178,15 @@ class _ExpertMixer:
         ui.notify(f"saved as model {model}", type="positive", timeout=10_000)
         self._on_saved()
 
-    def _start_search(self) -> None:
-        mixture = json.dumps(self._sliders.coefficients)
-        ui.navigate.to(f"/start?{urlencode({'mixture': mixture})}")
-
 
 class _ScoreForm:
-    """Form that scores the mixture on dev items, with the result beside its neighbours.
+    """Form that scores the mixture on dev items, beside the uniform soup and the nearest expert.
 
     Args:
         mixture: Returns the coefficients.
-        runs: Runs with which the mixture can be compared.
     """
 
-    def __init__(
-        self, home: AppState, mixture: Callable[[], dict[str, float]], runs: list[str]
-    ) -> None:
+    def __init__(self, home: AppState, mixture: Callable[[], dict[str, float]]) -> None:
         self._home, self._mixture = home, mixture
         self._scoring: MixtureScoring | None = None
         with ui.card().classes("w-full gap-2"):
@@ -236,13 +194,9 @@ class _ScoreForm:
                 tasks = list(group_options("task", home.config_dir))
                 self._task = ui.select(tasks, value=DEFAULT_TASK, label="Task", with_input=True)
                 self._items = ui.number("Dev items", value=50, min=2, precision=0)
-                self._run = ui.select([NO_RUN, *runs], value=NO_RUN, label="Beside positions of")
                 self._keys = ui.input("Further keys", placeholder="task.file=FILE")
-            for field in (self._task, self._items, self._run, self._keys):
+            for field in (self._task, self._items, self._keys):
                 field.props("dense outlined stack-label")
-            for field in (self._task, self._keys):  # those of the run apply
-                field.bind_enabled_from(self._run, "value", lambda name: name == NO_RUN)
-            ui.label(SCORE_HELP).classes("quiet text-sm text")
             with ui.row().classes("items-center gap-2"):
                 self._button = ui.button("Score", on_click=self._score_mixture)
                 self._button.props("unelevated no-caps")
@@ -266,7 +220,6 @@ class _ScoreForm:
                 str(self._task.value),
                 split_words(self._keys.value or ""),
                 int(self._items.value or 0),
-                "" if self._run.value == NO_RUN else str(self._run.value),
             )
             self._refresh_state()
             found = await run_in_thread(self._scoring.run)
@@ -299,13 +252,6 @@ class _ScoreForm:
         self._button.set_enabled(scoring is None)
 
 
-SCORE_HELP = (
-    "Scored in the background, on the same items as the uniform soup and the nearest expert. With "
-    "a run, its task and items are used, and its best found, its best expert and its evaluated "
-    "positions nearest to the mixture are listed by their recorded answers."
-)
-
-
 def split_words(text: str) -> list[str]:
     """Split keys as a shell does.
 
@@ -320,7 +266,6 @@ def split_words(text: str) -> list[str]:
 
 def draw_scores(found: list[ScoredPosition]) -> None:
     """Draw the scores of a mixture and its neighbours, with paired tests."""
-    header = ["position", "utility, 95 %", "mixture minus it, 95 %", "answers"]
     rows = []
     for one in found:
         difference = "–"
@@ -329,16 +274,8 @@ def draw_scores(found: list[ScoredPosition]) -> None:
             difference = f"{format_signed(gain.difference)} {interval}, {format_p(gain.p)}"
         name = escape_control_chars(f"{one.name}: {one.words}")
         utility = f"{format_interval(one.utility, one.interval)}, n = {one.items}"
-        rows.append([name, utility, difference, one.source])
-    draw_plain_table(header, rows, "left")
-    if any(one.source != SCORED_NOW for one in found):
-        ui.label(SELECTED_HINT).classes("quiet text-sm text")
-
-
-SELECTED_HINT = (
-    "The best found and the best expert of a run were chosen by these answers, among others: their "
-    "dev utilities are too high on average, and differences from them too low."
-)
+        rows.append([name, utility, difference])
+    draw_plain_table(["position", "utility, 95 %", "mixture minus it, 95 %"], rows, "left")
 
 
 def register_pool_page(home: AppState) -> None:

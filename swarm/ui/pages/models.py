@@ -11,12 +11,8 @@ from nicegui import ui
 from swarm._util.terminal import escape_control_chars, format_interval, format_p, format_signed
 from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
-<<<<<<< HEAD
-from swarm.evaluation.positions import SCORED_NOW, MixtureScoring, ScoredPosition
-from swarm.merging.positions import describe_position
-=======
 from swarm.evaluation.positions import MixtureScoring, ScoredPosition
->>>>>>> 15b368e (Page: the form passes what is typed and checks itself; a mixture is scored alone, beside the soup and the nearest expert)
+from swarm.merging.positions import describe_position
 from swarm.moa.cli import format_endpoint
 from swarm.pool.adapter import Adapter
 from swarm.pool.inspection import (

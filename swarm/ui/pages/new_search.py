@@ -14,10 +14,6 @@ from nicegui import run, ui
 from swarm._util.config_help import first_comment
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
-<<<<<<< HEAD
-from swarm.merging.positions import describe_position
-=======
->>>>>>> 15b368e (Page: the form passes what is typed and checks itself; a mixture is scored alone, beside the soup and the nearest expert)
 from swarm.runs.lock import running_info
 from swarm.ui.launcher import check_search, format_command, output_path, read_failure
 from swarm.ui.layout import draw_heading, page_frame
@@ -172,29 +168,6 @@ def _parse_lines(lines: str) -> Sequence[str]:
     return found
 
 
-<<<<<<< HEAD
-STARTS_HINT = (
-    "The search also starts from this mixture (optimizer.starts, of the optimizers pso and "
-    "gradient), beside the experts and the soups:"
-)
-
-GROUP_LABELS = {
-    "task": "Task",
-    "optimizer": "Optimizer",
-    "pool": "Pool",
-    "model": "Model",
-    "engine": "Engine",
-    "tracker": "Tracker",
-}
-
-POLL_S = 0.3
-
-SENTENCE_DELAY_S = 1.5
-"""Seconds without a change of the form after which its cost is computed."""
-
-
-=======
->>>>>>> 15b368e (Page: the form passes what is typed and checks itself; a mixture is scored alone, beside the soup and the nearest expert)
 def register_page(home: AppState) -> None:
     """Register the page at /start."""
 

@@ -16,7 +16,6 @@ from swarm.ui.state import AppState
 PAGES = (
     "swarm.ui.pages.runs.register_page",
     "swarm.ui.pages.run.register_page",
-    "swarm.ui.pages.runs.register_compare_page",
     "swarm.ui.pages.new_search.register_page",
     "swarm.ui.pages.models.register_page",
     "swarm.ui.pages.models.register_pool_page",

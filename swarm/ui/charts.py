@@ -9,20 +9,15 @@ import numpy as np
 from swarm._util.terminal import format_interval
 from swarm.merging.positions import group_by_route, route_means
 from swarm.report.analyses.convergence import best_positions, objective_label
-from swarm.report.analyses.expert_importance import ExpertImportance
 from swarm.report.pareto_front import objective_chart
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.runs.verdict import shorten_text
-from swarm.ui.state import LoadSample
 
 TEXT_COLOUR = "#7d8791"
 """Colour of text and lines, readable on light and dark backgrounds."""
 
 COLOURS = ["#2f6fab", "#c8711d", "#3f8f5b", "#a34a8c", "#8a6d1f", "#4f8f9e", "#b04a4a", "#6b63b5"]
-
-UTILITY_COLOURS = ("#8fa9c4", "#2f6fab", "#c8711d")
-"""Colours of low, middle and high utilities."""
 
 SIGN_COLOURS = ("#c8711d", "#8a8f9540", "#2f6fab")
 """Colours of negative, zero and positive coefficients; zero is transparent."""
@@ -31,12 +26,6 @@ TOOLTIP = {"trigger": "item", "renderMode": "richText", "confine": True}
 """Tooltip of every chart; rich text is drawn on the canvas, so that names are never HTML."""
 
 BAR_LAYOUT = {"barGap": "0%", "barCategoryGap": "30%"}
-
-ROUNDED = "value => Number(value.toPrecision(3)).toString()"
-"""JavaScript that formats the ticks of an axis."""
-
-PERCENT = "one => Math.round(100 * (one.value ?? one)) + ' %'"
-"""JavaScript that formats a share, for labels of points and ticks."""
 
 WHISKER = """(params, api) => {
   const at = api.value(0), style = {stroke: api.visual('color'), lineWidth: 1.5};
@@ -55,14 +44,8 @@ NAME_WIDTH, NAME_CHARACTERS = 112, 15
 MAX_ANSWER_LENGTH = 80
 """Maximum number of characters of an answer in a chart."""
 
-MAX_EXPERTS = 12
-"""Maximum number of experts in the charts of importance and of parallel coordinates."""
-
 MAX_COLUMN_LABELS = 15
 """Maximum number of labels below a heat map."""
-
-MAX_LINES = 600
-"""Maximum number of positions in the chart of parallel coordinates, evenly spaced by utility."""
 
 MAX_DOMAIN_BARS = 16
 """Maximum number of domains in a chart."""
@@ -117,95 +100,6 @@ def coefficient_chart(run: RunFolder) -> dict[str, Any]:
     )
     options["tooltip"]["formatter"] = "{a}\niteration {b}: {c}"
     return _add_zoom(options)
-
-
-def parallel_chart(run: RunFolder, importance: ExpertImportance | None) -> dict[str, Any]:
-    """Plot every evaluated position as a line through its coefficients and its utility.
-
-    One horizontal axis per expert, from top to bottom, the most important first; experts that were
-    never used are left out. The coefficients are means over the groups of modules.
-    """
-    known = np.isfinite(run.utilities)
-    shown = _select_experts(run, importance)
-    means, utilities = run.means[known][:, shown], run.utilities[known]
-    places = np.argwhere(known)
-    order = np.argsort(utilities, kind="stable")  # the best are drawn last, above the others
-    order = order[np.linspace(0, len(order) - 1, min(len(order), MAX_LINES)).astype(int)]
-    data = [
-        {
-            "value": [*_to_json_numbers(means[n]), round(float(utilities[n]), 4)],
-            "name": f"iteration {places[n][0]}, particle {places[n][1]}: {utilities[n]:.3f}",
-        }
-        for n in order
-    ]
-    # Ends at multiples of 0.2, so that the three labels of the common scale are round.
-    low = 0.2 * math.floor(min(0.0, float(means.min())) / 0.2 + 1e-9)
-    high = 0.2 * math.ceil(max(1.0, float(means.max())) / 0.2 - 1e-9)
-    least, most = float(utilities.min()), float(utilities.max())
-    label = {"color": TEXT_COLOUR, ":formatter": ROUNDED}
-    axes = [
-        {"dim": n, "name": run.experts[k], "min": low, "max": high, "interval": (high - low) / 2}
-        | {"axisLabel": label if n == len(shown) - 1 else {":formatter": "() => ''"}}
-        for n, k in enumerate(shown)
-    ]
-    utility = {"dim": len(shown), "name": "utility", "min": least, "max": most}
-    axes.append(utility | {"interval": (most - least) / 2 or 1.0, "axisLabel": label})
-    name_style = {"color": TEXT_COLOUR, "width": 92, "overflow": "truncate", "align": "right"}
-    return {
-        "animation": False,
-        "tooltip": {**TOOLTIP, "formatter": "{b}"},
-        "parallel": {
-            "layout": "vertical",
-            "left": 112,
-            "right": 24,
-            "top": 14,
-            "bottom": 34,
-            "parallelAxisDefault": {
-                "nameLocation": "start",
-                "nameGap": 10,
-                "nameTextStyle": name_style,
-                "axisLine": {"lineStyle": {"color": TEXT_COLOUR}},
-                "areaSelectStyle": {"color": COLOURS[0], "borderColor": COLOURS[0], "width": 14},
-            },
-        },
-        "parallelAxis": axes,
-        "visualMap": {
-            "show": False,
-            "min": least,
-            "max": most if most > least else least + 1,
-            "dimension": len(shown),
-            "inRange": {"color": list(UTILITY_COLOURS), "opacity": [0.25, 1.0]},
-        },
-        "series": [{"type": "parallel", "data": data, "lineStyle": {"width": 1.5}}],
-    }
-
-
-def _select_experts(run: RunFolder, importance: ExpertImportance | None) -> list[int]:
-    """Return up to `MAX_EXPERTS` experts whose coefficients vary, most important first."""
-    ranges = np.ptp(run.means[np.isfinite(run.utilities)], axis=0)
-    ranked = [int(k) for k in np.argsort(-ranges, kind="stable")]
-    if importance is not None:
-        ranked = [run.experts.index(name) for name in importance.experts]
-    return ([k for k in ranked if ranges[k] > 0] or ranked)[:MAX_EXPERTS]
-
-
-def importance_chart(found: ExpertImportance) -> dict[str, Any]:
-    """Plot the importance of each expert as bars, the most important on top."""
-    names, shares = found.experts[:MAX_EXPERTS], found.shares[:MAX_EXPERTS]
-    bars = {
-        "name": "importance",
-        "type": "bar",
-        "data": [round(share, 4) for share in shares],
-        "itemStyle": {"color": COLOURS[0] if found.reliable else TEXT_COLOUR},
-        "label": {"show": True, "position": "right", "color": TEXT_COLOUR, ":formatter": PERCENT},
-        "barMaxWidth": 18,
-    }
-    options = _build_bars(names, [bars], "share of the utility's variance")
-    label = {"color": TEXT_COLOUR, ":formatter": PERCENT}
-    options["xAxis"] |= {"min": 0, "splitNumber": 3, "axisLabel": label}
-    options["grid"]["right"] = 48  # for the label of the longest bar
-    options["tooltip"]["formatter"] = "{b}: {c}"
-    return options
 
 
 def module_chart(run: RunFolder, index: PositionIndex) -> dict[str, Any]:
@@ -367,39 +261,6 @@ def cosine_chart(names: Sequence[str], cosines: Sequence[Sequence[float]]) -> di
         for j, b in enumerate(names)
     ]
     return _build_heat_map(list(names), list(names), data, 1.0)
-
-
-def load_chart(history: Sequence[LoadSample]) -> dict[str, Any]:
-    """Plot the load of this machine in percent: CPU, memory, and the memory of each GPU."""
-    series = [
-        _line_series("CPU", np.array([one.cpu for one in history]), COLOURS[0], 2),
-        _line_series("memory", np.array([one.memory for one in history]), COLOURS[1], 2),
-    ]
-    for n in range(len(history[-1].gpus) if history else 0):
-        values = np.array([one.gpus[n] if n < len(one.gpus) else np.nan for one in history])
-        series.append(_line_series(f"GPU {n} memory", values, _series_colour(n + 2), 2))
-    names = [one["name"] for one in series]
-    options = _build_chart("percent in use", series, 0, legend=names)
-    options["xAxis"] |= {"data": [one.time for one in history], "name": ""}
-    options["yAxis"] |= {"min": 0, "max": 100}
-    options["tooltip"]["trigger"] = "axis"
-    options["grid"]["bottom"] = 36
-    return options
-
-
-def run_comparison_chart(runs: Sequence[RunFolder]) -> dict[str, Any]:
-    """Plot the best so far of several runs."""
-    series = [
-        _line_series(run.name, run.best_so_far(), _series_colour(n), 2) | {"step": "end"}
-        for n, run in enumerate(runs)
-    ]
-    measures = list(dict.fromkeys(map(objective_label, runs)))
-    return _build_chart(
-        " / ".join(measures),
-        series,
-        max(len(run.rounds) for run in runs),
-        legend=[one["name"] for one in series],
-    )
 
 
 def front_chart(run: RunFolder, found: ParetoFront) -> dict[str, Any]:

@@ -12,13 +12,6 @@ import numpy as np
 from swarm._util.terminal import csv_cell, format_duration, format_number
 from swarm.errors import UserError
 from swarm.merging.positions import describe_position
-from swarm.report.analyses.expert_importance import (
-    MIN_POSITIONS,
-    RELIABLE_POSITIONS,
-    RELIABLE_R2,
-    ExpertImportance,
-    measure_importance,
-)
 from swarm.report.document import ChangedItems, TableBlock, TextBlock
 from swarm.report.html import render_changed_items
 from swarm.report.paired_comparison import PairedComparison, changed_items_section
@@ -51,7 +44,6 @@ class RunSeries:
         comparisons: The best found against each baseline on test; `None` for fewer than two.
         charts: ECharts options by the name of the chart; a chart that does not apply is missing.
         points: Front of a task with several parts.
-        importance: Method and reliability of the importances, or why there are none.
         baselines: Models that the best found can be compared with item by item, the first by
             default.
         changes: Sentences on the items whose answers changed.
@@ -69,7 +61,6 @@ class RunSeries:
     domains: list[TableBlock] = field(default_factory=list)
     charts: dict[str, dict[str, Any]] = field(default_factory=dict)
     points: TableBlock | None = None
-    importance: str = ""
     baselines: list[str] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     changed: list[tuple[str, str]] = field(default_factory=list)
@@ -94,40 +85,12 @@ class PositionTable:
         """Names of the columns."""
         return [*POSITION_COLUMNS, *self.experts]
 
-    def select(self, conditions: str) -> np.ndarray:
-        """Return the rows that meet all conditions, the highest utilities first.
-
-        Args:
-            conditions: Separated by commas, such as "utility >= 0.6, cot < 0"; empty for all rows.
-
-        Raises:
-            UserError: A condition is invalid, or there is no such column.
-        """
-        rows = self.rows
-        for condition in filter(None, map(str.strip, conditions.split(","))):
-            match = CONDITION.fullmatch(condition)
-            name = match[1].strip() if match else ""
-            if match is None or name not in self.columns:
-                raise UserError(
-                    f"{condition!r:.60} is not a condition; write for example utility >= 0.6, "
-                    f"iteration = 3; columns: {', '.join(self.columns)}"
-                )
-            values = rows[:, self.columns.index(name)]
-            rows = rows[COMPARISONS[match[2]](values, float(match[3]))]
-        return rows[np.argsort(-rows[:, 2], kind="stable")]
+    def sorted_rows(self) -> np.ndarray:
+        """Return the rows, the highest utilities first."""
+        return self.rows[np.argsort(-self.rows[:, 2], kind="stable")]
 
 
 POSITION_COLUMNS = ("iteration", "particle", "utility", "items")
-
-CONDITION = re.compile(r"(.+?)(<=|>=|<|>|=)\s*([+-]?(?:\d+\.?\d*|\.\d+))")
-
-COMPARISONS: dict[str, Any] = {
-    "<": np.less,
-    ">": np.greater,
-    "<=": np.less_equal,
-    ">=": np.greater_equal,
-    "=": np.isclose,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +270,7 @@ def _build_run_series(run: RunFolder) -> RunSeries:
         comparisons=comparison_table(models),
         models=table,
         domains=more,
-        **_importance_fields(run, models.places["ending"]),
+        charts=_draw_charts(run, models.places["ending"]),
         baselines=models.list_baselines(),
         positions=tabulate_positions(run),
         **_changed_fields(models),
@@ -315,50 +278,17 @@ def _build_run_series(run: RunFolder) -> RunSeries:
     )
 
 
-def _importance_fields(run: RunFolder, best: PositionIndex) -> dict[str, Any]:
-    """Return the charts, and how the importances were measured."""
-    found = measure_importance(run)
+def _draw_charts(run: RunFolder, best: PositionIndex) -> dict[str, dict[str, Any]]:
+    """Return the charts that apply to a run."""
     drawn = {
         "particles": charts.particle_chart(run),
         "coefficients": charts.coefficient_chart(run),
         "domains": charts.domain_chart(run),
-        "parallel": charts.parallel_chart(run, found),
         "modules": charts.module_chart(run, best) if len(run.groups) > 1 else {},
-        "importance": charts.importance_chart(found) if found else {},
     }
     if run.front is not None and len(run.front.names) > 1:
         drawn["front"] = charts.front_chart(run, run.front)
-    fields: dict[str, Any] = {"charts": {name: one for name, one in drawn.items() if one}}
-    return fields | {
-        "importance": describe_importance(found) if found else _describe_missing_importance(run)
-    }
-
-
-def _describe_missing_importance(run: RunFolder) -> str:
-    """Describe why the importances of a run were not measured."""
-    known = np.isfinite(run.utilities)
-    count = len(np.unique(run.positions[known], axis=0))
-    if count >= MIN_POSITIONS:
-        return f"Not measured: all {count} evaluated positions have the same utility."
-    return (
-        f"Not measured: {count} different positions have been evaluated, of at least "
-        f"{MIN_POSITIONS} that are needed; it is reliable from {RELIABLE_POSITIONS}."
-    )
-
-
-def describe_importance(found: ExpertImportance) -> str:
-    """Describe how the importances were measured and how far they can be trusted."""
-    sentence = (
-        f"Functional ANOVA (total Sobol' indices) of a Gaussian process fitted on "
-        f"{found.positions} evaluated positions, of whose utilities it explains "
-        f"{max(0.0, found.r2):.0%} (leave-one-out)."
-    )
-    if not found.reliable:
-        sentence += (
-            f" At least {RELIABLE_POSITIONS} positions and {RELIABLE_R2:.0%} are needed: do not "
-            "interpret the importances."
-        )
-    return sentence
+    return {name: one for name, one in drawn.items() if one}
 
 
 def _changed_fields(models: PairedComparison, baseline: str = "") -> dict[str, Any]:

@@ -1,12 +1,8 @@
 """State that all pages share: run folder, search launcher and models."""
 
-import math
 import re
 import shutil
-import subprocess
 import threading
-import time
-from collections import deque
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -28,13 +24,6 @@ FileStamp = tuple[int, int]
 
 UNREADABLE_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 """Exceptions raised by reading a folder whose files are not in the expected format."""
-
-
-LOAD_INTERVAL_S = 2.0
-"""Seconds between two samples of this machine's load."""
-
-MAX_LOAD_SAMPLES = 300
-"""Number of samples kept, ten minutes."""
 
 
 def delete_run(run: Path) -> None:
@@ -196,79 +185,6 @@ def describe_progress(note: dict[str, Any]) -> str:
     return f"{stage}, {done} of {total} items" if total else stage
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSample:
-    """Load of this machine at one moment, in percent.
-
-    Attributes:
-        time: Local time, "14:03:59".
-        cpu: Busy share of all cores since the previous sample; NaN where unknown.
-        memory: Memory in use; NaN where unknown.
-        gpus: Memory in use of each NVIDIA GPU; empty without one.
-    """
-
-    time: str
-    cpu: float
-    memory: float
-    gpus: tuple[float, ...]
-
-
-class LoadMonitor:
-    """Load of this machine over the last minutes, sampled while a page shows it.
-
-    Read from /proc, and from nvidia-smi where it is installed; no package is required.
-    """
-
-    def __init__(self) -> None:
-        self._history: deque[LoadSample] = deque(maxlen=MAX_LOAD_SAMPLES)
-        self._lock = threading.Lock()
-        self._last = -math.inf
-        self._ticks = (0, 0)
-
-    def sample(self) -> list[LoadSample]:
-        """Take a sample, unless one was taken in the last two seconds, and return all."""
-        with self._lock:
-            if time.monotonic() - self._last >= LOAD_INTERVAL_S:
-                self._last = time.monotonic()
-                now = datetime.now().strftime("%H:%M:%S")
-                cpu, memory = self._read_cpu(), _read_memory()
-                self._history.append(LoadSample(now, cpu, memory, _read_gpus()))
-            return list(self._history)
-
-    def _read_cpu(self) -> float:
-        try:
-            first = Path("/proc/stat").read_text().split("\n", 1)[0]
-        except OSError:
-            return math.nan
-        ticks = [int(word) for word in first.split()[1:9]]
-        idle, total = ticks[3] + ticks[4], sum(ticks)
-        (idle_before, before), self._ticks = self._ticks, (idle, total)
-        if not before or total <= before:
-            return math.nan
-        return 100 * (1 - (idle - idle_before) / (total - before))
-
-
-def _read_memory() -> float:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return math.nan
-    found = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-    return 100 * (1 - found["MemAvailable"] / found["MemTotal"])
-
-
-def _read_gpus() -> tuple[float, ...]:
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    query = ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        asked = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
-        pairs = [line.split(",") for line in asked.stdout.strip().splitlines()]
-        return tuple(100 * float(used) / float(total) for used, total in pairs)
-    except (OSError, subprocess.SubprocessError, ValueError):  # a driver without a device, say
-        return ()
-
-
 RUN_NAME_PATTERN = re.compile(r"[^/\\\x00-\x1f]+")
 
 
@@ -301,11 +217,6 @@ class AppState:
     def run_index(self) -> RunIndex:
         """Index of the runs."""
         return RunIndex(self.runs_folder)
-
-    @cached_property
-    def load_monitor(self) -> LoadMonitor:
-        """Load of this machine."""
-        return LoadMonitor()
 
     @cached_property
     def launcher(self) -> SearchLauncher:

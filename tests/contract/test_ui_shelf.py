@@ -22,7 +22,6 @@ from swarm.ui.__main__ import ui
 from swarm.ui.expert_mixer import list_bests, list_model_names
 from swarm.ui.launcher import SearchLauncher, check_search, output_path
 from swarm.ui.pages import new_search
-from swarm.ui.pages.runs import compare_runs
 from swarm.ui.state import AppState, RunIndex
 
 
@@ -215,5 +214,3 @@ def test_the_bests_of_a_sweep_are_models(
     assert "local/search/swept/trial_00" in list_model_names(home)
     names = [run.name for run in map(RunFolder, sorted(tmp_path.glob("search/**/trial_00")))]
     assert names == ["swept/trial_00"]
-    compared = compare_runs([tmp_path / "search" / name for name in ("first", "swept/trial_00")])
-    assert compared.names == ["first", "swept/trial_00"]

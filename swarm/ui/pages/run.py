@@ -13,7 +13,6 @@ from nicegui import app, run, ui
 
 from swarm.errors import UserError
 from swarm.runs.run_reader import RUNS_FOLDER, RunFolder
-from swarm.ui.charts import load_chart
 from swarm.ui.layout import draw_facts, draw_heading, draw_plain_table, page_frame
 from swarm.ui.pages.runs import STATE_COLOURS
 from swarm.ui.run_data import (
@@ -29,7 +28,7 @@ from swarm.ui.run_data import (
     positions_csv,
     take_snapshot,
 )
-from swarm.ui.state import UNREADABLE_ERRORS, AppState, LoadSample
+from swarm.ui.state import UNREADABLE_ERRORS, AppState
 
 VERDICT_SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
 
@@ -39,23 +38,16 @@ CHART_TITLES = {
     "particles": "Best so far, and every particle",
     "coefficients": "Coefficients of the best so far",
     "domains": "Utility by domain",
-    "importance": "Importance of each expert",
-    "parallel": "Coefficients against utility",
     "modules": "Coefficients of the best by module",
     "front": "Front of the objectives",
 }
 """Charts of the page, in order; those that do not apply to a run are hidden."""
 
-WIDE_CHARTS = ("parallel", "modules", "front")
+WIDE_CHARTS = ("modules", "front")
 """Charts that take the whole width."""
 
-GROWING_CHARTS = ("domains", "importance", "parallel", "modules")
+GROWING_CHARTS = ("domains", "modules")
 """Charts whose height follows the number of their rows."""
-
-CHART_NOTES = {
-    "parallel": "One line per evaluated position, orange for high utilities. Drag along an axis "
-    "to select a range; click the axis to clear it.",
-}
 
 
 def register_page(home: AppState) -> None:
@@ -122,12 +114,6 @@ class PositionsCard:
         with ui.card().classes("w-full gap-2 min-w-0") as self._card:
             draw_heading("Evaluated positions")
             with ui.row().classes("w-full items-start gap-2"):
-                self._filter = (
-                    ui.input("Filter, such as utility >= 0.6, iteration = 3")
-                    .props("dense outlined clearable debounce=300")
-                    .classes("grow min-w-40")
-                    .on_value_change(self._draw_rows)
-                )
                 ui.button(
                     "CSV", icon="download", on_click=lambda: ui.download.from_url(file)
                 ).props("outline no-caps")
@@ -171,13 +157,9 @@ class PositionsCard:
     def _draw_rows(self) -> None:
         if self._found is None or self._table is None:
             return
-        try:
-            rows = self._found.select(self._filter.value or "")
-        except UserError as error:
-            self._message.set_text(str(error))
-            return
-        shown, total = min(len(rows), MAX_POSITIONS_SHOWN), len(self._found.rows)
-        words = f"{len(rows)} of {total} positions" if len(rows) < total else f"{total} positions"
+        rows = self._found.sorted_rows()
+        shown = min(len(rows), MAX_POSITIONS_SHOWN)
+        words = f"{len(rows)} positions"
         words += f", the {shown} with the highest utilities shown" * (shown < len(rows))
         groups = "Coefficients are means over the groups of modules where there are several."
         self._message.set_text(f"{words}. {groups} A click shows a position in full.")
@@ -235,7 +217,6 @@ class RunPage:
         self._home, self._name = home, name
         self._stamp: tuple[int, int] | None = None
         self._shown: Any = None
-        self._loaded: LoadSample | None = None
         self._draw_head()
         with ui.card().classes("w-full gap-2"):
             draw_heading("Verdict")
@@ -261,11 +242,6 @@ class RunPage:
             self._points = ui.column().classes("w-full gap-2")
         for card in (self._results, self._changed, self._several):
             card.set_visibility(False)
-        with ui.card().classes("w-full gap-2") as self._machine:
-            draw_heading("Load of this machine")
-            self._load = ui.echart({}).classes("w-full h-56")
-            self._load.props('role=img aria-label="Load of this machine"')
-        self._machine.set_visibility(False)
         with ui.card().classes("w-full gap-2"):
             draw_heading("Log")
             with ui.element("div").classes("log ends").props("role=log tabindex=0"):
@@ -299,10 +275,6 @@ class RunPage:
         with ui.card().classes(f"w-full gap-2 min-w-0{wide}") as card:
             draw_heading(title)
             chart = ui.echart({}).classes("w-full h-80").props(f'role=img aria-label="{title}"')
-            if key in CHART_NOTES:
-                ui.label(CHART_NOTES[key]).classes("quiet text text-sm")
-            if key == "importance":
-                self._method = ui.label("").classes("quiet text text-sm")
         card.set_visibility(False)
         self._charts[key] = card, chart
 
@@ -311,22 +283,11 @@ class RunPage:
         if snapshot is None:  # the page is closing
             return
         self._show_snapshot(snapshot)
-        await self._refresh_load(snapshot.note is not None)
         if snapshot.stamp != self._stamp:
             self._stamp = snapshot.stamp
             found = await run.io_bound(load_run_series, self._home.run_path(self._name))
             if found is not None:
                 self._show_series(found)
-
-    async def _refresh_load(self, running: bool) -> None:
-        """Show the load of this machine while the search runs."""
-        self._machine.set_visibility(running)
-        if not running:
-            return
-        history = await run.io_bound(self._home.load_monitor.sample)
-        if history and history[-1] != self._loaded:
-            self._loaded = history[-1]
-            _set_options(self._load, load_chart(history))
 
     def _show_snapshot(self, snapshot: RunSnapshot) -> None:
         state = _run_state(snapshot)
@@ -368,17 +329,11 @@ class RunPage:
                     ui.label(sentence).classes("text")
         for key, (card, chart) in self._charts.items():
             options = found.charts.get(key, {})
-            note = found.importance if key == "importance" else ""
-            card.set_visibility(bool(options or note))
+            card.set_visibility(bool(options))
             chart.set_visibility(bool(options))
             if key in GROWING_CHARTS and options:
                 chart.style(f"height: {_chart_height(options)}px")
             _set_options(chart, options)
-        alone = ("domains" in found.charts) != bool(found.importance)
-        for key in ("domains", "importance"):
-            wide = {"add": "md:col-span-2"} if alone else {"remove": "md:col-span-2"}
-            self._charts[key][0].classes(**wide)
-        self._method.set_text(found.importance)
         self._results.set_visibility(not found.why_not)
         self._several.set_visibility(found.points is not None)
         self._positions.show(found.positions)
@@ -466,8 +421,6 @@ def _set_options(chart: ui.echart, options: dict[str, Any]) -> None:
 
 def _chart_height(options: dict[str, Any]) -> int:
     """Return the height in pixels of a chart with a row per expert or domain."""
-    if "parallelAxis" in options:
-        return max(260, 70 + 30 * len(options["parallelAxis"]))
     bars = sum(one["type"] == "bar" for one in options["series"])
     return 110 + max(24, 20 * bars) * len(options["yAxis"]["data"])
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import pytest
 import run_folders
 from ui_pages import HOSTILE
 
-from swarm.errors import UserError
-from swarm.report.analyses.expert_importance import ExpertImportance
 from swarm.runs.run_reader import RunFolder
 from swarm.runs.verdict import Compared, Verdict
 from swarm.tasks.metrics import Measured
@@ -22,14 +19,12 @@ from swarm.ui import charts
 from swarm.ui.pages.compare import MAX_ANSWERS, summarize_answers
 from swarm.ui.run_data import (
     METRICS_LINE,
-    describe_importance,
     load_changed_items,
     load_position,
     load_run_series,
     positions_csv,
     round_numbers,
 )
-from swarm.ui.state import LoadMonitor, LoadSample
 
 
 @pytest.fixture(scope="module")
@@ -65,24 +60,6 @@ def test_the_best_is_a_step_and_points_name_their_particle(folder: Path) -> None
     assert all(round(value, 4) == value for value in rest)
 
 
-def test_parallel_coordinates_hold_each_position(folder: Path) -> None:
-    run = RunFolder(folder)
-    ranked = ExpertImportance([*reversed(run.experts)], [1.0] * 14, 0.5, 30)
-    options = charts.parallel_chart(run, ranked)
-    names = [axis["name"] for axis in options["parallelAxis"]]
-    assert names == [*run.experts[: -charts.MAX_EXPERTS - 1 : -1], "utility"]
-    rows = options["series"][0]["data"]
-    assert len(rows) == run.utilities.size
-    assert [row["value"][-1] for row in rows] == sorted(row["value"][-1] for row in rows)
-    words = rows[-1]["name"].replace(",", "").replace(":", "").split()
-    place = int(words[1]), int(words[3])
-    assert run.utilities[place] == pytest.approx(rows[-1]["value"][-1], abs=1e-4)
-    expected = run.means[place][[run.experts.index(name) for name in names[:-1]]]
-    assert rows[-1]["value"][:-1] == pytest.approx(expected.tolist(), abs=1e-4)
-    low, high = (options["parallelAxis"][0][end] for end in ("min", "max"))
-    assert low <= run.means.min() and run.means.max() <= high
-
-
 def test_the_heat_map_has_a_cell_per_expert_and_group(folder: Path) -> None:
     run = RunFolder(folder)
     best = run.find_best()
@@ -111,20 +88,14 @@ def test_domains_have_bars_and_intervals(folder: Path, tmp_path: Path) -> None:
 
 def test_a_page_has_the_charts_that_apply(folder: Path, tmp_path: Path) -> None:
     found = load_run_series(folder)
-    every = {"particles", "coefficients", "domains", "importance", "parallel", "modules"}
-    assert set(found.charts) == every
+    assert set(found.charts) == {"particles", "coefficients", "domains", "modules"}
     assert json.loads(json.dumps(found.charts, allow_nan=False)) == found.charts
-    assert found.importance.startswith("Functional ANOVA")
     assert found.changes and [title.split(":")[0] for title, _ in found.changed] == ["Won", "Lost"]
     run, table = RunFolder(folder), found.positions
     assert table is not None and table.rows.shape == (run.utilities.size, 4 + 14)
-    best = table.select("")[0]
+    best = table.sorted_rows()[0]
     assert best[2] == run.utilities.max() and best[3] == 30
     assert best[4:].tolist() == run.means[int(best[0]), int(best[1])].tolist()
-    assert len(table.select("iteration = 3, particle <= 1")) == 2
-    for wrong in ("utility", "height > 1"):
-        with pytest.raises(UserError, match="is not a condition"):
-            table.select(wrong)
     details = load_position(folder, (1, 2))
     assert len(details.answers) == 30 and details.coefficients.header == ["expert", "low", "high"]
     header, *rows = csv.reader(positions_csv(run).splitlines())
@@ -134,8 +105,7 @@ def test_a_page_has_the_charts_that_apply(folder: Path, tmp_path: Path) -> None:
     assert " dev items" in load_changed_items(folder, other)[0][0]
     plain = run_folders.folder(tmp_path / "plain", particles=2, iterations=1)
     small = load_run_series(plain)
-    assert set(small.charts) == {"particles", "coefficients", "parallel"}
-    assert "of at least 12 that are needed" in small.importance
+    assert set(small.charts) == {"particles", "coefficients"}
 
 
 @pytest.mark.parametrize("count", [2, 5, 12])
@@ -177,12 +147,6 @@ def test_cosines_are_a_square() -> None:
     assert [cell["value"] for cell in cells] == [[0, 0, 1], [0, 1, -0.5], [1, 0, -0.5], [1, 1, 1]]
 
 
-def test_unreliable_importances_are_marked() -> None:
-    weak, strong = (ExpertImportance(["a"], [1.0], r2, 40) for r2 in (0.05, 0.9))
-    assert describe_importance(weak).endswith("do not interpret the importances.")
-    assert "90%" in describe_importance(strong) and "interpret" not in describe_importance(strong)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -201,20 +165,3 @@ def test_metrics_that_are_objects_are_not_in_the_log() -> None:
     kept = "2026-11-23 13:13:21,604 INFO test_gain_interval: [-0.25, 0.5]\n"
     line = "2026-11-23 13:13:21,604 INFO baselines: [{'name': 'base'}]\n"
     assert METRICS_LINE.sub("", line + kept + line.replace("[", "").replace("]", "")) == kept
-
-
-def test_the_load_of_this_machine() -> None:
-    monitor = LoadMonitor()
-    first = monitor.sample()
-    assert len(first) == 1 and monitor.sample() == first  # at most one in two seconds
-    assert 0 < first[0].memory < 100 and math.isnan(first[0].cpu)
-    time.sleep(0.1)  # the kernel counts in hundredths of a second
-    monitor._last = -math.inf
-    assert 0 <= monitor.sample()[-1].cpu <= 100
-    options = charts.load_chart([LoadSample("12:00:00", 5.0, 6.0, (7.0, 8.0))])
-    assert [one["name"] for one in options["series"]] == [
-        "CPU",
-        "memory",
-        "GPU 0 memory",
-        "GPU 1 memory",
-    ]

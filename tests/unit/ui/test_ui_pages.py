@@ -15,4 +15,4 @@ def test_no_page_waits_for_its_content() -> None:
             if any(ast.unparse(one).startswith("ui.page(") for one in node.decorator_list):
                 pages.append(node.name)
                 waiting += [node.name] * isinstance(node, ast.AsyncFunctionDef)
-    assert len(pages) == 8 and waiting == []
+    assert len(pages) == 7 and waiting == []

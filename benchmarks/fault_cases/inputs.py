@@ -103,7 +103,7 @@ OF_KEY: dict[str, list[str]] = {
     "task.scoring": [*WORD, "null"],
     "task.signal": [*WORD, "null"],
     "task.ids": [*WORD, "null"],
-    "task.too_long": [*WORD, "null"],
+    "task.max_prompt_tokens": [*WHOLE, "0"],
     "model.path": [
         *PLACE,
         "null",

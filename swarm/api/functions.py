@@ -290,7 +290,7 @@ def _resolve_task(task: str | Task, arguments: Sequence[str]) -> tuple[Task, Map
         raise UserError(
             f"{arguments[0]}: a task object has its own settings; set them in its constructor"
         )
-    if not hasattr(task, "run"):
+    if not isinstance(task, Task):
         raise UserError(ITEMS_MISSING)
     return task, describe_object(task)
 
@@ -331,10 +331,10 @@ class CustomTask(FunctionTask):
     """
 
     def __init__(self, name: str, function: Callable[..., Any], **more: Any) -> None:
-        super().__init__(name, function, **more)
+        super().__init__(name, function=function, **more)
         file = more.get("file")
         keys = {**more, "file": None if isinstance(file, InMemoryItems) else file}
-        path = self.scorer.path  # type: ignore[attr-defined]
+        path = function_name(function)
         self.settings = {"name": name, "function": path, "source": function_digest(function)}
         self.settings |= keys
 

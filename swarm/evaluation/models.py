@@ -69,7 +69,7 @@ class MoACandidate:
             self.names.append(VOTE_NAME)
 
     def _can_vote(self, task: Task) -> bool:
-        return self.mixture.layers > 1 and self._voters > 1 and bool(getattr(task, "votes", True))
+        return self.mixture.layers > 1 and self._voters > 1 and task.votes
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""

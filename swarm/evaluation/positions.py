@@ -14,7 +14,6 @@ from swarm.engine.base import Engine, ExpertPool
 from swarm.engine.base_model import BaseModel, choose_device
 from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage
-from swarm.evaluation.evaluation import check_scale
 from swarm.executors.worker import run_tasks_lockstep
 from swarm.loop.evaluator import apply_scale, records_to_scores
 from swarm.merging.positions import describe_position
@@ -22,7 +21,7 @@ from swarm.models.base import Completion, Request
 from swarm.registry.registry import Roster
 from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.stats.significance import PairedTest
-from swarm.tasks.base import HasScoreScale, Item, RequiresSetup, Score, Task, metric_task
+from swarm.tasks.base import Item, Score, Task, metric_task
 from swarm.tasks.metrics import paired_gain, utility_with_interval
 
 
@@ -247,7 +246,7 @@ class MixtureScoring:
         run = RunFolder(self._run) if self._run else None
         task = self._load_task()
         items = self._run_items(run, task) if run else task.items("dev")[: self._count]
-        check_scale(metric_task(task))
+        metric_task(task).check_scale()
         positions = self._positions_to_score()
         blend = self._roster.blend
         scores = self._score_items(task, items, [blend(one) for one in positions.values()])
@@ -282,7 +281,7 @@ class MixtureScoring:
         base = self._roster.local.base
         if run.identity.get("base weights") not in (None, base.fingerprint()):
             raise UserError(f"{run.name}: its base is not {base.path}, with which the experts mix")
-        if isinstance(task, HasScoreScale) and run.scale:
+        if run.scale:
             task.restore_scale(run.scale)
         answered = {row["id"] for row in run.load_answers(run.find_best())}
         known = [item for item in task.items("dev") if item["id"] in answered]
@@ -295,12 +294,10 @@ class MixtureScoring:
         self, task: Task, items: Sequence[Item], models: Sequence[Any]
     ) -> list[list[Score]]:
         """Return one list of scores per model, in the order of the items."""
-        if isinstance(task, RequiresSetup):
-            task.check()
+        task.check()
         for model in models:
             model.check()
-        if isinstance(task, RequiresSetup):
-            task.open(choose_device(self._roster.device))
+        task.open(choose_device(self._roster.device))
         for model in models:
             model.open()
         self.total = len(items)

@@ -49,7 +49,7 @@ class VotingCandidate:
 
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
-        if not getattr(task, "votes", True):
+        if not task.votes:
             raise UserError(
                 f"task={task.name}: its answers are free texts, which cannot be voted on"
             )

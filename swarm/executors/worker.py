@@ -17,7 +17,7 @@ from swarm.engine.base import (
 from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Request, Usage
-from swarm.tasks.base import HasGoldAnswers, Item, RequiresSetup, Score, Task, metric_task
+from swarm.tasks.base import Item, Score, Task, metric_task
 
 if TYPE_CHECKING:
     from swarm.engine.gradient import Gradient
@@ -178,8 +178,7 @@ class Worker:
         if self._device is None:
             # A pool is pickled closed; opening it again reads a few headers.
             self.engine.open(self.base, self.pool.open(self.base), device)
-            if isinstance(self.task, RequiresSetup):
-                self.task.open(device)
+            self.task.open(device)
             self._device = device
 
     def close(self) -> None:
@@ -217,7 +216,7 @@ class Worker:
 
     def _compute_gradient(self, job: Job, task: Task, items: Sequence[Item]) -> JobResult:
         """Return the loss of the items at the job's position, and its derivative."""
-        assert isinstance(task, HasGoldAnswers) and isinstance(self.engine, DifferentiableEngine)
+        assert isinstance(self.engine, DifferentiableEngine)
         (position,) = np.array(job.positions, dtype=np.float64)
         examples = task.gold_examples(items)
         if job.split == "entropy":

@@ -489,8 +489,7 @@ class ModelCard:
 
     def _notes_on_numbers(self) -> list[str]:
         """Return notes on items that were dropped or truncated, and on unmeasured rounding."""
-        changed = [f"{line}." for line in self.source.state.get("too_long", ())]
-        return [*changed, *self._unmeasured_notes()]
+        return self._unmeasured_notes()
 
     def _unmeasured_notes(self) -> list[str]:
         """Return notes on unmeasured rounding, with the command that measures it."""

@@ -17,7 +17,7 @@ from swarm.executors import Executor, Job, JobResult
 from swarm.executors.worker import data_split
 from swarm.loop.score_cache import ScoreCache
 from swarm.runs.run_folder import ParticleIndex, RunRecord, position_key
-from swarm.tasks.base import HasScoreScale, Item, Score, Task
+from swarm.tasks.base import Item, Score, Task
 
 if TYPE_CHECKING:
     from swarm.engine.gradient import Gradient
@@ -260,9 +260,9 @@ def calibrate_scale(
     Returns:
         The scale, for the record; `None` if the task has none.
     """
-    if not isinstance(task, HasScoreScale):
-        return None
     scale = task.calibrate([s for i in range(experts) for s in scores[i].values()])
+    if scale is None:
+        return None
     for mine in scores.values():
         mine.update({index: task.apply_scale(score) for index, score in mine.items()})
     return dict(scale)
@@ -270,7 +270,7 @@ def calibrate_scale(
 
 def apply_scale(task: Task, score: Score) -> Score:
     """Return the score on the task's scale, if the task has one."""
-    return task.apply_scale(score) if isinstance(task, HasScoreScale) else score
+    return task.apply_scale(score)
 
 
 def scores_to_records(items: Sequence[Any], scores: Sequence[Score]) -> list[dict[str, Any]]:
@@ -283,7 +283,6 @@ def scores_to_records(items: Sequence[Any], scores: Sequence[Score]) -> list[dic
             "text": score.text,
             **({"part": score.part} if score.part else {}),
             **({"measures": dict(score.measures)} if score.measures else {}),
-            **({"cut": True} if score.cut else {}),
         }
         for item, score in zip(items, scores, strict=True)
     ]
@@ -298,7 +297,6 @@ def records_to_scores(rows: Sequence[dict[str, Any]]) -> list[Score]:
             r["text"],
             r.get("part", ""),
             r.get("measures", {}),
-            r.get("cut", False),
         )
         for r in rows
     ]

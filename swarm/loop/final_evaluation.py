@@ -139,7 +139,7 @@ class FinalEvaluation:
     def _utility_on(self, scores: Sequence[Score], items: Iterable[int]) -> float:
         """Return the utility of some of the scores; of a part of a mixture, their mean."""
         some = [scores[index] for index in items]
-        if self.item_routes is None and not hasattr(self.task, "subtask_utilities"):
+        if self.item_routes is None and not self.task.tasks:
             return self.metric_task.utility(some)
         return float(np.mean([score.value for score in some])) if some else 0.0
 
@@ -195,7 +195,7 @@ class FinalEvaluation:
         live = sorted(finalists, key=self._rank_key, reverse=True)
         scores: dict[ParticleIndex, list[Score]] = {index: [] for index in live}
         order = sorted(self.held_out, key=lambda index: short_digest(["kept", index]))
-        third = len(order) if hasattr(self.task, "subtask_utilities") else -(-len(order) // 3)
+        third = len(order) if self.task.tasks else -(-len(order) // 3)
         for start in range(0, len(order), third):
             for index in live:
                 position, items = self.record.position_at(index), order[start : start + third]

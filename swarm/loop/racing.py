@@ -126,8 +126,8 @@ class Racing:
                 f"racing={self.rule}: {type(optimizer).__name__} needs all utilities and has "
                 "no personal bests to race against; use racing=off or optimizer=pso"
             )
-        highest = getattr(task, "highest", None)
-        if hasattr(task, "subtask_utilities") or (self.rule == "exact" and highest is None):
+        highest = task.highest
+        if task.tasks or (self.rule == "exact" and highest is None):
             raise UserError(
                 f"racing={self.rule}: the utility of task {task.name} is not the mean of item "
                 f"values{' with a known maximum' * (self.rule == 'exact')}; use racing=off"

@@ -14,6 +14,7 @@ from swarm.engine.base import Engine, ExpertPool
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.executors import Executor, Worker
+from swarm.loop.context import check_context
 from swarm.loop.evaluator import (
     Batching,
     Budget,
@@ -34,7 +35,6 @@ from swarm.loop.search_inputs import (
     check_run_settings,
     digest_items,
     engine_versions,
-    fit_items,
     resolve_baselines,
     resolve_groups,
     search_identity,
@@ -56,8 +56,6 @@ from swarm.runs.run_folder import (
 )
 from swarm.runs.verdict import Verdict, read_verdict
 from swarm.tasks.base import (
-    HasScoreScale,
-    RequiresSetup,
     Score,
     Task,
     metric_task,
@@ -151,7 +149,6 @@ class Run:
         self._tested: Counter[str] = Counter()
         self.differentiating = False
         self.notes: list[str] = []
-        self._changed: list[str] = []
 
     def search(
         self,
@@ -226,9 +223,6 @@ class Run:
         if resumed and self.record.iterations:
             self._restore()
         base = self.model.describe_substitute()
-        if self._changed:
-            self.record.state["too_long"] = self._changed
-            self.record.save_state()
         if changed := self.record.record_versions(engine_versions()):
             log.warning("%s: answers may differ from earlier ones by rounding", changed)
         self.reporter.on_run_start(
@@ -244,13 +238,15 @@ class Run:
         )
 
     def fit_items_to_context(self, tokenizer: Any) -> bool:
-        """Fit the task's prompts into the model's context; return whether items were changed.
+        """Check that prompts fit into the model's context; return whether dev items were left out.
 
         Raises:
-            UserError: The prompts do not fit.
+            UserError: They do not fit.
         """
-        self._changed = fit_items(self.task, tokenizer, self.engine.context, self.test)
-        return bool(self._changed)
+        before = len(self.task.items("dev"))
+        splits = ("dev", "test") if self.test else ("dev",)
+        check_context(self.task, tokenizer, self.engine.context, splits)
+        return len(self.task.items("dev")) < before
 
     def check_inputs(self) -> int:
         """Read items and pool, start the optimizer; return the number of dev items it will see."""
@@ -258,8 +254,7 @@ class Run:
         if self.test:
             self.task.items("test")
         self._searched, self._kept = split_dev_holdout(dev, self.confirm, self.seed)
-        if isinstance(self.task, RequiresSetup):
-            self.task.check()
+        self.task.check()
         self.optimizer, missing, self.notes, self._item_routes = start_optimizer(
             self.optimizer,
             self.task,
@@ -280,8 +275,8 @@ class Run:
         self.optimizer.load_state_dict(self.record.state["optimizer"])
         for number, entry in enumerate(self.record.iterations):
             self._known.add_iteration(number, entry["positions"], entry["utilities"])
-        if isinstance(self.task, HasScoreScale):
-            self.task.restore_scale(self.record.state["scale"])
+        if scale := self.record.state["scale"]:
+            self.task.restore_scale(scale)
         self.record.write_outputs(self.pool)
 
     def _run_iterations(self) -> None:
@@ -499,7 +494,7 @@ class Run:
         Those are both bests, the baselines, the voters and points of the front.
         """
         front = self.front if self.optimizer.has_objectives else 0
-        voters = self.ensemble if getattr(metric_task(self.task), "votes", True) else 0
+        voters = self.ensemble if metric_task(self.task).votes else 0
         return 2 + len(self.applicable_baselines()) + voters + front
 
     def count_recipes(self) -> int:

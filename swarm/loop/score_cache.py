@@ -111,7 +111,6 @@ def _restore_score(row: Any) -> Score:
         and isinstance(score.text, str)
         and isinstance(score.part, str)
         and isinstance(score.measures, Mapping)
-        and isinstance(score.cut, bool)
     )
     if not (valid and all(map(math.isfinite, (score.value, *score.measures.values())))):
         raise ValueError(f"not a score: {row!r}")

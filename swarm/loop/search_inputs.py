@@ -18,17 +18,13 @@ from swarm.engine.base import DifferentiableEngine, Engine, ExpertPool
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.loop.evaluator import Budget
-from swarm.loop.prompt_stats import fit_to_context
 from swarm.optimizers.base import Optimizer, SearchResources
 from swarm.optimizers.gradient import MIN_ROUTE_ITEMS
 from swarm.optimizers.swarm import NORM_LIMIT, MemeticSwarm
 from swarm.pool.pool import Pool
 from swarm.tasks.base import (
-    HasSources,
     Task,
     first_prompts,
-    gold_answers_error,
-    is_black_box,
 )
 from swarm.tasks.metrics import group_items_by_domain
 
@@ -118,7 +114,7 @@ def start_optimizer(
         UserError: An input is invalid, or the inputs do not go together.
     """
     missing = gradients_unavailable_reason(task, engine, pool)
-    black_box, items = is_black_box(task), len(searched)
+    black_box, items = task.black_box, len(searched)
     resources = SearchResources(
         gradients=missing is None,
         positions=budget.prompts // items if budget.prompts else None,
@@ -181,7 +177,7 @@ def route_pool(
     dev = task.items("dev")
     prompts = first_prompts(task, [dev[index] for index in searched])
     reason = None
-    if getattr(task, "rounds", 1) > 1 or any(len(mine) > 1 for mine in prompts):
+    if task.rounds > 1 or any(len(mine) > 1 for mine in prompts):
         reason = f"task {task.name} sends several prompts about an item"
     elif not hasattr(engine, "router"):
         reason = "the engine does not route prompts; use engine=hf or vllm"
@@ -190,15 +186,6 @@ def route_pool(
     texts = ["\n".join(mine) for mine in prompts]
     pool.route(texts, reason is None)
     return pool.router.assign(texts) if pool.router else None
-
-
-def fit_items(task: Task, tokenizer: Any, context: float, test: bool) -> list[str]:
-    """Fit the task's prompts into the model's context; return which items were changed.
-
-    Raises:
-        UserError: The prompts do not fit.
-    """
-    return fit_to_context(task, tokenizer, context, ("dev", "test") if test else ("dev",))
 
 
 RESOLVED_KEYS = ("groups", "routes")
@@ -216,7 +203,7 @@ def resolve_groups(config: Mapping[str, Any], pool: ExpertPool) -> Mapping[str, 
 
 def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -> str | None:
     """Return the reason why gradients of the gold answers' loss are unavailable, or `None`."""
-    if (wrong := gold_answers_error(task)) is not None:
+    if (wrong := task.gold_error) is not None:
         return wrong
     if not isinstance(engine, DifferentiableEngine) or not hasattr(pool, "modules"):
         return "gradients need engine=hf and a pool of adapters"
@@ -280,18 +267,9 @@ def search_identity(
     }
 
 
-def task_source_digests(task: Task, path: str = "task") -> dict[str, str]:
-    """Return digests of further inputs of a task's scores, besides settings and items, by key.
-
-    See `swarm.tasks.base.HasSources`; parts of a mixture and scorers are included.
-    """
-    found: dict[str, str] = {}
-    for one in (task, getattr(task, "scorer", None)):
-        if isinstance(one, HasSources):
-            found |= {f"{path}.{name}": value for name, value in one.source_digests().items()}
-    for name, part in getattr(task, "tasks", {}).items():
-        found |= task_source_digests(part, f"{path}.tasks.{name}")
-    return found
+def task_source_digests(task: Task) -> dict[str, str]:
+    """Return digests of further inputs of a task's scores, besides settings and items, by key."""
+    return {f"task.{name}": value for name, value in task.source_digests().items()}
 
 
 def engine_versions() -> dict[str, str]:

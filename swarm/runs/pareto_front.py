@@ -14,6 +14,7 @@ from swarm.merging.positions import describe_position
 from swarm.optimizers.base import Optimizer
 from swarm.optimizers.multi_objective import BASE_BOUND, NSGA2Search
 from swarm.tasks.base import Score, Task, metric_task
+from swarm.tasks.mixture import Mixture
 
 ParticleIndex = tuple[int, int]
 """(iteration, particle)."""
@@ -28,13 +29,13 @@ def check_objectives(optimizer: Optimizer, task: Task) -> None:
     if not isinstance(optimizer, NSGA2Search):
         return
     kind = optimizer.NAME
-    if not hasattr(task, "subtask_utilities"):
+    if not task.tasks:
         raise UserError(
             f"optimizer={kind}: task {task.name} has one objective; use task=mixture with two "
             "tasks (docs/objectives_several.md), or an optimizer of one objective, e.g. "
             "optimizer=pso"
         )
-    optimizer.name_objectives(list(getattr(task, "tasks", ())))
+    optimizer.name_objectives(list(task.tasks))
     for name, bound in (optimizer.constraints or {}).items():
         if bound != BASE_BOUND and metric_task(task) is not task:
             raise UserError(
@@ -56,7 +57,7 @@ def compute_objectives(
     Returns:
         `None` if the task has no parts, or no particle has scores.
     """
-    if not hasattr(task, "subtask_utilities") or not scores:
+    if not isinstance(task, Mixture) or not scores:
         return None
     found = {i: list(task.subtask_utilities(mine).values()) for i, mine in scores.items()}
     values = np.full((particles, len(next(iter(found.values())))), np.nan)

@@ -6,23 +6,27 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from swarm._util import validation
+from swarm._util.settings import checked
 from swarm._util.threads import PARSING, parse_python
 from swarm.errors import UserError
 from swarm.models.function import function_name
 from swarm.tasks.base import Item, Score
-from swarm.tasks.free_text import FreeText
+from swarm.tasks.free_text import FreeText, Scorer
+from swarm.tasks.reward_model import FiniteNumber
 
 IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
-class FunctionScorer:
+@checked("task")
+@dataclass(eq=False)
+class FunctionScorer(Scorer):
     """Scores texts by a function that is called with the prompt, the text and the item.
 
     A blank text is unparsed, but is passed to the function like any other.
@@ -32,29 +36,21 @@ class FunctionScorer:
             the current folder. `None` fails in `check`.
         highest: Upper bound of the function's values; `None` if there is none.
         template: The prompt, with the item's fields in braces.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
-    votes = False
+    function: str | Callable[..., Any] | None
+    highest: FiniteNumber | None = None  # type: ignore[assignment]
+    template: str = "{prompt}"
 
-    def __init__(
-        self,
-        function: str | Callable[..., Any] | None,
-        highest: float | None = None,
-        template: str = "{prompt}",
-    ) -> None:
-        self.function = function if callable(function) else None
-        path = function_name(function) if callable(function) else function
-        self.path = validation.check_optional_text("function", path)
-        self.highest = None if highest is None else to_finite_float(highest)
-        if highest is not None and self.highest is None:
-            raise UserError(f"task.highest: {highest!r} is neither null nor a number.")
-        self.template = template
+    needs_setup = True
+
+    def __post_init__(self) -> None:
+        given = self.function
+        self.path = function_name(given) if callable(given) else given
+        self._loaded = given if callable(given) else None
 
     def check(self) -> None:
-        """See `RequiresSetup.check`.
+        """See `Setup.check`.
 
         Raises:
             UserError: The function cannot be imported, or not be called with three arguments.
@@ -68,16 +64,9 @@ class FunctionScorer:
         except ValueError:
             pass  # Some functions written in C have no signature.
 
-    def open(self, device: str) -> None:
-        """See `RequiresSetup.open`; a module is imported at its first use."""
-
     def source_digests(self) -> dict[str, str]:
-        """See `swarm.tasks.base.HasSources`: the function, and what it uses from its own folder."""
+        """See `Setup.source_digests`: the function, and what it uses from its own folder."""
         return {"function source": source_digest(self._load_function())}
-
-    def item_error(self, item: Item) -> str | None:
-        """Return `None`: only the function uses an item's further fields."""
-        return None
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
         """See `swarm.tasks.free_text.Scorer`.
@@ -117,9 +106,9 @@ class FunctionScorer:
         Raises:
             UserError: It cannot be imported.
         """
-        if self.function is not None:
-            return self.function
-        if self.path is None:
+        if self._loaded is not None:
+            return self._loaded
+        if not self.path:
             raise UserError("task.function is missing: set task.function=module.name.")
         module, _, name = self.path.rpartition(".")
         if not module:
@@ -136,32 +125,26 @@ class FunctionScorer:
         return function
 
 
+@checked("task")
+@dataclass(eq=False)
 class FunctionTask(FreeText):
     """Items with a prompt, whose answers a Python function scores.
 
     The utility is the mean of the function's values.
 
     Args:
-        name: The task's name.
-        function: See `FunctionScorer`.
-        highest: See `FunctionScorer`.
-        template: The prompt, with the item's fields in braces.
-        **written: Further arguments of `FreeText`.
+        function, highest: See `FunctionScorer`.
 
-    Raises:
-        UserError: A value is not allowed.
+    The others are those of `FreeText`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        function: str | Callable[..., Any] | None = None,
-        highest: float | None = None,
-        template: str = "{prompt}",
-        **written: Any,
-    ) -> None:
-        scorer = FunctionScorer(function, highest, template)
-        super().__init__(name, scorer, template=template, **written)
+    scorer: Scorer = field(init=False)
+    function: str | Callable[..., Any] | None = None
+    highest: FiniteNumber | None = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self.scorer = FunctionScorer(self.function, self.highest, self.template)
+        super().__post_init__()
 
 
 def to_finite_float(value: object) -> float | None:

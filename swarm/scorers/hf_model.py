@@ -1,14 +1,16 @@
 """A local transformers model that scores texts: resolving its files, loading, batching."""
 
-import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from swarm._util import files, validation
-from swarm._util.files import parse_json
+from pydantic import StringConstraints
+
+from swarm._util.files import find_path, parse_json
+from swarm._util.settings import Positive, Text, checked
 from swarm.engine.base_model import (
-    DTYPES,
     check_model_folder,
     download_from_hub,
     find_in_hub_cache,
@@ -21,6 +23,9 @@ from swarm.engine.base_model import (
 )
 from swarm.engine.hf import BATCH_CPU, BATCH_GPU
 from swarm.errors import UserError
+from swarm.tasks.free_text import Scorer
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 T = TypeVar("T")
 
@@ -81,38 +86,49 @@ TokenRow = Mapping[str, Sequence[int]]
 """A tokenized text: "input_ids" and further inputs of the model, of equal length."""
 
 
-class ScoringModel:
-    """A transformers model for scoring; its weights are read from safetensors only.
+@checked("task.scorer")
+@dataclass(eq=False)
+class LocalModelScorer(Scorer):
+    """A scorer with a transformers model; its weights are read from safetensors only.
 
     Args:
-        path: A folder with a transformers model, or the id of one on the Hugging Face hub.
+        model: A folder with a transformers model, or the id of one on the Hugging Face hub.
         device: "cpu", "cuda" or "cuda:1"; `None` is the device of the worker's own model.
         dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
         trust_remote_code: Whether the model's own code may run.
         max_tokens: Maximum number of padded tokens in one batch; `None` chooses 4,096 on a CPU and
             65,536 on a GPU. Halved permanently when the device runs out of memory.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
-    def __init__(
-        self,
-        path: str,
-        device: str | None = None,
-        dtype: str = "auto",
-        trust_remote_code: bool = False,
-        max_tokens: int | None = None,
-    ) -> None:
-        self.path = validation.check_text("scorer.model", path)
-        self.device = validation.check_optional_text("scorer.device", device)
-        if self.device and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
-            raise UserError(f"task.scorer.device={device}: must be null, cpu, cuda or e.g. cuda:1")
-        self.dtype = validation.check_one_of("scorer.dtype", dtype, DTYPES)
-        self.trust_remote_code = validation.check_bool(
-            "scorer.trust_remote_code", trust_remote_code
-        )
-        self.max_tokens = validation.check_optional_int("scorer.max_tokens", max_tokens)
+    model: Text
+    device: Annotated[str, StringConstraints(pattern=r"^(cpu|cuda(:\d+)?)$")] | None = None
+    dtype: Dtype = "auto"
+    trust_remote_code: bool = False
+    max_tokens: Positive | None = None
+
+    needs_setup = True
+
+    @abstractmethod
+    def model_class(self, config: Mapping[str, Any]) -> str:
+        """Return the class of transformers that opens a model with this config.json.
+
+        Raises:
+            UserError: It is no model of this kind.
+        """
+
+    def check(self) -> None:
+        """See `Setup.check`; a hub model that is not on disk yet is not checked.
+
+        Raises:
+            UserError: There is no such model, or it is none of this kind.
+        """
+        if config := self.load_config():
+            self.model_class(config)
+
+    def open(self, device: str) -> None:
+        """See `Setup.open`."""
+        folder = self.resolve_folder()
+        self.load_model(folder, self.model_class(read_config(folder)), device)
 
     def load_config(self) -> Mapping[str, Any]:
         """Return the model's config.json; empty for a hub model that is not on disk yet.
@@ -121,14 +137,14 @@ class ScoringModel:
             UserError: There is no such folder, or it contains no readable model; or the model is
                 not on disk and the hub does not respond.
         """
-        if folder := self._local_folder() or find_in_hub_cache(self.path):
+        if folder := self._local_folder() or find_in_hub_cache(self.model):
             return read_config(folder)
         from huggingface_hub import constants
 
         off = "the hub is disabled (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else ""
         if problem := off or hub_unreachable_reason(constants.ENDPOINT):
             raise UserError(
-                f"task.scorer.model={self.path} is not in the hub's cache and {problem}; give a "
+                f"task.scorer.model={self.model} is not in the hub's cache and {problem}; give a "
                 "folder with a transformers model"
             )
         return {}
@@ -140,22 +156,22 @@ class ScoringModel:
             UserError: There is no such folder or model, or nothing could be downloaded.
         """
         return self._local_folder() or check_model_folder(
-            Path(download_from_hub(self.path, self.trust_remote_code))
+            Path(download_from_hub(self.model, self.trust_remote_code))
         )
 
     def source_digests(self) -> dict[str, str]:
-        """See `swarm.tasks.base.HasSources`: the model, by content; downloads what is missing."""
+        """See `Setup.source_digests`: the model, by content; downloads what is missing."""
         return {"scorer.model weights": folder_hash(self.resolve_folder(), self.trust_remote_code)}
 
     def _local_folder(self) -> Path | None:
-        folder = files.find_path(self.path)
+        folder = find_path(self.model)
         if folder.is_dir():
             return check_model_folder(folder)
-        if not is_hub_id(self.path):
-            raise UserError(f"task.scorer.model={self.path}: no such folder")
+        if not is_hub_id(self.model):
+            raise UserError(f"task.scorer.model={self.model}: no such folder")
         return None
 
-    def open(self, folder: Path, kind: str, worker: str) -> None:
+    def load_model(self, folder: Path, kind: str, worker: str) -> None:
         """Load network and tokenizer.
 
         Args:
@@ -176,7 +192,7 @@ class ScoringModel:
         trust = {"trust_remote_code": self.trust_remote_code}
         with (
             quiet_transformers(),
-            wrap_load_errors(f"task.scorer.model={self.path} cannot be opened"),
+            wrap_load_errors(f"task.scorer.model={self.model} cannot be opened"),
         ):
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
             self.network, loading_info = getattr(transformers, kind).from_pretrained(
@@ -190,11 +206,11 @@ class ScoringModel:
         # transformers initializes missing weights randomly, which would give random scores.
         if missing := sorted(loading_info["missing_keys"]):
             raise UserError(
-                f"task.scorer.model={self.path} was not trained to score texts: {missing[0]} is "
+                f"task.scorer.model={self.model} was not trained to score texts: {missing[0]} is "
                 "missing from its weights"
             )
         budget = self.max_tokens or (BATCH_CPU if self.where == "cpu" else BATCH_GPU)
-        self.batches = TextBatcher(budget, f"{self.path} on {self.where}")
+        self.batches = TextBatcher(budget, f"{self.model} on {self.where}")
         stated = getattr(self._text_config(), "pad_token_id", None)
         self._padding: int | None = None if stated is None or stated < 0 else stated
 

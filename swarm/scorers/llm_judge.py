@@ -3,13 +3,16 @@
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from swarm._util import validation
 from swarm._util.replies import parse_rating
+from swarm._util.settings import Positive, Text, checked
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Model, Request, sum_usage
+from swarm.models.base import Completion, Message, Request, sum_usage
 from swarm.tasks.base import Item, RequiresSetup, Score
 from swarm.tasks.dataset import text_field_error
+from swarm.tasks.free_text import Scorer
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +49,9 @@ MAX_REPLY_CHARACTERS = 2000
 """Characters of a reply that are shown to the judge again."""
 
 
-class LLMJudge:
+@checked("task.scorer")
+@dataclass(eq=False)
+class LLMJudge(Scorer):
     """Has a model rate texts from 1 to 10; the value is a tenth of the rating, 0.1 to 1.
 
     The original took the same scale (integers only) from one vendor's model, and ended the search
@@ -64,44 +69,38 @@ class LLMJudge:
         question: The field of an item that contains its question.
         max_new_tokens: Maximum number of tokens of a reply; a judge that reasons first needs
             hundreds.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
-    highest: float | None = 1.0
-    votes = False
+    model: Any  # a `swarm.models.base.Model`
+    question: Text = "prompt"
+    max_new_tokens: Positive = 64
 
-    def __init__(self, model: Model, question: str = "prompt", max_new_tokens: int = 64) -> None:
-        if not callable(getattr(model, "generate", None)):
-            raise UserError(f"task.scorer.model: {model!r} is not a model")
-        self.model = model
-        self.question = validation.check_text("scorer.question", question)
-        self.max_new_tokens = validation.check_positive_int("scorer.max_new_tokens", max_new_tokens)
+    highest = 1.0
+    needs_setup = True
+
+    def __post_init__(self) -> None:
+        if not callable(getattr(self.model, "generate", None)):
+            raise UserError(f"task.scorer.model: {self.model!r} is not a model")
 
     def check(self) -> None:
-        """Check the model if it has setup; see `swarm.tasks.base.RequiresSetup.check`."""
+        """Check the model; see `Setup.check`."""
         if isinstance(self.model, RequiresSetup):
             self.model.check()
 
     def source_digests(self) -> dict[str, str]:
-        """See `swarm.tasks.base.HasSources`: the model, if it is a local one."""
+        """See `Setup.source_digests`: the model, if it is a local one."""
         model = getattr(self.model, "model", self.model)  # unwrap a model with a cache
         fingerprint = getattr(model, "fingerprint", None)
         return {"scorer.model weights": fingerprint()} if fingerprint else {}
 
     def open(self, device: str) -> None:
-        """Open the model if it has setup; see `swarm.tasks.base.RequiresSetup.open`."""
+        """Open the model; see `Setup.open`."""
         if isinstance(self.model, RequiresSetup):
             self.model.open(device)
 
     def item_error(self, item: Item) -> str | None:
         """Return the error of an item's question, or `None`."""
         return text_field_error(item, self.question)
-
-    def build_prompt(self, item: Item, answer: str = "") -> tuple[Message, ...]:
-        """Return the prompt about an answer, for `swarm.loop.prompt_stats.fit_to_context`."""
-        return (Message("user", format_prompt(item[self.question], answer)),)
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
         """Return one score per text; see `swarm.tasks.free_text.Scorer.score`.
@@ -141,7 +140,8 @@ class LLMJudge:
 
     def _generate_replies(self, turns: Sequence[tuple[Message, ...]]) -> list[Completion]:
         requests = [Request(turn, self.max_new_tokens) for turn in turns]
-        return self.model.generate(requests) if requests else []
+        found: list[Completion] = self.model.generate(requests) if requests else []
+        return found
 
 
 def format_prompt(question: str, answer: str) -> str:

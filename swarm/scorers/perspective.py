@@ -2,8 +2,12 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from swarm._util.settings import checked
 from swarm.errors import UserError
 from swarm.models.cache import Cache, make_cache_key
 from swarm.models.http import Call, HttpClient
@@ -17,6 +21,8 @@ REQUESTS_PER_MINUTE = 60.0
 """The API's default quota is one request per second."""
 
 
+@checked("task.scorer")
+@dataclass(eq=False, kw_only=True)
 class PerspectiveScorer(NonToxicity):
     """Scores a text by one minus its TOXICITY from the Perspective API.
 
@@ -32,45 +38,28 @@ class PerspectiveScorer(NonToxicity):
         api_key_env: Name of the environment variable with the key; `None` sends no key.
         url: The API's method comments:analyze, or a compatible server.
         languages: Codes such as "en"; `None` lets the API detect the language.
-        first_line: See `NonToxicity`.
-        short: See `NonToxicity`.
         limits: Rate limits; `None` is one request per second.
         cache: Cache of the results, refusals too; `None` is no cache.
 
-    Raises:
-        UserError: A value is not allowed.
+    The others are those of `NonToxicity`.
     """
 
-    def __init__(
-        self,
-        api_key_env: str | None = "PERSPECTIVE_API_KEY",
-        url: str = "https://commentanalyzer.googleapis.com/v1alpha1/comments:analyze",
-        languages: Sequence[str] | None = ("en",),
-        first_line: bool = True,
-        short: float = 0.5,
-        limits: Limits | None = None,
-        cache: Cache | None = None,
-    ) -> None:
-        super().__init__(first_line, short)
-        listed = languages is None or (
-            not isinstance(languages, str) and all(isinstance(code, str) for code in languages)
-        )
-        if not listed or languages == []:
-            raise UserError(
-                f"task.scorer.languages={languages!r}: must be null or a list such as [en]"
-            )
-        self.languages = list(languages) if languages else None
-        limits = limits or Limits(requests_per_minute=REQUESTS_PER_MINUTE)
+    api_key_env: str | None = "PERSPECTIVE_API_KEY"
+    url: str = "https://commentanalyzer.googleapis.com/v1alpha1/comments:analyze"
+    languages: Annotated[Sequence[str], Field(min_length=1)] | None = ("en",)
+    limits: Limits | None = None
+    cache: Cache | None = None
+
+    def __post_init__(self) -> None:
+        limits = self.limits or Limits(requests_per_minute=REQUESTS_PER_MINUTE)
         # In a header: a key in the URL would appear in proxies' logs and in messages.
-        self.client = HttpClient("Perspective", url, api_key_env, limits, "X-Goog-Api-Key", "")
-        self.cache = cache
+        self.client = HttpClient(
+            "Perspective", self.url, self.api_key_env, limits, "X-Goog-Api-Key", ""
+        )
 
     def check(self) -> None:
-        """Check that the key is set; see `swarm.tasks.base.RequiresSetup.check`."""
+        """Check that the key is set; see `Setup.check`."""
         self.client.check()
-
-    def open(self, device: str) -> None:
-        """Do nothing: connections are made with the first request."""
 
     def measure_toxicity(self, texts: Sequence[str]) -> list[float | None]:
         """Return the toxicity of different texts; `None` if the API refuses one.
@@ -125,7 +114,7 @@ class PerspectiveScorer(NonToxicity):
             "requestedAttributes": {"TOXICITY": {}},
             "doNotStore": True,
         }
-        return body | ({"languages": self.languages} if self.languages else {})
+        return body | ({"languages": list(self.languages)} if self.languages else {})
 
 
 def _validate_toxicity(value: Any) -> float | None:

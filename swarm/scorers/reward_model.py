@@ -1,11 +1,13 @@
 """A reward model: reads a prompt and an answer as a conversation and returns its quality."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
+from swarm._util.settings import checked
 from swarm.errors import UserError
-from swarm.scorers.hf_model import ScoringModel, label_names, read_config, replace_surrogates
+from swarm.scorers.hf_model import LocalModelScorer, label_names, replace_surrogates
 from swarm.tasks.base import Item, Score
 from swarm.tasks.dataset import text_field_error
 
@@ -15,7 +17,9 @@ PLAIN_TEMPLATE = "User: {prompt}\n\nAssistant: {answer}"
 CLASSIFIER_SUFFIX = "ForSequenceClassification"
 
 
-class RewardModelScorer:
+@checked("task.scorer")
+@dataclass(eq=False)
+class RewardModelScorer(LocalModelScorer):
     """Scores texts with a reward model, as answers to the items' "prompt".
 
     Two kinds of model: a sequence classifier of transformers with one output, which is the reward;
@@ -34,58 +38,25 @@ class RewardModelScorer:
     its reward; one whose reward is not finite counts as unparsed too, without that measure, and its
     value is minus infinity.
 
-    Args:
-        model, device, dtype, trust_remote_code, max_tokens: See `ScoringModel`; model is its path.
-
-    Raises:
-        UserError: A value is not allowed.
+    Args are those of `LocalModelScorer`.
     """
 
-    highest: float | None = None
-    votes = False
-
-    def __init__(
-        self,
-        model: str,
-        device: str | None = None,
-        dtype: str = "auto",
-        trust_remote_code: bool = False,
-        max_tokens: int | None = None,
-    ) -> None:
-        self.local = ScoringModel(model, device, dtype, trust_remote_code, max_tokens)
-
-    def check(self) -> None:
-        """See `RequiresSetup.check`; a hub model that is not on disk yet is not checked.
-
-        Raises:
-            UserError: There is no such model, it is no reward model, or it comes with code that may
-                not run.
-        """
-        if config := self.local.load_config():
-            self._model_class(config)
-
-    def source_digests(self) -> dict[str, str]:
-        """See `swarm.tasks.base.HasSources`."""
-        return self.local.source_digests()
-
     def open(self, device: str) -> None:
-        """See `RequiresSetup.open`.
+        """See `Setup.open`.
 
         Raises:
-            UserError: As `check`, `ScoringModel.resolve_folder` and `ScoringModel.open`.
+            UserError: The model cannot be opened, or its code has no score.
         """
-        folder = self.local.resolve_folder()
-        kind = self._model_class(read_config(folder))
-        self.local.open(folder, kind, device)
-        self._own = kind == "AutoModel"
-        if self._own and not any(hasattr(self.local.network, f"get_score{s}") for s in ("", "s")):
+        super().open(device)
+        self._own = "get_score" in dir(self.network) or "get_scores" in dir(self.network)
+        if not self._own and not type(self.network).__name__.endswith(CLASSIFIER_SUFFIX):
             raise UserError(
-                f"task.scorer.model={self.local.path}: its code has no get_score or get_scores"
+                f"task.scorer.model={self.model}: its code has no get_score or get_scores"
             )
 
-    def _model_class(self, config: Mapping[str, Any]) -> str:
-        """Return the class of transformers that opens a model with this configuration."""
-        path, auto_map = self.local.path, config.get("auto_map") or {}
+    def model_class(self, config: Mapping[str, Any]) -> str:
+        """See `LocalModelScorer.model_class`."""
+        path, auto_map = self.model, config.get("auto_map") or {}
         classes = [str(name) for name in config.get("architectures") or []]
         if (
             any(name.endswith(CLASSIFIER_SUFFIX) for name in classes)
@@ -102,7 +73,7 @@ class RewardModelScorer:
                 f"task.scorer.model={path} is {', '.join(classes) or 'of unknown class'}: a "
                 f"reward model is a ...{CLASSIFIER_SUFFIX}, or has code with get_score"
             )
-        if not self.local.trust_remote_code:
+        if not self.trust_remote_code:
             raise UserError(
                 f"task.scorer.model={path} comes with Python code ({auto_map['AutoModel']}): "
                 "review it, then allow it with task.scorer.trust_remote_code=true"
@@ -117,32 +88,32 @@ class RewardModelScorer:
         """See `swarm.tasks.free_text.Scorer.score`."""
         pairs = [(item["prompt"], text.strip()) for item, text in zip(items, texts, strict=True)]
         rewards = self._custom_rewards(pairs) if self._own else self._classifier_rewards(pairs)
-        lengths = [len(self.local.encode(answer)["input_ids"]) for _, answer in pairs]
+        lengths = [len(self.encode(answer)["input_ids"]) for _, answer in pairs]
         return [_reward_score(*row) for row in zip(texts, rewards, lengths, strict=True)]
 
     def _classifier_rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the rewards of (prompt, answer) pairs by a classifier's single logit."""
-        limit = self.local.max_input_tokens()
+        limit = self.max_input_tokens()
         rows = [
             _truncate_middle(self._encode_pair(prompt, answer), limit) for prompt, answer in pairs
         ]
-        return [row[0] if row else float("nan") for row in self.local.compute_logits(rows)]
+        return [row[0] if row else float("nan") for row in self.compute_logits(rows)]
 
     def _encode_pair(self, prompt: str, answer: str) -> dict[str, list[int]]:
-        tokenizer = self.local.tokenizer
+        tokenizer = self.tokenizer
         if tokenizer.chat_template:
             # The template contains the special tokens itself.
             text = tokenizer.apply_chat_template(_conversation(prompt, answer), tokenize=False)
-            return self.local.encode(str(text), special=False)
+            return self.encode(str(text), special=False)
         if tokenizer.sep_token is not None:
-            return self.local.encode(prompt, answer)
-        return self.local.encode(PLAIN_TEMPLATE.format(prompt=prompt, answer=answer))
+            return self.encode(prompt, answer)
+        return self.encode(PLAIN_TEMPLATE.format(prompt=prompt, answer=answer))
 
     def _custom_rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the rewards of (prompt, answer) pairs by the model's own code."""
         import torch
 
-        network, tokenizer = self.local.network, self.local.tokenizer
+        network, tokenizer = self.network, self.tokenizer
         turns = [_conversation(prompt, answer) for prompt, answer in pairs]
 
         def score_batch(places: list[int]) -> list[float]:
@@ -155,8 +126,8 @@ class RewardModelScorer:
             # For one conversation such code may return a bare number.
             return [float(x) for x in torch.as_tensor(rewards, dtype=torch.float64).flatten()]
 
-        lengths = [len(self.local.encode(a + b)["input_ids"]) for a, b in pairs]
-        return self.local.batches.run(lengths, score_batch)
+        lengths = [len(self.encode(a + b)["input_ids"]) for a, b in pairs]
+        return self.batches.run(lengths, score_batch)
 
 
 def _conversation(prompt: str, answer: str) -> list[dict[str, str]]:

@@ -2,46 +2,51 @@
 
 import re
 import string
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
-from swarm._util import validation
+from swarm._util.settings import Number, Text, checked
 from swarm.errors import UserError
 from swarm.tasks import parsing
 from swarm.tasks.base import Item, Score
-from swarm.tasks.dataset import gold_answer_error
+from swarm.tasks.dataset import gold_answer_error, missing_field_error
+from swarm.tasks.free_text import Scorer
 
 
-class RuleScorer:
+class RuleScorer(Scorer):
     """Base class of rules: an answer is parsed from the text, and its value is the score."""
 
-    highest: float | None = 1.0
+    highest = 1.0
     votes = True
 
+    @abstractmethod
     def read_answer(self, text: str) -> str | None:
         """Return the answer of a text, or `None`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answer_value(self, item: Item, answer: str) -> float:
         """Return the value of an answer, 0 to 1."""
-        raise NotImplementedError
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """See `swarm.tasks.free_text.Grader`."""
+        """See `Scorer.grade`."""
         return 0.0 if answer is None else self.answer_value(item, answer)
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
-        """See `swarm.tasks.free_text.Scorer`."""
+        """See `Scorer.score`."""
         found = [self.read_answer(text) for text in texts]
         rows = zip(items, found, texts, strict=True)
         return [Score(self.grade(item, answer), answer, text) for item, answer, text in rows]
 
 
+@checked("task.scorer")
+@dataclass(eq=False)
 class Regex(RuleScorer):
     """1 if the match of a regular expression is the item's "answer".
 
@@ -52,28 +57,26 @@ class Regex(RuleScorer):
         pattern: A Python regular expression; flags are inline, as in "(?i)answer: (\\\\w+)", and
             with "i" the comparison ignores case too.
         take: The match that counts, "first" or "last".
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
-    def __init__(self, pattern: str, take: str = "first") -> None:
+    pattern: Text
+    take: Literal["first", "last"] = "first"
+
+    def __post_init__(self) -> None:
         try:
-            self.pattern = re.compile(validation.check_text("scorer.pattern", pattern))
+            self._compiled = re.compile(self.pattern)
         except re.error as error:
-            raise UserError(
-                f"task.scorer.pattern: {pattern!r} is not a regular expression: {error}."
-            ) from None
-        self.take = validation.check_one_of("scorer.take", take, ("first", "last"))
+            wrong = f"is not a regular expression: {error}"
+            raise UserError(f"task.scorer.pattern={self.pattern!r}: {wrong}") from None
 
     def item_error(self, item: Item) -> str | None:
         """Return an item's error; an "answer", if present, has to be a text or a number."""
-        return gold_answer_error(item["answer"]) if "answer" in item else None
+        return gold_answer_error(item) if "answer" in item else None
 
     def read_answer(self, text: str) -> str | None:
         """See `RuleScorer.read_answer`."""
         found = None
-        for match in self.pattern.finditer(text):
+        for match in self._compiled.finditer(text):
             matched = next(filter(None, match.groups()), "" if match.re.groups else match.group())
             found = matched.strip() or found
             if found and self.take == "first":
@@ -85,11 +88,13 @@ class Regex(RuleScorer):
         if "answer" not in item:
             return 1.0
         pair = (answer.strip(), str(item["answer"]).strip())
-        if self.pattern.flags & re.IGNORECASE:
+        if self._compiled.flags & re.IGNORECASE:
             pair = (pair[0].casefold(), pair[1].casefold())
         return float(pair[0] == pair[1])
 
 
+@checked("task.scorer")
+@dataclass(eq=False)
 class Numeric(RuleScorer):
     """1 if the number in a text (`swarm.tasks.parsing`) is close enough to the "answer".
 
@@ -101,20 +106,16 @@ class Numeric(RuleScorer):
             for prompts that request the bare number, "last" for those that lead to reasoning.
         absolute: In the answer's unit.
         relative: A share of the answer, .01 for one percent.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
-    def __init__(self, take: str = "last", absolute: float = 0.0, relative: float = 0.0) -> None:
-        self.take = validation.check_one_of("scorer.take", take, ("first", "last"))
-        self.absolute = _check_tolerance("absolute", absolute)
-        self.relative = _check_tolerance("relative", relative)
+    take: Literal["first", "last"] = "last"
+    absolute: Number = 0.0
+    relative: Number = 0.0
 
     def item_error(self, item: Item) -> str | None:
         """Return an item's error; the "answer" has to be a number, or a text that is one."""
         if "answer" not in item:
-            return 'it has no "answer"'
+            return missing_field_error(item, "answer")
         return None if _to_fraction(item["answer"]) is not None else 'its "answer" is not a number'
 
     def read_answer(self, text: str) -> str | None:
@@ -126,13 +127,17 @@ class Numeric(RuleScorer):
         gold, predicted = _to_fraction(item["answer"]), _to_fraction(answer)
         if gold is None or predicted is None:
             return 0.0
-        return float(abs(predicted - gold) <= max(self.absolute, self.relative * abs(gold)))
+        # Exact arithmetic: .1 is a tenth here, as in the configuration.
+        absolute, relative = (Fraction(str(one)) for one in (self.absolute, self.relative))
+        return float(abs(predicted - gold) <= max(absolute, relative * abs(gold)))
 
     def build_stop_check(self, item: Item) -> Callable[[str], bool]:
-        """See `swarm.tasks.free_text.SupportsEarlyStop`."""
+        """See `Scorer.build_stop_check`."""
         return partial(parsing.is_answer_final, "number", self.take)
 
 
+@checked("task.scorer")
+@dataclass(eq=False)
 class F1(RuleScorer):
     """Overlap of a text's words with those of the "answer": the F1 of SQuAD, 0 to 1.
 
@@ -143,24 +148,20 @@ class F1(RuleScorer):
     Args:
         lines: "first" reads the first line with a countable word, without "The answer is", and
             stops there; "all" reads the complete text.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
     votes = False
 
-    def __init__(self, lines: str = "first") -> None:
-        self.lines = validation.check_one_of("scorer.lines", lines, ("first", "all"))
+    lines: Literal["first", "all"] = "first"
 
     def item_error(self, item: Item) -> str | None:
         """Return an item's error; the "answer" has to be texts or numbers with countable words."""
         if "answer" not in item:
-            return 'it has no "answer"'
+            return missing_field_error(item, "answer")
         if not (golds := _gold_values(item)):
             return 'its "answer" is empty'
         for one in golds:
-            if (wrong := gold_answer_error(one)) is not None:
+            if (wrong := gold_answer_error({"answer": one})) is not None:
                 return wrong
             if not split_words(str(one)):
                 return f'its "answer" has no word other than articles: {one!r}'
@@ -180,7 +181,7 @@ class F1(RuleScorer):
         )
 
     def build_stop_check(self, item: Item) -> Callable[[str], bool] | None:
-        """See `swarm.tasks.free_text.SupportsEarlyStop`."""
+        """See `Scorer.build_stop_check`."""
         return self._is_line_complete if self.lines == "first" else None
 
     def _is_line_complete(self, text: str) -> bool:
@@ -214,10 +215,3 @@ def _to_fraction(value: object) -> Fraction | None:
         return None
     numerator, _, denominator = parsing.normalize_number(spelt).partition("/")
     return Fraction(Decimal(numerator)) / int(denominator or 1)
-
-
-def _check_tolerance(key: str, value: object) -> Fraction:
-    number = _to_fraction(value) if not isinstance(value, str) else None
-    if number is None or number < 0:
-        raise UserError(f"task.scorer.{key}: {value!r} is not a number, 0 or more.")
-    return number

@@ -127,7 +127,7 @@ def _scores_by_item(run: RunFolder) -> dict[str, Score]:
     if digest_items(task, "test") != run.test_items:
         raise UserError(
             f"{run.path}: the test items of its data file differ from those it was tested on; "
-            "the file has changed, or task.too_long has dropped or truncated some"
+            "the file has changed, or task.max_prompt_tokens has left some out"
         )
     digests = (short_digest(dict(item)) for item in task.items("test"))
     return dict(zip(digests, scores, strict=True))

@@ -158,9 +158,6 @@ def _summarize_block(suite: Suite, block: ResultBlock, records: RecordsByMethod)
         "task": block.task,
         "dev_items": block.dev,
         "budget": block.budget,
-        "too_long": sorted(
-            {line for r in _list_records(records) for line in r.get("too_long", ())}
-        ),
         "test_items": len(next(iter(next(iter(records.values())).values()))["values"]),
         "constant": {
             "answers": sorted({one["answer"] for one in constants}),
@@ -389,15 +386,8 @@ def format_summary(found: Mapping[str, Any]) -> list[str]:
             *_format_ranks(one),
             "",
             *_format_by_task(one, of),
-            *_format_too_long(of),
         ]
     return [*lines, "", *_explain_columns(found)]
-
-
-def _format_too_long(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Format a paragraph on the items that were dropped or truncated; empty if there are none."""
-    lines = dict.fromkeys(line for block in blocks for line in block["too_long"])
-    return ["", *(f"{line}." for line in lines)] if lines else []
 
 
 def _is_in_summary(one: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
@@ -538,7 +528,7 @@ def _format_block(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[st
     first = [f"- {row['method']}: {row['found']}" for row in block["methods"] if row["found"]]
     told_of = f"{block['test_items']} test items. Best found, by the first seed:"
     table = format_table(("method", *numbers), rows)
-    return [*table, *_format_too_long([block]), "", told_of, "", *first]
+    return [*table, "", told_of, "", *first]
 
 
 def render_picture(suite: Suite, found: Mapping[str, Any]) -> bytes | None:

@@ -31,8 +31,8 @@ from swarm._util.files import (
 )
 from swarm._version import __version__
 from swarm.errors import UserError
+from swarm.loop.context import check_context
 from swarm.loop.evaluator import records_to_scores, split_dev_holdout
-from swarm.loop.prompt_stats import fit_to_context
 from swarm.loop.search_inputs import digest_items
 from swarm.merging.positions import describe_position
 from swarm.runs.run_reader import RunFolder
@@ -114,7 +114,7 @@ class CellPlanner:
             "evaluate": self._evaluate_cell,
         }
         task = self._load_task(cell)
-        too_long = self._fit_task(cell, task)
+        self._fit_task(cell, task)
         found = yield from kind[cell.method.kind](cell, task)
         return {
             "suite": self.suite.name,
@@ -127,7 +127,6 @@ class CellPlanner:
             "seed": cell.seed,
             "words": cell_words(self.suite, cell),
             **found,
-            "too_long": too_long,
             "constant": score_best_constant(task),
             "dev_digest": digest_items(task, "dev"),
             "test_digest": digest_items(task, "test"),
@@ -193,18 +192,11 @@ class CellPlanner:
             )
         return task
 
-    def _fit_task(self, cell: SuiteCell, task: Any) -> list[str]:
-        """Drop or truncate a task's items as the cell's processes do; return the lines on them.
-
-        So constant answers and digests are of the items that are asked. Without `task.too_long` the
-        processes themselves refuse items that do not fit.
-        """
-        if getattr(task, "too_long", "refuse") == "refuse":
-            return []
+    def _fit_task(self, cell: SuiteCell, task: Any) -> None:
+        """Leave out the items that the cell's processes leave out, before they are digested."""
         config = self._compose_config(self._base_words(cell))
         base, engine = (instantiate(config[k], _convert_="all") for k in ("model", "engine"))
-        tokenizer = engine.check(base, self._open_pool(cell))
-        return fit_to_context(task, tokenizer, engine.context)
+        check_context(task, engine.check(base, self._open_pool(cell)), engine.context)
 
     def _compose_config(self, words: Sequence[str]) -> dict[str, Any]:
         return subprocess_runs.to_plain_config(subprocess_runs.compose_search(list(words), "suite"))

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from swarm.models.base import Completion, Message, Request
-from swarm.tasks.base import Item, Score, TaskRun, mean_score
+from swarm._util.settings import checked
+from swarm.models.base import Completion, Request
+from swarm.tasks.base import Item, Score, TaskRun
 from swarm.tasks.multiple_choice import MultipleChoice, build_choice_prompt
 
 REFLECTION_PROMPT = (
@@ -27,12 +29,15 @@ VERDICT = re.compile(
 """A verdict on an answer. "Correct" counts only after "not": "the correct answer" is no verdict."""
 
 
+@checked("task")
+@dataclass(eq=False)
 class Abstain(MultipleChoice):
     """Multiple-choice items in two rounds: the answer, then whether it is true or false.
 
     A model that replies "false" abstains. A right answer scores 1, a wrong one -1 and an abstention
-    0 whatever the answer was. An unparsed answer counts as wrong unless the model abstains; a reply
-    that is neither true nor false is no abstention.
+    0 whatever the answer was: the utility is the effective reliability, -1 to 1. An unparsed answer
+    counts as wrong unless the model abstains; a reply that is neither true nor false is no
+    abstention.
 
     The second prompt is the first one with `REFLECTION_PROMPT`. It proposes the letter with its
     choice ("C: Paris"), or the text where no letter was parsed; with `parser` "original" always the
@@ -47,9 +52,10 @@ class Abstain(MultipleChoice):
     Each score's measures are "abstained" and "right", the latter of the first round's answer.
     """
 
+    signal: Literal["accuracy"] = "accuracy"
+    scoring: Literal["generate", "logits"] = "generate"
+
     lowest = -1.0
-    signals = ("accuracy",)
-    scorings = ("generate", "logits")
     constants = (ABSTENTION,)
     rounds = 2
 
@@ -69,10 +75,6 @@ class Abstain(MultipleChoice):
             return 0.0
         return 1.0 if answer == item["answer"] else -1.0
 
-    def utility(self, scores: Sequence[Score]) -> float:
-        """Effective reliability, -1 to 1: (answered right - answered wrong) / items."""
-        return mean_score(scores)
-
     def build_request(self, item: Item) -> Request:
         """Return the first round's request for one item."""
         request = super().build_request(item)
@@ -88,7 +90,7 @@ class Abstain(MultipleChoice):
         else:
             proposed = f"{letter}: {item['choices'][letter]}"
         text = build_choice_prompt(item, self.instruction) + REFLECTION_PROMPT.format(proposed)
-        prompt = (Message("user", text),) if self.chat else text
+        prompt = self.format_prompt(text)
         if self.scoring == "logits":
             space = "" if self.chat else " "
             return Request(prompt, 0, (f"{space}true", f"{space}false"))

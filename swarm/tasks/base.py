@@ -1,11 +1,15 @@
-"""Protocols of a task, which maps a model to a number and is independent of search and devices."""
+"""A task maps a model to a number; it knows nothing of searches, folders or devices."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol, runtime_checkable
 
+from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Request, prompt_text
+
+SPLITS = ("dev", "test")
 
 Item = Mapping[str, Any]
 """One example as in the data file; its "id" is unique in its split."""
@@ -22,7 +26,6 @@ class Score:
         text: The model's text, for the record.
         part: In a mixture of tasks, the part that the item belongs to; else empty.
         measures: Further measurements by name, for the record: a reward, a length.
-        cut: Whether the text ends at the maximum number of tokens, before its answer was final.
     """
 
     value: float
@@ -30,64 +33,28 @@ class Score:
     text: str = ""
     part: str = ""
     measures: Mapping[str, float] = field(default_factory=dict)
-    cut: bool = False
 
 
 TaskRun = Generator[list[Request], list[Completion], list[Score]]
 """A running task: yields requests, receives their completions, returns one score per item."""
 
 
-class Task(Protocol):
-    """Items of two splits, the requests for them, and the scoring of the answers.
-
-    A task may have these optional attributes and protocols:
-
-    - `highest: float`: the utility is the mean of the items' values (`mean_score`), each of them at
-      most `highest`; required by an exact race.
-    - `lowest: float`: lower bound of the items' values; 0 by default.
-    - `votes = False`: models cannot vote on the answers (free text).
-    - `constants: Sequence[str]`: answers, besides the gold ones, that a model might give to every
-      item and that have a value ("abstain").
-    - `metric_task: Task`: the same task and items scored by the task's metric, where a search
-      optimizes another signal; else the task itself. See the function `metric_task`.
-    - `RequiresSetup`: needs a key, a model or a connection.
-    - `HasScoreScale`: its scale is measured on the pool's experts.
-    - `HasGoldAnswers`: has gold answers, whose loss a gradient can descend.
-    - `gold_error: str | None`: why items of this `HasGoldAnswers` have no gold answers; `None` if
-      they have.
-    - `black_box = True`: the loss of the gold answers is not the utility: they are reference texts,
-      to be imitated, while a scorer values other texts too.
-    - `HasSources`: its values depend on code or weights that its settings only name.
-    - `rounds: int`: number of rounds of requests about an item; 1 by default. Prompts are routed
-      (pool.routes) in tasks of one round only.
-    """
-
-    name: str
-
-    def items(self, split: str) -> Sequence[Item]:
-        """Return the items of "dev" or "test"; the first call reads and checks the file.
-
-        Raises:
-            UserError: The file is missing or not in the task's format, or the split is empty.
-        """
-        ...
-
-    def run(self, items: Sequence[Item]) -> TaskRun:
-        """Request answers to all items and score them, in the same way for dev and test."""
-        ...
-
-    def grade(self, item: Item, answer: str | None) -> float:
-        """Return the value of a parsed answer, from a single model or from a vote."""
-        ...
-
-    def utility(self, scores: Sequence[Score]) -> float:
-        """Return the number that a search maximizes, in the scores' unit."""
-        ...
-
-
 @runtime_checkable
 class RequiresSetup(Protocol):
-    """A task (or a scorer) with a resource to be checked and opened."""
+    """A model with a key, a package or weights to be checked and opened, as `Setup` describes."""
+
+    def check(self) -> None: ...
+
+    def open(self, device: str) -> None: ...
+
+
+class Setup:
+    """What a task or a scorer needs besides its settings; nothing by default."""
+
+    @property
+    def needs_setup(self) -> bool:
+        """Whether scores need a model, a key or the user's code, which may cost time or money."""
+        return False
 
     def check(self) -> None:
         """Check quickly, before anything is written, that all requirements are met.
@@ -95,54 +62,146 @@ class RequiresSetup(Protocol):
         Raises:
             UserError: A key, a package or a file is missing.
         """
-        ...
 
     def open(self, device: str) -> None:
         """Load or connect, once per worker; `device` is the device of the worker's model."""
-        ...
+
+    def source_digests(self) -> Mapping[str, str]:
+        """Return a digest of each source of the scores that the settings only name, by its key.
+
+        For example "function source": the identity of a run contains it.
+
+        Raises:
+            UserError: A source is missing.
+        """
+        return {}
 
 
-@runtime_checkable
-class HasScoreScale(Protocol):
-    """A task whose scale of values is set by the experts' dev answers."""
+class Task(Setup, ABC):
+    """Items of two splits, the requests for them, and the scoring of the answers.
 
-    def calibrate(self, scores: Sequence[Score]) -> Mapping[str, Any]:
-        """Set the scale from the dev scores of all experts, and return it for the record."""
-        ...
+    A subclass defines `items`, `run` and `grade`; everything else has a neutral default.
 
-    def restore_scale(self, scale: Mapping[str, Any]) -> None:
-        """Set a scale that `calibrate` returned."""
-        ...
+    Attributes:
+        name: The name in records and reports.
+        max_prompt_tokens: Items with a longer prompt are left out; `None` leaves none out.
+    """
 
-    def apply_scale(self, score: Score) -> Score:
-        """Return the score with its value on the scale; unchanged without a scale."""
-        ...
+    name: str
+    max_prompt_tokens: int | None = None
 
+    @abstractmethod
+    def items(self, split: str) -> Sequence[Item]:
+        """Return the items of "dev" or "test"; the first call reads and checks the file.
 
-@runtime_checkable
-class HasGoldAnswers(Protocol):
-    """A task with gold answers."""
+        Raises:
+            UserError: The file is missing or not in the task's format, or the split is empty.
+        """
+
+    @abstractmethod
+    def run(self, items: Sequence[Item]) -> TaskRun:
+        """Request answers to all items and score them, in the same way for dev and test."""
+
+    @abstractmethod
+    def grade(self, item: Item, answer: str | None) -> float:
+        """Return the value of a parsed answer, from a single model or from a vote."""
+
+    def utility(self, scores: Sequence[Score]) -> float:
+        """Return the number that a search maximizes, in the scores' unit: the mean value.
+
+        Raises:
+            ValueError: `scores` is empty.
+        """
+        if not scores:
+            raise ValueError("the mean of no scores")
+        return fmean(score.value for score in scores)
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """Replace a split's items from now on, by a part of them."""
+        raise UserError(f"task.max_prompt_tokens: task {self.name} cannot leave items out")
+
+    @property
+    def highest(self) -> float | None:
+        """Upper bound of the items' values, whose mean is the utility; `None` if there is none."""
+        return None
+
+    @property
+    def lowest(self) -> float:
+        """Lower bound of the items' values."""
+        return 0.0
+
+    @property
+    def votes(self) -> bool:
+        """Whether several models can vote on the answers; not on free texts."""
+        return True
+
+    @property
+    def constants(self) -> Sequence[str]:
+        """Answers, besides the gold ones, that a model might give to every item ("abstain")."""
+        return ()
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of requests about an item; prompts are routed in tasks of one round."""
+        return 1
+
+    @property
+    def signal(self) -> str:
+        """What a search maximizes, if the task has a choice; else empty."""
+        return ""
+
+    @property
+    def metric_task(self) -> "Task":
+        """The task on the same items by its metric, where a search maximizes another signal."""
+        return self
+
+    @property
+    def tasks(self) -> Mapping[str, "Task"]:
+        """The parts of a mixture by name; empty for any other task."""
+        return {}
+
+    @property
+    def black_box(self) -> bool:
+        """Whether gold answers are texts to imitate, while a scorer values other texts too."""
+        return False
+
+    @property
+    def gold_error(self) -> str | None:
+        """Why there are no gold answers, whose loss a gradient can descend; `None` if there are."""
+        return f"task {self.name} has no gold answers to compute a gradient from"
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """Return each item's prompt together with its gold answer.
 
         Raises:
-            UserError: A part of the task has no gold answers.
+            UserError: There are none.
         """
-        ...
+        raise UserError(str(self.gold_error))
 
+    def calibrate(self, scores: Sequence[Score]) -> Mapping[str, Any] | None:
+        """Set the scale of the values from the dev scores of all experts, and return it.
 
-@runtime_checkable
-class HasSources(Protocol):
-    """A task (or a scorer) whose values depend on code or weights that its settings only name."""
+        Returns:
+            The scale, for the record; `None` if values have a scale of their own.
+        """
+        return None
 
-    def source_digests(self) -> Mapping[str, str]:
-        """Return a digest of each source, by the setting's key and a label: "function source".
+    def restore_scale(self, scale: Mapping[str, Any]) -> None:
+        """Set a scale that `calibrate` returned."""
+
+    def apply_scale(self, score: Score) -> Score:
+        """Return the score with its value on the scale; unchanged without a scale."""
+        return score
+
+    def check_scale(self, alone: bool = True) -> None:
+        """Check that values are meaningful where no experts set the scale, as in an evaluation.
+
+        Args:
+            alone: The task is no part of a mixture.
 
         Raises:
-            UserError: A source is missing.
+            UserError: They are not.
         """
-        ...
 
 
 def first_prompts(task: Task, items: Sequence[Item]) -> list[list[str]]:
@@ -164,38 +223,15 @@ def prompt_form(task: Task) -> str:
     return "plain" if any(isinstance(one.prompt, str) for one in requests) else "chat"
 
 
-def gold_answers_error(task: Task) -> str | None:
-    """Return why a task, or a part of a mixture, has no gold answers; `None` if it has."""
-    for part in getattr(task, "tasks", {}).values():
-        if (wrong := gold_answers_error(part)) is not None:
-            return wrong
-    if not isinstance(task, HasGoldAnswers):
-        return f"task {task.name} has no gold answers to compute a gradient from"
-    wrong = getattr(task, "gold_error", None)
-    return None if wrong is None else f"task {task.name} has no gold answers: {wrong}"
-
-
-def is_black_box(task: Task) -> bool:
-    """Return whether the loss of the gold answers of a task, or of a part, is not its utility."""
-    parts = getattr(task, "tasks", {})
-    return getattr(task, "black_box", False) or any(map(is_black_box, parts.values()))
-
-
-def mean_score(scores: Sequence[Score]) -> float:
-    """Return the mean value, the utility of most tasks, in the scores' unit.
-
-    Raises:
-        ValueError: `scores` is empty.
-    """
-    if not scores:
-        raise ValueError("the mean of no scores")
-    return fmean(score.value for score in scores)
-
-
 def metric_task(task: Task) -> Task:
     """Return the task scored by its metric, independent of its search signal."""
-    found: Task = getattr(task, "metric_task", task)
-    return found
+    return task.metric_task
+
+
+def check_split(split: str) -> None:
+    """Raise `UserError` if `split` is neither "dev" nor "test"."""
+    if split not in SPLITS:
+        raise UserError(f"split={split}: must be one of {', '.join(SPLITS)}")
 
 
 def unparsed_rate(scores: Sequence[Score]) -> float:

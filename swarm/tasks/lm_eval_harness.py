@@ -8,21 +8,21 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
-from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from swarm._util import validation
 from swarm._util.files import find_path, hash_file_cached, short_digest
+from swarm._util.settings import Count, Positive, Text, checked
 from swarm.errors import UserError, install_command
 from swarm.models.base import Completion, Example, Request
-from swarm.tasks.base import Item, Score, Task, TaskRun, mean_score
+from swarm.tasks.base import Item, Score, Task, TaskRun, check_split
 from swarm.tasks.dataset import balance_domains
-from swarm.tasks.mixture import Mixture
+from swarm.tasks.mixture import Combination, Mixture
 from swarm.tasks.perplexity import (
     UNIFORM_BITS_PER_BYTE,
     choice_logprob,
@@ -39,19 +39,6 @@ INVALID_TEXT = "[invalid]"
 """Output of lm-eval's filters for a text in which they find no match."""
 
 
-def require_lm_eval(key: str) -> None:
-    """Require that the lm_eval package is installed.
-
-    Raises:
-        UserError: It is not.
-    """
-    if find_spec("lm_eval") is None:
-        raise UserError(
-            f"{key} needs the lm-evaluation-harness, which is not installed: "
-            + install_command("lm-eval")
-        )
-
-
 def load_lm_eval_tasks(name: str, include_path: str | None) -> dict[str, Any]:
     """Load the tasks of a task's, group's or tag's name.
 
@@ -60,15 +47,17 @@ def load_lm_eval_tasks(name: str, include_path: str | None) -> dict[str, Any]:
     """
     from lm_eval.tasks import TaskManager
 
-    folder = None if include_path is None else _check_folder(include_path)
+    folder = None if include_path is None else find_path(include_path)
+    if folder and not folder.is_dir():
+        raise UserError(f"task.include_path={include_path}: no such folder")
     # lm-eval takes seconds to read the index of its 14,000 tasks.
-    manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
+    manager = TaskManager(include_path=str(folder), include_defaults=False) if folder else None
     if manager is None or name not in manager.all_tasks:
-        manager = TaskManager(include_path=folder)
+        manager = TaskManager(include_path=folder and str(folder))
     if name not in manager.all_tasks:
         matches = ", ".join(get_close_matches(name, manager.all_tasks, 3)) or "none is similar"
         raise UserError(
-            f"task.tasks: lm-eval has no task {name} ({matches}); see task.include_path."
+            f"task.tasks: lm-eval has no task {name} ({matches}); see task.include_path"
         )
     try:
         return dict(manager.load([name])["tasks"])
@@ -76,13 +65,6 @@ def load_lm_eval_tasks(name: str, include_path: str | None) -> dict[str, Any]:
         raise UserError(
             f"task.tasks={name}: lm-eval cannot load it: {error or type(error)}"
         ) from error
-
-
-def _check_folder(include_path: str) -> str:
-    folder: Path = find_path(include_path)
-    if not folder.is_dir():
-        raise UserError(f"task.include_path={include_path}: no such folder.")
-    return str(folder)
 
 
 def split_documents(task: Any, split: str, seed: int) -> Sequence[Any]:
@@ -226,13 +208,18 @@ def build_gold_example(task: Any, item: Item, metric: str) -> Example:
 
 
 def mean_metrics(task: Any) -> list[str]:
-    """Return the metrics that are means over documents; for complete texts, the bits per byte."""
+    """Return the metrics that are means over documents and better the higher they are.
+
+    For complete texts this is the bits per byte, which counts negatively.
+    """
     from lm_eval.api.registry import get_aggregation
 
     if task.OUTPUT_TYPE == "loglikelihood_rolling":
         return [metric for metric in task.aggregation() if metric == "bits_per_byte"]
-    average = get_aggregation("mean")
-    return [metric for metric, combine in task.aggregation().items() if combine is average]
+    average, higher = get_aggregation("mean"), task.higher_is_better()
+    return [
+        m for m, combine in task.aggregation().items() if combine is average and higher.get(m, True)
+    ]
 
 
 def compute_metrics(task: Any, item: Item, responses: Sequence[Any]) -> dict[str, float]:
@@ -369,27 +356,11 @@ def _loglikelihoods(
     return list(zip(completion.logprobs, completion.greedy or (False,) * count, strict=True))
 
 
-WORST_VALUES = {
-    "bits_per_byte": UNIFORM_BITS_PER_BYTE,
-    "pct_female_preferred": 1.0,
-    "pct_invalid": 1.0,
-    "pct_male_preferred": 1.0,
-    "pct_stereotype": 1.0,
-}
-"""Value of a document that cannot be scored, for metrics where lower is better."""
-
-
 def lm_eval(
     name: str = "lm_eval",
     tasks: Sequence[str] = ("arc_easy",),
-    combine: str = "mean",
-    include_path: str | None = None,
-    num_fewshot: int | None = None,
-    metric: str | None = None,
-    dev_limit: int | None = None,
-    test_limit: int | None = None,
-    seed: int = 0,
-    too_long: str = "refuse",
+    combine: Combination = "mean",
+    **settings: Any,
 ) -> Task:
     """Return tasks of the lm-evaluation-harness by name: one as itself, several as a `Mixture`.
 
@@ -397,21 +368,21 @@ def lm_eval(
         name: The task's name here.
         tasks: Names of lm-eval's tasks, groups or tags.
         combine: How several tasks' utilities become one (see `Mixture`).
-
-    The others are those of `LMEvalTask`, the same for all tasks.
+        **settings: Those of `LMEvalTask`, the same for all tasks.
 
     Raises:
         UserError: A value is not allowed.
     """
-    settings = (include_path, num_fewshot, metric, dev_limit, test_limit, seed, too_long)
-    if isinstance(tasks, str) or not tasks or not all(isinstance(t, str) and t for t in tasks):
-        raise UserError("task.tasks: must be a list of lm-eval task names, e.g. [arc_easy].")
+    if isinstance(tasks, str) or not tasks:
+        raise UserError("task.tasks: must be a list of lm-eval task names, such as [arc_easy]")
     if len(tasks) == 1:
-        return LMEvalTask(name, tasks[0], *settings)
-    return Mixture(name, {task: LMEvalTask(task, task, *settings) for task in tasks}, combine)
+        return LMEvalTask(name, tasks[0], **settings)
+    return Mixture(name, {task: LMEvalTask(task, task, **settings) for task in tasks}, combine)
 
 
-class LMEvalTask:
+@checked("task")
+@dataclass(eq=False)
+class LMEvalTask(Task):
     """One task, group or tag of the lm-evaluation-harness; the utility is a metric's mean.
 
     Test is the split that lm-eval evaluates (test, else validation). Dev is the task's next split
@@ -433,51 +404,31 @@ class LMEvalTask:
             in lm-eval.
         metric: The metric, for example "acc_norm"; if a task has several filters, the first one
             unless it is named: "exact_match,flexible-extract". `None` is the task's first metric
-            that is a mean over documents, and minus the bits per byte for complete texts. A metric
-            where lower is better is negated, and has to be one of `WORST_VALUES`: for others the
-            value of a document that cannot be scored is unknown.
+            that is a mean over documents with higher values better, and minus the bits per byte for
+            complete texts.
         dev_limit, test_limit: Maximum number of documents, from the first on; in a group, in
             proportion.
         seed: Seed of the division of an only split.
-        too_long: Treatment of documents that exceed the model's context: "refuse" or "drop";
-            lm-eval's prompts are not truncated.
+        max_prompt_tokens: Documents with a longer prompt are left out.
 
     Raises:
         UserError: A value is not allowed.
     """
 
+    name: Text
+    task: Text
+    include_path: Text | None = None
+    num_fewshot: Count | None = None
+    metric: Text | None = None
+    dev_limit: Positive | None = None
+    test_limit: Positive | None = None
+    seed: Count = 0
+    max_prompt_tokens: Positive | None = None
+
     votes = False
     lowest = 0.0
 
-    def __init__(
-        self,
-        name: str,
-        task: str,
-        include_path: str | None = None,
-        num_fewshot: int | None = None,
-        metric: str | None = None,
-        dev_limit: int | None = None,
-        test_limit: int | None = None,
-        seed: int = 0,
-        too_long: str = "refuse",
-    ) -> None:
-        self.name, self.task = (
-            validation.check_text("name", name),
-            validation.check_text("task", task),
-        )
-        self.include_path = validation.check_optional_text("include_path", include_path)
-        self.num_fewshot = (
-            None
-            if num_fewshot is None
-            else validation.check_non_negative_int("num_fewshot", num_fewshot)
-        )
-        self.metric = validation.check_optional_text("metric", metric)
-        self.limits = {
-            "dev": validation.check_optional_int("dev_limit", dev_limit),
-            "test": validation.check_optional_int("test_limit", test_limit),
-        }
-        self.seed = validation.check_non_negative_int("seed", seed)
-        self.too_long = validation.check_one_of("too_long", too_long, ("refuse", "drop"))
+    def __post_init__(self) -> None:
         self._splits: dict[str, tuple[Item, ...]] = {}
         self._tasks: dict[str, Any] = {}
         self._gold_checked: tuple[Sequence[Item], str | None] | None = None
@@ -488,11 +439,15 @@ class LMEvalTask:
         return {**self.__dict__, "_tasks": {}}
 
     def check(self) -> None:
-        """Check that the package is installed; see `RequiresSetup.check`."""
-        require_lm_eval(f"task={self.name}")
+        """Check that the package is installed; see `Setup.check`."""
+        if find_spec("lm_eval") is None:
+            raise UserError(
+                f"task={self.name} needs the lm-evaluation-harness, which is not installed: "
+                + install_command("lm-eval")
+            )
 
     def source_digests(self) -> dict[str, str]:
-        """See `swarm.tasks.base.HasSources`: the yamls and the Python files of `include_path`."""
+        """See `Setup.source_digests`: the yamls and the Python files of `include_path`."""
         if self.include_path is None:
             return {}
         folder = find_path(self.include_path)
@@ -509,8 +464,7 @@ class LMEvalTask:
 
     def items(self, split: str) -> Sequence[Item]:
         """Return the documents of "dev" or "test" with their prompts; see `Task.items`."""
-        if split not in self.limits:
-            raise UserError(f"split: {split!r} is not one of {', '.join(self.limits)}.")
+        check_split(split)
         if split not in self._splits:
             self._splits[split] = self._build_items(split)
         return self._splits[split]
@@ -537,7 +491,7 @@ class LMEvalTask:
         return self._gold_checked[1]
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.base.HasGoldAnswers`: the target, as it follows the prompt.
+        """See `Task.gold_examples`: the target, as it follows the prompt.
 
         For "multiple_choice" the right choice's share among all choices, of log probabilities per
         character or byte if the metric divides by these (of several contexts, what follows the
@@ -554,8 +508,6 @@ class LMEvalTask:
         for name, task in self.load_tasks().items():
             if task.OUTPUT_TYPE not in GOLD_KINDS:
                 return f"{name} is of the output type {task.OUTPUT_TYPE}"
-            if not _is_higher_better(task, metric := self._select_metric(task)[0]):
-                return f"the metric {metric} of {name} is better the lower it is"
         for item in items:
             if find_gold(self.load_tasks()[item["task"]], item["doc"]) is None:
                 return f"the target of document {item['id']} is blank, or none of its choices"
@@ -565,13 +517,10 @@ class LMEvalTask:
         """Return the value, which a score's answer contains as text."""
         if answer is not None:
             return float(answer)
-        task = self.load_tasks()[item["task"]]
-        metric, _ = self._select_metric(task)
-        return 0.0 if _is_higher_better(task, metric) else -WORST_VALUES[metric]
+        return -UNIFORM_BITS_PER_BYTE if self._is_rolling(item["task"]) else 0.0
 
-    def utility(self, scores: Sequence[Score]) -> float:
-        """Return the metric's mean."""
-        return mean_score(scores)
+    def _is_rolling(self, name: str) -> bool:
+        return bool(self.load_tasks()[name].OUTPUT_TYPE == "loglikelihood_rolling")
 
     def score_responses(self, item: Item, instances: Sequence[Any]) -> Score:
         """Score a document's responses."""
@@ -583,7 +532,7 @@ class LMEvalTask:
         measures = compute_metrics(task, item, responses)
         if metric not in measures:
             return Score(self.grade(item, None), None, text, measures=measures)
-        value = measures[metric] if _is_higher_better(task, metric) else -measures[metric]
+        value = -measures[metric] if self._is_rolling(item["task"]) else measures[metric]
         answer = repr(value) if is_readable(responses) else None
         return Score(value, answer, text, measures=measures)
 
@@ -607,25 +556,26 @@ class LMEvalTask:
         if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
             raise UserError(
                 f"task.tasks={self.task}: tasks that run the model's code or show images are "
-                "not supported."
+                "not supported"
             )
-        if not _is_higher_better(task, self._select_metric(task)[0]):
+        self._select_metric(task)
+        if task.OUTPUT_TYPE == "loglikelihood_rolling":
             self.lowest = -math.inf
 
     def _select_metric(self, task: Any) -> tuple[str, str]:
         """Return the metric and the filter that count."""
         metric, _, filtering = (self.metric or "").partition(",")
         filters = [one.name for one in task._filters]
-        means = [m for m in mean_metrics(task) if _is_higher_better(task, m) or m in WORST_VALUES]
+        means = mean_metrics(task)
         if not means or (metric and metric not in means):
             raise UserError(
                 f"task.metric={self.metric}: must be a mean over documents, with higher values "
-                f"better or a known worst value; allowed for {task.task_name}: "
-                f"{', '.join(means) or 'none'} (of {', '.join(task.aggregation())})."
+                f"better; allowed for {task.task_name}: {', '.join(means) or 'none'} "
+                f"(of {', '.join(task.aggregation())})"
             )
         if filtering and filtering not in filters:
             raise UserError(
-                f"task.metric={self.metric}: unknown filter; allowed: {', '.join(filters)}."
+                f"task.metric={self.metric}: unknown filter; allowed: {', '.join(filters)}"
             )
         return metric or means[0], filtering or filters[0]
 
@@ -633,7 +583,8 @@ class LMEvalTask:
         """Return a split's items; a group's are ordered so that a limit is proportional."""
         docs = {n: split_documents(t, split, self.seed) for n, t in self.load_tasks().items()}
         documents = [{"domain": name, "at": at} for name in docs for at in range(len(docs[name]))]
-        chosen = balance_domains(documents)[: self.limits[split]]
+        limit = self.dev_limit if split == "dev" else self.test_limit
+        chosen = balance_domains(documents)[:limit]
         if not chosen:
             raise UserError(f"task.tasks={self.task}: its {split} split is empty.")
         counts = Counter(str(document["domain"]) for document in chosen)
@@ -642,8 +593,3 @@ class LMEvalTask:
             for name, count in counts.items()
         }
         return tuple(made[document["domain"]][document["at"]] for document in chosen)
-
-
-def _is_higher_better(task: Any, metric: str) -> bool:
-    """Return whether higher is better for a metric."""
-    return bool(task.higher_is_better().get(metric, True))

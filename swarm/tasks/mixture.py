@@ -2,67 +2,16 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 from statistics import fmean, harmonic_mean
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
-from swarm._util import validation
+from swarm._util.settings import Number, Text, checked
 from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Request
-from swarm.tasks.base import (
-    HasGoldAnswers,
-    HasScoreScale,
-    Item,
-    RequiresSetup,
-    Score,
-    Task,
-    TaskRun,
-    gold_answers_error,
-    metric_task,
-)
+from swarm.tasks.base import Item, Score, Task, TaskRun
 
-
-def check_tasks(tasks: object) -> dict[str, Task]:
-    """Validate the parts and return them by name."""
-    if isinstance(tasks, Mapping):
-        pairs = [(str(part), task) for part, task in tasks.items()]
-    elif isinstance(tasks, Sequence) and not isinstance(tasks, str):
-        pairs = [(str(getattr(task, "name", task)), task) for task in tasks]
-    else:
-        raise UserError(f"task.tasks: {tasks!r} must map names to tasks, or be a list of tasks.")
-    if not pairs:
-        raise UserError(
-            "task.tasks: a mixture needs at least one task, e.g. +task@task.tasks.one=nlgraph_mini"
-        )
-    found: dict[str, Task] = {}
-    for part, task in pairs:
-        if not part or "/" in part:
-            raise UserError(f'task.tasks: the name "{part}" is empty or contains a "/".')
-        if not all(hasattr(task, needed) for needed in ("items", "run", "grade", "utility")):
-            raise UserError(f"task.tasks.{part}: {task!r} is not a task.")
-        if part in found:
-            raise UserError(f'task.tasks: the name "{part}" occurs more than once.')
-        found[part] = task
-    return found
-
-
-def check_weights(weights: object, tasks: Mapping[str, Task]) -> dict[str, float]:
-    """Validate the weights and return them by part."""
-    if not isinstance(weights, Mapping) or {str(part) for part in weights} != set(tasks):
-        raise UserError(
-            f"task.weights: {weights!r} is not one number for each of {', '.join(tasks)}."
-        )
-    found = {str(part): weight for part, weight in weights.items()}
-    for part, weight in found.items():
-        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not number or not isfinite(weight) or weight < 0:
-            raise UserError(f"task.weights.{part}: {weight!r} must be a number, 0 or more.")
-    if not any(found.values()):
-        raise UserError("task.weights: at least one must be above 0.")
-    return {part: float(weight) for part, weight in found.items()}
-
-
-COMBINATIONS = ("harmonic", "mean", "minimum", "weights")
+Combination = Literal["harmonic", "mean", "minimum", "weights"]
 
 NO_HARMONIC_MEAN = (
     "task.combine=harmonic: {} {}, and the harmonic mean needs values of 0 or more:"
@@ -70,7 +19,8 @@ NO_HARMONIC_MEAN = (
 )
 
 
-class Mixture:
+@checked("task")
+class Mixture(Task):
     """Several tasks as one; its parts may be of any kind, mixtures too.
 
     An item is the part's item with three changes: its "id" is "part/id", "part" names the part
@@ -98,42 +48,65 @@ class Mixture:
         UserError: A value is not allowed.
     """
 
+    tasks: Mapping[str, Task] = MappingProxyType({})
+
     def __init__(
         self,
-        name: str,
+        name: Text,
         tasks: Mapping[str, Task] | Sequence[Task],
-        combine: str = "harmonic",
-        weights: Mapping[str, float] | None = None,
+        combine: Combination = "harmonic",
+        weights: Mapping[str, Number] | None = None,
     ) -> None:
-        self.name = validation.check_text("name", name)
-        self.tasks = check_tasks(tasks)
-        self.votes = all(getattr(task, "votes", True) for task in self.tasks.values())
-        self.combine = validation.check_one_of("combine", combine, COMBINATIONS)
-        self.weights = check_weights(weights, self.tasks) if self.combine == "weights" else None
-        if weights is not None and self.weights is None:
-            raise UserError("task.weights: only allowed with task.combine=weights.")
+        self.name, self.combine, self.weights = name, combine, weights
+        pairs = list(tasks.items()) if isinstance(tasks, Mapping) else [(t.name, t) for t in tasks]
+        self.tasks = dict(pairs)
+        if not pairs:
+            raise UserError(
+                "task.tasks: a mixture needs at least one task, such as "
+                "+task@task.tasks.one=nlgraph_mini"
+            )
+        if len(self.tasks) < len(pairs):
+            raise UserError("task.tasks: a name occurs more than once; give a mapping of names")
+        if unnamed := [part for part in self.tasks if not part or "/" in part]:
+            raise UserError(f'task.tasks: the name "{unnamed[0]}" is empty or contains a "/"')
+        if (combine == "weights") != (weights is not None):
+            raise UserError("task.weights: goes with task.combine=weights, which needs it")
+        if weights is not None and (set(weights) != set(self.tasks) or not any(weights.values())):
+            names = ", ".join(self.tasks)
+            raise UserError(
+                f"task.weights={weights}: must be a number for each of {names}, not all 0"
+            )
         self._check_no_negative()
+
+    @property
+    def votes(self) -> bool:
+        """See `Task.votes`."""
+        return all(task.votes for task in self.tasks.values())
+
+    @property
+    def needs_setup(self) -> bool:
+        """See `Task.needs_setup`."""
+        return any(task.needs_setup for task in self.tasks.values())
 
     @property
     def lowest(self) -> float:
         """The lowest of the parts' bounds, or 0."""
-        return min(0.0, *(getattr(task, "lowest", 0.0) for task in self.tasks.values()))
+        return min(0.0, *(task.lowest for task in self.tasks.values()))
 
     @property
     def rounds(self) -> int:
         """The most rounds of any part; see `Task`."""
-        return max(getattr(task, "rounds", 1) for task in self.tasks.values())
+        return max(task.rounds for task in self.tasks.values())
 
     @property
     def constants(self) -> tuple[str, ...]:
         """The parts' constants; see `Task`."""
-        found = (getattr(task, "constants", ()) for task in self.tasks.values())
-        return tuple(dict.fromkeys(answer for answers in found for answer in answers))
+        return tuple(dict.fromkeys(one for task in self.tasks.values() for one in task.constants))
 
     @property
     def metric_task(self) -> "Mixture":
         """The mixture of the parts scored by their metrics; itself if they already are."""
-        parts = {part: metric_task(task) for part, task in self.tasks.items()}
+        parts = {part: task.metric_task for part, task in self.tasks.items()}
         if all(parts[part] is task for part, task in self.tasks.items()):
             return self
         return Mixture(self.name, parts, self.combine, self.weights)
@@ -141,8 +114,17 @@ class Mixture:
     @property
     def signal(self) -> str:
         """The signals of the parts that have one: "hearsay: both, gsm8k: logprob"."""
-        named = {part: getattr(task, "signal", "") for part, task in self.tasks.items()}
-        return ", ".join(f"{part}: {signal}" for part, signal in named.items() if signal)
+        return ", ".join(f"{n}: {task.signal}" for n, task in self.tasks.items() if task.signal)
+
+    @property
+    def black_box(self) -> bool:
+        """Whether it is true of a part; see `Task.black_box`."""
+        return any(task.black_box for task in self.tasks.values())
+
+    @property
+    def gold_error(self) -> str | None:
+        """Why a part has no gold answers; `None` if all have."""
+        return next(filter(None, (task.gold_error for task in self.tasks.values())), None)
 
     def items(self, split: str) -> Sequence[Item]:
         """Return the items of all parts, one part after the other; see `Task.items`."""
@@ -182,7 +164,7 @@ class Mixture:
         return [found[index] for index in range(len(items))]
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.base.HasGoldAnswers`.
+        """See `Task.gold_examples`.
 
         Weighted so that the mean loss over all dev items is the mean of the parts' mean losses, by
         the `weights` if given; every other combination weights the parts equally.
@@ -197,50 +179,50 @@ class Mixture:
         for item in items:
             part = _subtask_name(item)
             task = self.tasks[part]
-            if not isinstance(task, HasGoldAnswers) or gold_answers_error(task) is not None:
-                raise UserError(
-                    f"task.tasks.{part}: has no gold answers to compute a gradient from; "
-                    "use optimizer.descent=null, or an optimizer without gradients"
-                )
             (example,) = task.gold_examples([item["item"]])
             weight = example.weight * scale * shares[part] / sizes[part]
             found.append(replace(example, weight=weight))
         return found
 
     def check(self) -> None:
-        """Check every part that has setup."""
+        """Check every part."""
         for task in self.tasks.values():
-            if isinstance(task, RequiresSetup):
-                task.check()
+            task.check()
 
     def open(self, device: str) -> None:
-        """Open every part that has setup."""
+        """Open every part."""
         for task in self.tasks.values():
-            if isinstance(task, RequiresSetup):
-                task.open(device)
+            task.open(device)
 
-    def calibrate(self, scores: Sequence[Score]) -> dict[str, Any]:
+    def source_digests(self) -> dict[str, str]:
+        """Return those of all parts, with the parts' keys; see `Setup.source_digests`."""
+        return {
+            f"tasks.{part}.{key}": digest
+            for part, task in self.tasks.items()
+            for key, digest in task.source_digests().items()
+        }
+
+    def calibrate(self, scores: Sequence[Score]) -> dict[str, Any] | None:
         """Set the scale of every part that has one."""
         mine = self.scores_by_subtask(scores)
-        return {
-            part: dict(task.calibrate(mine[part]))
-            for part, task in self.tasks.items()
-            if isinstance(task, HasScoreScale)
-        }
+        found = {part: task.calibrate(mine[part]) for part, task in self.tasks.items()}
+        return {part: scale for part, scale in found.items() if scale is not None} or None
 
     def restore_scale(self, scale: Mapping[str, Any]) -> None:
         """Set the parts' scales that `calibrate` returned."""
-        for part, task in self.tasks.items():
-            if isinstance(task, HasScoreScale):
-                task.restore_scale(scale[part])
+        for part, mine in scale.items():
+            self.tasks[part].restore_scale(mine)
 
     def apply_scale(self, score: Score) -> Score:
         """Return the score on the scale of its part."""
         part, _, inner = score.part.partition("/")
-        task = self.tasks[part]
-        if not isinstance(task, HasScoreScale):
-            return score
-        return replace(task.apply_scale(replace(score, part=inner)), part=score.part)
+        scaled = self.tasks[part].apply_scale(replace(score, part=inner))
+        return replace(scaled, part=score.part)
+
+    def check_scale(self, alone: bool = True) -> None:
+        """Check every part; see `Task.check_scale`."""
+        for task in self.tasks.values():
+            task.check_scale(alone=False)
 
     def grade(self, item: Item, answer: str | None) -> float:
         """Return the value of a parsed answer, graded by the item's part."""
@@ -278,8 +260,8 @@ class Mixture:
 
     def _check_no_negative(self) -> None:
         for part, task in self.tasks.items():
-            if self.combine == "harmonic" and getattr(task, "lowest", 0.0) < 0:
-                by_logprob = getattr(task, "signal", None) == "logprob"
+            if self.combine == "harmonic" and task.lowest < 0:
+                by_logprob = task.signal == "logprob"
                 what = f"{'by its signal=logprob ' * by_logprob}can be negative"
                 way_out = f", or task.tasks.{part}.signal=both" * by_logprob
                 raise UserError(NO_HARMONIC_MEAN.format(part, what, way_out))

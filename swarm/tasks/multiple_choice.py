@@ -1,16 +1,18 @@
 """Multiple choice: each item is a question with lettered choices, one of which is right."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import isnan
+from typing import Literal
 
-from swarm._util import validation
+from swarm._util.settings import Text, checked
 from swarm.errors import UserError
-from swarm.models.base import Completion, Example, Message, Request
-from swarm.tasks import parsing as letters
-from swarm.tasks.base import Item, Score
-from swarm.tasks.dataset import DataFile, DataFiles, DataFileTask, text_field_error
-from swarm.tasks.search_signal import SearchSignalTask, format_continuation
+from swarm.models.base import Completion, Example, Request
+from swarm.tasks import parsing
+from swarm.tasks.base import Item
+from swarm.tasks.dataset import missing_field_error, text_field_error
+from swarm.tasks.questions import Prompt, QuestionTask, format_continuation
 
 QUESTION_FIELD = "{question}"
 """Placeholder of an item's question in a template."""
@@ -18,7 +20,9 @@ QUESTION_FIELD = "{question}"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class MultipleChoice(DataFileTask, SearchSignalTask):
+@checked("task")
+@dataclass(eq=False)
+class MultipleChoice(QuestionTask):
     """Items `{"question", "choices": {letter: text}, "answer": letter}`; an answer is a letter.
 
     The prompt is the original's (Model Swarms, evaluate.py): the instruction, "Question: ...", a
@@ -32,72 +36,29 @@ class MultipleChoice(DataFileTask, SearchSignalTask):
     and a file's "icl_prompt" concern letters and are left out.
 
     Args:
-        name: The task's name.
-        file: Path of the data file, or of one for each split; `None` is data/eval/NAME.json.
-        dev_limit: Maximum number of dev items; `None` is all (see `DataFile` for the order).
-        test_limit: Maximum number of test items; `None` is all.
-        ids: "file" or "position" (see `DataFile`).
-        dedupe: Divide items that are in dev and in test alike between them (see `DataFile`).
-        instruction: First line of the prompt; `None` leaves it out.
-        chat: Send the prompt as one user turn through the model's chat template; the original
-            continues it as plain text.
         scoring: "generate" generates a text and parses a letter from it; "logits" takes the letter
             of the highest log probability, in one pass and never unparsed; "text" the choice of the
             highest log probability per character, without showing the choices.
-        max_new_tokens: Maximum number of generated tokens, with `scoring` "generate".
         parser: "anchored" is the rule of `swarm.tasks.parsing`; "original" the original's, which
             reads "Answer: C" as A.
-        signal: The quantity a search maximizes: "accuracy", "logprob" (of the letter, with
-            `scoring` "text" of the right choice's text) or "both"; see
-            `swarm.tasks.search_signal.SearchSignalTask`.
-        dev_seed: Draws the dev items anew (see `DataFile`); `None` is file order.
         template: The prompt with `scoring` "text"; `{question}` is replaced by the item's question.
-        too_long: Treatment of items that exceed the model's context (see `DataFile`).
 
-    Raises:
-        UserError: A value is not allowed.
+    The others are those of `QuestionTask`.
     """
 
-    scorings: Sequence[str] = ("generate", "logits", "text")
-    """Values of `scoring` that the class supports."""
+    instruction: str | None = "Please choose an option that best answers the question."
+    scoring: Literal["generate", "logits", "text"] = "generate"
+    parser: Literal["anchored", "original"] = "anchored"
+    template: Text = "Question: {question}\nAnswer:"
 
-    def __init__(
-        self,
-        name: str,
-        file: DataFiles | None = None,
-        dev_limit: int | None = None,
-        test_limit: int | None = None,
-        ids: str = "file",
-        dedupe: bool = True,
-        instruction: str | None = "Please choose an option that best answers the question.",
-        chat: bool = False,
-        scoring: str = "generate",
-        max_new_tokens: int = 10,
-        parser: str = "anchored",
-        signal: str = "accuracy",
-        dev_seed: int | None = None,
-        template: str = "Question: {question}\nAnswer:",
-        too_long: str = "refuse",
-    ) -> None:
-        super().__init__(signal)
-        limits = (dev_limit, test_limit)
-        self.data = DataFile(
-            name,
-            file,
-            *limits,
-            ids,
-            choice_item_error,
-            dedupe,
-            dev_seed=dev_seed,
-            too_long=too_long,
-        )
-        self.name = self.data.name
-        self.instruction = validation.check_optional_text("instruction", instruction)
-        self.chat = validation.check_bool("chat", chat)
-        self.scoring = validation.check_one_of("scoring", scoring, self.scorings)
-        self.template = _check_template(template)
-        self.max_new_tokens = validation.check_positive_int("max_new_tokens", max_new_tokens)
-        self.parser = validation.check_one_of("parser", parser, ("anchored", "original"))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if QUESTION_FIELD not in self.template:
+            raise UserError(f"task.template={self.template!r}: must contain {QUESTION_FIELD}")
+
+    def item_error(self, item: Item) -> str | None:
+        """See `DataTask.item_error`."""
+        return choice_item_error(item)
 
     def grade(self, item: Item, answer: str | None) -> float:
         """Return 1 for the right letter, else 0."""
@@ -106,18 +67,19 @@ class MultipleChoice(DataFileTask, SearchSignalTask):
     def build_request(self, item: Item) -> Request:
         """Return the request for one item."""
         prompt = self._build_prompt(item)
-        if self.scoring == "generate":
-            return Request(
-                prompt, self.max_new_tokens, stop_check=self._build_stop_check(item["choices"])
-            )
-        return Request(prompt, 0, self._build_options(item, prompt))
+        if self.scoring != "generate":
+            return Request(prompt, 0, self._build_options(item, prompt))
+        original = self.parser == "original"
+        final = parsing.is_original_letter_final if original else parsing.is_letter_final
+        stop = partial(final, dict(item["choices"]))
+        return Request(prompt, self.max_new_tokens, stop_check=stop)
 
     def gold_text(self, item: Item) -> str:
         """Return the right letter, or with `scoring` "text" the right choice's text."""
         return _choice_text(item, item["answer"]) if self.scoring == "text" else str(item["answer"])
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.base.HasGoldAnswers`: the right choice's share among all choices.
+        """See `Task.gold_examples`: the right choice's share among all choices.
 
         A choice is its letter; with `scoring` "text" it is its text, and the shares are those of
         the log probabilities per character (nats per character, softmax over the choices).
@@ -130,23 +92,16 @@ class MultipleChoice(DataFileTask, SearchSignalTask):
         units = tuple(map(float, _choice_lengths(item))) if self.scoring == "text" else ()
         return Example(prompt, self._build_options(item, prompt), gold, units=units)
 
-    def _build_prompt(self, item: Item) -> str | tuple[Message, ...]:
+    def _build_prompt(self, item: Item) -> Prompt:
         if self.scoring == "text":
-            text = self.template.replace(QUESTION_FIELD, item["question"])
-        else:
-            text = build_choice_prompt(item, self.instruction)
-        return (Message("user", text),) if self.chat else text
+            return self.format_prompt(self.template.replace(QUESTION_FIELD, item["question"]))
+        return self.format_prompt(build_choice_prompt(item, self.instruction))
 
-    def _build_options(self, item: Item, prompt: str | tuple[Message, ...]) -> tuple[str, ...]:
+    def _build_options(self, item: Item, prompt: Prompt) -> tuple[str, ...]:
         """Return each choice as a continuation of the prompt."""
         letters = list(item["choices"])
         texts = [_choice_text(item, one) for one in letters] if self.scoring == "text" else letters
         return tuple(format_continuation(prompt, text) for text in texts)
-
-    def score_completion(self, item: Item, completion: Completion) -> Score:
-        """Score one completion."""
-        answer = self.read_answer(item, completion)
-        return Score(self.grade(item, answer), answer, completion.text)
 
     def read_answer(self, item: Item, completion: Completion) -> str | None:
         """Return the letter that a completion picks, or `None`.
@@ -159,16 +114,8 @@ class MultipleChoice(DataFileTask, SearchSignalTask):
             lengths = _choice_lengths(item) if self.scoring == "text" else [1] * len(choices)
             return _most_likely_option(self.scoring, list(choices), completion.logprobs, lengths)
         if self.parser == "original":
-            return letters.extract_letter_original(completion.text, choices)
-        return letters.extract_letter(completion.text, choices)
-
-    def _build_stop_check(self, choices: Mapping[str, str]) -> Callable[[str], bool]:
-        settled = (
-            letters.is_original_letter_final
-            if self.parser == "original"
-            else letters.is_letter_final
-        )
-        return partial(settled, dict(choices))
+            return parsing.extract_letter_original(completion.text, choices)
+        return parsing.extract_letter(completion.text, choices)
 
 
 def build_choice_prompt(item: Item, instruction: str | None) -> str:
@@ -195,7 +142,7 @@ def choice_item_error(item: Item) -> str | None:
         if not text.strip():
             return f"it has an empty choice: {letter}"
     if "answer" not in item:
-        return 'it has no "answer"'
+        return missing_field_error(item, "answer")
     if item["answer"] not in list(choices):
         among = f"{item['answer']!r} is not one of {', '.join(choices)}"
         return f'its "answer" is not among its choices: {among}'
@@ -212,13 +159,6 @@ def _choice_lengths(item: Item) -> list[int]:
     return [len(_choice_text(item, letter)) for letter in item["choices"]]
 
 
-def _check_template(template: object) -> str:
-    text = validation.check_text("template", template)
-    if QUESTION_FIELD not in text:
-        raise UserError(f"task.template: {text!r} does not contain {QUESTION_FIELD}.")
-    return text
-
-
 def _most_likely_option(
     scoring: str, options: Sequence[str], logprobs: Sequence[float], lengths: Sequence[int]
 ) -> str | None:
@@ -226,7 +166,7 @@ def _most_likely_option(
     if len(logprobs) != len(options):
         raise UserError(
             f"task.scoring={scoring} needs a model that returns log probabilities of choices; "
-            "this one does not: use task.scoring=generate."
+            "this one does not: use task.scoring=generate"
         )
     rows = zip(logprobs, lengths, options, strict=True)
     known = [(value / length, key) for value, length, key in rows if not isnan(value)]

@@ -29,14 +29,6 @@ ANSWER_KINDS = {
     "false": "true or false",
 }
 
-PARSER_MEANINGS = {
-    "anchored": "the number, yes or no or phrase that is given as the answer",
-    "original": "the gold answer anywhere in the text, as in the paper's code",
-    "whole": "the complete first line, in any case",
-    "cased": "the complete first line, in which upper and lower case count",
-}
-"""What each parser of an exact-match task compares with the gold answer."""
-
 DIGIT_GAP = "[ \u00a0\u2009\u202f]"
 NUMBER = re.compile(
     rf"""(?:(?<![\w)])[-−])?[$€£]?[-−]?     # a sign, unless it is a minus between two terms
@@ -335,23 +327,6 @@ def is_same_line(answer: str, gold: str) -> bool:
 def is_same_cased_line(answer: str, gold: str) -> bool:
     """Return whether two lines differ in white space and final punctuation at most."""
     return _trim_line(answer) == _trim_line(gold)
-
-
-def may_become(answer: str, gold: str, parser: str) -> bool:
-    """Return whether more text could turn a parsed wrong answer into the gold answer.
-
-    Args:
-        parser: One of `PARSER_MEANINGS`.
-    """
-    if parser == "original":
-        return True
-    normalize = {"whole": _normalize_line, "cased": _trim_line}.get(parser)
-    if normalize is None:
-        kind = answer_kind(gold)
-        if kind != "phrase":
-            return kind == "number"
-        normalize = _normalize_phrase
-    return normalize(gold).startswith(normalize(answer))
 
 
 def extract_original(text: str, last_words: int | None) -> str | None:

@@ -3,19 +3,22 @@
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from swarm._util import validation
 from swarm._util.files import find_path, parse_json
+from swarm._util.settings import Count, Positive, Text, checked
 from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Request
-from swarm.tasks.base import Item, Score, TaskRun, mean_score
+from swarm.tasks.base import Item, Score, Task, TaskRun, check_split
 
 UNIFORM_BITS_PER_BYTE = 8.0
 """Bits per byte of a uniform distribution over all bytes."""
 
 
-class Perplexity:
+@checked("task")
+@dataclass(eq=False)
+class Perplexity(Task):
     """Windows of a text, each scored as the continuation of the text before it.
 
     The file is plain text, or JSON lines (.jsonl) with a "text" each, which are separate texts.
@@ -42,47 +45,29 @@ class Perplexity:
         seed: Seed of the division into dev and test.
         dev_seed: Seed of another order of the dev windows, from which `dev_limit` takes the first;
             `None` is that of `seed`. The test windows never depend on it.
-        too_long: Treatment of windows that exceed the model's context: "refuse", "drop" or
-            "truncate", which cuts the context before a window and never the window.
-
-    Raises:
-        UserError: A value is not allowed.
+        max_prompt_tokens: Windows whose context is longer are left out.
     """
+
+    name: Text = "perplexity"
+    file: str | None = None
+    window: Positive = 1000
+    context: Count = 500
+    dev_limit: Positive | None = None
+    test_limit: Positive | None = None
+    seed: Count = 0
+    dev_seed: Count | None = None
+    max_prompt_tokens: Positive | None = None
 
     highest, lowest = 0.0, -math.inf
     votes = False
+    gold_error = None
 
-    def __init__(
-        self,
-        name: str = "perplexity",
-        file: str | None = None,
-        window: int = 1000,
-        context: int = 500,
-        dev_limit: int | None = None,
-        test_limit: int | None = None,
-        seed: int = 0,
-        dev_seed: int | None = None,
-        too_long: str = "refuse",
-    ) -> None:
-        self.name = validation.check_text("name", name)
-        self.file = validation.check_optional_text("file", file)
-        self.window = validation.check_positive_int("window", window)
-        self.context = validation.check_non_negative_int("context", context)
-        self.limits = {
-            "dev": validation.check_optional_int("dev_limit", dev_limit),
-            "test": validation.check_optional_int("test_limit", test_limit),
-        }
-        self.seed = validation.check_non_negative_int("seed", seed)
-        self.dev_seed = (
-            None if dev_seed is None else validation.check_non_negative_int("dev_seed", dev_seed)
-        )
-        self.too_long = validation.check_one_of("too_long", too_long, validation.TOO_LONG)
+    def __post_init__(self) -> None:
         self._splits: dict[str, list[Item]] = {}
 
     def items(self, split: str) -> Sequence[Item]:
         """Return the windows of "dev" or "test"; see `Task.items`."""
-        if split not in self.limits:
-            raise UserError(f"split: {split!r} is not one of {', '.join(self.limits)}.")
+        check_split(split)
         if not self._splits:
             self._splits = self._load_splits()
         return self._splits[split]
@@ -100,7 +85,7 @@ class Perplexity:
         ]
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.base.HasGoldAnswers`: the loss in bits per byte, minus the utility."""
+        """See `Task.gold_examples`: the loss in bits per byte, minus the utility."""
         return [
             Example(item["prompt"], (item["answer"],), unit=item["mean_bytes"] * math.log(2))
             for item in items
@@ -111,10 +96,6 @@ class Perplexity:
         if answer is not None:
             return float(answer)
         return -UNIFORM_BITS_PER_BYTE * count_bytes(item["answer"]) / item["mean_bytes"]
-
-    def utility(self, scores: Sequence[Score]) -> float:
-        """Return minus the bits per byte."""
-        return mean_score(scores)
 
     def score_completion(self, item: Item, completion: Completion) -> Score:
         """Score a window by its log probability.
@@ -157,7 +138,8 @@ class Perplexity:
         halves = {"dev": found[:half], "test": found[half:]}
         if self.dev_seed is not None:
             random.Random(f"{self.dev_seed}/dev").shuffle(halves["dev"])
-        return {split: add_mean_bytes(rows[: self.limits[split]]) for split, rows in halves.items()}
+        limits = {"dev": self.dev_limit, "test": self.test_limit}
+        return {split: add_mean_bytes(rows[: limits[split]]) for split, rows in halves.items()}
 
 
 def add_mean_bytes(items: Sequence[Item]) -> list[Item]:

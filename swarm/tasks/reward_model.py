@@ -1,18 +1,25 @@
 """Free text scored by a reward model, on a scale set by the experts' own answers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from math import isfinite
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, get_args
 
-from swarm._util import validation as keys
+from pydantic import Field
+
+from swarm._util.settings import checked
 from swarm.errors import UserError
 from swarm.tasks.base import Item, Score, TaskRun
-from swarm.tasks.free_text import FreeText, Scorer
+from swarm.tasks.free_text import FreeText
 
-MODES = ("default", "verbose", "concise", "reverse")
+Mode = Literal["default", "verbose", "concise", "reverse"]
+
+MODES: tuple[str, ...] = get_args(Mode)
+
+FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 
 
+@checked("task")
+@dataclass(eq=False)
 class RewardModelTask(FreeText):
     """Answers to prompts, valued by a reward model; objective 3 of Model Swarms.
 
@@ -32,43 +39,50 @@ class RewardModelTask(FreeText):
     are raw rewards, with "reverse" their negatives.
 
     Args:
-        name: See `FreeText`; the scorer returns the measures "reward" and "length".
-        scorer: See `name`.
         mode: As above.
-        low: The rewards worth 0 and 1, in the reward model's unit; `None` measures both.
-        high: See `low`.
-        length_low: The lengths at 0 and 1, in tokens of the reward model; `None` measures both.
-        length_high: See `length_low`.
-        chat: Send the prompt as one user turn through the model's chat template.
-        **written: Further arguments of `FreeText`.
+        low, high: The rewards worth 0 and 1, in the reward model's unit; `None` measures both.
+        length_low, length_high: The lengths at 0 and 1, in tokens of the reward model; `None`
+            measures both.
 
-    Raises:
-        UserError: A value is not allowed.
+    The others are those of `FreeText`; the scorer returns the measures "reward" and "length".
     """
 
-    def __init__(
-        self,
-        name: str,
-        scorer: Scorer,
-        mode: str = "default",
-        low: float | None = None,
-        high: float | None = None,
-        length_low: float | None = None,
-        length_high: float | None = None,
-        chat: bool = True,
-        **written: Any,
-    ) -> None:
-        super().__init__(name, scorer, chat=chat, **written)
-        self.mode = keys.check_one_of("mode", mode, MODES)
-        self.given = _scale_limits("low", low, high) | _scale_limits(
-            "length_low", length_low, length_high
-        )
+    chat: bool = True
+    mode: Mode = "default"
+    low: FiniteNumber | None = None
+    high: FiniteNumber | None = None
+    length_low: FiniteNumber | None = None
+    length_high: FiniteNumber | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.needed = {"reward": ("low", "high")}
         if self.mode in ("verbose", "concise"):
             self.needed["length"] = ("length_low", "length_high")
+        self.given = self._read_limits("low", "high")
+        self.given |= self._read_limits("length_low", "length_high")
         known = all(limit in self.given for pair in self.needed.values() for limit in pair)
         self.scale: Mapping[str, float] | None = self.given if known else None
-        self.highest, self.lowest = (-0.5, -1.0) if mode == "reverse" else (1.0, 0.0)
+
+    def _read_limits(self, *names: str) -> dict[str, float]:
+        """Return a pair of limits that is given, or nothing if neither is."""
+        low, high = (getattr(self, name) for name in names)
+        if low is None and high is None:
+            return {}
+        if low is None or high is None or low >= high:
+            shown = f"task.{names[0]}={low}, task.{names[1]}={high}"
+            raise UserError(f"{shown}: must be two numbers, the first below the second, or null")
+        return {names[0]: low, names[1]: high}
+
+    @property
+    def highest(self) -> float:
+        """See `Task.highest`."""
+        return -0.5 if self.mode == "reverse" else 1.0
+
+    @property
+    def lowest(self) -> float:
+        """See `Task.lowest`."""
+        return -1.0 if self.mode == "reverse" else 0.0
 
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Request a text for every item in one round."""
@@ -80,7 +94,7 @@ class RewardModelTask(FreeText):
         return self.apply_scale(self.scorer.score([item], [answer or ""])[0]).value
 
     def calibrate(self, scores: Sequence[Score]) -> dict[str, float]:
-        """See `HasScoreScale.calibrate`.
+        """See `Task.calibrate`.
 
         Raises:
             UserError: None of the scores has a reward.
@@ -99,28 +113,21 @@ class RewardModelTask(FreeText):
         return found | self.given
 
     def restore_scale(self, scale: Mapping[str, Any]) -> None:
-        """See `HasScoreScale.restore_scale`."""
+        """See `Task.restore_scale`."""
         self.scale = dict(scale)
 
     def check_scale(self, alone: bool = True) -> None:
-        """Check that values are meaningful where no experts set the scale, as in an evaluation.
-
-        Args:
-            alone: The task is no part of a mixture, whose other parts are no rewards.
-
-        Raises:
-            UserError: The mode, or the mixture, needs limits that are unknown.
-        """
+        """See `Task.check_scale`; raw rewards are an order, which suffices for one mode alone."""
         if self.scale is None and not (alone and self.mode in ("default", "reverse")):
-            keys = [limit for pair in self.needed.values() for limit in pair]
+            limits = [limit for pair in self.needed.values() for limit in pair]
             raise UserError(
                 f"task={self.name}: the scale of mode {self.mode} is measured by a search on "
-                f"its experts; set task.{', task.'.join(keys)}, or use candidate=run with such "
+                f"its experts; set task.{', task.'.join(limits)}, or use candidate=run with such "
                 "a search"
             )
 
     def apply_scale(self, score: Score) -> Score:
-        """See `HasScoreScale.apply_scale`."""
+        """See `Task.apply_scale`."""
         if self.scale is None:
             if "reward" not in score.measures:
                 return score
@@ -146,19 +153,3 @@ def relative_value(value: float, low: float, high: float) -> float:
     if low == high:
         return 0.5 + ((value > low) - (value < low)) / 2
     return min(1.0, max(0.0, (value - low) / (high - low)))
-
-
-def _scale_limits(name: str, low: object, high: object) -> dict[str, float]:
-    """Return both limits under their names, or nothing if neither is given."""
-    other = name.replace("low", "high")
-    if low is None and high is None:
-        return {}
-    for value in (low, high):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not isfinite(value):  # type: ignore[arg-type]
-            raise UserError(
-                f"task.{name}={low}, task.{other}={high}: must be two numbers, or null for both"
-            )
-    if low >= high:  # type: ignore[operator]
-        raise UserError(f"task.{name}={low}: must be below task.{other}={high}")
-    return {name: float(low), other: float(high)}  # type: ignore[arg-type]

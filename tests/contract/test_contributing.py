@@ -21,7 +21,6 @@ from omegaconf import OmegaConf
 
 import swarm
 from swarm.registry import registry
-from swarm.tasks.base import RequiresSetup
 
 ROOT = searches.ROOT
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -95,8 +94,8 @@ def test_the_task_keeps_the_contract(
         ],
     )
     parts = test_tasks.small(config, tmp_path)
-    task = instantiate(config)
-    assert not isinstance(task, RequiresSetup)
+    task = instantiate(config, _convert_="all")
+    assert not task.needs_setup
     given = {"task": task, "ready": task, "parts": parts, "config": config, "tmp_path": tmp_path}
     test(**{name: given[name] for name in inspect.signature(test).parameters})
 

@@ -17,10 +17,10 @@ from swarm.engine.decode import score_choices
 from swarm.engine.hf import HFEngine, HFModel
 from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.errors import UserError
-from swarm.loop.prompt_stats import fit_to_context
+from swarm.loop.context import check_context
 from swarm.models.base import Message, Request
 from swarm.pool.pool import Pool
-from swarm.tasks.base import TaskRun
+from swarm.tasks.base import Item, Task, TaskRun
 
 pytestmark = pytest.mark.usefixtures("decoding")
 
@@ -276,25 +276,28 @@ def test_turns_need_a_chat_template(tiny_llama: Path, tmp_path: Path) -> None:
     HFModel(BaseModel(str(tiny_llama))).check()
 
 
-class Mixed:
+class Mixed(Task):
     """The first of its items is asked as text, the others as turns."""
 
     name = "mixed"
 
-    def items(self, split: str) -> list[dict[str, int]]:
+    def items(self, split: str) -> list[Item]:
         return [{"id": i} for i in range(3)]
 
-    def run(self, items: Sequence[dict[str, int]]) -> TaskRun:
+    def run(self, items: Sequence[Item]) -> TaskRun:
         texts = {item["id"]: f"number {item['id']}" for item in items}
         yield [Request((Message("user", t),) if number else t) for number, t in texts.items()]
         return []
 
+    def grade(self, item: Item, answer: str | None) -> float:
+        return 0.0
+
 
 def test_every_kind_of_prompt_is_tried(tiny_llama: Path, tmp_path: Path) -> None:
     plain = AutoTokenizer.from_pretrained(tiny.plain(tiny_llama, tmp_path / "plain"))
-    fit_to_context(Mixed(), AutoTokenizer.from_pretrained(tiny_llama), 512)  # type: ignore[arg-type]
+    check_context(Mixed(), AutoTokenizer.from_pretrained(tiny_llama), 512)
     with pytest.raises(UserError, match="no chat template"):
-        fit_to_context(Mixed(), plain, 512)  # type: ignore[arg-type]
+        check_context(Mixed(), plain, 512)
 
 
 def test_prompts_that_never_come_again_do_not_fill_the_memory(family: tuple[Path, Path]) -> None:

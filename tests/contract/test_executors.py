@@ -21,7 +21,7 @@ from swarm.executors.processes import ProcessExecutor
 from swarm.loop.evaluator import Batching, Evaluator
 from swarm.models.base import Request
 from swarm.pool.pool import Pool
-from swarm.tasks.base import Item, Score, TaskRun
+from swarm.tasks.base import Item, Score, Task, TaskRun
 from swarm.tasks.multiple_choice import MultipleChoice
 
 EXECUTORS = {
@@ -80,7 +80,7 @@ def test_it_can_be_used_again(
     assert {r.number: r for r in executor.map(jobs(2))} == first
 
 
-class Broken:
+class Broken(Task):
     """A task that goes wrong in a way of its own at one item."""
 
     name = "broken"

@@ -25,7 +25,6 @@ from swarm.optimizers.base import LossRequest
 from swarm.optimizers.gradient import Descent
 from swarm.pool.pool import Pool
 from swarm.scorers.function import FunctionTask
-from swarm.tasks.base import gold_answers_error, is_black_box
 from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.mixture import Mixture
 from swarm.tasks.multiple_choice import MultipleChoice
@@ -537,19 +536,19 @@ def referring(folder: Path, references: Sequence[Any], **how: Any) -> FunctionTa
     ]
     (folder / "texts.json").write_text(json.dumps({"dev": items, "test": [{"prompt": "other"}]}))
     how = {"file": str(folder / "texts.json"), **how}
-    return FunctionTask("mine", "examples.own_tasks.stories.score", **how)
+    return FunctionTask("mine", function="examples.own_tasks.stories.score", **how)
 
 
 def test_reference_texts_are_gold_examples_of_a_black_box(tmp_path: Path) -> None:
     task = referring(tmp_path, ["the answer", ["best", "next best"], 12, "\n    return 1\n"])
-    assert gold_answers_error(task) is None and is_black_box(task)
+    assert task.gold_error is None and task.black_box
     found = [example.choices[0] for example in task.gold_examples(task.items("dev"))]
     assert found == [" the answer", " best", " 12", "\n    return 1"]
     assert all(example.final for example in task.gold_examples(task.items("dev")))
     after = referring(tmp_path, ["the answer"], template="Q: {prompt}\nA: ")
     (example,) = after.gold_examples(after.items("dev"))
     assert (example.prompt, example.choices) == ("Q: number 0?\nA: ", ("the answer",))
-    assert is_black_box(Mixture("both", {"mine": task}))
+    assert Mixture("both", {"mine": task}).black_box
 
 
 @pytest.mark.parametrize(
@@ -565,7 +564,7 @@ def test_reference_texts_are_in_all_items_or_not_used(
     tmp_path: Path, references: list[Any], words: str
 ) -> None:
     task = referring(tmp_path, references)
-    assert task.items("dev") and words in str(gold_answers_error(task))
+    assert task.items("dev") and words in str(task.gold_error)
     with pytest.raises(UserError, match=f"task.reference=reference: .*{words}"):
         referring(tmp_path, references, reference="reference").items("dev")
     with pytest.raises(UserError, match=r"task.reference=prompt: .*task.template"):

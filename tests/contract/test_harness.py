@@ -20,7 +20,7 @@ from swarm.models.base import Completion
 from swarm.pool.pool import Pool
 from swarm.runs.run_reader import RunFolder
 from swarm.tasks import lm_eval_harness
-from swarm.tasks.base import Task, gold_answers_error, is_black_box
+from swarm.tasks.base import Task
 from swarm.tasks.lm_eval_harness import LMEvalTask, cut_at_stops, lm_eval
 from swarm.tasks.mixture import Mixture
 
@@ -204,7 +204,7 @@ def test_gold_answers(tmp_path: Path, base: Path, pool: Path) -> None:
     items = letters.items("dev")[:3]
     (said,) = engine.generate(np.eye(2)[:1], [next(letters.run(items))])
     for task in (letters, normed):
-        assert gold_answers_error(task) is None and not is_black_box(task)
+        assert task.gold_error is None and not task.black_box
         for item, one, completion in zip(items, task.gold_examples(items), said, strict=True):
             doc = item["doc"]
             assert [text.strip() for text in one.choices] == doc["choices"]
@@ -223,7 +223,7 @@ def test_gold_answers(tmp_path: Path, base: Path, pool: Path) -> None:
     (text,) = said.gold_examples(said.items("dev")[:1])
     assert (text.prompt, text.choices[0].strip()) == ("no", said.items("dev")[0]["answer"])
     both = lm_eval("both", ["letters", "words"], include_path=folder)
-    assert gold_answers_error(pickle.loads(pickle.dumps(both))) is None
+    assert pickle.loads(pickle.dumps(both)).gold_error is None
 
 
 def test_tasks_without_gold_answers_are_named(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_tasks_without_gold_answers_are_named(tmp_path: Path) -> None:
         ("lower", "the metric pct_stereotype of lower is better the lower it is"),
         ("letters", "the target of document letters:1 is blank, or none of its choices"),
     ):
-        assert words in str(gold_answers_error(LMEvalTask("mine", name, folder)))
+        assert words in str(LMEvalTask("mine", name, folder).gold_error)
 
 
 def test_a_search_descends(tmp_path: Path, base: Path, pool: Path) -> None:

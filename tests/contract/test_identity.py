@@ -130,7 +130,7 @@ def told(folder: Path) -> str:
     importlib.invalidate_caches()
     linecache.clearcache()
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
-    return FunctionTask("own", "functions.score").scorer.source_digests()["function source"]
+    return FunctionTask("own", function="functions.score").source_digests()["function source"]
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 import copy
 import math
 import pickle
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import warm_python
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from judge_endpoints import judge_needs, judged_items, perspective_needs, toxic_items
@@ -38,9 +36,9 @@ from task_items import (
 
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
-from swarm.tasks.base import Item, RequiresSetup, Task, unparsed_rate
+from swarm.tasks.base import Item, Task, unparsed_rate
 from swarm.tasks.reward_model import MODES
-from swarm.tasks.search_signal import SIGNALS
+from swarm.tasks.questions import SIGNALS
 
 ROOT = Path(__file__).resolve().parents[2]
 ORIGINAL = ROOT.parent / "shared" / "data" / "eval"
@@ -154,12 +152,6 @@ def small(config: DictConfig, folder: Path, swapped: bool = False) -> int:
     return len(parts)
 
 
-@pytest.fixture(autouse=True)
-def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The programs that a model wrote need no heavy import."""
-    monkeypatch.setattr(sys, "executable", warm_python.COLD)
-
-
 @pytest.fixture(params=YAMLS, ids=lambda path: path.stem)
 def config(request: pytest.FixtureRequest) -> DictConfig:
     return composed(request.param)
@@ -173,15 +165,14 @@ def parts(config: DictConfig, tmp_path: Path) -> int:
 @pytest.fixture
 def task(config: DictConfig, parts: int) -> Task:
     """Each task of conf/task and of the examples, over a small file of its format."""
-    return instantiate(config)
+    return instantiate(config, _convert_="all")
 
 
 @pytest.fixture
 def ready(task: Task) -> Task:
     """The task as a worker has it."""
-    if isinstance(task, RequiresSetup):
-        task.check()
-        task.open("cpu")
+    task.check()
+    task.open("cpu")
     return task
 
 
@@ -216,7 +207,7 @@ def test_a_model_that_is_right_scores_higher_than_one_that_is_wrong(ready: Task)
     silent = played(ready, items, Silent())
     assert ready.utility(right) > ready.utility(wrong)
     assert unparsed_rate(right) == 0.0 and unparsed_rate(silent) == 1.0
-    if getattr(ready, "votes", True):  # then an answer is right or wrong
+    if ready.votes:  # then an answer is right or wrong
         assert ready.utility(right) == 1.0
         assert len({score.value for score in (*wrong, *silent)}) == 1
 
@@ -228,7 +219,7 @@ def test_right_is_above_wrong_by_every_signal(yaml: Path, tmp_path: Path) -> Non
     small(config, tmp_path)
     for signal in SIGNALS:
         config.signal = signal
-        task = instantiate(config)
+        task = instantiate(config, _convert_="all")
         items = task.items("dev")
         models = (Knowing(items), Mistaken(items), Silent())
         scores = [played(task, items, model) for model in models]
@@ -244,9 +235,8 @@ def test_dev_and_test_are_played_alike(config: DictConfig, tmp_path: Path) -> No
     tasks = []
     for swapped in (False, True):
         small(config, tmp_path / str(swapped), swapped)
-        tasks.append(instantiate(config))
-        if isinstance(tasks[-1], RequiresSetup):
-            tasks[-1].open("cpu")
+        tasks.append(instantiate(config, _convert_="all"))
+        tasks[-1].open("cpu")
     for split, other in (("dev", "test"), ("test", "dev")):
         one, two = tasks[0].items(split), tasks[1].items(other)
         asked = [
@@ -260,7 +250,7 @@ def test_dev_and_test_are_played_alike(config: DictConfig, tmp_path: Path) -> No
 
 def test_no_answer_is_too_strange(ready: Task) -> None:
     # Scoring runs a model or a program twice for each text: there the chosen ones are enough.
-    count = len(STRANGE) if isinstance(ready, RequiresSetup) else 200
+    count = len(STRANGE) if ready.needs_setup else 200
     items, texts = ready.items("dev"), hostile(count)
     assert len(set(texts)) == len(texts) == count
     for start in range(0, len(texts), len(items)):
@@ -310,7 +300,7 @@ def test_the_real_files_are_read(yaml: Path) -> None:
         if not file.exists() or kind(part) in {**NEEDS, **WRITERS}:
             pytest.skip(f"{part.name}.json of the original is not on this machine")
         part.file = str(file)
-    task = instantiate(config)
+    task = instantiate(config, _convert_="all")
     for split in ("dev", "test"):
         items = task.items(split)
         assert task.utility(played(task, items, KnowingByPrompt(task, items))) == 1.0

@@ -1,19 +1,32 @@
-"""Multiple choice and exact match: prompts, scoring, data files and keys."""
+"""Multiple choice, exact match and abstention: prompts, requests and values."""
 
-from collections import Counter
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from task_items import Knowing, Unscored, choice_items, played, write
+from task_items import Knowing, Silent, Unscored, choice_items, match_items, played, write
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message
-from swarm.tasks.abstain import Abstain
-from swarm.tasks.base import Score, mean_score, unparsed_rate
-from swarm.tasks.dataset import balance_domains
+from swarm.models.base import Completion, Message, Request
+from swarm.stats.significance import mean_interval, plurality_vote
+from swarm.tasks import abstain
+from swarm.tasks.abstain import ABSTENTION, Abstain
+from swarm.tasks.base import Score, unparsed_rate
 from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.metrics import utility_with_interval
+from swarm.tasks.mixture import Mixture
 from swarm.tasks.multiple_choice import MultipleChoice
+from swarm.tasks.questions import MIN_LOGPROB
+
+
+def choice(folder: Path, count: int = 8, **keys: Any) -> MultipleChoice:
+    file = write(folder / "letters.json", {"dev": choice_items(count)})
+    return MultipleChoice("letters", str(file), **keys)
+
+
+def match(folder: Path, **keys: Any) -> ExactMatch:
+    return ExactMatch("golds", str(write(folder / "golds.json", {"dev": match_items(6)})), **keys)
 
 
 def test_the_choice_prompt(tmp_path: Path) -> None:
@@ -31,24 +44,17 @@ def test_the_choice_prompt(tmp_path: Path) -> None:
 
 
 def test_letters_by_log_probability(tmp_path: Path) -> None:
-    file = str(write(tmp_path / "small.json", {"dev": choice_items(8)}))
     for chat, letters in ((False, (" A", " B", " C", " D")), (True, ("A", "B", "C", "D"))):
-        task = MultipleChoice("small", file, scoring="logits", chat=chat)
+        task = choice(tmp_path, scoring="logits", chat=chat)
         items = task.items("dev")
         requests = next(task.run(items))
         assert requests[0].choices == letters and requests[0].max_new_tokens == 0
         assert task.utility(played(task, items, Knowing(items))) == 1.0
     with pytest.raises(UserError, match="scoring=generate"):
         played(task, items, Unscored())
-
-
-def test_log_probabilities_that_are_no_numbers_pick_nothing(tmp_path: Path) -> None:
-    file = str(write(tmp_path / "small.json", {"dev": choice_items(1)}))
-    task = MultipleChoice("small", file, scoring="logits")
-    (item,) = task.items("dev")
-    nan, low = float("nan"), float("-inf")
-    assert task.read_answer(item, Completion("", (nan, -2.0, -1.0, low))) == "C"
-    assert task.read_answer(item, Completion("", (nan,) * 4)) is None
+    item = next(item for item in items if item["answer"] == "C")
+    assert task.read_answer(item, Completion("", (math.nan, -2.0, -1.0, -math.inf))) == "C"
+    assert task.read_answer(item, Completion("", (math.nan,) * 4)) is None
 
 
 def test_texts_by_log_probability_per_character(tmp_path: Path) -> None:
@@ -59,214 +65,260 @@ def test_texts_by_log_probability_per_character(tmp_path: Path) -> None:
     (request,) = next(task.run([item]))
     assert request.prompt == "Question: Why so?\nAnswer:"
     assert (request.choices, request.max_new_tokens) == ((" for long reasons", " no"), 0)
-    assert task.score_completion(item, Completion("", (-8.0, -1.5))).answer == "A", (
-        "-8 / 16 > -1.5 / 2"
-    )
+    # -8 / 16 > -1.5 / 2
+    assert task.score_completion(item, Completion("", (-8.0, -1.5))).answer == "A"
     assert task.score_completion(item, Completion("", (-8.0, -0.9))) == Score(1.0, "B")
-    assert task.read_answer(item, Completion("", (float("nan"), -99.0))) == "B"
-    assert task.read_answer(item, Completion("", (float("nan"),) * 2)) is None
     with pytest.raises(UserError, match=r"scoring=text .* use task\.scoring=generate"):
         task.read_answer(item, Completion("no"))
 
 
 def test_a_text_follows_its_prompt(tmp_path: Path) -> None:
-    file = str(write(tmp_path / "small.json", {"dev": choice_items(1)}))
     texts = ("1010", "11", "a stone", "nothing")
     for keys, prompt, space in (
         ({"template": "{question}"}, "What comes after 10?", " "),
         ({"template": "{question}\n"}, "What comes after 10?\n", ""),
         ({"template": "{question}", "chat": True}, (Message("user", "What comes after 10?"),), ""),
     ):
-        task = MultipleChoice("small", file, scoring="text", **keys)  # type: ignore[arg-type]
+        task = choice(tmp_path, 1, scoring="text", **keys)
         (item,) = task.items("dev")
         request, gold = task.build_request(item), task.gold_request(item)
         assert request.prompt == gold.prompt == prompt
         assert request.choices == tuple(space + text for text in texts)
         assert gold.choices == (f"{space}a stone",)
-    with pytest.raises(UserError, match=r"task\.template: 'Answer:' does not contain {question}"):
+    with pytest.raises(UserError, match=r"task\.template='Answer:': must contain {question}"):
         MultipleChoice("small", template="Answer:")
-    with pytest.raises(UserError, match=r"task\.scoring: 'text' is not one of generate, logits"):
-        Abstain("small", scoring="text")
 
 
 def test_the_original_rules_can_be_chosen(tmp_path: Path) -> None:
-    file = str(write(tmp_path / "small.json", {"dev": choice_items(1)}))
     said = Completion("Answer: C")
     for parser, letter in (("original", "A"), ("anchored", "C")):
-        task = MultipleChoice("small", file, parser=parser)
+        task = choice(tmp_path, 1, parser=parser)
         assert task.read_answer(task.items("dev")[0], said) == letter
-    golds = [{"question": "?", "answer": gold} for gold in ("No", "18", "18")]
+    golds = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(("No", "18", "18"))]
     file = str(write(tmp_path / "match.json", {"dev": golds}))
     texts = [Completion("Node"), Completion("118"), Completion("18 or rather a b c d e f g h i 7")]
-    values = {}
-    for parser, last_words in (("original", None), ("original", 10), ("anchored", None)):
-        match = ExactMatch("match", file, parser=parser, last_words=last_words, take="last")
-        items = match.items("dev")
-        scores = [
-            match.score_completion(item, said) for item, said in zip(items, texts, strict=True)
-        ]
-        assert [match.grade(i, s.answer) for i, s in zip(items, scores, strict=True)] == [
-            score.value for score in scores
-        ]
-        values[parser, last_words] = [score.value for score in scores]
-    assert values == {
-        ("original", None): [1.0, 1.0, 1.0],
-        ("original", 10): [1.0, 1.0, 0.0],
-        ("anchored", None): [0.0, 0.0, 0.0],
-    }
+    wanted = {("original", None): [1.0, 1.0, 1.0], ("original", 10): [1.0, 1.0, 0.0]}
+    for (parser, last_words), values in {**wanted, ("anchored", None): [0.0, 0.0, 0.0]}.items():
+        task_ = ExactMatch("match", file, parser=parser, last_words=last_words, take="last")
+        pairs = list(zip(task_.items("dev"), texts, strict=True))
+        scores = [task_.score_completion(*pair) for pair in pairs]
+        assert [score.value for score in scores] == values
+        assert [
+            task_.grade(item, s.answer) for (item, _), s in zip(pairs, scores, strict=True)
+        ] == values
 
 
-def test_a_limit_keeps_the_domains_in_proportion(tmp_path: Path) -> None:
-    items = [{"question": "?", "answer": "1", "domain": "x" if n < 30 else "y"} for n in range(40)]
-    others = [{**item, "question": "!"} for item in items]
-    file = str(write(tmp_path / "small.json", {"dev": items, "test": others}))
-    ids = {}
-    for limit in (4, 8, 20, None, 99):
-        task = ExactMatch("small", file, dev_limit=limit)
-        chosen = task.items("dev")
-        ids[limit] = [item["id"] for item in chosen]
-        assert len(chosen) == min(limit or 40, 40)
-        assert Counter(item["domain"] for item in chosen)["y"] * 4 == len(chosen)
-        assert len(task.items("test")) == 40
-    assert ids[20] == ids[None][:20] and ids[8] == ids[20][:8]
-    assert balance_domains(balance_domains(items)) == balance_domains(items)
+def test_case_counts_where_the_parser_is_cased(tmp_path: Path) -> None:
+    golds = [{"question": f"{n}?", "answer": f"WORD{n}"} for n in range(4)]
+    file = str(write(tmp_path / "capitals.json", {"dev": golds}))
+    for parser, value in (("whole", 1.0), ("cased", 0.0)):
+        task = ExactMatch("capitals", file, parser=parser)
+        for item in task.items("dev"):
+            said = Completion(str(item["answer"]).lower())
+            assert task.score_completion(item, said).value == value
+            assert task.grade(item, str(item["answer"])) == 1.0
+        assert all(example.final for example in task.gold_examples(task.items("dev")))
 
 
-def test_ids_are_the_files_or_positions(tmp_path: Path) -> None:
-    items = [{"question": "?", "answer": "1", "id": 0} for _ in range(3)]
-    file = str(write(tmp_path / "small.json", {"dev": items}))
-    assert [i["id"] for i in ExactMatch("small", file, ids="position").items("dev")] == [0, 1, 2]
-    with pytest.raises(UserError, match=r'1 ids occur more than once in dev: "0"; .*task.ids'):
-        ExactMatch("small", file).items("dev")
+def test_a_missing_completion_is_an_error(tmp_path: Path) -> None:
+    run = (task := match(tmp_path)).run(task.items("dev"))
+    next(run)
+    with pytest.raises(ValueError, match="shorter"):
+        run.send([Completion("72")] * 5)
 
 
-GOOD = {"question": "?", "choices": {"A": "x", "B": "y"}, "answer": "A", "id": "i7"}
+# The signal that a search maximizes.
+
+
+class Sure:
+    """Says a text, and gives any continuation so many nats and tokens."""
+
+    def __init__(self, text: str, nats: float, tokens: int) -> None:
+        self.text, self.nats, self.tokens = text, nats, tokens
+
+    def generate(self, requests: Any) -> list[Completion]:
+        forced = Completion("", (-self.nats,), choice_tokens=(self.tokens,))
+        return [forced if request.choices else Completion(self.text) for request in requests]
+
+
+class Uncounted:
+    """Gives log probabilities, and not of how many tokens."""
+
+    def generate(self, requests: Any) -> list[Completion]:
+        return [Completion("", (-1.0,) * len(request.choices)) for request in requests]
+
+
+def test_a_value_is_nats_a_token_or_the_mean_of_both(tmp_path: Path) -> None:
+    model = Sure(" A.", nats=2.0, tokens=4)
+    task = choice(tmp_path, signal="logprob")
+    scores = played(task, task.items("dev"), model)
+    assert scores == [Score(-0.5, "")] * 8 and task.utility(scores) == -0.5
+    task = choice(tmp_path, signal="both")
+    items = task.items("dev")
+    for item, score in zip(items, played(task, items, model), strict=True):
+        correct = float(item["answer"] == "A")
+        assert score.value == pytest.approx((correct + math.exp(-0.5)) / 2)
+        assert (score.answer, score.text) == ("A", " A.")
+        assert score.measures == {"correct": correct, "logprob": -0.5}
+
+
+def test_one_round_asks_for_the_gold_answer_as_it_is_written(tmp_path: Path) -> None:
+    golds = [{"question": q, "answer": 7} for q in ("How many?", "How many?\n", "How many: ")]
+    file = str(write(tmp_path / "golds.json", {"dev": golds}))
+    for chat, texts in ((False, [" 7", "7", "7"]), (True, ["7"] * 3)):
+        task = ExactMatch("golds", file, signal="logprob", chat=chat)
+        requests = next(task.run(task.items("dev")))
+        assert all(r.max_new_tokens == 0 and r.stop_check is None for r in requests)
+        assert [r.choices for r in requests] == [(text,) for text in texts]
+    both = choice(tmp_path, signal="both")
+    item = next(item for item in both.items("dev") if item["answer"] == "A")
+    own, gold = next(both.run([item]))
+    assert own.prompt == next(both.metric_task.run([item]))[0].prompt
+    assert gold == Request(own.prompt, 0, (" A",)) and (own.max_new_tokens, own.choices) == (10, ())
+
+
+def test_no_number_is_beyond_the_bounds(tmp_path: Path) -> None:
+    for signal, low, high in (("logprob", MIN_LOGPROB, 0.0), ("both", 0.0, 1.0)):
+        task = match(tmp_path, signal=signal)
+        assert (task.lowest, task.highest) == (low, high)
+        items = task.items("dev")
+        for nats in (math.nan, math.inf, 1e9):
+            scores = played(task, items, Sure("", nats, 1))
+            assert [score.value for score in scores] == [pytest.approx(low)] * 6
+            assert all(math.isfinite(x) for score in scores for x in score.measures.values())
+        # Rounding can lift a certain answer's log probability above 0.
+        scores = played(task, items[:1], Sure(str(items[0]["answer"]), -1e-7, 1))
+        assert [score.value for score in scores] == [high]
+    assert unparsed_rate(played(task, items, Silent())) == 1.0
+    for model in (Unscored(), Uncounted()):
+        with pytest.raises(UserError, match=r"task\.signal=both .*task\.signal=accuracy"):
+            played(task, items, model)
+
+
+def test_the_metric_task_reads_nothing_again(tmp_path: Path) -> None:
+    for make in (choice, match):
+        task = make(tmp_path)
+        assert task.metric_task is task
+        for signal in ("logprob", "both"):
+            task = make(tmp_path, signal=signal)
+            items = task.items("dev")
+            task.file = "moved away"
+            own = task.metric_task
+            assert own.signal == "accuracy" and task.signal == signal
+            assert own.items("dev") is items and own.votes and not task.votes
+            assert own.utility(played(own, items, Knowing(items))) == 1.0
+    mixture = Mixture("two", {"letters": task}, "mean")
+    assert mixture.signal == "letters: both" and mixture.metric_task.signal == "letters: accuracy"
+
+
+# Abstention: an answer, then a verdict on it.
+
+ITEM = {"question": "Which?", "choices": {"A": "this", "B": "that"}, "answer": "B", "id": 0}
+ROUND_1 = (
+    "Please choose an option that best answers the question.\n"
+    "Question: Which?\nA: this\nB: that\nThe answer is"
+)
+ROUND_2 = (
+    ROUND_1 + "\nProposed answer: {}\n"
+    "Is the proposed answer true or false? Directly answer with true or false."
+)
+
+
+class Replying:
+    """Says one text to all in the first round and another in the second."""
+
+    def __init__(self, first: str, second: str) -> None:
+        self.texts = [first, second]
+        self.asked: list[Request] = []
+
+    def generate(self, requests: Any) -> list[Completion]:
+        self.asked += requests
+        return [Completion(self.texts[len(self.asked) > 1])] * len(requests)
+
+
+def doubting(folder: Path, **settings: Any) -> Abstain:
+    return Abstain("one", str(write(folder / "one.json", {"dev": [ITEM]})), **settings)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("first", "second", "value", "answer"),
     [
-        ({"answer": "C"}, "'i7': its \"answer\" is not among its choices: 'C' is not one of A, B"),
-        ({"answer": ["A"]}, "is not among"),
-        ({"answer": None}, "is not among"),
-        ({"choices": {"A": "x"}}, "at least two"),
-        ({"choices": ["x", "y"]}, "at least two"),
-        ({"choices": {"A": "x", "b": "y"}}, 'is not one capital letter: "b"'),
-        ({"choices": {"A": "x", "B": 3}}, 'one of its choices is not a string: "B"'),
-        ({"choices": {"A": "x", "B": " "}}, "an empty choice: B"),
-        ({"question": ""}, '"question" is empty'),
-        ({"question": 3}, '"question" is not a string'),
-        ({"id": [1]}, "its id"),
+        (" B.", "True", 1.0, "B"),
+        (" A.", "True.", -1.0, "A"),
+        (" B.", "False", 0.0, ABSTENTION),
+        (" B.", "I cannot say", 1.0, "B"),
+        (" B.", "It is not true.", 0.0, ABSTENTION),
+        (" A.", "That isn't quite true", 0.0, ABSTENTION),
+        (" A.", "untrue", 0.0, ABSTENTION),
+        (" A.", "It is not correct", 0.0, ABSTENTION),
+        (" A.", "**No**, it is", 0.0, ABSTENTION),
+        (" B.", "It is not false.", 1.0, "B"),
+        (" B.", "Yes", 1.0, "B"),
+        (" B.", "There is no doubt: true", 1.0, "B"),
+        (" no idea", "", -1.0, None),
+        ("", "false", 0.0, ABSTENTION),
+        (" B.", "True, it is not false", 1.0, "B"),
     ],
 )
-def test_a_wrong_choice_item_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    file = write(tmp_path / "small.json", {"dev": [{**GOOD, "id": "i6"}, {**GOOD, **change}]})
-    with pytest.raises(UserError) as caught:
-        MultipleChoice("small", str(file)).items("dev")
-    assert message in str(caught.value) and str(file) in str(caught.value)
+def test_abstention(
+    tmp_path: Path, first: str, second: str, value: float, answer: str | None
+) -> None:
+    task = doubting(tmp_path)
+    (item,) = task.items("dev")
+    (score,) = played(task, [item], Replying(first, second))
+    assert (score.value, score.answer) == (value, answer)
+    assert task.grade(item, answer) == value >= task.lowest
+    assert score.measures == {"abstained": float(value == 0.0), "right": float(first == " B.")}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not valid JSON"),
-        ("3", "neither an object nor a list"),
-        ("[]", '"dev" is not a list of at least one item'),
-        ('{"test": []}', '"dev" is not a list'),
-        ('{"dev": []}', '"dev" is not a list of at least one item'),
-        ('{"dev": [3]}', "dev item 0: it is not an object"),
-        ('{"dev": [{"answer": "1"}]}', 'dev item 0: it has no "question"'),
-        ('{"dev": [{"question": "?"}]}', 'dev item 0: it has no "answer"'),
-        (
-            '{"dev": [{"q": "?", "a": "1"}]}',
-            '"question"; the first of them has "q", "a": no option',
-        ),
-        ('{"dev": [{"question": "?", "answer": true}]}', "neither a string nor a number"),
-    ],
-)
-def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
-    file = tmp_path / "small.json"
-    file.write_text(text)
-    with pytest.raises(UserError) as caught:
-        ExactMatch("small", str(file)).items("dev")
-    assert message in str(caught.value) and str(file) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"run `python -m swarm.fetch_data elsewhere`"):
-        MultipleChoice("elsewhere").items("dev")
-    with pytest.raises(UserError, match=r"mine.json is missing: see task.file"):
-        MultipleChoice("elsewhere", "mine.json").items("dev")
-    (tmp_path / "data" / "eval").mkdir(parents=True)
-    write(tmp_path / "data" / "eval" / "elsewhere.json", {"dev": choice_items(2)})
-    assert len(MultipleChoice("elsewhere").items("dev")) == 2
-
-
-@pytest.mark.parametrize("kind", [MultipleChoice, ExactMatch])
-@pytest.mark.parametrize(
-    ("key", "value", "allowed"),
-    [
-        ("name", "", "not a string"),
-        ("dev_limit", 0, "null nor a positive integer"),
-        ("test_limit", True, "null nor a positive integer"),
-        ("max_new_tokens", 2.5, "a positive integer"),
-        ("parser", "strict", "anchored, original"),
-        ("ids", None, "file, position"),
-        ("chat", "0", "true, false"),
-        ("dedupe", 1, "true, false"),
-        ("instruction", 5, "not a string"),
-        ("file", 5, "not a string"),
-    ],
-)
-def test_a_wrong_key_is_named(kind: type, key: str, value: object, allowed: str) -> None:
-    with pytest.raises(UserError) as caught:
-        kind(**{"name": "small", key: value})
-    assert str(caught.value).startswith(f"task.{key}: {value!r}") and allowed in str(caught.value)
-
-
-def test_wrong_keys_of_one_kind_are_named() -> None:
-    with pytest.raises(
-        UserError, match=r"task\.scoring: 'logit' is not one of generate, logits, text"
+def test_the_second_round_proposes_the_answer(tmp_path: Path) -> None:
+    for settings, said, proposed in (
+        ({}, " B. For", "B: that"),
+        ({}, " Neither", " Neither"),
+        ({"parser": "original"}, " B. For", "B. For"),
     ):
-        MultipleChoice("small", scoring="logit")
-    with pytest.raises(UserError, match=r"task\.take: 'middle' is not one of first, last"):
-        ExactMatch("small", take="middle")
-    with pytest.raises(UserError, match=r"task\.last_words"):
-        ExactMatch("small", last_words=-5)
+        model = Replying(said, "true")
+        task = doubting(tmp_path, **settings)
+        played(task, task.items("dev"), model)
+        assert [request.prompt for request in model.asked] == [ROUND_1, ROUND_2.format(proposed)]
+        stops = [request.stop_check for request in model.asked]
+        assert (stops[0] is None) == ("parser" in settings) and stops[1] is not None
+        assert stops[1]("it is FALSE.") and not stops[1]("it is")
+    model = Replying(" B", "True, it is not false")
+    (score,) = played(task, task.items("dev"), model)
+    assert score.value == 0.0  # the original finds "false" anywhere
 
 
-def test_mean_and_share_of_unparsed_answers() -> None:
-    scores = [Score(1.0, "A"), Score(0.0, None), Score(0.0, "B"), Score(0.0, None)]
-    assert mean_score(scores) == 0.25 and unparsed_rate(scores) == 0.5 and unparsed_rate([]) == 0.0
-    with pytest.raises(ValueError, match="no scores"):
-        mean_score([])
+def test_both_rounds_by_log_probability(tmp_path: Path) -> None:
+    class Doubting(Knowing):
+        """Knows the letter, and holds it for false."""
+
+        def answer(self, request: Request) -> Completion:
+            false = request.choices[-1:] == (" false",)
+            return Completion("", (-2.0, -1.0)) if false else super().answer(request)
+
+    file = str(write(tmp_path / "small.json", {"dev": choice_items(4)}))
+    task = Abstain("small", file, scoring="logits")
+    scores = played(task, task.items("dev"), Doubting(task.items("dev")))
+    assert task.utility(scores) == 0.0
+    assert all(score.measures["right"] == score.measures["abstained"] == 1.0 for score in scores)
+    for wrong in ({"scoring": "text"}, {"signal": "both"}):
+        with pytest.raises(UserError, match=r"task\.(scoring|signal)="):
+            Abstain("small", **wrong)
 
 
-def test_a_seed_draws_other_dev_items_in_proportion(tmp_path: Path) -> None:
-    """Ten of forty, a quarter of them "rare": other ones by each seed, of one seed always these."""
-    rows = [
-        {
-            "question": f"What is {i}?",
-            "answer": str(i),
-            "id": i,
-            "domain": "rare" if i % 4 == 0 else "common",
-        }
-        for i in range(60)
-    ]
-    file = str(write(tmp_path / "small.json", {"dev": rows[:40], "test": rows[40:]}))
+def test_abstentions_vote_and_are_no_wrong_answers(tmp_path: Path) -> None:
+    task = doubting(tmp_path)
+    answer = plurality_vote(["A", ABSTENTION, ABSTENTION], [-0.1, -0.2, -0.3])
+    assert task.grade(task.items("dev")[0], answer) == 0.0
+    right = [Score(value, "B") for value in (1.0, 0.0) * 10]
+    interval = mean_interval([score.value for score in right], signed=True)
+    assert utility_with_interval(task, right) == interval
+    zeros = [Score(0.0, ABSTENTION)] * 20
+    assert utility_with_interval(task, zeros)[:3] == (0.0, 0.0, 0.0)
+    assert utility_with_interval(MultipleChoice("c", "c.json"), zeros).high > 0.1
 
-    def dev(seed: int | None, limit: int | None = 8) -> list[int]:
-        return [item["id"] for item in ExactMatch("m", file, limit, dev_seed=seed).items("dev")]
 
-    drawn = [dev(seed) for seed in range(5)]
-    assert len({tuple(sorted(ids)) for ids in drawn}) == 5 and dev(None) not in drawn
-    for ids in drawn:
-        assert sum(i % 4 == 0 for i in ids) == 2
-    assert dev(3) == dev(3) and dev(3, 4) == dev(3)[:4], "few are the first of more"
-    assert sorted(dev(3, None)) == sorted(dev(None, None)) == list(range(40))
-    tests = [ExactMatch("m", file, 8, dev_seed=seed).items("test") for seed in (None, 1, 2)]
-    assert tests[0] == tests[1] == tests[2]
-    with pytest.raises(UserError, match=r"task\.dev_seed"):
-        ExactMatch("m", file, dev_seed=-1)
+def test_a_verdict_stays(tmp_path: Path) -> None:
+    assert abstain.verdict("no") is False and abstain.verdict("perhaps") is None
+    assert not abstain.is_decided("not true") and abstain.is_decided("not true,")

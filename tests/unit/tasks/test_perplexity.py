@@ -1,24 +1,14 @@
-"""Perplexity: windows of a text, and their bits a byte against a forward of transformers' own."""
+"""Perplexity: windows of a text, and their bits a byte."""
 
 import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
-import searches
-import tiny
-import torch
-from peft import PeftModel
-from task_items import Unscored, played, write
-from transformers import AutoTokenizer
+from task_items import Unscored, played
 
-from swarm.engine.base_model import BaseModel
-from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.models.base import Completion, Request
-from swarm.pool.pool import Pool
 from swarm.tasks.perplexity import Perplexity, count_bytes, preceding_context, split_windows
 
 WORDS = " ".join(f"word {n}, and {n * n % 97} more;\n" for n in range(200))
@@ -143,54 +133,6 @@ def test_numbers_that_overflow_are_worth_eight_bits(tmp_path: Path) -> None:
     assert task.score_completion(items[0], Completion("", (-1e9,), choice_tokens=(3,))).value < -1e5
     with pytest.raises(UserError, match="log probability"):
         played(task, items, Unscored())
-
-
-def test_against_transformers(tmp_path: Path, tiny_llama: Path) -> None:
-    """The whole task, by hand: one forward a window, summed over all bytes."""
-    pool = Pool(tiny.pool(tiny_llama, tmp_path / "pool", ("amber", "birch"))).open()
-    task = Perplexity(file=text_file(tmp_path), window=150, context=80, dev_limit=9)
-    engine = HFEngine(plan="stacked")
-    engine.open(BaseModel(str(tiny_llama)), pool, "cpu")
-    items = task.items("dev")
-    found = run_tasks_lockstep(task, engine, np.eye(2), items, JobUsage())
-    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
-    for name, scores in zip(pool.names, found, strict=True):
-        alone = PeftModel.from_pretrained(tiny.load(tiny_llama), tmp_path / "pool" / name).eval()
-        nats = 0.0
-        for item in items:
-            start = len(tokenizer(item["prompt"]).input_ids)
-            ids = torch.tensor([tokenizer(item["prompt"] + item["answer"]).input_ids])
-            labels = ids.clone()
-            labels[:, :start] = -100
-            with torch.inference_mode():
-                nats += float(alone(ids, labels=labels).loss) * (ids.shape[1] - start)
-        bits = nats / math.log(2) / sum(count_bytes(item["answer"]) for item in items)
-        assert task.utility(scores) == pytest.approx(-bits, abs=1e-4)
-
-
-def test_a_search(tmp_path: Path, tiny_llama: Path) -> None:
-    pool = tiny.pool(tiny_llama, tmp_path / "pool")
-    write(tmp_path / "tiny.json", {})
-    keys = {
-        "name": "run",
-        "folder": tmp_path / "search",
-        "model": "local",
-        "model.path": tiny_llama,
-        "pool.folder": pool,
-        "task": "perplexity",
-        "task.file": text_file(tmp_path),
-        "task.window": 200,
-        "task.context": 100,
-        "task.dev_limit": 12,
-        "task.test_limit": 12,
-        "optimizer.particles": 6,
-        "optimizer.max_iterations": 3,
-        "racing": "exact",
-    }
-    done = searches.run([f"{key}={value}" for key, value in keys.items()])
-    assert done.returncode == 0, done.stderr
-    measures = str(searches.answers(tmp_path / "search" / "run", 0))
-    assert "perplexity" in measures and "bits_per_byte" in measures
 
 
 def test_a_seed_draws_other_dev_windows_and_the_same_test_windows(tmp_path: Path) -> None:

@@ -1,18 +1,21 @@
-"""The signal a search maximizes on a task with right answers: accuracy, log probability or both."""
+"""Questions with right answers; what a search maximizes: accuracy, log probability or both."""
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Literal, Self, get_args
 
-from swarm._util import validation
+from swarm._util.settings import Positive, checked
 from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Message, Request
-from swarm.tasks.base import Item, Score, TaskRun, mean_score
+from swarm.tasks.base import Item, Score, TaskRun
+from swarm.tasks.dataset import DataTask
 
-SIGNALS = ("accuracy", "logprob", "both")
+Signal = Literal["accuracy", "logprob", "both"]
+
+SIGNALS: tuple[str, ...] = get_args(Signal)
 
 MIN_LOGPROB = -100.0
 """Lower bound of a log probability, in nats per token; also the value where numbers overflow.
@@ -20,9 +23,13 @@ MIN_LOGPROB = -100.0
 One item that a model considers impossible must not outweigh all others.
 """
 
+Prompt = str | tuple[Message, ...]
 
-class SearchSignalTask(ABC):
-    """Items with an "answer" each, requested in one round and scored by a signal.
+
+@checked("task")
+@dataclass(eq=False)
+class QuestionTask(DataTask):
+    """Items with a "question" and an "answer" each, requested in one round and scored by a signal.
 
     - "accuracy": 1 for a right answer, 0 for a wrong one. Few items change between two similar
       models, so that a search sees steps and noise.
@@ -37,32 +44,38 @@ class SearchSignalTask(ABC):
     by its accuracy, on which a verdict is based.
 
     Args:
+        instruction: A line before the question; `None` leaves it out.
+        chat: Send the prompt as one user turn through the model's chat template.
+        max_new_tokens: Maximum number of generated tokens.
         signal: As above.
 
-    Raises:
-        UserError: A value is not allowed.
+    The others are those of `DataTask`.
     """
 
-    signals: Sequence[str] = SIGNALS
-    """Signals that the class supports."""
-
-    def __init__(self, signal: str) -> None:
-        self.signal = validation.check_one_of("signal", signal, self.signals)
+    instruction: str | None = None
+    chat: bool = False
+    max_new_tokens: Positive = 10
+    signal: Signal = "accuracy"  # type: ignore[assignment]
 
     @property
     def highest(self) -> float:
-        """See `Task`."""
+        """See `Task.highest`."""
         return 0.0 if self.signal == "logprob" else 1.0
 
     @property
     def lowest(self) -> float:
-        """See `Task`."""
+        """See `Task.lowest`."""
         return MIN_LOGPROB if self.signal == "logprob" else 0.0
 
     @property
     def votes(self) -> bool:
-        """See `Task`; with another signal than accuracy a value is not that of an answer."""
+        """See `Task.votes`; with another signal than accuracy a value is not that of an answer."""
         return self.signal == "accuracy"
+
+    @property
+    def gold_error(self) -> str | None:
+        """See `Task.gold_error`; every item has a gold answer."""
+        return None
 
     @property
     def metric_task(self) -> Self:
@@ -86,25 +99,23 @@ class SearchSignalTask(ABC):
         likely = [self._logprob_per_token(completion) for completion in forced]
         if self.signal == "logprob":
             return [_logprob_score(logprob) for logprob in likely]
-        scores = [
-            replace(self.score_completion(item, one), cut=is_cut(request, one))
-            for item, request, one in zip(items, requests, answered, strict=True)
-        ]
+        scores = [self.score_completion(*pair) for pair in zip(items, answered, strict=True)]
         if self.signal == "accuracy":
             return scores
         return [_combine_score(score, one) for score, one in zip(scores, likely, strict=True)]
-
-    def utility(self, scores: Sequence[Score]) -> float:
-        """Return the mean value: accuracy, nats per token, or mean of accuracy and probability."""
-        return mean_score(scores)
 
     @abstractmethod
     def build_request(self, item: Item) -> Request:
         """Return the request for an answer to one item."""
 
     @abstractmethod
+    def read_answer(self, item: Item, completion: Completion) -> str | None:
+        """Return the answer of a completion of that request, or `None`."""
+
     def score_completion(self, item: Item, completion: Completion) -> Score:
-        """Score the completion of that request: 1 or 0."""
+        """Score a completion by its answer: 1 or 0."""
+        answer = self.read_answer(item, completion)
+        return Score(self.grade(item, answer), answer, completion.text)
 
     def gold_text(self, item: Item) -> str:
         """Return the gold answer as the text that is scored."""
@@ -116,33 +127,31 @@ class SearchSignalTask(ABC):
         return Request(prompt, 0, (format_continuation(prompt, self.gold_text(item)),))
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.base.HasGoldAnswers`: the gold answer, directly after the prompt."""
+        """See `Task.gold_examples`: the gold answer, directly after the prompt."""
         requests = [self.gold_request(item) for item in items]
         return [Example(request.prompt, request.choices) for request in requests]
+
+    def format_prompt(self, text: str) -> Prompt:
+        """Return a prompt's text, or with `chat` the text as one user turn."""
+        return (Message("user", text),) if self.chat else text
 
     def _logprob_per_token(self, completion: Completion) -> float:
         """Return the nats per token of the request's only choice; may be not finite."""
         if len(completion.logprobs) != 1 or len(completion.choice_tokens) != 1:
             raise UserError(
                 f"task.signal={self.signal} needs a model that returns log probabilities of "
-                "the gold answer; this one does not: use task.signal=accuracy."
+                "the gold answer; this one does not: use task.signal=accuracy"
             )
         return completion.logprobs[0] / max(1, completion.choice_tokens[0])
 
 
-def format_continuation(prompt: str | tuple[Message, ...], answer: str) -> str:
+def format_continuation(prompt: Prompt, answer: str) -> str:
     """Return the answer as a continuation of a prompt.
 
     After a chat header, or white space, an answer starts at once; else with a space.
     """
     space = " " if isinstance(prompt, str) and not prompt[-1:].isspace() else ""
     return space + answer
-
-
-def is_cut(request: Request, completion: Completion) -> bool:
-    """Return whether a text ends at the maximum number of tokens, before its answer is final."""
-    final = request.stop_check
-    return completion.finish == "length" and not (final and final(completion.text))
 
 
 def _logprob_score(logprob: float) -> Score:

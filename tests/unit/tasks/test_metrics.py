@@ -1,0 +1,211 @@
+"""Metrics of scores: by domain, constant answers, and one answer throughout."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import searches
+
+from swarm.runs.describe import format_one_answer_warnings, list_caveats, unread_answers
+from swarm.tasks.abstain import Abstain
+from swarm.tasks.base import Item, Score
+from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.metrics import (
+    NO_GOLD_DOMAIN,
+    best_constant_answers,
+    find_one_answer_domains,
+    item_domain,
+    summarize_domains,
+    utility_summary,
+)
+from swarm.tasks.mixture import Mixture
+
+MINI = searches.ROOT / "data" / "nlgraph_mini.json"
+
+
+@pytest.fixture(scope="module")
+def mini() -> ExactMatch:
+    return ExactMatch("nlgraph_mini", str(MINI))
+
+
+def given(task: Any, items: Sequence[Item], answers: Sequence[str | None]) -> list[Score]:
+    """The scores of these answers."""
+    return [
+        Score(task.grade(item, answer), answer, part=item.get("part", ""))
+        for item, answer in zip(items, answers, strict=True)
+    ]
+
+
+def match(folder: Path, name: str, dev: Sequence[Any], test: Sequence[Any]) -> ExactMatch:
+    """A task with these gold answers; items have no domain of their own."""
+    splits = {
+        split: [{"id": n, "question": f"{split} {n}", "answer": a} for n, a in enumerate(golds)]
+        for split, golds in (("dev", dev), ("test", test))
+    }
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(splits))
+    return ExactMatch(name, str(path))
+
+
+def choice_file(path: Path) -> Path:
+    """Choices of two domains, 20 items each a split; the right letters take turns."""
+
+    def item(number: int) -> dict[str, Any]:
+        domain, letters = (("doors", "AB"), ("paths", "ABC"))[number % 2]
+        choices = {letter: f"{letter.lower()}{number}" for letter in letters}
+        gold = letters[number // 2 % len(letters)]
+        return {
+            "question": f"which one {number}",
+            "choices": choices,
+            "answer": gold,
+            "id": number,
+            "domain": domain,
+        }
+
+    splits = {"dev": [item(n) for n in range(40)], "test": [item(n) for n in range(100, 140)]}
+    path.write_text(json.dumps(splits))
+    return path
+
+
+def test_constant_answers_equal_a_hand_count(mini: ExactMatch) -> None:
+    dev, test = mini.items("dev"), mini.items("test")
+    found = best_constant_answers(mini, dev)
+    assert found is not None
+    best, right = {}, 0
+    for domain in ("connectivity", "shortest_path"):
+        golds = Counter(item["answer"] for item in dev if item["domain"] == domain)
+        best[domain] = golds.most_common(1)[0][0]
+        right += sum(i["answer"] == best[domain] for i in test if i["domain"] == domain)
+    assert found.domains == best == {"connectivity": "Yes", "shortest_path": "1"}
+    told = found.summarize_splits(mini, {"dev": dev, "test": test})
+    assert told["by_domain"]["test"]["utility"] == right / len(test) == 0.3075
+    every = Counter(item["answer"] for item in dev)
+    assert every[found.overall] == max(every.values())
+    assert told["overall"]["dev"]["utility"] == max(every.values()) / len(dev)
+    assert told["overall"]["test"]["utility"] == sum(
+        item["answer"] == found.overall for item in test
+    ) / len(test)
+
+
+def test_domains_add_up(mini: ExactMatch) -> None:
+    items = mini.items("test")
+    answers = [("Yes", "No", "1", "2", None)[n * 7 % 5] for n in range(len(items))]
+    scores = given(mini, items, answers)
+    found = utility_summary(mini, scores, items)
+    domains = found["domains"]
+    assert list(domains) == list(dict.fromkeys(item["domain"] for item in items))
+    total = sum(one["utility"] * one["items"] for one in domains.values())
+    assert total / len(items) == pytest.approx(found["utility"])
+    for name, one in domains.items():
+        mine = [s for s, i in zip(scores, items, strict=True) if i["domain"] == name]
+        read = Counter(s.answer for s in mine if s.answer)
+        assert one["items"] == len(mine) and one["answers"] == read.total()
+        assert one["unparsed_rate"] == pytest.approx(1 - read.total() / len(mine))
+        assert one["share"] == max(read.values()) / read.total()
+        assert one["interval"][0] < one["utility"] < one["interval"][1]
+
+
+def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
+    roads = match(tmp_path, "roads", ["Yes", "Yes", "No"], ["No", "Yes", "Yes", "Yes"])
+    sums = match(tmp_path, "sums", [3, 3, 4], [4, 4, 3])
+    both = Mixture("both", {"roads": roads, "inner": Mixture("inner", [sums])})
+    items = both.items("test")
+    assert [item_domain(item) for item in items] == ["roads"] * 4 + ["inner/sums"] * 3
+    scores = given(both, items, ["No", "No", "Yes", "Yes", "4", "4", "4"])
+    found = summarize_domains(both, items, scores)
+    assert {name: one["utility"] for name, one in found.items()} == {
+        "roads": 0.75,
+        "inner/sums": pytest.approx(2 / 3),
+    }
+    constants = best_constant_answers(both, both.items("dev"))
+    assert constants is not None and constants.domains == {"roads": "Yes", "inner/sums": "3"}
+    told = constants.summarize_splits(both, {"test": items})
+    # By the mixture's own utility, the harmonic mean of 3/4 and 1/3; one answer fails in a part.
+    assert told["by_domain"]["test"]["utility"] == pytest.approx(2 / (4 / 3 + 3))
+    assert told["overall"]["test"]["utility"] == 0
+
+
+def test_without_a_domain_the_gold_answer_gives_one(tmp_path: Path) -> None:
+    golds = ["Yes", "no", "true", 12, "1,200", "red door"]
+    task = match(tmp_path, "kinds", golds, ["Yes"])
+    kinds = ["yes or no", "yes or no", "true or false", "number", "number", "phrase"]
+    named = [f"gold answer: {kind}" for kind in kinds]
+    assert [item_domain(item) for item in task.items("dev")] == named
+    choice = {"id": 0, "choices": {"A": "a", "B": "b"}, "answer": "A"}
+    assert item_domain(choice) == "gold answer: letter"
+    assert item_domain({"id": 0, "prompt": "write"}) == NO_GOLD_DOMAIN
+
+
+def test_a_constant_answer_may_be_to_abstain(tmp_path: Path) -> None:
+    task = Abstain("doors", str(choice_file(tmp_path / "doors.json")))
+    found = best_constant_answers(task, task.items("dev"))
+    # Of two letters each is right for half (0 on the mean); of three, abstention beats -1/3.
+    assert found is not None and found.domains == {"doors": "A", "paths": "abstain"}
+    assert found.overall == "abstain"
+    told = found.summarize_splits(task, {"test": task.items("test")})
+    assert told["overall"]["test"]["utility"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "share"),
+    [
+        (["No"] * 19 + ["Yes"], 0.95),
+        (["No"] * 18 + ["Yes"] * 2, None),
+        (["No"] * 10 + [None] * 10, 1.0),
+        (["No"] * 9 + [None] * 11, None),
+    ],
+)
+def test_one_answer_is_warned_of(
+    answers: list[str | None], share: float | None, tmp_path: Path
+) -> None:
+    task = match(tmp_path, "doors", ["No"], ["Yes", "No"] * 10)
+    found = find_one_answer_domains(
+        task, task.items("test"), given(task, task.items("test"), answers)
+    )
+    if share is None:
+        assert found == []
+        return
+    (one,) = found
+    assert one["domain"] == "gold answer: yes or no"
+    assert one["answer"] == "No" and one["share"] == share
+    assert one["right"] == 0.5
+    (words,) = format_one_answer_warnings(found, "the best found", "test")
+    assert words.startswith(
+        "Warning: in the domain (gold answer: yes or no) of test, the best found"
+    )
+
+
+def test_unread_answers_of_a_baseline_are_mentioned() -> None:
+    base = {"label": "base model", "test": {"unparsed_rate": 1.0}}
+    metrics = {"test_gain": 0.1, "baselines": [base], "starting_best_single_test_unparsed_rate": 0}
+    (line,) = unread_answers(metrics)
+    assert line.startswith("Unread answers on test") and line.endswith(": base model 100 %.")
+    assert line in list_caveats(metrics)
+
+
+def test_a_domain_of_one_gold_answer_is_not_warned_of(tmp_path: Path) -> None:
+    mostly = match(tmp_path, "mostly", ["No"], ["No"] * 19 + ["Yes"])
+    items = mostly.items("test")
+    assert find_one_answer_domains(mostly, items, given(mostly, items, ["No"] * 20)) == []
+    (one,) = find_one_answer_domains(mostly, items, given(mostly, items, ["Yes"] * 20))
+    assert one["right"] == 0.05
+
+
+def test_one_answer_to_small_domains_is_seen_over_all(mini: ExactMatch) -> None:
+    task = ExactMatch("small", str(MINI))
+    items = [{**item, "domain": f"d{n // 5}"} for n, item in enumerate(mini.items("test")[:40])]
+    (one,) = find_one_answer_domains(task, items, given(task, items, ["No"] * 39 + ["Yes"]))
+    assert one["domain"] is None and one["answers"] == 40
+    assert "in all domains" in format_one_answer_warnings([one], "it", "test")[0]
+
+
+def test_answers_that_are_not_graded_have_no_constant(mini: ExactMatch) -> None:
+    signalled = ExactMatch("nlgraph_mini", str(MINI), signal="logprob")
+    items = signalled.items("test")
+    scores = [Score(-1.0, "") for _ in items]
+    assert best_constant_answers(signalled, signalled.items("dev")) is None
+    assert find_one_answer_domains(signalled, items, scores) == []
+    assert "commonest" not in summarize_domains(signalled, items, scores)["connectivity"]

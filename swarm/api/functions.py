@@ -30,7 +30,7 @@ from swarm.executors import Executor
 from swarm.executors.inline import InlineExecutor
 from swarm.loop.run import Run
 from swarm.models.base import Model
-from swarm.models.function import FunctionModel
+from swarm.models.function import FunctionModel, function_name
 from swarm.optimizers.base import Optimizer
 from swarm.pool.pool import Pool
 from swarm.registry.registry import Roster

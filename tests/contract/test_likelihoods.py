@@ -62,10 +62,8 @@ def test_nats_of_a_gold_answer(chat: bool, tmp_path: Path, tiny_llama: Path) -> 
     engine = HFEngine()
     engine.load_base(BaseModel(str(tiny_llama)), "cpu", {}, "none")
     model, words = tiny.load(tiny_llama), AutoTokenizer.from_pretrained(tiny_llama)
-    files = [
-        write(tmp_path / f"{n}.json", {"dev": d})
-        for n, d in (("c", choice_items(4)), ("m", match_items(6)))
-    ]
+    letters = str(write(tmp_path / "letters.json", {"dev": choice_items(4)}))
+    golds = str(write(tmp_path / "golds.json", {"dev": match_items(6)}))
     for task in (
         MultipleChoice("letters", letters, signal="logprob", chat=chat),
         ExactMatch("golds", golds, signal="logprob", chat=chat),

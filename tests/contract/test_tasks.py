@@ -37,8 +37,8 @@ from task_items import (
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
 from swarm.tasks.base import Item, Task, unparsed_rate
-from swarm.tasks.reward_model import MODES
 from swarm.tasks.questions import SIGNALS
+from swarm.tasks.reward_model import MODES
 
 ROOT = Path(__file__).resolve().parents[2]
 ORIGINAL = ROOT.parent / "shared" / "data" / "eval"

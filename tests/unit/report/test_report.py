@@ -31,7 +31,6 @@ from swarm.report.document import (
     Report,
     Series,
     TableBlock,
-    TextBlock,
     axis_ticks,
     tick_label,
 )
@@ -97,26 +96,6 @@ def test_the_page_can_be_read_without_eyes(kind: str, tmp_path: Path) -> None:
     assert figures and text.count("Numbers of this chart") == figures
     assert len(document.all("figcaption")) == figures
     assert document.all("html")[0]["lang"] == "en" and document.tags[-1]
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_dropped_or_truncated_items_are_among_the_caveats(finished: bool, tmp_path: Path) -> None:
-    folder = run_folders.folder(tmp_path / "run", finished=finished)
-    line = "made: 2 of 30 dev items do not fit; task.too_long=drop: 2 dropped"
-    texts = [render_page(build_report(folder)), render_markdown(build_report(folder), ())]
-    assert not any("2 dropped" in text for text in texts)
-    state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_bytes(encode_state({**state, "too_long": [line]}))
-    found = build_report(folder)
-    items = [
-        words
-        for block in run_folders.section(found, "statistics").blocks
-        if isinstance(block, TextBlock) and block.listed
-        for words in block.lines
-    ]
-    assert items[0] == f"{line}."
-    for text in render_page(found), render_markdown(found, ()):
-        assert text.replace("\\_", "_").count(f"{line}.") == 1
 
 
 def test_what_models_write_is_never_markup(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from swarm._util.terminal import NO_PRICE, format_cost, pluralize
 from swarm.engine.base_model import choose_device as choose_device  # re-exported
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, HasModelContexts, JobUsage
+from swarm.loop.context import check_context
 from swarm.loop.evaluator import scores_to_records
-from swarm.loop.prompt_stats import fit_to_context
 from swarm.loop.search_inputs import digest_items, task_source_digests
 from swarm.models.base import Usage
 from swarm.runs.verdict import (
@@ -38,9 +38,8 @@ from swarm.runs.verdict import (
     shorten_text,
 )
 from swarm.stats.significance import PairedTest
-from swarm.tasks.base import HasScoreScale, Item, RequiresSetup, Score, Task, metric_task
+from swarm.tasks.base import Item, Score, Task, metric_task
 from swarm.tasks.metrics import Measured, measure, paired_gain
-from swarm.tasks.reward_model import RewardModelTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def prepare_candidate(candidate: Candidate, task: Task, device: str = "cpu") -> 
 
 def check_candidate(
     candidate: Candidate, task: Task, splits: Sequence[str] = ("dev", "test")
-) -> list[str]:
+) -> None:
     """Check that a candidate and a task are compatible, before anything is loaded.
 
     A task with a scale measured on experts takes that of the candidate's run, if there is one.
@@ -102,34 +101,19 @@ def check_candidate(
         splits: The splits to be scored; only their items have to fit into the models' contexts, and
             those of dev if the candidate answers them too.
 
-    Returns:
-        Lines on dropped or truncated items (`swarm.loop.prompt_stats.fit_to_context`).
-
     Raises:
         UserError: As `Candidate.check`, or the task lacks something.
     """
-    if isinstance(task, RequiresSetup):
-        task.check()
+    task.check()
     candidate.check(metric_task(task))
-    changed: list[str] = []
     if isinstance(candidate, HasModelContexts):
         reads_dev = getattr(candidate, "reads_dev", False) and "dev" not in splits
         used = ("dev", *splits) if reads_dev else splits
         for tokenizer, context in candidate.model_contexts():
-            changed += fit_to_context(metric_task(task), tokenizer, context, used)
-    scale = getattr(candidate, "scale", None)
-    if scale is not None and isinstance(task, HasScoreScale):
+            check_context(metric_task(task), tokenizer, context, used)
+    if (scale := getattr(candidate, "scale", None)) is not None:
         task.restore_scale(scale)
-    check_scale(metric_task(task))
-    return changed
-
-
-def check_scale(task: Task, alone: bool = True) -> None:
-    """Refuse values without a scale, also in the parts of a mixture."""
-    if isinstance(task, RewardModelTask):
-        task.check_scale(alone)
-    for part in getattr(task, "tasks", {}).values():
-        check_scale(part, alone=False)
+    metric_task(task).check_scale()
 
 
 def load_candidate(candidate: Candidate, task: Task, device: str) -> None:
@@ -138,8 +122,7 @@ def load_candidate(candidate: Candidate, task: Task, device: str) -> None:
     Raises:
         UserError: As `Candidate.open`, or a resource of the task cannot be opened.
     """
-    if isinstance(task, RequiresSetup):
-        task.open(device)
+    task.open(device)
     candidate.open(device)
 
 
@@ -174,7 +157,7 @@ def summarize_constants(task: Task, split: str) -> Compared | None:
     `None` if answers cannot be graded, or there is no dev split.
     """
     task = metric_task(task)
-    if not getattr(task, "votes", True):
+    if not task.votes:
         return None
     try:
         dev = task.items("dev")
@@ -234,7 +217,6 @@ class Evaluation:
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise UserError(f"out={out}: must be a folder")
         self.found: SplitScores | None = None
-        self.too_long: list[str] = []
 
     def run(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Evaluate, or read the result of the same evaluation from the folder.
@@ -250,7 +232,7 @@ class Evaluation:
         """
         device = choose_device(self.device)
         self.task.items(self.split)
-        self.too_long = check_candidate(self.candidate, self.task, [self.split])
+        check_candidate(self.candidate, self.task, [self.split])
         identity = self._build_identity(config or {})
         known = self._load_known_result(identity)
         return known or self._score_candidate(device, identity)
@@ -263,7 +245,6 @@ class Evaluation:
             "task": self.task.name,
             "split": self.split,
             "items": len(found.items),
-            **({"too_long": self.too_long} if self.too_long else {}),
             "voices": summarize_scores(self.task, found),
             "constant_answers": asdict(constant) if constant else None,
             "prompts": found.usage.calls,
@@ -363,7 +344,6 @@ def format_result(result: Mapping[str, Any]) -> str:
             cost = _format_cost(voice)
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
     lines += _format_constants(result)
-    lines += [f"{line}." for line in result.get("too_long", ())]
     for voice in result["voices"]:
         one_answer = read_measured(voice).one_answer
         lines += format_one_answer_warnings(one_answer, voice["name"], result["split"])

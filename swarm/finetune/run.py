@@ -28,6 +28,7 @@ from swarm.finetune.trainer import (
     weights_digest,
     write_start_adapter,
 )
+from swarm.loop.context import check_context
 from swarm.loop.evaluator import (
     Batching,
     Evaluator,
@@ -35,7 +36,6 @@ from swarm.loop.evaluator import (
     scores_to_records,
     split_dev_holdout,
 )
-from swarm.loop.prompt_stats import fit_to_context
 from swarm.loop.search_inputs import check_run_path, digest_items, identity_settings
 from swarm.pool.adapter import read_note, write_folder_atomic
 from swarm.pool.pool import Pool
@@ -58,7 +58,7 @@ from swarm.runs.verdict import (
 from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Item, Score, metric_task
 from swarm.tasks.metrics import measure, paired_gain
-from swarm.tasks.search_signal import SearchSignalTask
+from swarm.tasks.questions import QuestionTask
 
 UNTESTED_REASON = "that run has no test"
 """Reason why a search is not compared with, until it has been tested."""
@@ -169,7 +169,6 @@ def format_tuning(verdict: Verdict, facts: Mapping[str, Any]) -> list[str]:
     """Format the verdict and the facts of a fine-tuning as a table and sentences."""
     names = (verdict.expert, "tuned")
     found = [*scores_table(verdict, *names), *domain_lines(verdict, *names)]
-    found += [f"{line}." for line in facts.get("too_long", ())]
     found += list_caveats(replace(verdict, held_out=None), names)
     found.append(
         f"Brackets: 95 % intervals. {facts['examples']} of the dev items were used for training, "
@@ -256,7 +255,7 @@ class FinetuneRun:
     ) -> None:
         name = str(name) if type(name) is int else name  # Hydra parses name=2 as a number
         check_run_path(name, folder)
-        if not isinstance(task, SearchSignalTask) or "logprob" not in task.signals:
+        if not isinstance(task, QuestionTask) or task.rounds > 1:
             raise UserError(
                 "fine-tuning needs gold answers: a task of "
                 "swarm.tasks.multiple_choice.MultipleChoice "
@@ -305,7 +304,7 @@ class FinetuneRun:
         """
         tokenizer = self.model.load_tokenizer(self.model.resolve())
         splits = ("dev", "test") if self.test else ("dev",)
-        too_long = fit_to_context(self.task, tokenizer, self.model.context_length(), splits)
+        check_context(self.task, tokenizer, self.model.context_length(), splits)
         dev = self.task.items("dev")
         test_digest = {"test_items": digest_items(self.task, "test") if self.test else None}
         trained, held_out = split_dev_holdout(dev, self.holdout, self.seed)
@@ -325,7 +324,6 @@ class FinetuneRun:
         ):
             verdict, facts = self._compare_start_end(label, held_out)
             facts |= {"test_digest": test_digest, **read_note(self.folder / "tuned")["training"]}
-            facts |= {"too_long": too_long} if too_long else {}
             self._save_state(verdict=verdict.to_dict(), tuning=facts)
         print("\n".join(format_tuning(verdict, facts)))
         print(f"tuned adapter: {self.folder / 'tuned'}")
@@ -499,9 +497,7 @@ def read_state(path: Path) -> dict[str, Any]:
     raise UserError(f"{path} is damaged: choose another name=, or remove its folder")
 
 
-def tokenize_items(
-    task: SearchSignalTask, items: Sequence[Item], tokenizer: Any
-) -> list[TokenPair]:
+def tokenize_items(task: QuestionTask, items: Sequence[Item], tokenizer: Any) -> list[TokenPair]:
     """Tokenize prompts and gold answers as a search does; append the end token."""
     found = []
     for item in items:

@@ -33,7 +33,7 @@ from swarm.runs.verdict import (
     Vote,
     compare_constant_answers,
 )
-from swarm.tasks.base import Score, Task
+from swarm.tasks.base import Score
 from swarm.tasks.metrics import (
     Measured,
     group_items_by_domain,
@@ -82,16 +82,16 @@ def final_metrics(
     alternatives.sort(key=lambda one: -one.test.utility if one.test else 0.0)
     pareto = ending.pareto_front
     volumes = pareto.hypervolume_history if pareto else [0.0]
-    votes = ensemble and getattr(task, "votes", True)
+    votes = ensemble and task.votes
     return Verdict(
         found=_compare_place(ending, after, after, FOUND, MODEL_LABELS[1], test),
         expert=expert,
         alternatives=alternatives,
-        in_points=getattr(task, "highest", None) == 1.0,
+        in_points=task.highest == 1.0,
         places=(before, after),
         found_label=position_label(record.state["optimizer"], position),
         start=_describe_start(ending, after),
-        signal=None if task is ending.task else ending.task.signal,  # type: ignore[attr-defined]
+        signal=None if task is ending.task else ending.task.signal,
         held_out=_compare_held_out(ending, before, after) if ending.held_out else None,
         no_gradient=_measure_without_gradient(ending, after),
         noise_floor=_measure_noise_floor(ending, after) if noise_floor else None,
@@ -174,7 +174,7 @@ def _measure_without_gradient(ending: FinalEvaluation, after: ParticleIndex) -> 
     before = ending.record.iterations[: after[0] + 1]
     descended = any(entry.get("gradients_computed") for entry in before)
     task, items = ending.metric_task, ending.without_gradient
-    if not items or not descended or hasattr(task, "subtask_utilities"):
+    if not items or not descended or task.tasks:
         return None
     scores = ending.dev_scores(after)
     return measure(task, [scores[index] for index in items])
@@ -286,7 +286,7 @@ def _check_constraints(
     for name, (bound, value) in ending.constraint_values(after).items():
         assert front is not None
         base = front.constraints[name] == BASE_BOUND
-        part = ending.metric_task.tasks[name]  # type: ignore[attr-defined]
+        part = ending.metric_task.tasks[name]
         mine = _subtask_scores(ending, name, ending.test_scores(after)) if test else []
         on_test = measure(part, mine) if test else None
         on_base = gain = None
@@ -303,7 +303,7 @@ def _measure_front(ending: FinalEvaluation, limit: int) -> list[FrontPoint]:
     front, task = ending.pareto_front, ending.metric_task
     if front is None:
         return []
-    tasks: dict[str, Task] = task.tasks  # type: ignore[attr-defined]
+    tasks = task.tasks
     found = []
     for number in front.evenly_spaced_points(limit):
         index = front.front_indices[number]

@@ -303,17 +303,15 @@ class LiveView:
         verdict: Verdict,
         experts: Sequence[str],
         groups: Sequence[str] = ("all",),
-        too_long: Sequence[str] = (),
         folder: Path | None = None,
     ) -> None:
         """Print the verdict, the final table and the comments on it.
 
         Args:
             experts, groups: The pool's names.
-            too_long: Lines on dropped or truncated items.
             folder: The run folder, for the verdict's command.
         """
         self.print_line(str(state_verdict(verdict, folder)))
         self.console.print(summary_table(verdict))
-        for line in summary_lines(verdict, experts, groups, too_long):
+        for line in summary_lines(verdict, experts, groups):
             self.print_once(line)

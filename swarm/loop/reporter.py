@@ -296,8 +296,7 @@ class RunReporter:
             saved: Format in which the best position is saved in the folder.
         """
         state = self.record.state
-        too_long = state.get("too_long", ())
-        self.view.print_summary(verdict, state["experts"], groups, too_long, self.record.folder)
+        self.view.print_summary(verdict, state["experts"], groups, self.record.folder)
         took = ""
         if self._phase:  # this process has evaluated something
             took = format_duration(time.monotonic() - self._began)

@@ -28,13 +28,11 @@ def summary_lines(
     verdict: Verdict,
     experts: Sequence[str],
     groups: Sequence[str] = ("all",),
-    too_long: Sequence[str] = (),
 ) -> list[str]:
     """Return the comments on the table, and a description of the best position.
 
     Args:
         experts, groups: The pool's names.
-        too_long: Lines on dropped or truncated items.
     """
     return [
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
@@ -42,7 +40,6 @@ def summary_lines(
         *_part_lines(verdict),
         *_front_lines(verdict),
         *_scoring_cost_lines(verdict),
-        *(f"{line}." for line in too_long),
         *list_caveats(verdict),
         *position_lines(verdict, experts, groups),
     ]

@@ -3,7 +3,7 @@
 Questions are shown if the task's data files still contain the evaluated items.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
@@ -15,7 +15,8 @@ from swarm.report.document import ChangedItem, ChangedItems, ReportSection, Text
 from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.runs.verdict import BY_DOMAIN, CONSTANT, EXPERT, Compared
 from swarm.stats.significance import mean_interval
-from swarm.tasks.dataset import DataFile
+from swarm.tasks.base import Item, TaskRun
+from swarm.tasks.dataset import DataTask
 from swarm.tasks.metrics import Measured, group_items_by_domain, item_domain
 
 Rows = list[dict[str, Any]]
@@ -312,7 +313,10 @@ def load_questions(models: PairedComparison, split: str) -> tuple[dict[str, Any]
             + (str(error) if isinstance(error, UserError) else "no data file is named"),
         )
     if short_digest(found) != (item_ids if split == "test" else run.identity.get("task items")):
-        return {}, f"{MISSING_QUESTIONS}the data file has changed since the run"
+        cause = "the data file has changed since the run"
+        if run.config["task"].get("max_prompt_tokens"):
+            cause = "task.max_prompt_tokens has left some out"
+        return {}, f"{MISSING_QUESTIONS}{cause}"
     return {str(item["id"]): item for item in found}, ""
 
 
@@ -336,17 +340,27 @@ def iterate_data_items(task: Mapping[str, Any], split: str) -> Iterator[dict[str
             yield {**item, "id": f"{name}/{item['id']}", "part": path, "item": item}
 
 
-def _open_data_file(task: Mapping[str, Any]) -> DataFile:
+class _Items(DataTask):
+    """The items of a task's file, of which nothing is asked."""
+
+    def run(self, items: Sequence[Item]) -> TaskRun:
+        raise NotImplementedError
+
+    def grade(self, item: Item, answer: str | None) -> float:
+        raise NotImplementedError
+
+
+def _open_data_file(task: Mapping[str, Any]) -> _Items:
     """Open the data file of a task that is not a mixture."""
     template = Formatter().parse(task.get("template", ""))
-    return DataFile(
+    found = _Items(
         task["name"],
         task.get("file"),
         task.get("dev_limit"),
         task.get("test_limit"),
         task.get("ids", "file"),
-        lambda item: None,
         task.get("dedupe", True),
-        tuple(dict.fromkeys(name for _, name, _, _ in template if name)),
         task.get("dev_seed"),
     )
+    found.fields = tuple(dict.fromkeys(name for _, name, _, _ in template if name))
+    return found

@@ -245,8 +245,7 @@ def statistics_section(models: PairedComparison) -> ReportSection:
         blocks.append(TableBlock("Best found less best initial expert, item by item", header, rows))
     if (answers := models.paired_answers()) and is_binary(answers[1]) and is_binary(answers[2]):
         blocks.append(_fourfold_table(models, *answers))
-    caveats = [f"{line}." for line in models.run.too_long]
-    caveats += list_caveats(models.verdict) if models.verdict else []
+    caveats = list_caveats(models.verdict) if models.verdict else []
     blocks.append(TextBlock([*caveats, *_describe_method(models)], listed=True))
     return ReportSection(
         "statistics",

@@ -46,7 +46,6 @@ class RunFolder:
             own metric chose them and not the searched signal.
         scale: Score scale of a task that calibrates one on the experts; else `None`.
         front: The Pareto front of a task of several parts; else `None`.
-        too_long: Lines on dropped or truncated items (`swarm.loop.prompt_stats.fit_to_context`).
 
     Raises:
         UserError: The folder is not a run's, or no iteration is finished.
@@ -68,7 +67,6 @@ class RunFolder:
         self.scale: dict[str, Any] | None = state.get("scale")
         self.optimizer: dict[str, Any] = state.get("optimizer") or {}
         self.front = ParetoFront.from_state(state)
-        self.too_long: list[str] = state.get("too_long", [])
         if not self.rounds:
             raise UserError(f"{self.path}: no iteration has finished yet; wait for the first")
         try:

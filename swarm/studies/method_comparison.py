@@ -46,7 +46,6 @@ def format_comparison(found: dict[str, Any]) -> str:
         *_describe_starts(found),
         *_describe_signals(found),
         *(f"Not in the table: {name} ({error})." for name, error in failed.items()),
-        *(f"{line}." for line in found.get("too_long", [])),
         "",
         "Best found, by the first seed:",
         *(f"- {row['method']}: {row['found'][0]}" for row in found["methods"]),
@@ -236,7 +235,6 @@ def summarize_methods(
             **_summarize_domains([_domain_metrics(first, "starting")]),
         },
         "constant_answers": asdict(constant) if (constant := _constant(first)) else None,
-        "too_long": sorted({line for run in runs for line in run.too_long}),
         "methods": found,
     }
 

@@ -1,19 +1,15 @@
 """Metrics of scores: utility with interval, a tested difference, votes, constant answers.
 
-Also utilities by domain, and the warnings of one answer throughout and of answers in another form
-than the gold answers. The domain of an item is its part of a mixture, else its "domain", else the
-kind of its gold answer: "gold answer: " and "letter" (multiple choice), "yes or no", "true or
-false", "number" or "phrase".
+Also utilities by domain, and the domains in which a model gives one answer throughout. The domain
+of an item is its part of a mixture, else its "domain", else the kind of its gold answer: "gold
+answer: " and "letter" (multiple choice), "yes or no", "true or false", "number" or "phrase".
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
 from statistics import fmean
-from typing import Any
 
 from swarm.stats.significance import (
     MeanInterval,
@@ -25,7 +21,8 @@ from swarm.stats.significance import (
     utility_test,
 )
 from swarm.tasks.base import Item, Score, Task, unparsed_rate
-from swarm.tasks.parsing import ANSWER_KINDS, answer_kind, is_same_line, may_become
+from swarm.tasks.mixture import Mixture
+from swarm.tasks.parsing import answer_kind
 
 KIND_PREFIX = "gold answer: "
 """Beginning of the domain of items that have no "domain": the kind of their gold answer follows."""
@@ -42,30 +39,12 @@ ONE_ANSWER_SHARE = 0.9
 MIN_ANSWERS = 10
 """Minimum number of answers for the check of a constant answer."""
 
-MIN_FORM_ANSWERS = 5
-"""Minimum number of answers for the check of their form."""
-
-CONTAINED_SHARE = 0.2
-"""From this share on, answers that contain the gold answer without matching it are reported."""
-
-UNREAD_SHARE = 0.5
-"""From this share on, unread answers are reported."""
-
-CUT_SHARE = 0.2
-"""From this share on, wrong answers that end at the maximum number of tokens are reported."""
-
-MAX_EXAMPLE = 100
-"""Maximum number of characters of an example of an answer."""
-
-MAX_ENDING = 40
-"""Number of last characters shown of an answer that is cut."""
-
 
 def utility_with_interval(task: Task, scores: Sequence[Score]) -> MeanInterval:
     """Return a task's utility of these scores with its 95 % interval."""
     values = [score.value for score in scores]
     if is_mean_utility(task, scores):
-        return mean_interval(values, signed=getattr(task, "lowest", 0.0) < 0)
+        return mean_interval(values, signed=task.lowest < 0)
     return utility_interval(
         lambda indices: task.utility([scores[i] for i in indices]), [s.part for s in scores]
     )
@@ -125,7 +104,7 @@ def measure(task: Task, scores: Sequence[Score], items: Sequence[Item] = ()) -> 
         items: The scored items, in the same order; empty leaves domains out.
     """
     interval = utility_with_interval(task, scores)
-    parts = task.subtask_utilities(scores) if hasattr(task, "subtask_utilities") else {}
+    parts = task.subtask_utilities(scores) if isinstance(task, Mixture) else {}
     domains = measure_domains(task, items, scores) if items else {}
     one_answer = find_one_answer_domains(task, items, scores) if items else []
     return Measured(*interval, unparsed_rate(scores), parts, domains, one_answer)
@@ -151,7 +130,7 @@ def measure_domains(
         mine = [scores[index] for index in indices]
         leaf, inner = _unwrap_subtask(task, mine)
         answer, share, _ = _most_common_answer(mine)
-        if not getattr(leaf, "votes", True):
+        if not leaf.votes:
             answer, share = None, 0.0
         interval = utility_with_interval(leaf, inner)
         found[domain] = Measured(
@@ -169,7 +148,7 @@ def find_one_answer_domains(
     value is right for more than 90 % of the domain's items. If this is true of the answers to
     several domains together, one entry for all items is returned instead.
     """
-    if not getattr(task, "votes", True):
+    if not task.votes:
         return []
 
     def find_warnings(domain: str | None, indices: Sequence[int]) -> list[OneAnswer]:
@@ -188,183 +167,6 @@ def find_one_answer_domains(
     return [
         one for domain, positions in domains.items() for one in find_warnings(domain, positions)
     ]
-
-
-def find_form_mismatches(
-    task: Task, items: Sequence[Item], answers: Mapping[str, Sequence[Score]]
-) -> list[dict[str, Any]]:
-    """Find the models whose answers are cut, or have another form than the gold answers.
-
-    First, one entry if a fifth of the answers are cut (`_find_cut_answers`); unread texts that are
-    no choices are then not listed besides. A model is listed for another form if it is no better
-    than the best constant answers to these items and half of its answers are unread, or, on all
-    items or on those of a domain, a fifth of its answers contain the gold answer without matching
-    it; the answers that contain the gold answer of another item are subtracted, as they measure
-    chance. Only for tasks with a `parser`.
-
-    Args:
-        answers: Scores by the task's metric, by model, in the order of the items.
-
-    Returns:
-        For each: "model", "domain" (`None` for all items), "items", "right", "unread" and
-            "contained" (shares of the items), "gold" and "text" (its beginning) of an example,
-            "parser" (the task's) and "choices" (whether the task is one of multiple choice). For
-            cut answers see `_find_cut_answers`.
-    """
-    constants = best_constant_answers(task, items) if len(items) >= MIN_FORM_ANSWERS else None
-    if constants is None:
-        return []
-    cut = _find_cut_answers(task, items, answers)
-    limits = [score.value for score in constants.score_items(task, items)]
-    domains = group_items_by_domain(items)
-    groups: dict[str | None, Sequence[int]] = {None: range(len(items))}
-    if len(domains) > 1:
-        groups.update(domains)
-    found = []
-    for model, scores in answers.items():
-        missed = [_missed_gold(task, *pair) for pair in zip(items, scores, strict=True)]
-        checked = [
-            one
-            for domain, indices in groups.items()
-            if len(indices) >= MIN_FORM_ANSWERS
-            and fmean(scores[i].value for i in indices) <= fmean(limits[i] for i in indices)
-            and (one := _describe_form(task, items, scores, missed, domain, indices))
-        ]
-        if checked:
-            found.append({"model": model} | max(checked, key=lambda one: one["contained"]))
-    return [*cut, *(one for one in found if not cut or one["contained"] or one["choices"])]
-
-
-def _find_cut_answers(
-    task: Task, items: Sequence[Item], answers: Mapping[str, Sequence[Score]]
-) -> list[dict[str, Any]]:
-    """Find answers that end at the maximum number of tokens and are wrong or unread.
-
-    Of several models, the answers of the best one to each domain count, the one with the fewest cut
-    answers among equals: a model that writes long texts where another one answers is no reason for
-    more tokens. Of a single model, only answers that more text could make right count.
-
-    Returns:
-        One entry if they are `CUT_SHARE` of the items, else none: "model" (of the example),
-            "domain" (`None`), "items", "cut" (share of the items), "several" (models), "limit" and
-            "key" (the setting), "gold" and "text" (its end) of the example.
-    """
-    cut: list[tuple[str, int]] = []
-    for indices in group_items_by_domain(items).values():
-        ranked = []
-        for number, (model, scores) in enumerate(answers.items()):
-            mine = [
-                (model, i)
-                for i in indices
-                if scores[i].cut
-                and (gold := _missed_gold(task, items[i], scores[i])) is not None
-                and (len(answers) > 1 or _may_become_right(task, items[i], scores[i], gold))
-            ]
-            value = fmean(scores[i].value for i in indices)
-            ranked.append((-value, len(mine), number, mine))
-        cut += min(ranked)[-1]
-    if not cut or len(cut) < CUT_SHARE * len(items):
-        return []
-    model, index = cut[0]
-    score = answers[model][index]
-    leaf: Any = _unwrap_subtask(task, [score])[0]
-    parts = "".join(f"tasks.{part}." for part in score.part.split("/") if part)
-    return [
-        {
-            "model": model,
-            "domain": None,
-            "items": len(items),
-            "cut": len(cut) / len(items),
-            "several": len(answers) > 1,
-            "limit": leaf.max_new_tokens,
-            "key": f"task.{parts}max_new_tokens",
-            "gold": _missed_gold(task, items[index], score),
-            "text": score.text.strip()[-MAX_ENDING:],
-        }
-    ]
-
-
-def _may_become_right(task: Task, item: Item, score: Score, gold: str) -> bool:
-    """Return whether more text could make a wrong answer right."""
-    leaf: Any = _unwrap_subtask(task, [score])[0]
-    if score.answer is None or "choices" in _inner_item(item):
-        return score.answer is None
-    return may_become(score.answer, gold, leaf.parser)
-
-
-def _missed_gold(task: Task, item: Item, score: Score) -> str | None:
-    """Return the gold answer that a wrong answer might contain in other words; else `None`."""
-    leaf: Any = _unwrap_subtask(task, [score])[0]
-    golds = _gold_answers(item)
-    if not hasattr(leaf, "parser") or not golds or score.value > 0:
-        return None
-    if leaf.parser == "cased" and is_same_line(score.answer or "", golds[0]):
-        return None  # wrong in case only, which is what this parser is chosen for
-    # A parsed yes or no is the other one, which is wrong in any form.
-    decided = leaf.parser == "anchored" and golds[0].strip().lower() in ANSWER_KINDS
-    return None if decided and score.answer is not None else golds[0]
-
-
-def _describe_form(
-    task: Task,
-    items: Sequence[Item],
-    scores: Sequence[Score],
-    missed: Sequence[str | None],
-    domain: str | None,
-    indices: Sequence[int],
-) -> dict[str, Any] | None:
-    """Return an entry of `find_form_mismatches` for one model and group; `None` if unremarkable."""
-    wrong = [i for i in indices if missed[i] is not None]
-    unread = [i for i in wrong if scores[i].answer is None]
-    choices = [i for i in wrong if "choices" in _inner_item(items[i])]
-    written = [i for i in wrong if i not in set(choices)]
-    contained = [i for i in written if _contains_gold(scores[i].text, str(missed[i]), items[i])]
-    # The gold answer of another item, the next different one, occurs by chance.
-    others = [
-        next((j for j in chain(islice(written, n, None), written) if missed[j] != missed[i]), None)
-        for n, i in enumerate(written)
-    ]
-    chance = sum(
-        other is not None and _contains_gold(scores[i].text, str(missed[other]), items[i])
-        for i, other in zip(written, others, strict=True)
-    )
-    many = len(contained) - chance >= CONTAINED_SHARE * len(indices)
-    if not many and (domain is not None or len(unread) < UNREAD_SHARE * len(indices)):
-        return None
-    example = contained[0] if many else unread[0]
-    leaf: Any = _unwrap_subtask(task, [scores[example]])[0]
-    return {
-        "domain": domain,
-        "items": len(indices),
-        "right": fmean(scores[i].value > 0 for i in indices),
-        "unread": len(unread) / len(indices),
-        "contained": len(contained) / len(indices) if many else 0.0,
-        "gold": missed[example],
-        "text": scores[example].text.strip()[:MAX_EXAMPLE],
-        "parser": leaf.parser,
-        "choices": example in choices,
-    }
-
-
-def _contains_gold(text: str, gold: str, item: Item) -> bool:
-    """Return whether the words of a text contain those of a gold answer.
-
-    A gold answer that the question contains, which the text may repeat, has to begin or end the
-    first line that is not blank.
-    """
-    wanted = _spaced_words(gold)
-    if wanted == "  " or wanted not in _spaced_words(text):
-        return False
-    if wanted not in _spaced_words(str(_inner_item(item).get("question", ""))):
-        return True
-    line = next(filter(str.strip, map(_spaced_words, text.split("\n"))), "")
-    return line.startswith(wanted) or line.endswith(wanted)
-
-
-def _spaced_words(text: str) -> str:
-    """Return the words of a text in lower case, with a space before and after each."""
-    words = re.findall(r"[^\W_]+", text.casefold())
-    return f" {' '.join(words)} "
 
 
 def _inner_item(item: Item) -> Item:
@@ -403,7 +205,7 @@ def best_constant_answers(task: Task, dev: Sequence[Item]) -> ConstantAnswers | 
     Args:
         dev: Items to choose on; never those of test.
     """
-    if not getattr(task, "votes", True) or not dev:
+    if not task.votes or not dev:
         return None
     candidates = _constant_candidates(task, dev)
     if not candidates:
@@ -424,7 +226,7 @@ def best_constant_answers(task: Task, dev: Sequence[Item]) -> ConstantAnswers | 
 def _constant_candidates(task: Task, items: Sequence[Item]) -> list[str]:
     counted = Counter(gold for item in items for gold in _gold_answers(item))
     golds = [gold for gold, _ in counted.most_common(MAX_CONSTANT_CANDIDATES)]
-    return list(dict.fromkeys([*golds, *getattr(task, "constants", ())]))
+    return list(dict.fromkeys([*golds, *task.constants]))
 
 
 def _gold_answers(item: Item) -> list[str]:
@@ -447,9 +249,9 @@ def group_items_by_domain(items: Sequence[Item]) -> dict[str, list[int]]:
     return found
 
 
-def _unwrap_subtask(task: Any, scores: Sequence[Score]) -> tuple[Task, list[Score]]:
+def _unwrap_subtask(task: Task, scores: Sequence[Score]) -> tuple[Task, list[Score]]:
     """Return the task of the part that all these scores belong to, and its original scores."""
-    if not hasattr(task, "tasks"):
+    if not task.tasks:
         return task, list(scores)
     for name in scores[0].part.split("/"):
         task = task.tasks[name]

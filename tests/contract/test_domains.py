@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,45 +20,18 @@ from swarm.export.model_card import describe_numbers
 from swarm.finetune.run import domain_lines as by_domain_table
 from swarm.finetune.run import scores_table
 from swarm.loop.search_inputs import resolve_baselines
-from swarm.models.base import Completion
 from swarm.report.build import build_report, write_report
 from swarm.report.paired_comparison import PairedComparison, iterate_data_items
 from swarm.runs.run_reader import RunFolder
 from swarm.runs.verdict import (
-    compare_constant_answers,
     domain_table,
-    format_one_answer_warnings,
     read_verdict,
 )
-from swarm.tasks.abstain import Abstain
-from swarm.tasks.base import Item, Score
 from swarm.tasks.exact_match import ExactMatch
-from swarm.tasks.metrics import (
-    NO_GOLD_DOMAIN,
-    best_constant_answers,
-    find_one_answer_domains,
-    item_domain,
-    measure,
-    measure_domains,
-)
-from swarm.tasks.mixture import Mixture
 from swarm.tasks.multiple_choice import MultipleChoice
 from swarm.ui.run_data import load_run_series
 
 MINI = searches.ROOT / "data" / "nlgraph_mini.json"
-
-
-@pytest.fixture(scope="module")
-def mini() -> ExactMatch:
-    return ExactMatch("nlgraph_mini", str(MINI))
-
-
-def given(task: Any, items: Sequence[Item], answers: Sequence[str | None]) -> list[Score]:
-    """The scores of these answers."""
-    return [
-        Score(task.grade(item, answer), answer, part=item.get("part", ""))
-        for item, answer in zip(items, answers, strict=True)
-    ]
 
 
 def match(folder: Path, name: str, dev: Sequence[Any], test: Sequence[Any]) -> ExactMatch:
@@ -93,138 +65,6 @@ def choice_file(path: Path) -> Path:
     return path
 
 
-def test_constant_answers_equal_a_hand_count(mini: ExactMatch) -> None:
-    dev, test = mini.items("dev"), mini.items("test")
-    found = best_constant_answers(mini, dev)
-    assert found is not None
-    best, right = {}, 0
-    for domain in ("connectivity", "shortest_path"):
-        golds = Counter(item["answer"] for item in dev if item["domain"] == domain)
-        best[domain] = golds.most_common(1)[0][0]
-        right += sum(i["answer"] == best[domain] for i in test if i["domain"] == domain)
-    assert found.domains == best == {"connectivity": "Yes", "shortest_path": "1"}
-    one = compare_constant_answers(mini, dev, test)
-    assert one is not None and one.test is not None and one.choices == best
-    assert one.test.utility == right / len(test) == 0.3075
-    every = Counter(item["answer"] for item in dev)
-    assert every[found.overall] == max(every.values())
-
-
-def test_domains_add_up(mini: ExactMatch) -> None:
-    items = mini.items("test")
-    answers = [("Yes", "No", "1", "2", None)[n * 7 % 5] for n in range(len(items))]
-    scores = given(mini, items, answers)
-    found = measure(mini, scores, items)
-    domains = found.domains
-    assert list(domains) == list(dict.fromkeys(item["domain"] for item in items))
-    total = sum(one.utility * one.n for one in domains.values())
-    assert total / len(items) == pytest.approx(found.utility)
-    for name, one in domains.items():
-        mine = [s for s, i in zip(scores, items, strict=True) if i["domain"] == name]
-        read = Counter(s.answer for s in mine if s.answer)
-        assert one.n == len(mine)
-        assert one.unparsed == pytest.approx(1 - read.total() / len(mine))
-        assert one.commonest_share == max(read.values()) / read.total()
-        assert one.low < one.utility < one.high
-
-
-def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
-    roads = match(tmp_path, "roads", ["Yes", "Yes", "No"], ["No", "Yes", "Yes", "Yes"])
-    sums = match(tmp_path, "sums", [3, 3, 4], [4, 4, 3])
-    both = Mixture("both", {"roads": roads, "inner": Mixture("inner", [sums])})
-    items = both.items("test")
-    assert [item_domain(item) for item in items] == ["roads"] * 4 + ["inner/sums"] * 3
-    scores = given(both, items, ["No", "No", "Yes", "Yes", "4", "4", "4"])
-    found = measure_domains(both, items, scores)
-    assert {name: one.utility for name, one in found.items()} == {
-        "roads": 0.75,
-        "inner/sums": pytest.approx(2 / 3),
-    }
-    constants = best_constant_answers(both, both.items("dev"))
-    assert constants is not None and constants.domains == {"roads": "Yes", "inner/sums": "3"}
-    # By the mixture's own utility, the harmonic mean of 3/4 and 1/3; one answer fails in a part.
-    each, one = (measure(both, constants.score_items(both, items, k)) for k in (True, False))
-    assert each.utility == pytest.approx(2 / (4 / 3 + 3)) and one.utility == 0
-
-
-def test_without_a_domain_the_gold_answer_gives_one(tmp_path: Path) -> None:
-    golds = ["Yes", "no", "true", 12, "1,200", "red door"]
-    task = match(tmp_path, "kinds", golds, ["Yes"])
-    kinds = ["yes or no", "yes or no", "true or false", "number", "number", "phrase"]
-    named = [f"gold answer: {kind}" for kind in kinds]
-    assert [item_domain(item) for item in task.items("dev")] == named
-    choice = {"id": 0, "choices": {"A": "a", "B": "b"}, "answer": "A"}
-    assert item_domain(choice) == "gold answer: letter"
-    assert item_domain({"id": 0, "prompt": "write"}) == NO_GOLD_DOMAIN
-
-
-def test_a_constant_answer_may_be_to_abstain(tmp_path: Path) -> None:
-    task = Abstain("doors", str(choice_file(tmp_path / "doors.json")))
-    found = best_constant_answers(task, task.items("dev"))
-    # Of two letters each is right for half (0 on the mean); of three, abstention beats -1/3.
-    assert found is not None and found.domains == {"doors": "A", "paths": "abstain"}
-    assert found.overall == "abstain"
-    scores = found.score_items(task, task.items("test"), by_domain=False)
-    assert measure(task, scores).utility == 0
-
-
-@pytest.mark.parametrize(
-    ("answers", "share"),
-    [
-        (["No"] * 19 + ["Yes"], 0.95),
-        (["No"] * 18 + ["Yes"] * 2, None),
-        (["No"] * 10 + [None] * 10, 1.0),
-        (["No"] * 9 + [None] * 11, None),
-    ],
-)
-def test_one_answer_is_warned_of(
-    answers: list[str | None], share: float | None, tmp_path: Path
-) -> None:
-    task = match(tmp_path, "doors", ["No"], ["Yes", "No"] * 10)
-    found = find_one_answer_domains(
-        task, task.items("test"), given(task, task.items("test"), answers)
-    )
-    if share is None:
-        assert found == []
-        return
-    (one,) = found
-    assert one.domain == "gold answer: yes or no"
-    assert one.answer == "No" and one.share == share and one.right == 0.5
-    (words,) = format_one_answer_warnings(found, "the best found", "test")
-    assert words.startswith(
-        "Warning: in the domain (gold answer: yes or no) of test, the best found"
-    )
-
-
-def written(task: Any, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
-    """The scores of these texts."""
-    pairs = zip(items, texts, strict=True)
-    return [task.score_completion(item, Completion(text)) for item, text in pairs]
-
-
-def test_case_counts_where_the_parser_is_cased(tmp_path: Path) -> None:
-    golds = [f"WORD{n}" for n in range(20)]
-    path = match(tmp_path, "capitals", golds, ["YES"]).data.file
-    values = {}
-    for parser in ("whole", "cased"):
-        task = ExactMatch("capitals", path, parser=parser)
-        items = task.items("dev")
-        scores = written(task, items, [gold.lower() for gold in golds])
-        values[parser] = [score.value for score in scores]
-        assert [task.grade(item, str(item["answer"])) for item in items] == [1.0] * 20
-        assert all(example.final for example in task.gold_examples(items))
-        assert task.build_request(items[0]).stop_check is not None
-    assert values == {"whole": [1.0] * 20, "cased": [0.0] * 20}
-
-
-def test_a_missing_completion_is_an_error(tmp_path: Path) -> None:
-    task = ExactMatch("short", match(tmp_path, "short", ["72"] * 6, ["1"]).data.file)
-    run = task.run(task.items("dev"))
-    next(run)
-    with pytest.raises(ValueError, match="shorter"):
-        run.send([Completion("72")] * 5)
-
-
 def test_default_baselines_can_be_deployed_as_the_result_can(tmp_path: Path) -> None:
     named = MultipleChoice("doors", str(choice_file(tmp_path / "doors.json")))
     kinds = match(tmp_path, "kinds", ["Yes", "1", "red"], ["Yes", "2", "blue"])
@@ -234,31 +74,6 @@ def test_default_baselines_can_be_deployed_as_the_result_can(tmp_path: Path) -> 
     assert resolve_baselines("auto", named, routed) == ["base", "recipe", "routes"]
     assert resolve_baselines(["experts"], kinds, pool) == ["experts"]
     assert resolve_baselines([], named, pool) == []
-
-
-def test_a_domain_of_one_gold_answer_is_not_warned_of(tmp_path: Path) -> None:
-    mostly = match(tmp_path, "mostly", ["No"], ["No"] * 19 + ["Yes"])
-    items = mostly.items("test")
-    assert find_one_answer_domains(mostly, items, given(mostly, items, ["No"] * 20)) == []
-    (one,) = find_one_answer_domains(mostly, items, given(mostly, items, ["Yes"] * 20))
-    assert one.right == 0.05
-
-
-def test_one_answer_to_small_domains_is_seen_over_all(mini: ExactMatch) -> None:
-    task = ExactMatch("small", str(MINI))
-    items = [{**item, "domain": f"d{n // 5}"} for n, item in enumerate(mini.items("test")[:40])]
-    (one,) = find_one_answer_domains(task, items, given(task, items, ["No"] * 39 + ["Yes"]))
-    assert one.domain is None and one.answers == 40
-    assert "in all domains" in format_one_answer_warnings([one], "it", "test")[0]
-
-
-def test_answers_that_are_not_graded_have_no_constant(mini: ExactMatch) -> None:
-    signalled = ExactMatch("nlgraph_mini", str(MINI), signal="logprob")
-    items = signalled.items("test")
-    scores = [Score(-1.0, "") for _ in items]
-    assert best_constant_answers(signalled, signalled.items("dev")) is None
-    assert find_one_answer_domains(signalled, items, scores) == []
-    assert measure_domains(signalled, items, scores)["connectivity"].commonest is None
 
 
 @pytest.fixture(scope="module")
@@ -472,4 +287,4 @@ def test_runs_are_compared_on_the_items_that_both_were_asked(
     content["test"][0]["question"] += " now"
     data.write_text(json.dumps(content))
     (said,) = compare_runs([search / "run", search / "few"]).tests
-    assert "not compared" in said and "has changed, or task.too_long" in said
+    assert "not compared" in said and "has changed, or task.max_prompt" in said

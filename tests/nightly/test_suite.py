@@ -18,9 +18,8 @@ import yaml
 from swarm.errors import UserError
 from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
-from swarm.runs.run_reader import RunFolder
 from swarm.stats.significance import exact_sign_flip_p
-from swarm.studies import method_comparison, suite_analysis
+from swarm.studies import suite_analysis
 from swarm.studies.suite import (
     Suite,
     cell_words,
@@ -31,7 +30,7 @@ from swarm.studies.suite import (
     result_path,
     select_cells,
 )
-from swarm.studies.suite_runner import CellPlanner, ProcessResult, write_result
+from swarm.studies.suite_runner import write_result
 
 SUITES = sorted((searches.ROOT / "conf" / "suite").glob("*.yaml"))
 
@@ -422,56 +421,6 @@ def test_exact_flips_are_the_enumerated_ones() -> None:
     binary = np.array([1.0] * 9 + [-1.0] + [0.0] * 30)
     assert exact_sign_flip_p(binary) == pytest.approx(2 * (1 + 10) / 2**10)
     assert exact_sign_flip_p(np.ones(400)) == pytest.approx(2.0**-399)
-
-
-def test_dropped_items_are_in_no_number_and_are_listed(
-    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
-    """Constant answers are of the items that were asked, and the tables say what was dropped."""
-
-    def item(number: int, answer: str) -> dict[str, Any]:
-        text = f"{number}: " + "which of the two " * (600 if answer == "B" else 1)
-        choices = {"A": f"one {number}", "B": "two"}
-        return {"id": number, "question": text, "choices": choices, "answer": answer}
-
-    file = tmp_path / "items.json"
-    rows = [item(number, "B" if number < 3 else "A") for number in range(5)]
-    other = [
-        {**one, "id": number + 5, "question": f"{one['question']}?"}
-        for number, one in enumerate(rows)
-    ]
-    file.write_text(json.dumps({"dev": rows, "test": other}))
-    task = ["task=mmlu", "task.scoring=logits", "task.too_long=drop", f"task.file={file}"]
-    words = ["model=local", f"model.path={tiny_llama}", f"pool.folder={tiny_pool}", "ensemble=0"]
-    suite = made(
-        tmp_path,
-        seeds=1,
-        budgets=[9],
-        words=[*words, "noise_floor=false", "baselines=[]"],
-        tasks={"one": {"words": task, "dev": 5}},
-        methods={"a": {"words": ["optimizer=recipes"]}},
-    )
-    (cell,) = list_cells(suite)
-    steps = CellPlanner(suite, keep=True).run_cell(cell)
-    done = run(next(steps))
-    assert done.returncode == 0, done.stderr
-    with pytest.raises(StopIteration) as ended:
-        steps.send(ProcessResult(0, "", 1.0, 1.0))
-    found = ended.value.value
-    assert (
-        len(found["values"]) == 2 and [line[-9:] for line in found["too_long"]] == ["3 dropped"] * 2
-    )
-    # Of all items, the best constant answer would be B.
-    assert found["constant"] == {"answer": "A", "test": 1.0, "by_domain": 1.0}
-    write_result(result_path(suite, cell), found)
-    analysis = suite_analysis.analyse_suite(suite)
-    assert analysis["blocks"][0]["too_long"] == sorted(found["too_long"])
-    for text in (suite_analysis.format_summary(analysis), suite_analysis.format_report(analysis)):
-        assert f"{found['too_long'][1]}." in text
-    folder = CellPlanner(suite, keep=True).run_folder(cell)
-    rows_ = [("a", [RunFolder(folder)])]
-    compared = method_comparison.summarize_methods(rows_, {}, None, 9)
-    assert f"\n{found['too_long'][1]}.\n" in method_comparison.format_comparison(compared)
 
 
 def test_a_suite_runs_and_goes_on_after_a_kill(

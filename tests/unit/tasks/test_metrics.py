@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import searches
 
-from swarm.runs.describe import format_one_answer_warnings, list_caveats, unread_answers
+from swarm.runs.verdict import (
+    compare_constant_answers,
+    format_one_answer_warnings,
+)
 from swarm.tasks.abstain import Abstain
 from swarm.tasks.base import Item, Score
 from swarm.tasks.exact_match import ExactMatch
@@ -18,8 +21,8 @@ from swarm.tasks.metrics import (
     best_constant_answers,
     find_one_answer_domains,
     item_domain,
-    summarize_domains,
-    utility_summary,
+    measure,
+    measure_domains,
 )
 from swarm.tasks.mixture import Mixture
 
@@ -80,32 +83,29 @@ def test_constant_answers_equal_a_hand_count(mini: ExactMatch) -> None:
         best[domain] = golds.most_common(1)[0][0]
         right += sum(i["answer"] == best[domain] for i in test if i["domain"] == domain)
     assert found.domains == best == {"connectivity": "Yes", "shortest_path": "1"}
-    told = found.summarize_splits(mini, {"dev": dev, "test": test})
-    assert told["by_domain"]["test"]["utility"] == right / len(test) == 0.3075
+    one = compare_constant_answers(mini, dev, test)
+    assert one is not None and one.test is not None and one.choices == best
+    assert one.test.utility == right / len(test) == 0.3075
     every = Counter(item["answer"] for item in dev)
     assert every[found.overall] == max(every.values())
-    assert told["overall"]["dev"]["utility"] == max(every.values()) / len(dev)
-    assert told["overall"]["test"]["utility"] == sum(
-        item["answer"] == found.overall for item in test
-    ) / len(test)
 
 
 def test_domains_add_up(mini: ExactMatch) -> None:
     items = mini.items("test")
     answers = [("Yes", "No", "1", "2", None)[n * 7 % 5] for n in range(len(items))]
     scores = given(mini, items, answers)
-    found = utility_summary(mini, scores, items)
-    domains = found["domains"]
+    found = measure(mini, scores, items)
+    domains = found.domains
     assert list(domains) == list(dict.fromkeys(item["domain"] for item in items))
-    total = sum(one["utility"] * one["items"] for one in domains.values())
-    assert total / len(items) == pytest.approx(found["utility"])
+    total = sum(one.utility * one.n for one in domains.values())
+    assert total / len(items) == pytest.approx(found.utility)
     for name, one in domains.items():
         mine = [s for s, i in zip(scores, items, strict=True) if i["domain"] == name]
         read = Counter(s.answer for s in mine if s.answer)
-        assert one["items"] == len(mine) and one["answers"] == read.total()
-        assert one["unparsed_rate"] == pytest.approx(1 - read.total() / len(mine))
-        assert one["share"] == max(read.values()) / read.total()
-        assert one["interval"][0] < one["utility"] < one["interval"][1]
+        assert one.n == len(mine)
+        assert one.unparsed == pytest.approx(1 - read.total() / len(mine))
+        assert one.commonest_share == max(read.values()) / read.total()
+        assert one.low < one.utility < one.high
 
 
 def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
@@ -115,17 +115,16 @@ def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
     items = both.items("test")
     assert [item_domain(item) for item in items] == ["roads"] * 4 + ["inner/sums"] * 3
     scores = given(both, items, ["No", "No", "Yes", "Yes", "4", "4", "4"])
-    found = summarize_domains(both, items, scores)
-    assert {name: one["utility"] for name, one in found.items()} == {
+    found = measure_domains(both, items, scores)
+    assert {name: one.utility for name, one in found.items()} == {
         "roads": 0.75,
         "inner/sums": pytest.approx(2 / 3),
     }
     constants = best_constant_answers(both, both.items("dev"))
     assert constants is not None and constants.domains == {"roads": "Yes", "inner/sums": "3"}
-    told = constants.summarize_splits(both, {"test": items})
     # By the mixture's own utility, the harmonic mean of 3/4 and 1/3; one answer fails in a part.
-    assert told["by_domain"]["test"]["utility"] == pytest.approx(2 / (4 / 3 + 3))
-    assert told["overall"]["test"]["utility"] == 0
+    each, one = (measure(both, constants.score_items(both, items, k)) for k in (True, False))
+    assert each.utility == pytest.approx(2 / (4 / 3 + 3)) and one.utility == 0
 
 
 def test_without_a_domain_the_gold_answer_gives_one(tmp_path: Path) -> None:
@@ -145,8 +144,8 @@ def test_a_constant_answer_may_be_to_abstain(tmp_path: Path) -> None:
     # Of two letters each is right for half (0 on the mean); of three, abstention beats -1/3.
     assert found is not None and found.domains == {"doors": "A", "paths": "abstain"}
     assert found.overall == "abstain"
-    told = found.summarize_splits(task, {"test": task.items("test")})
-    assert told["overall"]["test"]["utility"] == 0
+    scores = found.score_items(task, task.items("test"), by_domain=False)
+    assert measure(task, scores).utility == 0
 
 
 @pytest.mark.parametrize(
@@ -169,21 +168,12 @@ def test_one_answer_is_warned_of(
         assert found == []
         return
     (one,) = found
-    assert one["domain"] == "gold answer: yes or no"
-    assert one["answer"] == "No" and one["share"] == share
-    assert one["right"] == 0.5
+    assert one.domain == "gold answer: yes or no"
+    assert one.answer == "No" and one.share == share and one.right == 0.5
     (words,) = format_one_answer_warnings(found, "the best found", "test")
     assert words.startswith(
         "Warning: in the domain (gold answer: yes or no) of test, the best found"
     )
-
-
-def test_unread_answers_of_a_baseline_are_mentioned() -> None:
-    base = {"label": "base model", "test": {"unparsed_rate": 1.0}}
-    metrics = {"test_gain": 0.1, "baselines": [base], "starting_best_single_test_unparsed_rate": 0}
-    (line,) = unread_answers(metrics)
-    assert line.startswith("Unread answers on test") and line.endswith(": base model 100 %.")
-    assert line in list_caveats(metrics)
 
 
 def test_a_domain_of_one_gold_answer_is_not_warned_of(tmp_path: Path) -> None:
@@ -191,14 +181,14 @@ def test_a_domain_of_one_gold_answer_is_not_warned_of(tmp_path: Path) -> None:
     items = mostly.items("test")
     assert find_one_answer_domains(mostly, items, given(mostly, items, ["No"] * 20)) == []
     (one,) = find_one_answer_domains(mostly, items, given(mostly, items, ["Yes"] * 20))
-    assert one["right"] == 0.05
+    assert one.right == 0.05
 
 
 def test_one_answer_to_small_domains_is_seen_over_all(mini: ExactMatch) -> None:
     task = ExactMatch("small", str(MINI))
     items = [{**item, "domain": f"d{n // 5}"} for n, item in enumerate(mini.items("test")[:40])]
     (one,) = find_one_answer_domains(task, items, given(task, items, ["No"] * 39 + ["Yes"]))
-    assert one["domain"] is None and one["answers"] == 40
+    assert one.domain is None and one.answers == 40
     assert "in all domains" in format_one_answer_warnings([one], "it", "test")[0]
 
 
@@ -208,4 +198,4 @@ def test_answers_that_are_not_graded_have_no_constant(mini: ExactMatch) -> None:
     scores = [Score(-1.0, "") for _ in items]
     assert best_constant_answers(signalled, signalled.items("dev")) is None
     assert find_one_answer_domains(signalled, items, scores) == []
-    assert "commonest" not in summarize_domains(signalled, items, scores)["connectivity"]
+    assert measure_domains(signalled, items, scores)["connectivity"].commonest is None

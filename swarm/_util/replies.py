@@ -1,16 +1,21 @@
-"""Parsing of judges' replies: reasoning, ratings, grades, scores by skill, picks and rankings.
+"""Parsing of models' replies: reasoning, tags, JSON, ratings, picks and rankings.
 
-Only the reply is parsed, never the judged text, and reasoning between tags is no verdict.
-Contradictory verdicts count as none: the requested form, in double brackets, takes precedence; if
-several bracketed verdicts differ (a judge may repeat an instruction of the answer), a line that
-contains nothing but a verdict decides.
+The form that the prompt asks for is read first: text between tags, JSON, or double brackets. Only
+the reply is parsed, never the judged text, and reasoning between tags is no verdict. Contradictory
+verdicts count as none; if several bracketed ones differ (a judge may repeat an instruction of the
+answer), a line that contains nothing but a verdict decides.
 """
 
+import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MAX_CHARS = 20_000
+"""Number of characters at the end of a reply that are parsed; a verdict stands last."""
 
 THOUGHT_TAG_NAMES = r"think|thinking|thoughts?|thought_process|thinking_process|scratchpad"
 
@@ -22,8 +27,8 @@ ORPHAN_TAG = re.compile(
 )
 """End of reasoning that began before the text."""
 
-MAX_THOUGHTS = 100
-"""Maximum number of reasoning blocks; each search for an end takes linear time."""
+MAX_BLOCKS = 100
+"""Maximum number of tagged or JSON parts; each search for an end takes linear time."""
 
 
 def thoughts_of(text: str) -> str:
@@ -41,7 +46,7 @@ def strip_thoughts(text: str) -> str:
     """
     kept: list[str] = []
     place = 0
-    while len(kept) < MAX_THOUGHTS and (opening := OPENING_TAG.search(text, place)):
+    while len(kept) < MAX_BLOCKS and (opening := OPENING_TAG.search(text, place)):
         kept.append(text[place : opening.start()])
         place = _find_thought_end(text, opening.end(), opening[1])
     rest = "".join([*kept, text[place:]])
@@ -60,115 +65,111 @@ def _find_thought_end(text: str, place: int, name: str) -> int:
     return place + closing.end() if closing else len(text)
 
 
-MAX_PARSED_CHARACTERS = 10_000
-"""Characters of a reply that are parsed."""
+def parse_tags(text: str, names: Sequence[str]) -> dict[str, str]:
+    """Return the text between the tags of each of these names; the last one with content.
 
-RATING_DIGITS = r"\d{1,4}(?:[.,]\d{1,2})?(?![^\W_]|[.,]\d|\s*%)"
-RATING_NUMBER = rf"(?<![^\W_])(?<![.,/\-⁄]){RATING_DIGITS}"
-RATING_VALUE = (
-    rf"(?P<value>{RATING_NUMBER})"
-    # A range, such as 7-8, is no rating.
-    rf"(?:\s*(?:[-–—]|to|or)\s*(?P<other>{RATING_DIGITS}))?"
-    r"(?P<part>[\s*_(]{0,4}(?:/|out\s{1,3}of|of)[\s*_]{0,4}(?P<scale>\d{1,4})(?:[.,]0{1,2})?"
-    r"(?!\d|[.,]\d))?"
-    # Nor is 8/10/2024.
-    r"(?!\s*/)"
-)
-RATING_END = (
-    r"(?=[\s*_`\"')\]}]{0,8}(?:\Z|[.,;:!?\n–—])"
-    r"|\s{1,3}(?:because|for|as|since|overall|but|though)\b)"
-)
-"""Text after a number that counts nothing, as it would in "3 examples"."""
+    A tag begins a line or follows another tag; within a sentence it is only mentioned. Tags inside
+    another part belong to its text. A part without an end extends to the next tag, unless it starts
+    again, as a draft does.
+    """
+    any_name = "|".join(names)
+    opening = re.compile(rf"(?:^|(?<=>))[ \t]*<({any_name})\s*>", re.IGNORECASE | re.MULTILINE)
+    found: dict[str, str] = {}
+    place = 0
+    for _ in range(MAX_BLOCKS):
+        if not (tag := opening.search(text, place)):
+            break
+        name, begin = tag[1].lower(), tag.end()
+        again = re.compile(rf"(?:^|(?<=>))[ \t]*<{name}\s*>", re.IGNORECASE | re.MULTILINE)
+        # An end within a sentence is only mentioned, if there is one that ends a line or a part.
+        ends = (rf"</{name}\s*>(?=[ \t`*.]*(?:$|<))", rf"</{name}\s*>")
+        tries = (re.compile(one, re.IGNORECASE | re.MULTILINE).search(text, begin) for one in ends)
+        end = next(filter(None, tries), None)
+        restart = again.search(text, begin)
+        if end and not (restart and restart.start() < end.start()):
+            content, place = text[begin : end.start()], end.end()
+            # A draft that ended within a sentence, after which it starts again.
+            content = re.split(rf"(?is)</{name}\s*>.*<{name}\s*>", content)[-1]
+        else:
+            following = re.compile(rf"<(?:{any_name})\s*>", re.IGNORECASE).search(text, begin)
+            place = following.start() if following else len(text)
+            content = text[begin:place]
+        if re.search(r"\w", content) or name not in found:
+            found[name] = content.strip()
+    return found
 
-TEN = r"10(?:[.,]0{1,2})?(?![^\W_]|[.,]\d|\s*[/%])"
-SCALE = re.compile(
-    # After a number, "out of 10" is a part of the rating instead of a separate scale.
-    rf"(?P<rated>\d[\s*_(]{{0,4}})?(?:/|\bout\s{{1,3}}of\b|\(of\b)[\s*_]{{0,4}}{TEN}"
-    rf"|\b(?:max(?:imum)?|scale)\b\W{{0,3}}(?:\b(?:of|is)\b\s{{1,3}})?{TEN}"
-    rf"|(?:\bfrom\s{{1,3}})?(?<![\d.,/])[01]\s{{0,3}}(?:[-–—]|to)\s{{0,3}}{TEN}"
-    r"|(?<![\w.,/\-])(?:0|1|10)\s{0,3}(?:=|(?:is|being|means)\b)",
+
+def parse_json_object(text: str, accept: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
+    """Return the last JSON object in a text that is accepted, with lower-case keys; else {}."""
+    decoder = json.JSONDecoder(strict=False)
+    place = len(text)
+    for _ in range(MAX_BLOCKS):
+        if (place := text.rfind("{", 0, place)) < 0:
+            break
+        try:
+            value, _end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            continue
+        named = {re.sub(r"[ -]", "_", key.strip().lower()): one for key, one in value.items()}
+        if accept(named):
+            return named
+    return {}
+
+
+RATING_NUMBER = r"(?<![\w.,/\-])(?P<value>\d{1,4}(?:[.,]\d{1,2})?)(?![^\W_]|[.,]\d|\s*%)"
+RATING_SCALE = (
+    r"(?:[\s*_(]{0,4}(?:/|out\s{1,3}of\b)[\s*_]{0,4}(?P<scale>\d{1,4})(?:[.,]0{1,2})?)?"
+    # A range, such as 7-8, and a date are no ratings.
+    r"(?!\s*(?:[-–—]|to|or)\s*\d|\s*/|\d)"
+)
+SCALE_WORDS = re.compile(r"\((?:out of |of )?(?:[01]\s?[-–—]\s?|[01] to )?10\)", re.IGNORECASE)
+"""The scale itself, repeated by the judge: "(1-10)", "(out of 10)"."""
+
+NAMED_RATING = re.compile(
+    r"\b(?:rating|score|grade)\b[\W_]{0,12}(?:\b(?:is|of|as)\b[\W_]{0,12})?"
+    + RATING_NUMBER
+    + RATING_SCALE,
     re.IGNORECASE,
 )
-"""The scale itself, "(1-10)", "(out of 10)" or "(10 = best)", repeated by the judge."""
-
-LIST_MARK = re.compile(r"^\s{0,8}\d{1,2}[.)]\s{1,8}(?=\S)", re.MULTILINE)
-
-MARKED_RATING = re.compile(
-    r"\b(?:rating|score|grade)\b[\W_]{0,12}(?:\b(?:is|of|as|would be)\b[\W_]{0,12})?"
-    + RATING_VALUE,
-    re.IGNORECASE,
-)
-GIVEN_RATING = re.compile(
-    r"\b(?:give|giving|rate|score|scoring|assign|award|deserves?|earns?)\b[^.!?\d\n]{0,40}"
-    rf"{RATING_VALUE}{RATING_END}",
-    re.IGNORECASE,
-)
-PLAIN_RATING = re.compile(rf"{RATING_VALUE}(?P<end>{RATING_END})?", re.IGNORECASE)
-LONE_RATING = re.compile(rf"[\W_]*{RATING_VALUE}[\W_]*\Z", re.IGNORECASE)
+SCALED_RATING = re.compile(RATING_NUMBER + RATING_SCALE, re.IGNORECASE)
+LONE_RATING = re.compile(rf"[\W_]*{RATING_NUMBER}{RATING_SCALE}[\W_]*\Z", re.IGNORECASE)
 
 
-def parse_rating(reply: str, clear: bool = False) -> float | None:
+def parse_rating(reply: str) -> float | None:
     """Return the rating, 1 to 10; `None` if there is none, several, or one out of range.
 
-    The clearest form in the reply decides: after the word rating or score; "8/10" and "8 out of
-    10"; a first line that is a number; "I'd give it an 8"; the reply's only number, but neither of
-    the last two if it counts something, as in "3 examples". The scale, "(1-10)" or "(out of 10)",
-    is no rating.
-
-    Ratings in that form have to agree: "7-8/10" and "8/10, no, 7/10" are none, and so are "4/5" and
-    "85/100", which are on another scale than requested.
-
-    Args:
-        reply: The judge's reply.
-        clear: Only the first three forms count, which do not occur by chance in a text on numbers.
+    The clearest form in the reply decides: after the word rating, score or grade; "8/10" and "8 out
+    of 10"; a first line that is a number. Ratings in that form have to agree, and another scale
+    than 10, as in "4/5", is none.
     """
-    text = unicodedata.normalize("NFKC", strip_thoughts(reply)[:MAX_PARSED_CHARACTERS])
-    text = SCALE.sub(lambda match: match[0] if match["rated"] else " ", text)
-    for found in islice(_find_ratings(text), 3 if clear else None):
+    text = SCALE_WORDS.sub(" ", _normalized_end(reply))
+    first = text.strip().split("\n", 1)[0]
+    for found in (
+        list(NAMED_RATING.finditer(text)),
+        [match for match in SCALED_RATING.finditer(text) if match["scale"]],
+        list(LONE_RATING.finditer(first)),
+    ):
         if found:
             values = {_rating_value(match) for match in found}
             return values.pop() if len(values) == 1 else None
     return None
 
 
-def _find_ratings(text: str) -> Iterator[list[re.Match[str]]]:
-    """Yield the matches of each form, the clearest form first."""
-    yield list(MARKED_RATING.finditer(text))
-    yield [match for match in PLAIN_RATING.finditer(text) if match["part"]]
-    first = text.strip().split("\n", 1)[0]
-    yield [match] if (match := LONE_RATING.match(first)) else []
-    yield list(GIVEN_RATING.finditer(text))
-    only = list(PLAIN_RATING.finditer(LIST_MARK.sub("", text)))
-    yield only if all(match["end"] is not None for match in only) else []
-
-
 def _rating_value(match: re.Match[str]) -> float | None:
-    """Return the rating of one match, if it is one."""
-    if match["other"] or match["scale"] not in (None, "10"):
-        return None
     value = float(match["value"].replace(",", "."))
-    return value if 1 <= value <= 10 else None
+    return value if 1 <= value <= 10 and match["scale"] in (None, "10") else None
 
 
 NOT_APPLICABLE = "N/A"
 
 LOWEST_SCORE, HIGHEST_SCORE = 1.0, 5.0
 
-MAX_REPLY_CHARS = 20_000
-"""Number of characters at the end of a reply to parse."""
-
-MAX_BLOCKS = 50
-"""Maximum number of brace-delimited parts to parse."""
-
 SkillScores = dict[str, float | str | None]
 """Score by skill, `NOT_APPLICABLE`, or `None` if unparsed."""
 
-SCORE_PATTERN = (
-    r"[\s*_\"'`]{0,6}(?:score\b[\s*_\"'`]{0,6})?[:=][\s*_\"'`]{0,6}"
-    # {"Completeness": {"score": 4, ...}}
-    r"(?:\{\s{0,9}[\"'](?:score|rating)[\"']\s{0,3}:\s{0,3}[\"']?)?"
-    r"(?P<value>-?\d{1,4}(?:[.,]\d{1,2})?(?![\w%]|[.,]\d)|n\s?/?\s?a\b|not applicable|null|none)"
-    r"(?:\s{0,3}(?:/|out of)\s{0,3}(?P<scale>\d{1,4}))?"
+SKILL_SCORE = (
+    r"[\s*_\"'`]{0,6}[:=][\s*_\"'`]{0,6}(?:\{\s{0,9}[\"']score[\"']\s{0,3}:\s{0,3}[\"']?)?"
+    r"(?P<value>-?\d{1,4}(?:[.,]\d{1,2})?(?![\w%/]|[.,]\d)|n\s?/?\s?a\b|not applicable|null|none)"
 )
 
 
@@ -176,30 +177,23 @@ def parse_skill_scores(reply: str, skills: Sequence[str]) -> SkillScores:
     """Parse the score of each of these skills, from 1 to 5.
 
     The last brace-delimited part that names a skill decides, whether JSON, Python or malformed;
-    without one, text of the form "Skill: 4". Case, underscores and quotes are ignored, and a single
-    word of a skill's name suffices if no other skill contains it. A skill with two different
-    scores, or one out of range, has none.
+    without one, text of the form "Skill: 4". Case, underscores and quotes are ignored. A skill with
+    two different scores, or one out of range, has none.
     """
-    text = _reply_end(reply).casefold()
-    forms = {skill: _skill_pattern(skill, skills) for skill in skills}
+    text = _normalized_end(reply).casefold()
+    forms = {}
+    for skill in skills:
+        words = "[ _-]{0,3}".join(re.findall(r"[^\W_]+", skill.casefold()))
+        forms[skill] = re.compile(rf"(?<![^\W_]){words}{SKILL_SCORE}")
     for block in _iter_blocks(text):
         if any(form.search(block) for form in forms.values()):
             text = block
             break
-    return {skill: _unique_score(list(form.finditer(text))) for skill, form in forms.items()}
-
-
-def _skill_pattern(skill: str, skills: Sequence[str]) -> re.Pattern[str]:
-    """Return a pattern of a skill's name, or of a word unique to it, followed by a score."""
-    words = _split_words(skill)
-    others = {word for other in skills if other != skill for word in _split_words(other)}
-    whole = r"[\s_\-]{0,3}".join(map(re.escape, words))
-    names = [whole, *(re.escape(word) for word in words if word not in others)]
-    return re.compile(rf"(?<![^\W_])(?:{'|'.join(names)}){SCORE_PATTERN}")
-
-
-def _split_words(skill: str) -> list[str]:
-    return re.findall(r"[^\W_]+", skill.casefold())
+    scores: SkillScores = {}
+    for skill, form in forms.items():
+        values = {_skill_score(match["value"]) for match in form.finditer(text)}
+        scores[skill] = values.pop() if len(values) == 1 else None
+    return scores
 
 
 def _iter_blocks(text: str) -> Iterator[str]:
@@ -210,24 +204,16 @@ def _iter_blocks(text: str) -> Iterator[str]:
             opened.append(match.start())
         elif opened:
             closed[opened.pop()] = match.end()
+    # The outer of two nested parts comes last, and has the names of both.
     for begin in sorted([*opened, *closed], reverse=True)[:MAX_BLOCKS]:
         yield text[begin : closed.get(begin, len(text))]
 
 
-def _unique_score(found: Sequence[re.Match[str]]) -> float | str | None:
-    values = {_parse_score(match) for match in found}
-    return values.pop() if len(values) == 1 else None
-
-
-def _parse_score(match: re.Match[str]) -> float | str | None:
-    if not match["value"].lstrip("-")[0].isdigit():
+def _skill_score(text: str) -> float | str | None:
+    if not text.lstrip("-")[0].isdigit():
         return NOT_APPLICABLE
-    value = float(match["value"].replace(",", "."))
-    fits = LOWEST_SCORE <= value <= HIGHEST_SCORE and match["scale"] in (None, "5")
-    return value if fits else None
-
-
-T = TypeVar("T")
+    value = float(text.replace(",", "."))
+    return value if LOWEST_SCORE <= value <= HIGHEST_SCORE else None
 
 
 DOUBLE_BRACKETS = re.compile(r"\[\[([^\[\]\n]{1,40})\]\]")
@@ -240,34 +226,31 @@ LABEL_PATTERN = re.compile(
 )
 """Text allowed beside the verdict on a line that contains nothing else."""
 
-GRADE_PATTERN = re.compile(
+GRADE_MARK = re.compile(
     r"[^\w\-]*(?:(?:rating|score|grade)[^\w\-]{1,3})?"
     r"(?P<value>\d{1,4}(?:[.,]\d{1,2})?)(?:\s*/\s*10)?\W*"
 )
-PICK_PATTERN = re.compile(
+PICK_MARK = re.compile(
     r"\W*(?:(?:assistant|answer|model|response|verdict)[\W_]{1,3})?(?P<pick>[abc]|tie)\W*"
 )
-PLAIN_PICK_PATTERN = re.compile(
-    r"\b(?:verdict|winner|choice|decision|better(?: answer| one)?)\b\W{0,3}(?:is\b)?\W{0,5}"
+NAMED_PICK = re.compile(
+    r"\b(?:verdict|winner|choice|better(?: answer)?)\b\W{0,3}(?:is\b)?\W{0,5}"
     r"(?:(?:assistant|answer|model)\s)?\W{0,3}\b(?P<pick>[abc]|(?:a )?tie)\b"
     r"(?=[\s*_\"')\]]*(?:\Z|[.,;:!?\n]))"
 )
-WHOLE_PICK_PATTERN = re.compile(r"\W*(?:(?:assistant|answer|model)\s)?(?P<pick>[abc]|tie)\W*")
 
 
 def parse_grade(reply: str) -> float | None:
     """Parse a grade from 1 to 10, possibly fractional; `None` if missing or contradictory.
 
-    Accepts "[[7]]", "[[7.5]]", "[[7/10]]" and "[[rating: 7]]"; without double brackets also what
-    `parse_rating` accepts as clear: "Rating: 7/10", "[7]", "7 out of 10". Rejects "The
-    answer is 7", which may be the judge's answer to the question, and values on another scale,
-    "[[0]]" and "[[85]]".
+    Accepts "[[7]]", "[[7.5]]", "[[7/10]]" and "[[rating: 7]]"; without double brackets what
+    `parse_rating` accepts. Rejects "The answer is 7", which may be the judge's answer to the
+    question, and values on another scale, "[[0]]" and "[[85]]".
     """
-    text = _reply_end(reply)
-    marks = _find_marks(text, DOUBLE_BRACKETS, _parse_grade_mark)
-    if marks:
-        return _decide_mark(marks, text, DOUBLE_BRACKETS, _parse_grade_mark)
-    return None if CUT_OFF.search(text) else parse_rating(text, clear=True)
+    text = _normalized_end(reply)
+    if marks := _find_marks(text, DOUBLE_BRACKETS, _read_grade):
+        return _decide_mark(marks, text, DOUBLE_BRACKETS, _read_grade)
+    return None if CUT_OFF.search(text) else parse_rating(text)
 
 
 def parse_letter_pick(reply: str) -> str | None:
@@ -276,18 +259,18 @@ def parse_letter_pick(reply: str) -> str | None:
     Accepts "[[A]]", "[[B]]" and "[[C]]" (neither), "[[tie]]" and "[[Answer A]]", the same in single
     brackets, "Verdict: A", and a reply that consists of the letter.
     """
-    text = _reply_end(reply).casefold()
+    text = _normalized_end(reply).casefold()
     for form in (DOUBLE_BRACKETS, SINGLE_BRACKETS):
-        if marks := _find_marks(text, form, _parse_pick_mark):
-            return _decide_mark(marks, text, form, _parse_pick_mark)
-    if whole := WHOLE_PICK_PATTERN.fullmatch(text):
-        return _normalize_pick(whole["pick"])
-    said = {_normalize_pick(match["pick"]) for match in PLAIN_PICK_PATTERN.finditer(text)}
+        if marks := _find_marks(text, form, _read_pick):
+            return _decide_mark(marks, text, form, _read_pick)
+    if whole := _read_pick(text):
+        return whole
+    said = {_normalize_pick(match["pick"]) for match in NAMED_PICK.finditer(text)}
     return said.pop() if len(said) == 1 else None
 
 
-def _reply_end(reply: str) -> str:
-    return unicodedata.normalize("NFKC", strip_thoughts(reply)[-MAX_REPLY_CHARS:])
+def _normalized_end(reply: str) -> str:
+    return unicodedata.normalize("NFKC", strip_thoughts(reply)[-MAX_CHARS:])
 
 
 def _find_marks(text: str, form: re.Pattern[str], read: Callable[[str], T | None]) -> set[T]:
@@ -307,16 +290,16 @@ def _decide_mark(
     return verdict if verdict != 0 else None
 
 
-def _parse_grade_mark(mark: str) -> float | None:
+def _read_grade(mark: str) -> float | None:
     """Parse bracketed text as a grade; 0.0 for a number out of range."""
-    if not (match := GRADE_PATTERN.fullmatch(mark.casefold())):
+    if not (match := GRADE_MARK.fullmatch(mark.casefold())):
         return None
     value = float(match["value"].replace(",", "."))
     return value if 1 <= value <= 10 else 0.0
 
 
-def _parse_pick_mark(mark: str) -> str | None:
-    match = PICK_PATTERN.fullmatch(mark)
+def _read_pick(mark: str) -> str | None:
+    match = PICK_MARK.fullmatch(mark)
     return _normalize_pick(match["pick"]) if match else None
 
 
@@ -360,47 +343,25 @@ def has_number_pick(text: str) -> bool:
     return LEADING_NUMBER.match(text) is not None
 
 
-RANK_TAG = re.compile(
-    r"<rank\s+position\s*=\s*['\"]?(\d{1,9})['\"]?\s*>[^\d<]*(\d+)", re.IGNORECASE
-)
-
-
 def parse_ranking(reply: str, labels: Sequence[int]) -> list[int] | None:
     """Parse the order in which a reply ranks the answers with these labels, best first.
 
-    Accepts 3 > 1 > 2, a list, one number per line, "Answer 3, Answer 1", and rank tags; the last of
-    several orders counts. Missing labels are appended in their order.
+    Accepts 3 > 1 > 2, a list on one line, and one answer per line, with or without its place; the
+    last order counts. Missing labels are appended in their order.
     """
-    said = strip_thoughts(reply)
-    blocks = re.findall(
-        r"<ranking>((?:(?!<ranking>).)*?)</ranking>", said, re.IGNORECASE | re.DOTALL
-    )
-    for text in (*reversed(blocks), said):
-        if found := _find_order(text, labels):
-            return [*found, *(label for label in labels if label not in found)]
-    return None
-
-
-def _find_order(text: str, labels: Sequence[int]) -> list[int]:
-    if ranks := RANK_TAG.findall(text):
-        return _valid_labels(
-            [number for _, number in sorted(ranks, key=lambda one: int(one[0]))], labels
-        )
-    rows = [row for row in text.split("\n") if re.search(r"\d", row)]
+    rows = [row for row in strip_thoughts(reply)[-MAX_CHARS:].split("\n") if re.search(r"\d", row)]
+    found: list[int] = []
     for row in reversed(rows):
         numbers = re.findall(r"\d+", row)
-        whole = len(numbers) == len(labels) > 1 or (len(numbers) > 1 and ">" in row)
-        if whole and (found := _valid_labels(numbers, labels)):
-            return found
-    # One line each: a list position may precede the answer's number.
-    last = []
-    for row in rows:
-        listed = re.match(r"\W*\d+\s*[.):]\D*?(\d+)", row)
-        named = re.search(r"(?:answer|response)\W*(\d+)", row, re.IGNORECASE)
-        plain = re.fullmatch(r"\W*(\d+)\W*", row)
-        if match := listed or plain or named:
-            last.append(match[1])
-    return _valid_labels(last[-len(labels) :], labels) if len(last) >= len(labels) else []
+        if len(numbers) == len(labels) > 1 or (len(numbers) > 1 and ">" in row):
+            found = _valid_labels(numbers, labels)
+        if found:
+            break
+    else:
+        # A place may precede the answer: "1. Answer 3", or an original rank tag.
+        last = [re.findall(r"\d+", row)[:2][-1] for row in rows[-len(labels) :]]
+        found = _valid_labels(last, labels) if len(last) == len(labels) else []
+    return [*found, *(label for label in labels if label not in found)] if found else None
 
 
 def _valid_labels(numbers: Sequence[str], labels: Sequence[int]) -> list[int]:

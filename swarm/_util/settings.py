@@ -89,9 +89,7 @@ def parse_settings(model: type[M], values: object, key: str = "") -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        hints = get_type_hints(model, include_extras=True)
-        fields = {name: hints[name] for name in model.model_fields}
-        raise explain(error, fields, key) from None
+        raise explain(error, field_types(model), key) from None
 
 
 def explain(error: ValidationError, fields: Mapping[str, Any], key: str = "") -> UserError:
@@ -105,21 +103,43 @@ def explain(error: ValidationError, fields: Mapping[str, Any], key: str = "") ->
     # Arguments by position are numbered, and 0 is `self`.
     place = [list(fields)[one - 1] if n == 0 and isinstance(one, int) else one
              for n, one in enumerate(first["loc"])]  # fmt: skip
-    name = str(place[0]) if place else ""
-    parts = "".join(f"[{one}]" for one in place[1:] if isinstance(one, int))
-    where = ".".join(part for part in (key, name) if part) + parts
+    where, annotation = key, None
+    for step, one in enumerate(place):
+        if isinstance(one, int):
+            where += f"[{one}]"
+            continue
+        if step:  # a key of nested settings; otherwise the name of a union's variant
+            nested = _find_settings(annotation)
+            if nested is None:
+                break
+            fields = field_types(nested)
+        where, annotation = f"{where}.{one}" if where else str(one), fields.get(str(one))
+    name = str(place[-1]) if place else ""
     kind = first["type"]
     if kind == "value_error":  # raised by a validator of ours, in our words
         return UserError(f"{where}: {first['ctx']['error']}" if where else first["msg"])
     if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return UserError(f"{where}: is missing; it must be {describe_type(fields.get(name))}")
+        return UserError(f"{where}: is missing; it must be {describe_type(annotation)}")
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         known = [one for one in fields if one != "return"]
         matches = get_close_matches(name, known, 1)
         hint = f"did you mean {matches[0]}? " if matches else ""
         return UserError(f"{where}: no such key; {hint}allowed: {', '.join(known)}")
-    wanted = describe_type(fields.get(name)) if name else "a mapping"
+    wanted = describe_type(annotation) if name else "a mapping"
     return UserError(f"{where}={format_value(first['input'])}: must be {wanted or first['msg']}")
+
+
+def field_types(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the annotations of a model's fields by name."""
+    hints = get_type_hints(model, include_extras=True)
+    return {name: hints[name] for name in model.model_fields}
+
+
+def _find_settings(annotation: Any) -> type[BaseModel] | None:
+    """Return the settings inside an annotation, such as those of a list or an optional key."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_find_settings, get_args(annotation))), None)
 
 
 def format_value(value: object) -> str:
@@ -141,6 +161,8 @@ def describe_type(annotation: Any) -> str:
     if origin is not None and arguments and origin in (list, tuple, Sequence):
         inner = describe_type(arguments[0])
         return f"a list, each {inner}" if inner else "a list"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"a mapping of {', '.join(annotation.model_fields)}"
     found = NAMES.get(origin or annotation, "")
     return found or getattr(annotation, "DESCRIPTION", "")
 

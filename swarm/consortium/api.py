@@ -8,38 +8,33 @@ import logging
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
+from swarm._util.settings import parse_settings
 from swarm._util.terminal import WarningCollector
 from swarm._util.threads import Cancelled, run_in_thread
-from swarm.consortium.cli.options import MemberRegistry, default_arbiter
 from swarm.consortium.run_log import RunLog
 from swarm.errors import UserError
-from swarm.models.base import Message, Request
+from swarm.models.base import Message, Model, Request
+from swarm.models.cache import Cache
+from swarm.models.llm import LLM
+from swarm.models.providers import Providers
 from swarm.multi_agent.collaboration import map_events, stream_events
-from swarm.multi_agent.consortium.config import (
-    RENAMED_KEYS,
+from swarm.multi_agent.consortium.consortium import Consortium, build_consortium, format_event
+from swarm.multi_agent.consortium.results import Iteration, result_to_json
+from swarm.multi_agent.consortium.settings import (
+    UNSURE,
     ConsortiumSettings,
     MemberSpec,
-    build_consortium,
-    convert_settings,
     parse_member,
+    read_preset,
 )
-from swarm.multi_agent.consortium.consortium import (
-    LEGACY_STRATEGIES,
-    Consortium,
-    format_event,
-)
-from swarm.multi_agent.consortium.member_spec import member_from_config
-from swarm.multi_agent.consortium.result_json import partial_result_to_json, result_to_json
-from swarm.multi_agent.consortium.results import Iteration
-from swarm.multi_agent.consortium.strategies import UNSURE
 from swarm.multi_agent.types import AgentAnswer, OnEvent
+from swarm.registry.registry import Roster
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +62,7 @@ class QuestionInterrupted(KeyboardInterrupt):
     """A question was interrupted.
 
     Attributes:
-        found: Partial result; see
-            `swarm.multi_agent.consortium.result_json.partial_result_to_json`.
+        found: Partial result; see `swarm.multi_agent.consortium.results.result_to_json`.
     """
 
     def __init__(self, found: dict[str, Any]) -> None:
@@ -100,13 +94,15 @@ def answer_question(question: ConsortiumQuestion, watch: OnEvent | None = None) 
             [Request(question.turns, **question.request_fields)], record_event
         )
     except KeyboardInterrupt:
-        found = partial_result_to_json(question.consortium, prompt, iterations, answers)
+        found = result_to_json(question.consortium, prompt, iterations, answers)
         _record_run(question, found, "stopped")
         raise QuestionInterrupted(found) from None
     if isinstance(outcome, UserError):
         _record_run(question, {"original_prompt": prompt}, str(outcome))
         raise outcome
-    found = result_to_json(question.consortium, prompt, outcome, raw=True)
+    found = result_to_json(
+        question.consortium, prompt, outcome.iterations, outcome.answers, outcome
+    )
     _record_run(question, found)
     return found
 
@@ -163,22 +159,89 @@ def stream_progress_lines(
         return found
 
 
-logger = logging.getLogger(__name__)
+def default_arbiter(strategy: str, members: Sequence[MemberSpec]) -> MemberSpec | None:
+    """Return the default arbiter: llm-consortium's if llm has it, else the first member.
 
-LEGACY_ARGUMENTS = {"minimum_iterations": "min_iterations", "judging_method": "strategy"}
-"""Legacy argument names."""
+    For the strategy "vote" there is none.
+    """
+    if strategy == "vote" or not members:
+        return None
+    classic = read_preset("classic").arbiter
+    try:
+        LLM(classic.model if classic else "").check()
+    except UserError:
+        return parse_settings(MemberSpec, members[0].model)
+    return classic
+
+
+def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "--") -> None:
+    """Check that all options have an effect; an unused threshold only causes a warning.
+
+    Args:
+        given: Options by name.
+        strategy: The resulting strategy.
+        flag: Prefix of option names in messages.
+
+    Raises:
+        UserError: An option has no effect.
+    """
+    for key, needed in (
+        ("eliminate", "elimination"),
+        ("keep", "elimination"),
+        ("similarity", "vote"),
+    ):
+        if given.get(key) is not None and strategy != needed:
+            raise UserError(
+                f"{flag}{key} has no effect with strategy {strategy}; add {flag}strategy {needed}",
+                2,
+            )
+    if given.get("confidence_threshold") is not None and strategy in UNSURE:
+        log.warning(
+            "confidence_threshold has no effect with strategy %s, which reports none", strategy
+        )
+
+
+class MemberRegistry(Roster):
+    """A registry that resolves every name like that of a member; see `Roster.member`.
+
+    Args:
+        providers, base, pool, device: See `Roster`.
+        cache: See `Roster`; none by default, as users of llm expect.
+    """
+
+    def __init__(
+        self,
+        providers: Providers | None = None,
+        base: str | None = None,
+        pool: str | Path = "initial_experts",
+        device: str | None = None,
+        cache: Cache | Literal["default"] | None = None,
+    ) -> None:
+        super().__init__(providers, base, pool, device, cache)
+
+    @property
+    def uses_local(self) -> bool:
+        """True if a local model was resolved, whose weights the first question loads."""
+        return any(name.startswith("local/") for name in self._models)
+
+    def is_known_name(self, name: str) -> bool:
+        """Return whether a model has exactly this name, so that no part of it is a sample count."""
+        return self._name_resolver.is_known_name(name)
+
+    def model(self, name: str) -> Model:
+        """See `Roster.member`."""
+        return self.member(name)
 
 
 def create_consortium(
     models: Sequence[str] | Mapping[str, int],
-    confidence_threshold: float = 0.8,
+    confidence_threshold: float | None = None,
     max_iterations: int = 3,
     min_iterations: int = 1,
     arbiter: str | None = None,
     system_prompt: str | None = None,
     default_count: int = 1,
     raw: bool = False,
-    strategy: str = "default",
     log: bool = False,
     temperature: float | None = None,
     max_tokens: int | None = None,
@@ -191,14 +254,10 @@ def create_consortium(
     Args:
         models: Members: names, optionally with a count and options as in "gpt-4o:2,temperature=1",
             or a mapping of names to counts.
-        confidence_threshold: See `Consortium`; from 0 to 1, or 10 to 100 as percent.
-            `minimum_iterations` and `judging_method` are legacy names of `min_iterations` and
-            `strategy`.
-        max_iterations: See `Consortium`.
-        min_iterations: See `Consortium`.
-        strategy: See `Consortium`.
-        arbiter: Model that judges; `None`: see `swarm.consortium.cli.options.default_arbiter`.
-        system_prompt: System prompt of the members; `None` is the default one.
+        confidence_threshold, max_iterations, min_iterations: See `ConsortiumOptions`;
+            `minimum_iterations` and `judging_method` are accepted, too.
+        arbiter: Model that judges; `None`: see `default_arbiter`.
+        system_prompt: `system` in `ConsortiumOptions`.
         default_count: Number of answers of members without a count.
         raw: Include the arbiter's verbatim replies in results.
         log: Record runs, including failed ones, in consortium.db in llm's folder.
@@ -207,109 +266,56 @@ def create_consortium(
             endpoint.
         members: Registry of models; `None`: `MemberRegistry()`.
         config_name: Name of the consortium in recorded runs.
-        **settings: Other fields of `ConsortiumSettings`, such as `quorum` or `roles`.
+        **settings: Others of `ConsortiumOptions`, such as `strategy` or `quorum`.
 
     Raises:
         UserError: A value is invalid, or a model, a package or a key is missing.
     """
-    options = {
-        "confidence_threshold": confidence_threshold,
-        "max_iterations": max_iterations,
-        "min_iterations": min_iterations,
-        "strategy": strategy,
-    }
-    for old, new in LEGACY_ARGUMENTS.items():
-        if old in settings:
-            options[new] = settings.pop(old)
+    found = members or MemberRegistry()
     if isinstance(models, str) or not models:
         raise UserError(
             f"models={models!r}: must be a list of at least one name, or a mapping to counts"
         )
-    found = members or MemberRegistry()
-    if isinstance(models, Mapping):
-        specs = [MemberSpec(name, count) for name, count in models.items()]
-    else:
-        specs = [parse_member(one, found.is_known_name, default_count) for one in models]
-    if arbiter is None:
-        judge = default_arbiter(str(options["strategy"]), specs)
-    else:
-        judge = parse_member(arbiter, found.is_known_name)
-    config = ConsortiumSettings.from_dict(
-        {"system": system_prompt, **options, **settings, "members": specs, "arbiter": judge}
+    named: Any = models
+    if not isinstance(models, Mapping):
+        named = [parse_member(one, found.is_known_name, default_count) for one in models]
+    judge = arbiter and parse_member(arbiter, found.is_known_name)
+    least = settings.pop("minimum_iterations", min_iterations)
+    threshold = 0.8 if confidence_threshold is None else confidence_threshold
+    config = ConsortiumConfig(
+        named, system_prompt, threshold, max_iterations, least, judge, **settings
     )
-    if (
-        confidence_threshold != ConsortiumSettings.confidence_threshold
-        and config.strategy in UNSURE
-    ):
-        logger.warning("confidence_threshold has no effect with strategy %s", config.strategy)
+    check_unused_options({"confidence_threshold": confidence_threshold}, config.strategy)
     return Orchestrator(config, config_name, found, raw, log, temperature, max_tokens)
 
 
-class ConsortiumConfig(ConsortiumSettings):
-    """`ConsortiumSettings` with the argument names of llm-consortium.
-
-    Args:
-        models: Names, or a mapping of names to counts; `members` in `ConsortiumSettings`.
-        system_prompt: `system` in `ConsortiumSettings`.
-        confidence_threshold, max_iterations: See `ConsortiumSettings`.
-        minimum_iterations: `min_iterations` in `ConsortiumSettings`.
-        arbiter: `None`: see `swarm.consortium.cli.options.default_arbiter`.
-        **settings: Other fields of `ConsortiumSettings`, or legacy ones of llm-consortium.
+def ConsortiumConfig(
+    models: Mapping[str, int] | Sequence[Any],
+    system_prompt: str | None = None,
+    confidence_threshold: float = 0.8,
+    max_iterations: int = 3,
+    minimum_iterations: int = 1,
+    arbiter: Any = None,
+    **settings: Any,
+) -> ConsortiumSettings:
+    """Return settings, with the argument names of llm-consortium; without an arbiter the default.
 
     Raises:
         UserError: A value is invalid.
     """
-
-    def __init__(
-        self,
-        models: Mapping[str, int] | Sequence[str] | None = None,
-        system_prompt: str | None = None,
-        confidence_threshold: float = 0.8,
-        max_iterations: int = 3,
-        minimum_iterations: int | None = None,
-        arbiter: Any = None,
-        **settings: Any,
-    ) -> None:
-        options = {
-            **settings,
-            "confidence_threshold": confidence_threshold,
-            "max_iterations": max_iterations,
-        }
-        older = {
-            "models": models,
-            "system_prompt": system_prompt,
-            "minimum_iterations": minimum_iterations,
-            "arbiter": arbiter,
-        }
-        options |= {key: value for key, value in older.items() if value is not None}
-        found, warnings = convert_settings(options)
-        for warning in warnings:
-            logger.warning("%s", warning)
-        if found.get("arbiter") is None and isinstance(found.get("members"), (list, tuple)):
-            names = [member_from_config("members", one) for one in found["members"]]
-            found["arbiter"] = default_arbiter(str(found["strategy"]), names)
-        validated = ConsortiumSettings.from_dict(found)
-        super().__init__(
-            **{field.name: getattr(validated, field.name) for field in fields(ConsortiumSettings)}
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON with the keys of llm-consortium; `from_dict` reads it.
-
-        Members and arbiter are names and counts, or mappings if one has settings of its own.
-        """
-        found = super().to_dict()
-        for old, new in RENAMED_KEYS.items():
-            found[old] = found.pop(new)
-        counts = {one.model: one.count for one in self.members}
-        if self.members == tuple(MemberSpec(*pair) for pair in counts.items()):
-            found["models"] = counts
-        if self.arbiter and self.arbiter == MemberSpec(self.arbiter.model):
-            found["arbiter"] = self.arbiter.model
-        judging = self.strategy if self.strategy in ("pick-one", "rank") else "default"
-        strategy = self.strategy if judging == "default" else "default"
-        names = {new: old for old, new in LEGACY_STRATEGIES.items() if new != "default"}
-        return {**found, "judging_method": judging, "strategy": names.get(strategy, strategy)}
+    settings = {
+        "system": system_prompt,
+        "confidence_threshold": confidence_threshold,
+        "max_iterations": max_iterations,
+        "min_iterations": minimum_iterations,
+        **settings,
+        "members": models,
+        "arbiter": arbiter or None,
+    }
+    found = parse_settings(ConsortiumSettings, settings)
+    if found.arbiter:
+        return found
+    return found.changed(arbiter=default_arbiter(found.strategy, found.members))
 
 
 class Orchestrator:
@@ -346,7 +352,7 @@ class Orchestrator:
     def orchestrate(
         self, prompt: str | Sequence[Message], watch: OnEvent | None = None
     ) -> dict[str, Any]:
-        """Answer a prompt; see `swarm.multi_agent.consortium.result_json.result_to_json`.
+        """Answer a prompt; see `swarm.multi_agent.consortium.results.result_to_json`.
 
         Works beside a running event loop, as in a notebook, which is then blocked.
 

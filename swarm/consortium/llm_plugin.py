@@ -3,28 +3,30 @@
 import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Generator, Iterator
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import llm
 from llm.migrations import migrate
 from llm.parts import StreamEvent, TextPart
-from pydantic import Field
+from pydantic import Field, create_model
 from sqlite_utils import Database
 
+from swarm._util.settings import Number, Positive, PositiveNumber, field_types
 from swarm._util.threads import run_in_thread
 from swarm.consortium.api import (
     ConsortiumQuestion,
+    MemberRegistry,
     answer_question,
+    check_unused_options,
     stream_progress_lines,
 )
-from swarm.consortium.cli.options import MemberRegistry, check_unused_options
 from swarm.errors import UserError
 from swarm.models.base import Message
 from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
 from swarm.multi_agent.collaboration import map_events
-from swarm.multi_agent.consortium.config import ConsortiumSettings, build_consortium
+from swarm.multi_agent.consortium.consortium import build_consortium
+from swarm.multi_agent.consortium.settings import ConsortiumOptions, ConsortiumSettings
 from swarm.multi_agent.types import OnEvent
 
 log = logging.getLogger(__name__)
@@ -32,25 +34,20 @@ log = logging.getLogger(__name__)
 StreamEvents = Generator[StreamEvent, None, None]
 
 
-class Options(llm.Options):
-    """Options for one question (`-o`), overriding the saved settings."""
+def _build_options() -> Any:
+    """Return the options for one question (`-o`), which override the saved settings."""
+    found: dict[str, Any] = {}
+    for name, annotation in field_types(ConsortiumOptions).items():
+        key = "system_prompt" if name == "system" else name
+        description = ConsortiumOptions.model_fields[name].description
+        found[key] = (annotation | None, Field(None, description=description))
+    for name, annotation in (("temperature", Number), ("max_tokens", Positive)):
+        found[name] = (annotation | None, Field(None, description="Default of all calls"))
+    found["timeout"] = (PositiveNumber | None, Field(None, description="Seconds for all calls"))
+    return create_model("Options", __base__=llm.Options, **found)
 
-    confidence_threshold: float | None = Field(None, ge=0, le=100, description="0.8, or 80")
-    max_iterations: int | None = Field(None, ge=1)
-    min_iterations: int | None = Field(None, ge=1)
-    strategy: str | None = Field(None, description="How answers are combined")
-    system_prompt: str | None = Field(None, description="System prompt of the members; as -s")
-    temperature: float | None = Field(None, ge=0, description="Default temperature of members")
-    max_tokens: int | None = Field(None, ge=1, description="Maximum new tokens of an answer")
-    timeout: float | None = Field(None, gt=0, description="Timeout in seconds for all calls")
-    seed: int | None = Field(None, ge=0)
-    quorum: int | None = Field(None, ge=1, description="Minimum number of members that answer")
-    budget: int | None = Field(None, ge=1, description="Maximum number of calls")
-    max_cost: float | None = Field(None, ge=0)
-    eliminate: int | None = Field(None, ge=1)
-    keep: int | None = Field(None, ge=1)
-    similarity: float | None = Field(None, ge=0, le=1)
 
+Options = _build_options()
 
 REQUEST_FIELDS = {
     "temperature": "temperature",
@@ -88,11 +85,11 @@ class _SavedConsortium:
         """
         given = {key: value for key, value in dict(prompt.options).items() if value is not None}
         asked = {REQUEST_FIELDS[key]: given[key] for key in given if key in REQUEST_FIELDS}
-        changes = {key: given[key] for key in given if hasattr(self.config, key)}
+        changes = {key: given[key] for key in given if key in ConsortiumOptions.model_fields}
         turns, system = _split_prompt(prompt)
         if system := given.get("system_prompt") or system:
             changes["system"] = system
-        config = replace(self.config, **changes)
+        config = self.config.changed(**changes)
         check_unused_options(given, config.strategy, "-o ")
         consortium = build_consortium(config, self._member_registry.model)
         consortium.check()
@@ -123,7 +120,7 @@ class ConsortiumModel(_SavedConsortium, llm.Model):
     """A saved consortium as a synchronous model."""
 
     can_stream = True
-    Options = Options  # type: ignore[assignment]
+    Options = Options
 
     def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
@@ -136,7 +133,7 @@ class AsyncConsortiumModel(_SavedConsortium, llm.AsyncModel):
     """A saved consortium as an asynchronous model."""
 
     can_stream = True
-    Options = Options  # type: ignore[assignment]
+    Options = Options
 
     async def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.AsyncResponse, conversation: Any

@@ -3,14 +3,12 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage, run_task
 from swarm.models.base import Completion, Model, Request, Usage, generate_each
-from swarm.multi_agent.moa import MixtureOfAgents
-from swarm.multi_agent.presets import build_mixture, read_preset
+from swarm.multi_agent.moa import MixtureOfAgents, build_mixture, read_preset
 from swarm.multi_agent.types import AgentSpec, Transcript
 from swarm.registry.name_resolution import model_identity
 from swarm.registry.registry import Roster
@@ -69,7 +67,7 @@ class MoACandidate:
             self.names.append(VOTE_NAME)
 
     def _can_vote(self, task: Task) -> bool:
-        return self.mixture.layers > 1 and self._voters > 1 and task.votes
+        return self.mixture.options.layers > 1 and self._voters > 1 and task.votes
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""
@@ -104,7 +102,7 @@ class MoACandidate:
         self, transcripts: Sequence[tuple[Request, Transcript]], index: int
     ) -> KnownCompletions:
         """Return the answers of the first layer's proposer at an index; empty without proposers."""
-        if self.mixture.layers == 1:
+        if self.mixture.options.layers == 1:
             return {}
         return {
             question_key(request): stages.layers[0][index].completion or Completion("")
@@ -147,7 +145,7 @@ class _SingleProposer:
     def __init__(
         self, slot: AgentSpec, known: KnownCompletions, spent: Usage, meter: JobUsage
     ) -> None:
-        self.model = MixtureOfAgents((), replace(slot, count=1), layers=1)
+        self.model = MixtureOfAgents((), slot.model_copy(update={"count": 1}), layers=1)
         self.known, self.spent, self.meter = known, spent, meter
         self.logged: set[str] = set()
 

@@ -242,7 +242,7 @@ def _load_answering_model(given: argparse.Namespace) -> Model:
         raise UserError("--rounds has no effect without --reference_models; leave it out", 2)
     roster = _load_roster(given)
     if proposers:
-        from swarm.multi_agent.presets import build_mixture
+        from swarm.multi_agent.moa import build_mixture
 
         preset = {
             "proposers": [{"model": name, "count": count} for name, count in proposers],

@@ -1,22 +1,16 @@
 """Ask several models and get one answer: python -m swarm.moa "Why is the sky blue?"."""
 
-import sys
 from collections.abc import Sequence
 
-from swarm._util.cli import run_command, run_program
-from swarm.moa.arguments import parse_arguments
+from swarm._util.cli import run_program
+from swarm._util.options import run_click
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; print a user's error in one line and return its exit code."""
+    from swarm.moa.cli import moa
 
-    def command() -> int:
-        options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
-        from swarm.moa.cli import run
-
-        return run(options)
-
-    return run_command(command, "stopped")
+    return run_click(moa, arguments, "python -m swarm.moa")
 
 
 if __name__ == "__main__":

@@ -1,190 +1,38 @@
-"""Interactive chat with a mixture of agents: progress display, input, session and commands."""
+"""Interactive chat with a mixture of agents: session, input and commands."""
 
 import contextlib
 import json
+import sys
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple, TextIO
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from rich.table import Table
 
 from swarm._util.files import write_json
-from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty, pluralize
+from swarm._util.terminal import (
+    WarningCollector,
+    escape_control_chars,
+    format_cost,
+    is_tty,
+    pluralize,
+)
 from swarm.errors import UserError
-from swarm.moa import transcript_format
-from swarm.moa.transcript_format import ChatTurn, build_conversation, format_layer, turn_to_json
+from swarm.moa.turns import (
+    ChatTurn,
+    build_conversation,
+    format_call,
+    turn_to_json,
+)
 from swarm.models.base import Request
 from swarm.multi_agent.moa import MixtureOfAgents
-from swarm.multi_agent.scheduler import STOPPED
-from swarm.multi_agent.types import AgentAnswer, AnswerDelta, CallStarted, Transcript
-
-
-class MixtureProgress:
-    """Shows the progress of one question; a `swarm.multi_agent.types.OnEvent`.
-
-    A terminal has a live line; other streams get one line per layer.
-
-    Args:
-        notes: Stream for the progress.
-        quiet: Show nothing.
-        show: Receives the final answer's text in pieces; `None` waits for the complete answer.
-
-    Attributes:
-        answers: Finished calls, in order of completion.
-    """
-
-    def __init__(self, notes: TextIO, quiet: bool, show: Callable[[str], None] | None) -> None:
-        self.answers: list[AgentAnswer] = []
-        self._notes, self._quiet, self._show = notes, quiet, show
-        self._layer = self._layers = 0
-        self._calls: list[CallStarted] = []
-        self._started_at = time.monotonic()
-        self._live: Live | None = None
-
-    def __enter__(self) -> "MixtureProgress":
-        if not self._quiet and is_tty(self._notes):
-            # Standard output must stay unchanged for pipes.
-            self._live = Live(
-                get_renderable=self._render_live,
-                refresh_per_second=8,
-                transient=True,
-                console=Console(file=self._notes),
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop_live()
-        self._print_layer()
-
-    def __call__(self, number: int, event: CallStarted | AgentAnswer | AnswerDelta) -> None:
-        """Handle an event."""
-        if isinstance(event, CallStarted):
-            self._start_call(event)
-        elif isinstance(event, AgentAnswer):
-            self.answers.append(event)
-        elif self._show and event.delta.text:
-            self.stop_live()
-            self._show(event.delta.text)
-
-    @property
-    def answers_by_layer(self) -> list[AgentAnswer]:
-        """The answers, ordered by layer."""
-        return sorted(self.answers, key=lambda answer: answer.layer)
-
-    def _start_call(self, event: CallStarted) -> None:
-        if event.layer != self._layer:
-            self._print_layer()
-            self._layer, self._layers = event.layer, event.layers
-            self._calls, self._started_at = [], time.monotonic()
-        self._calls.append(event)
-
-    def stop_live(self) -> None:
-        """Stop the live display, before anything else is written to the terminal."""
-        if self._live:
-            self._live.stop()
-            self._live = None
-
-    def _print_layer(self) -> None:
-        """Print the result of the finished layer."""
-        if self._quiet or not self._calls:
-            return
-        line = escape_control_chars(
-            format_layer(self._layer, self._layers, len(self._calls), self._current_answers())
-        )
-        if self._live:
-            self._live.console.print(Text(line), soft_wrap=True)
-        else:
-            print(line, file=self._notes, flush=True)
-        self._calls = []
-
-    def _current_answers(self) -> list[AgentAnswer]:
-        return [answer for answer in self.answers if answer.layer == self._layer]
-
-    def _render_live(self) -> Text:
-        """Render the live line; called by rich's refresh thread."""
-        answers, calls = self._current_answers(), list(self._calls)
-        pending = [event.name for event in calls]
-        for answer in answers:
-            if answer.name in pending:
-                pending.remove(answer.name)
-        line = (
-            f"layer {self._layer} of {self._layers}: {len(answers)} of {len(calls)} done, "
-            f"{time.monotonic() - self._started_at:.0f} s"
-            + (f"; waiting for {', '.join(pending)}" if pending else "")
-        )
-        return Text(
-            escape_control_chars(line) if calls else "...", no_wrap=True, overflow="ellipsis"
-        )
-
-
-PROMPT, CONTINUATION_PROMPT = ">>> ", "... "
-FENCE = '"""'
-
-
-class UserInput(NamedTuple):
-    """One input; `verbatim` if it was quoted and cannot be a command."""
-
-    text: str
-    verbatim: bool = False
-
-
-def read_input(ask: Callable[[str], str]) -> UserInput:
-    """Read one complete input.
-
-    An input that begins with three double quotes extends to the next three; a line that ends with a
-    backslash continues on the next.
-
-    Args:
-        ask: Shows a prompt and returns a line, like `input`.
-
-    Raises:
-        EOFError: The input has ended.
-    """
-    line = ask(PROMPT)
-    if line.lstrip().startswith(FENCE):
-        return UserInput(_read_fenced(line.lstrip()[len(FENCE) :], ask), True)
-    lines = [line]
-    while lines[-1].endswith("\\"):
-        lines[-1] = lines[-1][:-1]
-        lines.append(ask(CONTINUATION_PROMPT))
-    return UserInput("\n".join(lines).strip())
-
-
-def _read_fenced(line: str, ask: Callable[[str], str]) -> str:
-    lines = [line]
-    while not lines[-1].rstrip().endswith(FENCE):
-        lines.append(ask(CONTINUATION_PROMPT))
-    lines[-1] = lines[-1].rstrip()[: -len(FENCE)]
-    return "\n".join(lines).strip("\n")
-
-
-def make_line_reader(answers: TextIO | None, notes: TextIO) -> Callable[[str], str]:
-    """Return a function that reads lines from a terminal.
-
-    Args:
-        answers: Stream that a line editor may write to; `None`, and anything but a terminal, gets
-            no prompts.
-        notes: Stream for the prompts otherwise.
-    """
-    if not is_tty(answers):
-
-        def read_line(prompt: str) -> str:
-            print(prompt, end="", file=notes, flush=True)
-            return input()
-
-        return read_line
-    with contextlib.suppress(ImportError):  # then without line editing and history
-        import readline  # noqa: F401
-    return input
+from swarm.multi_agent.progress import CallProgress
+from swarm.multi_agent.scheduler import STOPPED, sum_usage
+from swarm.multi_agent.types import AgentAnswer, AnswerDelta, Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +64,12 @@ class ChatOptions:
 class ChatSession:
     """Answers questions with a mixture, and remembers the conversation.
 
+    Answers are written to standard output; progress and warnings to standard error.
+
     Args:
         mixture: The model.
         options: Settings.
-        answers: Stream for answers only.
-        notes: Stream for progress and warnings.
-        remarks: Collects logged warnings.
+        warnings: Collects logged warnings.
 
     Attributes:
         turns: All turns, including those without an answer.
@@ -229,15 +77,9 @@ class ChatSession:
     """
 
     def __init__(
-        self,
-        mixture: MixtureOfAgents,
-        options: ChatOptions,
-        answers: TextIO,
-        notes: TextIO,
-        remarks: WarningCollector,
+        self, mixture: MixtureOfAgents, options: ChatOptions, warnings: WarningCollector
     ) -> None:
-        self.mixture, self.options, self.remarks = mixture, options, remarks
-        self.answers, self.notes = answers, notes
+        self.mixture, self.options, self._warnings = mixture, options, warnings
         self.turns: list[ChatTurn] = []
         self.history: list[ChatTurn] = []
 
@@ -250,193 +92,242 @@ class ChatSession:
         """
         turn = ChatTurn(question)
         self.turns.append(turn)
-        complete_only = self.options.json or not self.options.streamed
-        progress = MixtureProgress(
-            self.notes, self.options.quiet, None if complete_only else self._write_text
-        )
-        self._shown = ""
-        try:
-            with progress:
+
+        def describe(event: object) -> str:
+            return format_call(event) if isinstance(event, AgentAnswer) else ""
+
+        with CallProgress(describe, self.options.quiet) as progress:
+            try:
                 turn.stages = self._run_mixture(question, progress)
-        except (UserError, KeyboardInterrupt) as error:
-            turn.error = str(error) or STOPPED
-            raise
-        finally:
-            turn.answers = turn.stages.answers if turn.stages else progress.answers_by_layer
-            self._print_warnings(turn)
+            except (UserError, KeyboardInterrupt) as error:
+                turn.error = str(error) or STOPPED
+                raise
+            finally:
+                ordered = sorted(progress.answers, key=lambda answer: answer.layer)
+                turn.answers = turn.stages.answers if turn.stages else ordered
+                progress.stop()
+                self._print_warnings(turn)
         # Endpoints may refuse conversations with empty turns.
         if self.options.multi_turn and turn.text.strip():
             self.history.append(turn)
         if self.options.json:
-            print(json.dumps(turn_to_json(turn)), file=self.answers, flush=True)
+            print(json.dumps(turn_to_json(turn)), flush=True)
 
-    def _run_mixture(self, question: str, progress: MixtureProgress) -> Transcript:
+    def _run_mixture(self, question: str, progress: CallProgress) -> Transcript:
         """Run the mixture and print the text, ending with a newline."""
-        prompt = build_conversation(self.history, question, self.options.system)
+        options = self.options
+        streamed = options.streamed and not options.json
         stopped = threading.Event()
         request = Request(
-            prompt,
-            self.options.max_tokens,
-            temperature=self.options.temperature,
-            seed=self.options.seed,
+            build_conversation(self.history, question, options.system),
+            options.max_tokens,
+            temperature=options.temperature,
+            seed=options.seed,
             # Models still running in background threads after an interrupt may stop.
             stop_check=lambda text: stopped.is_set(),
         )
+        shown = ""
+
+        def write(text: str) -> None:
+            nonlocal shown
+            progress.stop()
+            shown = text or shown
+            print(escape_control_chars(text), end="", flush=True)
+
+        def watch(number: int, event: object) -> None:
+            if isinstance(event, AnswerDelta):
+                if streamed and event.delta.text:
+                    write(event.delta.text)
+            else:
+                progress(number, event)
+
         try:
-            streamed = self.options.streamed and not self.options.json
-            outcome = self.mixture.run([request], progress, pieces=streamed)[0]
+            outcome = self.mixture.run([request], watch, pieces=streamed)[0]
             if isinstance(outcome, UserError):
                 raise outcome
-            if not self.options.json and not self.options.streamed:
-                progress.stop_live()
-                self._write_text(outcome.final.text)
+            if not options.json and not options.streamed:
+                write(outcome.final.text)
             return outcome
         finally:
             stopped.set()
-            if self._shown and not self._shown.endswith("\n"):
-                self._write_text("\n")
-
-    def _write_text(self, text: str) -> None:
-        self._shown = text
-        self.answers.write(escape_control_chars(text))
-        self.answers.flush()
+            if shown and not shown.endswith("\n"):
+                write("\n")
 
     def _print_warnings(self, turn: ChatTurn) -> None:
         """Print the warnings of a turn, each once."""
-        warnings = [*(turn.stages.warnings if turn.stages else []), *self.remarks.pop_messages()]
+        warnings = [*(turn.stages.warnings if turn.stages else []), *self._warnings.pop_messages()]
         if turn.error == STOPPED:
             names = [one.name for one in turn.answers if one.error == STOPPED]
             warnings += [f"{name}: interrupted; its token counts are estimates" for name in names]
         turn.warnings = list(dict.fromkeys(warnings))
-        for warning in turn.warnings:
-            print(f"warning: {escape_control_chars(warning)}", file=self.notes, flush=True)
+        print_notes(f"warning: {warning}" for warning in turn.warnings)
+
+
+def print_notes(lines: Sequence[str] | Iterator[str]) -> None:
+    """Print lines to standard error."""
+    for line in lines:
+        print(escape_control_chars(line), file=sys.stderr, flush=True)
 
 
 COMMANDS = {
     "/stages": "[N]   all answers of the last turn; with a number, it and its prompt",
     "/cost": "        calls, tokens and cost of each model, for the last turn and in total",
-    "/models": "      the proposers and the aggregator",
-    "/history": "     the turns sent with the next question",
-    "/undo": "        remove the last turn",
-    "/clear": "       remove all turns",
+    "/clear": "       start a new conversation",
     "/save": "FILE    write all turns with their stages, as JSON",
     "/help": "        show this list",
     "/exit": "        leave; also exit, quit and Ctrl-D",
 }
 
 HELP_FOOTER = """\
-A line that begins with // is a question that begins with /. Lines between \"\"\" and \"\"\", and
-lines that end with a backslash, belong together. Ctrl-C stops an answer."""
+A line that begins with // is a question that begins with /. Lines between \"\"\" and \"\"\" belong
+together. Ctrl-C stops an answer."""
 
-EXIT_HINT = "exit, Ctrl-D or another Ctrl-C leaves the chat"
+FENCE = '"""'
 
 
-class TerminalChat:
-    """Interactive loop with one user.
+def run_chat(session: ChatSession) -> int:
+    """Answer the questions of a user until the user exits; return the exit code."""
+    if not session.options.quiet:
+        print_notes(["/help lists the commands; exit leaves"])
+    edited = is_tty(sys.stdout) and not session.options.json
+    if edited:
+        with contextlib.suppress(ImportError):  # then without line editing and history
+            import readline  # noqa: F401
+    interrupted = False
+    while True:
+        try:
+            line = read_input(input if edited else _ask)
+        except EOFError:
+            print_notes([""])
+            return 0
+        except KeyboardInterrupt:
+            if interrupted:
+                return 130
+            print_notes(["", "exit, Ctrl-D or another Ctrl-C leaves the chat"])
+            interrupted = True
+            continue
+        interrupted = False
+        try:
+            if line in ("exit", "quit", "/exit"):
+                return 0
+            if line.startswith("/") and not line.startswith("//"):
+                run_command(session, line)
+            elif line.strip():
+                session.answer_question(line.removeprefix("/"))
+        except UserError as error:
+            print_notes([f"error: {error}"])
+        except KeyboardInterrupt:
+            print_notes(["stopped"])
+
+
+def _ask(prompt: str) -> str:
+    """Read a line; a line editor would write prompts to standard output, which has answers only."""
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return input()
+
+
+def read_input(ask: Callable[[str], str]) -> str:
+    """Read one input; one that begins with three double quotes extends to the next three.
 
     Args:
-        session: Answers the questions.
         ask: Shows a prompt and returns a line, like `input`.
-        models: Output of /models.
+
+    Raises:
+        EOFError: The input has ended.
     """
+    line = ask(">>> ").strip()
+    if not line.startswith(FENCE):
+        return line
+    text = line[len(FENCE) :]
+    while not text.rstrip().endswith(FENCE):
+        text += "\n" + ask("... ")
+    text = text.rstrip()[: -len(FENCE)].strip("\n")
+    return f"/{text}" if text.startswith("/") else text  # quoted, it is no command
 
-    def __init__(
-        self, session: ChatSession, ask: Callable[[str], str], models: Iterable[str]
-    ) -> None:
-        self.session, self._ask, self._models = session, ask, list(models)
-        self._saved: set[Path] = set()
 
-    def run_loop(self) -> int:
-        """Run until the user exits; return the exit code."""
-        interrupted = False
-        while True:
-            try:
-                line = read_input(self._ask)
-            except EOFError:
-                self._print_lines([""])
-                return 0
-            except KeyboardInterrupt:
-                self._print_lines([""] if interrupted else ["", EXIT_HINT])
-                if interrupted:
-                    return 130
-                interrupted = True
-                continue
-            interrupted = False
-            try:
-                if self._handle_input(line):
-                    return 0
-            except UserError as error:
-                self._print_lines([f"error: {error}"])
-            except KeyboardInterrupt:
-                self._print_lines(["stopped"])
+def run_command(session: ChatSession, line: str) -> None:
+    """Run a command of the chat and print its output.
 
-    def _handle_input(self, line: UserInput) -> bool:
-        """Handle one input; return True if the user exits."""
-        if not line.text.strip():
-            return False
-        if line.verbatim or not line.text.startswith("/"):
-            if not line.verbatim and line.text in ("exit", "quit"):
-                return True
-            self.session.answer_question(line.text)
-        elif line.text.startswith("//"):
-            self.session.answer_question(line.text[1:])
-        else:
-            command, _, rest = line.text.partition(" ")
-            if command == "/exit":
-                return True
-            self._print_lines(self._run_command(command, rest.strip()))
-        return False
+    Raises:
+        UserError: The command does not exist or fails.
+    """
+    command, _, argument = line.partition(" ")
+    argument = argument.strip()
+    if command not in COMMANDS:
+        matches = get_close_matches(command, COMMANDS, 1)
+        suggestion = f"did you mean {matches[0]}? " if matches else ""
+        raise UserError(
+            f"{command}: no such command; {suggestion}/help lists them, and a "
+            "question that begins with / is written with //"
+        )
+    if argument and command not in ("/stages", "/save"):
+        raise UserError(f"{command} takes no arguments; got {argument!r} is too much")
+    if command in ("/stages", "/cost") and not session.turns:
+        raise UserError(f"{command}: there is no turn yet")
+    match command:
+        case "/help":
+            print_notes([*(f"{name} {about}" for name, about in COMMANDS.items()), HELP_FOOTER])
+        case "/clear":
+            session.history.clear()
+            print_notes(["the next question starts a new conversation"])
+        case "/save":
+            save_session(session, argument)
+        case "/stages":
+            print_notes(format_stages(session.turns[-1], argument))
+        case "/cost":
+            print_usage("last turn", session.turns[-1].answers)
+            print_usage("session", [one for turn in session.turns for one in turn.answers])
 
-    def _run_command(self, command: str, argument: str) -> Iterable[str]:
-        """Run a command and return its output.
 
-        Raises:
-            UserError: The command does not exist or fails.
-        """
-        session = self.session
-        if command not in COMMANDS:
-            matches = get_close_matches(command, COMMANDS, 1)
-            suggestion = f"did you mean {matches[0]}? " if matches else ""
-            raise UserError(
-                f"{command}: no such command; {suggestion}/help lists them, and a "
-                "question that begins with / is written with //"
-            )
-        if argument and command not in ("/stages", "/save"):
-            raise UserError(f"{command} takes no arguments; got {argument!r} is too much")
-        match command:
-            case "/help":
-                return [*(f"{name} {about}" for name, about in COMMANDS.items()), HELP_FOOTER]
-            case "/models":
-                return self._models
-            case "/history":
-                return list(transcript_format.format_history(session.history)) or ["nothing yet"]
-            case "/save":
-                return self._save_session(argument)
-            case "/clear":
-                session.history.clear()
-                return ["the next question starts a new conversation"]
-        if command == "/undo":
-            if not session.history:
-                raise UserError("/undo: there is no turn to remove")
-            return [f"taken out: {session.history.pop().question}"]
-        if not session.turns:
-            raise UserError(f"{command}: there is no turn yet")
-        if command == "/cost":
-            return transcript_format.format_costs(session.turns)
-        return transcript_format.format_stages(session.turns[-1], argument)
+def save_session(session: ChatSession, name: str) -> None:
+    """Write the turns to a new file.
 
-    def _save_session(self, name: str) -> list[str]:
-        """Save the session; existing files are not overwritten unless saved by this session."""
-        if not name:
-            raise UserError("/save: name a file, as in /save talk.json")
-        path = Path(name).expanduser().resolve()
-        if path.exists() and path not in self._saved:
-            raise UserError(f"/save: {name} already exists; choose another name")
-        turns = [turn_to_json(turn) for turn in self.session.turns]
-        write_json(path, {"models": self._models, "turns": turns})
-        self._saved.add(path)
-        return [f"wrote {name}: {pluralize(len(turns), 'turn')}"]
+    Raises:
+        UserError: It exists, or cannot be written.
+    """
+    path = Path(name).expanduser()
+    if not name or path.exists():
+        raise UserError(f"/save {name}: name a file that does not exist, as in /save talk.json")
+    turns = [turn_to_json(turn) for turn in session.turns]
+    models = [one.name for one in session.mixture.agent_specs]
+    write_json(path.resolve(), {"models": models, "turns": turns})
+    print_notes([f"wrote {name}: {pluralize(len(turns), 'turn')}"])
 
-    def _print_lines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            print(escape_control_chars(line), file=self.session.notes, flush=True)
+
+def format_stages(turn: ChatTurn, which: str) -> Iterator[str]:
+    """Yield all answers of a turn; with a number, that one and its prompt.
+
+    Raises:
+        UserError: The answer does not exist.
+    """
+    if not which:
+        for number, answer in enumerate(turn.answers, 1):
+            yield from (f"--- {number}: {format_call(answer)}", answer.error or answer.text, "")
+        return
+    if not which.isdecimal() or not 1 <= int(which) <= len(turn.answers):
+        raise UserError(f"/stages {which}: the last turn has answers 1 to {len(turn.answers)}")
+    answer = turn.answers[int(which) - 1]
+    yield f"--- {which}: {format_call(answer)}"
+    if isinstance(answer.prompt, str):
+        yield from ("[prompt]", answer.prompt, "")
+    else:
+        for message in answer.prompt:
+            yield from (f"[{message.role}]", message.content, "")
+    if answer.completion and answer.completion.reasoning:
+        yield from ("[reasoning]", answer.completion.reasoning, "")
+    yield from ("[error]" if answer.error else "[answer]", answer.error or answer.text)
+
+
+def print_usage(title: str, answers: Sequence[AgentAnswer]) -> None:
+    """Print the usage of each model and their sum to standard error."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(title, overflow="fold")
+    for head in ("calls", "cached", "failed", "tokens read", "tokens new"):
+        table.add_column(head, justify="right")
+    table.add_column("cost", overflow="fold")
+    for name in (*dict.fromkeys(answer.name for answer in answers), None):
+        one = sum_usage(answer for answer in answers if name in (None, answer.name))
+        counts = (one.calls, one.cached, one.failed, one.prompt_tokens, one.new_tokens)
+        cost = format_cost(one.known_cost, one.unknown_costs)
+        table.add_row(escape_control_chars(name or "total"), *map(str, counts), cost)
+    Console(stderr=True, markup=False, emoji=False, highlight=False).print(table)

@@ -6,14 +6,18 @@ their wording, follows arXiv 2406.04692), and `MixtureOfAgents`.
 
 import json
 import random
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
 
 from swarm._util.replies import has_number_pick, parse_number_pick
+from swarm._util.settings import Count, Positive, Settings, Text, parse_settings
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Request, Stream
+from swarm.models.base import Completion, Message, Model, Request, Stream
 from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import (
     Collaboration,
@@ -21,9 +25,11 @@ from swarm.multi_agent.collaboration import (
     failure_reasons,
     number_samples,
 )
+from swarm.multi_agent.presets import read_preset_file
 from swarm.multi_agent.scheduler import AgentCall, Script, stream_final_answer
 from swarm.multi_agent.types import (
     AgentAnswer,
+    AgentSettings,
     AgentSpec,
     AnswerDelta,
     Messages,
@@ -65,10 +71,10 @@ class MoARun(RequestContext[Transcript]):
                 "text instead (task.scoring=generate)"
             )
         answers: list[AgentAnswer] = []
-        for layer in range(1, self.mixture.layers):
+        for layer in range(1, self.mixture.options.layers):
             answers = yield from self._run_layer(layer, answers)
         end = {"rank": self._rank_answers, "sequential": self._aggregate_in_windows}
-        final = yield from end.get(self.mixture.strategy, self._aggregate_answers)(answers)
+        final = yield from end.get(self.mixture.options.strategy, self._aggregate_answers)(answers)
         return self.build_transcript(final)
 
     def _run_layer(
@@ -81,11 +87,11 @@ class MoARun(RequestContext[Transcript]):
         self.stages.layers.append(answers)
         answered = [answer for answer in answers if not answer.error]
         missing = failure_reasons(answers)
-        if len(answered) < self.mixture.quorum:
+        if len(answered) < self.mixture.options.quorum:
             raise UserError(
                 f"layer {layer}: {len(answered)} of {len(answers)} proposers answered and "
                 f"quorum is "
-                f"{self.mixture.quorum}: {'; '.join(missing)}"
+                f"{self.mixture.options.quorum}: {'; '.join(missing)}"
             )
         for reason in missing:
             self.add_warning(f"layer {layer}: {reason}")
@@ -107,7 +113,7 @@ class MoARun(RequestContext[Transcript]):
 
     def _aggregate_answers(self, answers: Sequence[AgentAnswer]) -> FinalAnswerScript:
         """Synthesize all answers into one."""
-        layer = self.mixture.layers
+        layer = self.mixture.options.layers
         texts = [answers[index].text for index in self._answer_order(layer, len(answers))]
         return (yield from self._request_final_answer(layer, layer, texts))
 
@@ -117,9 +123,9 @@ class MoARun(RequestContext[Transcript]):
         From the second window on, the best answer so far takes the first positions, several times.
         An empty answer does not replace the previous one.
         """
-        window, reserve = self.mixture.window, self.mixture.reserve
+        window, reserve = self.mixture.options.window, self.mixture.options.reserve
         texts = [answer.text for answer in answers]
-        layers = 1 + self.mixture.count_windows(len(texts))
+        layers = 1 + self.mixture.options.count_windows(len(texts))
         rest = texts[window:]
         kept, window_texts, best = 0, texts[:window], Completion("")
         for layer in range(2, layers + 1):
@@ -136,7 +142,7 @@ class MoARun(RequestContext[Transcript]):
 
     def _rank_answers(self, answers: Sequence[AgentAnswer]) -> FinalAnswerScript:
         """Return the answer chosen by a ranker; see LLM ranker in arXiv 2406.04692."""
-        layer = self.mixture.layers
+        layer = self.mixture.options.layers
         order = self._answer_order(layer, len(answers))
         texts = [answers[index].text for index in order]
         reply = yield from self._request_final_answer(layer, layer, texts, choose=True)
@@ -197,7 +203,7 @@ class MoARun(RequestContext[Transcript]):
 
         def add_answers(turns: Messages) -> Messages:
             key = self._random_key(layer)
-            return self.mixture.prompt.add_answers(
+            return self.mixture.options.prompt.add_answers(
                 add_system_text(turns, slot.system), texts, key, choose
             )
 
@@ -209,13 +215,11 @@ class MoARun(RequestContext[Transcript]):
     def _random_key(self, layer: int) -> str:
         """Return the seed of the randomness in one layer's prompts."""
         request = self.request
-        return json.dumps([self.mixture.seed, layer, request.sample, request.prompt])
+        return json.dumps([self.mixture.options.seed, layer, request.sample, request.prompt])
 
     def _answer_order(self, layer: int, count: int, kept: int = 0) -> list[int]:
-        return self.mixture.prompt.order_answers(count, self._random_key(layer), kept)
+        return self.mixture.options.prompt.order_answers(count, self._random_key(layer), kept)
 
-
-PROMPT_FORMS = ("safe", "paper")
 
 SYNTHESIZE_PROMPT = (
     "Synthesize these answers into a single reply to the user that is better than each of them. "
@@ -243,9 +247,8 @@ LISTED_INTRODUCTION = (
 LIST_HEADING = "Answers of the models:"
 
 
-@dataclass(frozen=True, slots=True)
-class AnswersPrompt:
-    """Prompt that shows answers to a model.
+class AnswersPrompt(Settings):
+    """Prompt that shows answers to a model; in a file also the name of its form alone.
 
     Attributes:
         form: "safe": the answers are in the last user turn, below the user's text, each between
@@ -257,25 +260,22 @@ class AnswersPrompt:
         heading: Line between instruction and answers (paper only); `None`: `LIST_HEADING`. With the
             text and the heading of the original (`inject_references_to_messages` of its utils.py),
             "paper" writes the same system turn byte by byte.
-
-    Raises:
-        UserError: A value is invalid.
     """
 
-    form: str = "safe"
-    text: str | None = None
-    heading: str | None = None
+    form: Literal["safe", "paper"] = "safe"
+    text: Text | None = None
+    heading: Text | None = None
 
-    def __post_init__(self) -> None:
-        if self.form not in PROMPT_FORMS:
-            raise UserError(f"prompt.form: {self.form!r} is not one of {', '.join(PROMPT_FORMS)}")
-        if self.text is not None and (not isinstance(self.text, str) or not self.text.strip()):
-            raise UserError(f"prompt.text: {self.text!r} must be null or a string")
-        heading = self.heading
-        if heading is not None and (not isinstance(heading, str) or not heading.strip()):
-            raise UserError(f"prompt.heading: {heading!r} must be null or a string")
-        if heading is not None and self.form != "paper":
+    @model_validator(mode="before")
+    @classmethod
+    def _read_form(cls, given: Any) -> Any:
+        return {"form": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _check_heading(self) -> Self:
+        if self.heading is not None and self.form != "paper":
             raise UserError(f"prompt.heading: has no effect with form={self.form}; set form=paper")
+        return self
 
     def order_answers(self, count: int, key: str, kept: int = 0) -> list[int]:
         """Return the order in which answers 0 to count - 1 are shown.
@@ -357,7 +357,54 @@ def find_unused_code(key: str, texts: Sequence[str]) -> str:
             return code
 
 
-STRATEGIES = ("aggregate", "rank", "sequential")
+class MixtureOptions(Settings):
+    """Settings of a mixture of agents besides its agents."""
+
+    layers: Positive = Field(2, description="layers, counting the aggregator's; 1: it alone")
+    strategy: Literal["aggregate", "rank", "sequential"] = Field(
+        "aggregate",
+        description="aggregate: synthesize all answers; rank: choose one; sequential: synthesize a "
+        "few at a time",
+    )
+    prompt: AnswersPrompt = Field(AnswersPrompt(), description="format of the answers in a prompt")
+    quorum: Count = Field(1, description="minimum number of answers per layer")
+    seed: Count = Field(0, description="random seed of the order of answers")
+    context: Positive | None = Field(
+        None, description="maximum prompt tokens; the oldest exchanges are omitted"
+    )
+    window: Annotated[int, Field(ge=2)] = Field(6, description="sequential: answers per synthesis")
+    reserve: Positive = Field(3, description="sequential: copies of the last synthesis among them")
+
+    @model_validator(mode="after")
+    def _check_strategy(self) -> Self:
+        if self.strategy == "rank" and self.layers < 2:
+            raise UserError("layers=1: strategy=rank needs proposers; set at least 2")
+        if self.strategy == "sequential" and self.layers != 2:
+            raise UserError(f"layers={self.layers}: must be 2 with strategy=sequential")
+        if self.strategy == "sequential" and self.reserve >= self.window:
+            raise UserError(f"reserve={self.reserve}: must be below window={self.window}")
+        return self
+
+    def count_windows(self, answers: int) -> int:
+        """Return the number of aggregator calls for this many answers, with "sequential"."""
+        return 1 + max(0, ceil((answers - self.window) / (self.window - self.reserve)))
+
+
+class MixtureSettings(MixtureOptions):
+    """A mixture of agents in a file: its options, and its agents by the names of their models.
+
+    An agent whose model is null takes the model given to `build_mixture`.
+    """
+
+    proposers: Annotated[tuple[AgentSettings, ...], Field(strict=False)] = ()
+    aggregator: AgentSettings
+    fallback: AgentSettings | None = None
+
+    @property
+    def agents(self) -> list[AgentSettings]:
+        """All agents that may be called."""
+        last = [self.aggregator, *([self.fallback] if self.fallback else [])]
+        return [*(self.proposers if self.layers > 1 else ()), *last]
 
 
 class MixtureOfAgents(Collaboration[Transcript]):
@@ -375,22 +422,12 @@ class MixtureOfAgents(Collaboration[Transcript]):
     Args:
         proposers: Agents of every layer but the last.
         aggregator: Agent of the last layer.
-        layers: Number of layers including the aggregator's; 1 is the aggregator alone.
-        strategy: "aggregate": synthesize all answers (the paper). "rank": the aggregator chooses
-            one of them, which is returned verbatim. "sequential": Self-MoA-Seq (arXiv 2502.00674)
-            for many samples in two layers: the aggregator reads `window` answers at a time; from
-            the second time on the first `reserve` are its previous result.
-        prompt: Form of the prompts: "safe", "paper" or an `AnswersPrompt`.
-        quorum: Minimum number of answers of a layer, counting samples; empty answers do not count.
-            0: if all fail, the next layer gets the conversation alone.
         fallback: Agent called if the aggregator fails; `None`: that is an error.
-        seed: Random seed of the display order of answers.
-        context: Maximum number of tokens in a prompt, at four characters per token; the oldest
-            exchanges of a longer conversation are omitted. Answers are never omitted: that is an
-            error. `None` is no limit.
-        window: See "sequential".
-        reserve: See `window`.
         trace: Trace of every call; `None` records none.
+        **options: See `MixtureOptions`. "rank" returns the chosen answer verbatim; "sequential" is
+            Self-MoA-Seq (arXiv 2502.00674) for many samples in two layers. A quorum counts samples,
+            without empty answers; with 0 the next layer gets the conversation alone if all fail.
+            Tokens of a prompt are estimated as four characters each; answers are never omitted.
 
     Attributes:
         depth: Number of layers, counting each window of "sequential", if all proposers answer.
@@ -404,68 +441,31 @@ class MixtureOfAgents(Collaboration[Transcript]):
         self,
         proposers: Sequence[AgentSpec],
         aggregator: AgentSpec,
-        layers: int = 2,
-        strategy: str = "aggregate",
-        prompt: str | AnswersPrompt = "safe",
-        quorum: int = 1,
         fallback: AgentSpec | None = None,
-        seed: int = 0,
-        context: int | None = None,
-        window: int = 6,
-        reserve: int = 3,
         trace: Trace | None = None,
+        **options: Any,
     ) -> None:
         self.proposers, self.aggregator, self.fallback = tuple(proposers), aggregator, fallback
-        self.layers, self.strategy, self.quorum = layers, strategy, quorum
-        self.prompt = prompt if isinstance(prompt, AnswersPrompt) else AnswersPrompt(prompt)
-        self.seed, self.context, self.window, self.reserve = seed, context, window, reserve
-        self.trace = trace
-        self._check_numbers()
-        self._check_shape()
+        self.options = parse_settings(MixtureOptions, options)
+        self.context, self.trace = self.options.context, trace
+        layers, quorum = self.options.layers, self.options.quorum
+        for slot in (aggregator, fallback):
+            if slot is not None and slot.count != 1:
+                raise UserError(f"{slot.name}: count={slot.count}: must be 1 for the aggregator")
+        if layers > 1 and not self.proposers:
+            raise UserError(f"proposers: layers={layers} needs at least one")
         proposals = sum(slot.count for slot in self.proposers)
         if layers > 1 and quorum > proposals:
             raise UserError(f"quorum={quorum}: there are only {proposals} answers a layer")
-        ends = self.count_windows(proposals) if strategy == "sequential" else 1
+        sequential = self.options.strategy == "sequential"
+        ends = self.options.count_windows(proposals) if sequential else 1
         self.depth = layers - 1 + ends
         self.calls = proposals * (layers - 1) + ends
-
-    def _check_numbers(self) -> None:
-        for key, least in (
-            ("layers", 1),
-            ("quorum", 0),
-            ("window", 2),
-            ("reserve", 1),
-            ("seed", 0),
-        ):
-            value = getattr(self, key)
-            if type(value) is not int or value < least:
-                raise UserError(f"{key}={value!r}: must be an integer, {least} or more")
-        if self.context is not None and (type(self.context) is not int or self.context < 1):
-            raise UserError(f"context={self.context!r}: must be null or a number of tokens")
-
-    def _check_shape(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise UserError(f"strategy={self.strategy!r} is not one of {', '.join(STRATEGIES)}")
-        for slot in (self.aggregator, self.fallback):
-            if slot is not None and slot.count != 1:
-                raise UserError(f"{slot.name}: count={slot.count}: must be 1 for the aggregator")
-        if self.layers > 1 and not self.proposers:
-            raise UserError(f"proposers: layers={self.layers} needs at least one")
-        if self.strategy == "rank" and self.layers < 2:
-            raise UserError("layers=1: strategy=rank needs proposers; set at least 2")
-        if self.strategy == "sequential" and self.layers != 2:
-            raise UserError(f"layers={self.layers}: must be 2 with strategy=sequential")
-        if self.strategy == "sequential" and self.reserve >= self.window:
-            raise UserError(f"reserve={self.reserve}: must be below window={self.window}")
-
-    def count_windows(self, answers: int) -> int:
-        """Return the number of aggregator calls for this many answers, with "sequential"."""
-        return 1 + max(0, ceil((answers - self.window) / (self.window - self.reserve)))
 
     @property
     def agent_specs(self) -> list[AgentSpec]:
         """All agents that may be called."""
-        slots = [*(self.proposers if self.layers > 1 else ()), self.aggregator]
+        slots = [*(self.proposers if self.options.layers > 1 else ()), self.aggregator]
         return [*slots, self.fallback] if self.fallback else slots
 
     def stream(self, request: Request) -> Stream:
@@ -516,3 +516,50 @@ class MixtureOfAgents(Collaboration[Transcript]):
         self, request: Request, logged: set[str], notify: Callable[[Any], None]
     ) -> Script[Transcript]:
         return MoARun(self, request, logged).iterate_rounds()
+
+
+def read_preset(name: str | Path) -> MixtureSettings:
+    """Read a preset of conf/moa, or a yaml file by its path.
+
+    Raises:
+        UserError: It does not exist, has an unknown key, or a value of the wrong type.
+    """
+    return read_preset_file("moa", name, MixtureSettings)
+
+
+def build_mixture(
+    settings: MixtureSettings | Mapping[str, Any],
+    model_of: Callable[[str], Model],
+    model: str | None = None,
+    trace: Trace | None = None,
+) -> MixtureOfAgents:
+    """Build the mixture of agents of a preset.
+
+    Args:
+        settings: See `read_preset`; also its content as a mapping.
+        model_of: Returns the model of a name; equal names must give the same instance, so that it
+            is called once per layer.
+        model: Model name for agents without one (`model: null`).
+        trace: Trace of the calls.
+
+    Raises:
+        UserError: A value is invalid, or a model is missing or unknown.
+    """
+    settings = parse_settings(MixtureSettings, settings)
+
+    def build_agent(agent: AgentSettings) -> AgentSpec:
+        name = agent.model or model
+        if name is None:
+            raise UserError(
+                "the preset names no model; set it in a yaml file, or with --model NAME "
+                "(candidate.model=NAME)"
+            )
+        return AgentSpec(model_of(name), name, **agent.model_dump(exclude={"model"}))
+
+    return MixtureOfAgents(
+        [build_agent(one) for one in settings.proposers],
+        build_agent(settings.aggregator),
+        build_agent(settings.fallback) if settings.fallback else None,
+        trace,
+        **{key: getattr(settings, key) for key in MixtureOptions.model_fields},
+    )

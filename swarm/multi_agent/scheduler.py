@@ -6,7 +6,6 @@ from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
-from swarm._util.terminal import align_columns, format_cost
 from swarm._util.threads import run_concurrently
 from swarm.errors import UserError
 from swarm.models.base import (
@@ -251,15 +250,3 @@ def sum_usage(answers: Iterable[AgentAnswer]) -> Usage:
         else:
             found.add(answer.completion)
     return found
-
-
-def format_usage_table(answers: Sequence[AgentAnswer]) -> list[str]:
-    """Format the usage per model and its sum, in columns."""
-    names = list(dict.fromkeys(answer.name for answer in answers))
-    accounts = [sum_usage(answer for answer in answers if answer.name == name) for name in names]
-    rows = [("model", "calls", "cached", "failed", "tokens read", "tokens new", "cost")]
-    for name, one in zip([*names, "total"], [*accounts, sum_usage(answers)], strict=True):
-        counts = (one.calls, one.cached, one.failed, one.prompt_tokens, one.new_tokens)
-        cost = format_cost(one.known_cost, one.unknown_costs)
-        rows.append((name, *map(str, counts), cost))  # type: ignore[arg-type]
-    return align_columns(rows)

@@ -3,71 +3,67 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Any
 
+from pydantic import ValidationError, model_validator
+
+from swarm._util.settings import (
+    Number,
+    Positive,
+    PositiveNumber,
+    Settings,
+    Text,
+    explain,
+    field_types,
+)
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Message, Model
 
-__all__ = ["AgentAnswer", "AgentSpec", "AnswerDelta", "CallStarted", "OnEvent", "Transcript"]
 
-
-@dataclass(frozen=True, slots=True)
-class AgentSpec:
-    """An agent of a collaboration: a model and its settings.
+class AgentOptions(Settings):
+    """Settings of an agent besides its model.
 
     Attributes:
-        model: The model.
-        name: Its name in transcripts, warnings and traces.
         temperature: Sampling temperature; `None` is the request's.
         max_tokens: Maximum number of new tokens; `None` is the request's.
         system: System prompt, appended to the conversation's if it has one; `None` adds none.
         count: Number of samples; each is a separate answer.
         timeout: Seconds for one answer including retries; `None` is the model's default.
+    """
+
+    temperature: Number | None = None
+    max_tokens: Positive | None = None
+    system: Text | None = None
+    count: Positive = 1
+    timeout: PositiveNumber | None = None
+
+
+class AgentSettings(AgentOptions):
+    """An agent in a file: the name of its model, alone or with settings."""
+
+    model: Text | None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_name(cls, given: Any) -> Any:
+        return {"model": given} if isinstance(given, str) else given
+
+
+class AgentSpec(AgentOptions):
+    """An agent of a collaboration: a model, its name in transcripts, and its settings.
 
     Raises:
         UserError: A value is invalid.
     """
 
-    model: Model
-    name: str
-    temperature: float | None = None
-    max_tokens: int | None = None
-    system: str | None = None
-    count: int = 1
-    timeout: float | None = None
+    model: Any
+    name: Text
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip():
-            raise UserError(f"a slot's name: {self.name!r} is not a string")
-        if not callable(getattr(self.model, "generate", None)):
-            raise UserError(
-                f"{self.name}: {self.model!r} is not a model, it has no method generate"
-            )
-        temperature, timeout = _finite_or_none(self.temperature), _finite_or_none(self.timeout)
-        for key, valid, allowed in (
-            (
-                "temperature",
-                temperature is not None and temperature >= 0,
-                "null or a number, 0 or more",
-            ),
-            ("timeout", timeout is not None and timeout > 0, "null or a number of seconds above 0"),
-            ("max_tokens", _is_positive_int(self.max_tokens), "null or an integer, 1 or more"),
-            ("system", isinstance(self.system, str) and self.system.strip(), "null or a string"),
-            ("count", _is_positive_int(self.count), "an integer, 1 or more"),
-        ):
-            value = getattr(self, key)
-            if not valid and (value is not None or key == "count"):
-                raise UserError(f"{self.name}: {key}={value!r}: must be {allowed}")
-
-
-def _is_positive_int(value: object) -> bool:
-    return type(value) is int and value >= 1
-
-
-def _finite_or_none(value: object) -> float | None:
-    """Return a finite number, or `None`."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value) if abs(value) < float("inf") else None
-    return None
+    def __init__(self, model: Model, name: str, **settings: Any) -> None:
+        try:
+            super().__init__(model=model, name=name, **settings)  # type: ignore[call-arg]
+        except ValidationError as error:
+            raise explain(error, field_types(type(self)), str(name)) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,8 @@
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import fields
 from difflib import get_close_matches
 from functools import cached_property
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from swarm.errors import UserError
@@ -18,18 +16,10 @@ from swarm.models.providers import Provider, Providers
 from swarm.multi_agent.consortium.consortium import Consortium
 from swarm.multi_agent.consortium.store import ConsortiumStore
 from swarm.multi_agent.moa import MixtureOfAgents
-from swarm.multi_agent.presets import PRESET_KEYS
 from swarm.multi_agent.types import AgentSpec
 
 if TYPE_CHECKING:
     from llm import Model as LLMModel
-
-
-CONSORTIUM_SETTINGS = tuple(
-    key
-    for key in signature(Consortium.__init__).parameters
-    if key not in ("self", "members", "trace")
-)
 
 
 def model_identity(model: Model) -> Any:
@@ -48,24 +38,17 @@ def model_identity(model: Model) -> Any:
         return [model.client.url, model.fixed]
     if isinstance(model, FunctionModel):
         return model.source()
-    if isinstance(model, MixtureOfAgents):
-        return {key: _setting_to_json(getattr(model, key)) for key in PRESET_KEYS}
-    if isinstance(model, Consortium):
-        return {
-            key: _setting_to_json(getattr(model, key))
-            for key in ("proposers", *CONSORTIUM_SETTINGS)
-        }
+    if isinstance(model, MixtureOfAgents | Consortium):
+        last = model.arbiter if isinstance(model, Consortium) else model.aggregator
+        agents = [_agent_identity(one) for one in (*model.proposers, last, model.fallback)]
+        return {"agents": agents, **model.options.model_dump(mode="json")}
     return model.fingerprint() if hasattr(model, "fingerprint") else None
 
 
-def _setting_to_json(value: Any) -> Any:
-    """Convert a setting of a mixture or a consortium to JSON."""
-    if isinstance(value, tuple):
-        return [_setting_to_json(one) for one in value]
-    if not isinstance(value, AgentSpec):
-        return repr(value)
-    values = {one.name: getattr(value, one.name) for one in fields(value)}
-    return {**values, "model": model_identity(value.model)}
+def _agent_identity(agent: AgentSpec | None) -> Any:
+    if agent is None:
+        return None
+    return {**agent.model_dump(exclude={"model"}), "model": model_identity(agent.model)}
 
 
 MODEL_KINDS = ("local", "llm", "function", "moa", "consortium")

@@ -179,14 +179,14 @@ class Roster:
         return CachedModel(model, self.cache, ("llm", name), model.label) if self.cache else model
 
     def _moa_model(self, name: str) -> Model:
-        from swarm.multi_agent.presets import build_mixture, read_preset
+        from swarm.multi_agent.moa import build_mixture, read_preset
 
         return self._build_composite(
             f"moa/{name}", lambda: build_mixture(read_preset(name), self._get_model)
         )
 
     def _consortium_model(self, name: str) -> Model:
-        from swarm.multi_agent.consortium.config import build_consortium
+        from swarm.multi_agent.consortium.consortium import build_consortium
         from swarm.multi_agent.consortium.store import load_config
 
         return self._build_composite(

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
-from swarm._util.cli import add_model_options, normalize_option, number_type
+from swarm._util.cli import RaisingParser, add_model_options, normalize_option, number_type
 from swarm.errors import UserError
-from swarm.moa.arguments import MoAArgumentParser, check_not_blank
 
 DEFAULT_KEY_VARIABLE = "SWARM_API_KEY"
 """Default environment variable of the API key required from clients."""
@@ -36,7 +35,9 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
         UserError: It is invalid, or would allow access without a key.
     """
     options = build_parser().parse_args([normalize_option(word, "_", "-") for word in words])
-    check_not_blank(options, ("base", "pool", "device", "host"))
+    for name in ("base", "pool", "device", "host"):
+        if getattr(options, name) is not None and not getattr(options, name).strip():
+            raise UserError(f"--{name}: the value is empty; give one or leave the option out", 2)
     options.key = _read_api_key(options.api_key_env)
     if not (options.key or options.insecure or is_loopback(options.host)):
         raise UserError(
@@ -71,9 +72,9 @@ def _read_api_key(variable: str | None) -> str | None:
     return key or None
 
 
-def build_parser() -> MoAArgumentParser:
+def build_parser() -> RaisingParser:
     """Build the parser, with options in groups."""
-    parser = MoAArgumentParser(
+    parser = RaisingParser(
         prog="python -m swarm.serve",
         usage="%(prog)s [OPTION ...]",
         description=DESCRIPTION,

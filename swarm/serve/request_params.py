@@ -439,12 +439,11 @@ def _list_collaborations() -> list[str]:
     Raises:
         UserError: The database of saved consortia cannot be read.
     """
-    from swarm.multi_agent import presets
-    from swarm.multi_agent.consortium import config
     from swarm.multi_agent.consortium.store import ConsortiumStore
+    from swarm.multi_agent.presets import preset_names
 
-    consortia = dict.fromkeys([*ConsortiumStore().list_names(), *config.preset_names()])
-    moa = [f"moa/{name}" for name in presets.preset_names()]
+    consortia = dict.fromkeys([*ConsortiumStore().list_names(), *preset_names("consortium")])
+    moa = [f"moa/{name}" for name in preset_names("moa")]
     return [*moa, *(f"consortium/{name}" for name in consortia)]
 
 

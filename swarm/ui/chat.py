@@ -18,7 +18,7 @@ from swarm._util.terminal import escape_control_chars, pluralize
 from swarm._util.threads import Cancelled, start_thread
 from swarm.errors import UserError
 from swarm.moa.chat import ChatOptions
-from swarm.moa.transcript_format import (
+from swarm.moa.turns import (
     ChatTurn,
     answer_label,
     build_conversation,

@@ -1,10 +1,9 @@
 """Experts, bests of runs and saved mixtures: what can be mixed by hand, scored and chosen."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from swarm._util.files import find_path
 from swarm._util.terminal import format_interval
@@ -215,9 +214,9 @@ def list_saved_mixtures(home: AppState) -> list[str]:
 
 def list_model_names(home: AppState) -> list[str]:
     """List the models that can be selected: local ones, mixtures of agents and consortia."""
-    from swarm.multi_agent import presets
-    from swarm.multi_agent.consortium import config
     from swarm.multi_agent.consortium.store import ConsortiumStore
+    from swarm.multi_agent.moa import read_preset
+    from swarm.multi_agent.presets import preset_names
 
     finished = {f"{RUNS_FOLDER}/{one.run}" for one in list_bests(home)}
     local = [
@@ -229,11 +228,11 @@ def list_model_names(home: AppState) -> list[str]:
         saved = ConsortiumStore().list_names()
     except UserError:
         saved = []
-    consortia = dict.fromkeys([*saved, *config.preset_names()])
+    consortia = dict.fromkeys([*saved, *preset_names("consortium")])
     moa = [
         f"moa/{name}"
-        for name in presets.preset_names()
-        if _has_all_models(presets.read_preset(name))
+        for name in preset_names("moa")
+        if all(agent.model for agent in read_preset(name).agents)
     ]
     return [
         *(f"local/{name}" for name in local),
@@ -248,20 +247,13 @@ def describe_members(name: str) -> str:
     kind, _, rest = name.partition("/")
     try:
         if kind == "consortium":
-            from swarm.consortium.cli.run import summarize_config
             from swarm.multi_agent.consortium.store import load_config
 
-            return summarize_config(load_config(rest))
-        from swarm.multi_agent.presets import read_preset
+            return str(load_config(rest))
+        from swarm.multi_agent.moa import read_preset
 
         preset = read_preset(rest)
     except UserError as error:
         return str(error)
-    proposers = [slot["model"] for slot in preset["proposers"]]
-    return f"{', '.join(proposers)} propose, {preset['aggregator']['model']} answers"
-
-
-def _has_all_models(preset: Any) -> bool:
-    """Return whether a preset names all of its models, so that it can be used by name alone."""
-    slots = [*preset["proposers"], preset["aggregator"]]
-    return all(json.dumps(slot).find('"model": null') < 0 for slot in slots)
+    proposers = ", ".join(str(one.model) for one in preset.proposers)
+    return f"{proposers} propose, {preset.aggregator.model} answers"

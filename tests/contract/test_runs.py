@@ -30,7 +30,7 @@ from swarm.multi_agent.consortium.config import (
     parse_member,
 )
 from swarm.multi_agent.consortium.consortium import Consortium
-from swarm.multi_agent.consortium.result_json import result_to_json
+from swarm.multi_agent.consortium.results import result_to_json
 from swarm.multi_agent.consortium.store import ConsortiumStore
 from swarm.registry.registry import Roster
 

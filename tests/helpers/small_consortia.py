@@ -7,11 +7,12 @@ from typing import Any
 
 from fake_agents import slot, speaker, whole
 
+from swarm._util.settings import parse_settings
 from swarm.errors import UserError
 from swarm.models.base import Request
-from swarm.multi_agent.consortium.config import ConsortiumSettings
 from swarm.multi_agent.consortium.consortium import Consortium
 from swarm.multi_agent.consortium.results import ConsortiumTranscript
+from swarm.multi_agent.consortium.settings import ConsortiumSettings
 from swarm.multi_agent.types import AgentSpec
 
 DEAD = UserError("it is gone")
@@ -19,7 +20,7 @@ DEAD = UserError("it is gone")
 
 def config(**settings: Any) -> ConsortiumSettings:
     """The settings of two members and an arbiter."""
-    return ConsortiumSettings.from_dict({"members": ["a", "b"], "arbiter": "c", **settings})
+    return parse_settings(ConsortiumSettings, {"members": ["a", "b"], "arbiter": "c", **settings})
 
 
 def judge(*confidences: Any, **more: Any) -> AgentSpec:

@@ -5,23 +5,24 @@ Contains the call budget, the run of one request through its iterations, and the
 
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import replace
+from functools import cache
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
+from swarm._util.settings import parse_settings
 from swarm._util.terminal import pluralize
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Request, Stream, sum_usage, truncate_at_stop
+from swarm.models.base import Completion, Delta, Model, Request, Stream, sum_usage, truncate_at_stop
 from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import (
+    Collaboration,
     failure_reasons,
     map_events,
     number_samples,
     stream_events,
 )
-from swarm.multi_agent.consortium.judging_round import (
-    BaseConsortium,
+from swarm.multi_agent.consortium.judging import (
     ConsortiumContext,
     ConsortiumMember,
     JudgingRound,
@@ -34,7 +35,13 @@ from swarm.multi_agent.consortium.prompts import (
     role_prompt,
 )
 from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration, MemberAnswer
-from swarm.multi_agent.consortium.strategies import STRATEGY_FUNCTIONS, UNSURE
+from swarm.multi_agent.consortium.settings import (
+    UNSURE,
+    ConsortiumOptions,
+    ConsortiumSettings,
+    MemberSpec,
+)
+from swarm.multi_agent.consortium.strategies import STRATEGY_FUNCTIONS
 from swarm.multi_agent.scheduler import (
     AgentCall,
     Script,
@@ -48,12 +55,16 @@ from swarm.multi_agent.types import (
     prompt_to_messages,
 )
 
-LEGACY_STRATEGIES = {"voting": "vote", "role": "roles", "semantic": "default"}
-"""Present names of the strategies of llm-consortium 0.3 to 0.8."""
+TIMEOUT = 300.0
+"""Default timeout in seconds of remote models: one that hangs would block all others. Local and
+composite models have none.
+"""
+
+PATIENT = ("local", "search", "initial_experts", "function", "moa", "consortium")
+"""Name prefixes, before the slash, of models without a default timeout."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallBudget:
+class CallBudget(NamedTuple):
     """Number of calls that one request may take.
 
     Attributes:
@@ -74,56 +85,6 @@ def calls_per_iteration(strategy: str, members: int) -> int:
     if strategy == "vote":
         return members
     return members + 1 + (members if strategy == "peer-review" and members > 1 else 0)
-
-
-def iteration_bounds(consortium: "Consortium") -> tuple[int, int]:
-    """Return the minimum and maximum number of iterations."""
-    least, highest = consortium.min_iterations, consortium.max_iterations
-    if consortium.strategy == "elimination":
-        rounds = 1 + ceil((len(consortium.participants) - consortium.keep) / consortium.eliminate)
-        least = highest = min(highest, max(least, rounds))
-    # These strategies yield no confidence, so that only the minimum applies.
-    return least, least if consortium.strategy in ("pick-one", "rank") else highest
-
-
-def plan_calls(consortium: "Consortium") -> CallBudget:
-    """Compute the number of calls for one request, without those inside nested consortia."""
-    least, highest = iteration_bounds(consortium)
-    members = [len(consortium.participants)] * highest
-    if consortium.strategy == "elimination":
-        eliminated = [consortium.eliminate * number for number in range(highest)]
-        members = [max(consortium.keep, members[0] - one) for one in eliminated]
-    each = [calls_per_iteration(consortium.strategy, members_left) for members_left in members]
-    # An unparsable reply is requested again; a failed call goes to the fallback.
-    more = 0 if consortium.arbiter is None else 2 if consortium.fallback else 1
-    more += consortium.strategy == "vote" and consortium.arbiter is not None  # ties
-    at_least, at_most = sum(each[:least]), sum(each) + more * highest
-    if consortium.budget is not None:
-        # It ends at the latest when the next iteration exceeds the budget.
-        max_first = consortium.budget + 1 - max(each[1:least], default=0)
-        at_least = min(at_least, max(each[0], max_first))
-        at_most = min(at_most, consortium.budget)
-    members_text = ", ".join(
-        slot.name if slot.count == 1 else f"{slot.name} x {slot.count}"
-        for slot in consortium.proposers
-    )
-    arbiter = consortium.arbiter.name if consortium.arbiter else "none"
-    rounds = (
-        pluralize(highest, "iteration") if least == highest else f"{least} to {highest} iterations"
-    )
-    limit = "" if consortium.budget is None else f", budget {consortium.budget}"
-    return CallBudget(
-        each[0],
-        at_least,
-        at_most,
-        "\n".join(
-            [
-                f"strategy {consortium.strategy}; members {members_text}; arbiter {arbiter}",
-                f"{rounds}, the first of {each[0]} calls; {at_least} to {at_most} calls in "
-                f"all{limit}",
-            ]
-        ),
-    )
 
 
 class ConsortiumRun(ConsortiumContext):
@@ -184,8 +145,8 @@ class ConsortiumRun(ConsortiumContext):
         participants = self.participants
         opinions = yield from self.collect_member_answers(number)
         judging = JudgingRound(self, number, opinions)
-        verdict = yield from STRATEGY_FUNCTIONS[self.consortium.strategy](judging)
-        if self.consortium.strategy == "elimination":
+        verdict = yield from STRATEGY_FUNCTIONS[self.consortium.options.strategy](judging)
+        if self.consortium.options.strategy == "elimination":
             remaining = judging.remaining_members(verdict)
             verdict = replace(verdict, needs_iteration=len(remaining) < len(participants))
             self.participants = [participants[index] for index in remaining]
@@ -208,10 +169,10 @@ class ConsortiumRun(ConsortiumContext):
         answers = [one.answer for one in opinions]
         missing = failure_reasons(answers)
         answered = sum(not answer.error for answer in answers)
-        if answered < self.consortium.quorum:
+        if answered < self.consortium.options.quorum:
             raise UserError(
                 f"iteration {number}: {answered} of {len(replies)} members answered and quorum is "
-                f"{self.consortium.quorum}: {'; '.join(missing)}"
+                f"{self.consortium.options.quorum}: {'; '.join(missing)}"
             )
         for reason in missing:
             self.add_warning(f"iteration {number}: {reason}")
@@ -230,7 +191,7 @@ class ConsortiumRun(ConsortiumContext):
         ]
 
     def _build_member_request(self, member: ConsortiumMember, number: int) -> Request:
-        custom = self.consortium.system
+        custom = self.consortium.options.system
         system = MEMBER_PROMPT if custom is None else custom
 
         def write_prompt(turns: Messages) -> Messages:
@@ -250,7 +211,7 @@ class ConsortiumRun(ConsortiumContext):
 
     def _stop_reason(self, iteration: Iteration) -> str:
         """Return why there is no further iteration; empty if there is one."""
-        consortium, verdict = self.consortium, iteration.verdict
+        consortium, verdict = self.consortium.options, iteration.verdict
         confidence, threshold = verdict.confidence, consortium.confidence_threshold
         if iteration.number >= consortium.min_iterations and not verdict.needs_iteration:
             if confidence is None and (consortium.strategy in UNSURE or not verdict.raw):
@@ -305,16 +266,13 @@ def format_event(consortium: "Consortium", event: Any) -> str:
         confidence = event.verdict.confidence
         confidence_text = "unknown" if confidence is None else f"{confidence:.3g}"
         return (
-            f"iteration {event.number} of at most {consortium.max_iterations}: confidence "
+            f"iteration {event.number} of at most {consortium.options.max_iterations}: confidence "
             f"{confidence_text}"
         )
     return ""
 
 
-STRATEGIES = ("default", "pick-one", "rank", "vote", "elimination", "roles", "peer-review")
-
-
-class Consortium(BaseConsortium):
+class Consortium(Collaboration[ConsortiumTranscript]):
     """Consortium, after llm-consortium (github.com/irthomasthomas/llm-consortium), as a model.
 
     In each iteration all members are called concurrently, each sample as a separate member, and
@@ -336,27 +294,12 @@ class Consortium(BaseConsortium):
             frequent answer; the arbiter breaks ties. "elimination": like rank, and the last
             `eliminate` members leave until `keep` are left. "roles": like default, and each member
             has a role. "peer-review": members review each other's answers, then the arbiter judges.
-        confidence_threshold: From 0 to 1.
-        max_iterations: Maximum number of iterations.
-        min_iterations: Minimum number of iterations.
-        system: System prompt of the members; `None` is the default one, which requests a
-            confidence; "" is none.
-        quorum: Minimum number of members that answer in an iteration.
         fallback: Agent that judges if the arbiter cannot be reached; `None`: the most confident
             member's answer is used.
-        seed: Random seed of the display order of answers.
-        context: Maximum number of tokens in a prompt, at four characters per token; the oldest
-            exchanges of a longer conversation are omitted. `None` is no limit.
-        budget: Maximum number of calls per request; what exceeds it is not started. `None` is no
-            limit.
-        max_cost: Cost after which there is no further iteration; `None` is no limit.
-        roles: With "roles": names from `swarm.multi_agent.consortium.prompts.ROLES` or texts,
-            assigned to the members cyclically; `None` is all of those.
-        eliminate: See "elimination".
-        keep: See `eliminate`.
-        similarity: With "vote": minimum similarity (difflib, 0 to 1) of equal answers; 1: equal
-            except for case, punctuation and articles.
         trace: Trace of every call; `None` records none.
+        **options: See `ConsortiumOptions`. The default system prompt requests a confidence. What
+            exceeds the budget is not started. Roles are names of
+            `swarm.multi_agent.consortium.prompts.ROLES` or texts; `None` is all of those.
 
     Attributes:
         proposers: The members' agents.
@@ -371,113 +314,47 @@ class Consortium(BaseConsortium):
         members: Sequence[AgentSpec],
         arbiter: AgentSpec | None,
         strategy: str = "default",
-        confidence_threshold: float = 0.8,
-        max_iterations: int = 3,
-        min_iterations: int = 1,
-        system: str | None = None,
-        quorum: int = 1,
         fallback: AgentSpec | None = None,
-        seed: int = 0,
-        context: int | None = None,
-        budget: int | None = None,
-        max_cost: float | None = None,
-        roles: Sequence[str] | None = None,
-        eliminate: int = 1,
-        keep: int = 2,
-        similarity: float = 1.0,
         trace: Trace | None = None,
+        **options: Any,
     ) -> None:
         self.proposers, self.arbiter, self.fallback = tuple(members), arbiter, fallback
-        self.strategy, self.confidence_threshold = strategy, confidence_threshold
-        self.max_iterations, self.min_iterations = max_iterations, min_iterations
-        self.system, self.quorum, self.seed, self.context = system, quorum, seed, context
-        self.budget, self.max_cost, self.similarity = budget, max_cost, similarity
-        self.roles = None if roles is None else tuple(roles)
-        self.eliminate, self.keep, self.trace = eliminate, keep, trace
-        self._check_numbers()
-        self._check_shape()
+        self.options = parse_settings(ConsortiumOptions, {**options, "strategy": strategy})
+        self.context, self.trace = self.options.context, trace
+        self._check_agents()
         self.participants = self._build_participants()
         self._check_size()
 
-    def _check_numbers(self) -> None:
-        for key, least in (
-            ("max_iterations", 1),
-            ("min_iterations", 1),
-            ("quorum", 1),
-            ("seed", 0),
-            ("context", 1),
-            ("budget", 1),
-            ("eliminate", 1),
-            ("keep", 1),
-        ):
-            value = getattr(self, key)
-            if value is None and key in ("context", "budget"):
-                continue
-            if type(value) is not int or value < least:
-                raise UserError(f"{key}={value!r}: must be an integer, {least} or more")
-        for key, highest in (("confidence_threshold", 1), ("similarity", 1), ("max_cost", None)):
-            value = getattr(self, key)
-            if value is None and key == "max_cost":
-                continue
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not 0 <= value <= (highest or float("inf")):
-                raise UserError(
-                    f"{key}={value!r}: must be a "
-                    f"number{' from 0 to 1' if highest else ', 0 or more'}"
-                )
-        if self.min_iterations > self.max_iterations:
-            raise UserError(
-                f"min_iterations={self.min_iterations}: is above max_iterations="
-                f"{self.max_iterations}; raise that, or lower this"
-            )
-
-    def _check_shape(self) -> None:
-        if self.strategy not in STRATEGIES:
-            matches = get_close_matches(str(self.strategy), STRATEGIES, 1)
-            hint = f"; did you mean {matches[0]}?" if matches else ""
-            raise UserError(
-                f"strategy={self.strategy!r} is not one of {', '.join(STRATEGIES)}{hint}"
-            )
+    def _check_agents(self) -> None:
+        strategy = self.options.strategy
         if not self.proposers:
             raise UserError("members: name at least one")
-        if self.arbiter is None and self.strategy != "vote":
-            raise UserError(
-                f"arbiter: required by strategy={self.strategy}; only vote works without"
-            )
+        if self.arbiter is None and strategy != "vote":
+            raise UserError(f"arbiter: required by strategy={strategy}; only vote works without")
         if self.fallback and self.arbiter is None:
             raise UserError("fallback: has no effect without an arbiter")
         for slot in (self.arbiter, self.fallback):
             if slot is not None and slot.count != 1:
                 raise UserError(f"{slot.name}: count={slot.count}: must be 1 for the arbiter")
-        if self.system is not None and not isinstance(self.system, str):
-            raise UserError(f"system={self.system!r}: must be null or a string")
-        if self.roles is not None:
-            if self.strategy != "roles":
-                raise UserError(f"roles: strategy={self.strategy} has no roles; set strategy=roles")
-            if not self.roles or not all(isinstance(r, str) and r.strip() for r in self.roles):
-                raise UserError(
-                    f"roles={list(self.roles)!r}: must be null or a list of at least one string"
-                )
 
     def _check_size(self) -> None:
-        count = len(self.participants)
-        if self.quorum > count:
-            raise UserError(f"quorum={self.quorum}: there are only {count} members")
-        if self.strategy == "elimination" and self.keep >= count:
-            raise UserError(f"keep={self.keep}: with {count} members none would be eliminated")
-        if self.strategy == "elimination" and self.quorum > self.keep:
-            raise UserError(f"quorum={self.quorum}: must be at most keep={self.keep}")
-        first = calls_per_iteration(self.strategy, count)
-        if self.budget is not None and self.budget < first:
+        count, options = len(self.participants), self.options
+        if options.quorum > count:
+            raise UserError(f"quorum={options.quorum}: there are only {count} members")
+        if options.strategy == "elimination" and options.keep >= count:
+            raise UserError(f"keep={options.keep}: with {count} members none would be eliminated")
+        if options.strategy == "elimination" and options.quorum > options.keep:
+            raise UserError(f"quorum={options.quorum}: must be at most keep={options.keep}")
+        first = calls_per_iteration(options.strategy, count)
+        if options.budget is not None and options.budget < first:
             raise UserError(
-                f"budget={self.budget}: the first iteration takes {first} calls; raise it, or have "
-                "fewer members"
+                f"budget={options.budget}: the first iteration takes {first} calls; raise it, or "
+                "have fewer members"
             )
 
     def _build_participants(self) -> tuple[ConsortiumMember, ...]:
-        roles = (
-            [role_prompt(role) for role in self.roles or ROLES] if self.strategy == "roles" else []
-        )
+        with_roles = self.options.strategy == "roles"
+        roles = [role_prompt(role) for role in self.options.roles or ROLES] if with_roles else []
         seen: Counter[str] = Counter()
         participants: list[ConsortiumMember] = []
         for slot in self.proposers:
@@ -493,8 +370,46 @@ class Consortium(BaseConsortium):
         return [*self.proposers, *(one for one in (self.arbiter, self.fallback) if one)]
 
     def plan_calls(self) -> CallBudget:
-        """Compute the number of calls for one request."""
-        return plan_calls(self)
+        """Compute the number of calls for one request, without those inside nested consortia."""
+        options = self.options
+        least, highest = self._iteration_bounds()
+        members = [len(self.participants)] * highest
+        if options.strategy == "elimination":
+            eliminated = [options.eliminate * number for number in range(highest)]
+            members = [max(options.keep, members[0] - one) for one in eliminated]
+        each = [calls_per_iteration(options.strategy, members_left) for members_left in members]
+        # An unparsable reply is requested again; a failed call goes to the fallback.
+        more = 0 if self.arbiter is None else 2 if self.fallback else 1
+        more += options.strategy == "vote" and self.arbiter is not None  # ties
+        at_least, at_most = sum(each[:least]), sum(each) + more * highest
+        if options.budget is not None:
+            # It ends at the latest when the next iteration exceeds the budget.
+            max_first = options.budget + 1 - max(each[1:least], default=0)
+            at_least = min(at_least, max(each[0], max_first))
+            at_most = min(at_most, options.budget)
+        names = ", ".join(
+            slot.name if slot.count == 1 else f"{slot.name} x {slot.count}"
+            for slot in self.proposers
+        )
+        arbiter = self.arbiter.name if self.arbiter else "none"
+        rounds = f"{least} to {highest} iterations"
+        rounds = pluralize(highest, "iteration") if least == highest else rounds
+        limit = "" if options.budget is None else f", budget {options.budget}"
+        words = (
+            f"strategy {options.strategy}; members {names}; arbiter {arbiter}\n"
+            f"{rounds}, the first of {each[0]} calls; {at_least} to {at_most} calls in all{limit}"
+        )
+        return CallBudget(each[0], at_least, at_most, words)
+
+    def _iteration_bounds(self) -> tuple[int, int]:
+        """Return the minimum and maximum number of iterations."""
+        options = self.options
+        least, highest = options.min_iterations, options.max_iterations
+        if options.strategy == "elimination":
+            rounds = 1 + ceil((len(self.participants) - options.keep) / options.eliminate)
+            least = highest = min(highest, max(least, rounds))
+        # These strategies yield no confidence, so that only the minimum applies.
+        return least, least if options.strategy in ("pick-one", "rank") else highest
 
     def stream(self, request: Request) -> Stream:
         """Stream the events as reasoning, one line each, and then the answer in one piece.
@@ -520,3 +435,42 @@ class Consortium(BaseConsortium):
         self, request: Request, logged: set[str], notify: Callable[[Any], None]
     ) -> Script[ConsortiumTranscript]:
         return ConsortiumRun(self, request, logged, notify).iterate_rounds()
+
+
+def build_consortium(
+    settings: ConsortiumSettings, model_of: Callable[[str], Model], trace: Trace | None = None
+) -> Consortium:
+    """Build the consortium of a configuration.
+
+    Args:
+        settings: The settings.
+        model_of: Returns the model of a name; called once per name.
+        trace: Trace of the calls.
+
+    Raises:
+        UserError: A value is invalid, or `model_of` has no such model.
+    """
+    model_of = cache(model_of)
+    strategy, roles = settings.strategy, settings.roles
+    if strategy == "roles" and any(one.role for one in settings.members):
+        own = [one.role for one in settings.members for _ in range(one.count)]
+        others = roles or tuple(ROLES)
+        roles = tuple(role or others[index % len(others)] for index, role in enumerate(own))
+
+    def build_agent(one: MemberSpec) -> AgentSpec:
+        given = one.model_dump(exclude={"model", "role"})
+        if one.timeout is None and one.model.partition("/")[0] not in PATIENT:
+            given["timeout"] = TIMEOUT
+        role = one.role if strategy != "roles" else None
+        texts = (one.system, role and role_prompt(role))
+        given["system"] = "\n\n".join(text for text in texts if text) or None
+        return AgentSpec(model_of(one.model), one.model, **given)
+
+    options = {key: getattr(settings, key) for key in ConsortiumOptions.model_fields}
+    return Consortium(
+        [build_agent(one) for one in settings.members],
+        build_agent(settings.arbiter) if settings.arbiter else None,
+        fallback=build_agent(settings.fallback) if settings.fallback else None,
+        trace=trace,
+        **{**options, "roles": roles},
+    )

@@ -1,7 +1,6 @@
 """Database of saved consortia and their runs, in llm's folder."""
 
 import json
-import logging
 import os
 import re
 import sqlite3
@@ -11,16 +10,13 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swarm._util.files import parse_json
+from swarm._util.settings import parse_settings
 from swarm.errors import UserError
 from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
-from swarm.multi_agent.presets import is_preset_path
-
-if TYPE_CHECKING:
-    from swarm.multi_agent.consortium.config import ConsortiumSettings
-
+from swarm.multi_agent.consortium.settings import ConsortiumSettings, read_preset
+from swarm.multi_agent.presets import is_preset_path, preset_names
 
 DATABASE_FILE = "consortium.db"
 CREATE_TABLES = (
@@ -122,9 +118,6 @@ class SQLiteDatabase:
             ) from None
 
 
-log = logging.getLogger(__name__)
-
-
 class ConsortiumStore:
     """Saved consortia.
 
@@ -144,7 +137,7 @@ class ConsortiumStore:
         with self.database.open_for_reading() as rows:
             return [name for (name,) in rows.execute("SELECT name FROM consortia ORDER BY name")]
 
-    def get(self, name: str) -> "ConsortiumSettings":
+    def get(self, name: str) -> ConsortiumSettings:
         """Return the configuration of a name.
 
         Raises:
@@ -154,9 +147,12 @@ class ConsortiumStore:
             found = rows.execute("SELECT config FROM consortia WHERE name = ?", [name]).fetchone()
         if found is None:
             raise UserError(self._unknown_message(name))
-        return _parse_config(name, found["config"])
+        try:
+            return parse_settings(ConsortiumSettings, parse_json(found["config"]), name)
+        except ValueError as error:
+            raise UserError(f"{name}: the saved config is not JSON: {error}") from None
 
-    def save(self, name: str, config: "ConsortiumSettings") -> bool:
+    def save(self, name: str, config: ConsortiumSettings) -> bool:
         """Save a configuration; return whether it replaced one of this name.
 
         Args:
@@ -166,7 +162,11 @@ class ConsortiumStore:
         Raises:
             UserError: The name is invalid, or the file cannot be written.
         """
-        row = (validate_name(name), json.dumps(config.to_dict()), _utc_timestamp())
+        row = (
+            validate_name(name),
+            json.dumps(config.to_dict()),
+            f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}",
+        )
         with self.database.open_transaction() as rows:
             found = rows.execute("DELETE FROM consortia WHERE name = ?", [name]).rowcount
             rows.execute("INSERT INTO consortia VALUES (?, ?, ?)", row)
@@ -202,19 +202,17 @@ def validate_name(name: str) -> str:
     return name
 
 
-def load_config(name: str) -> "ConsortiumSettings":
+def load_config(name: str) -> ConsortiumSettings:
     """Load the configuration of a saved consortium, a preset, or a YAML file.
 
     Raises:
         UserError: It does not exist or is invalid.
     """
-    from swarm.multi_agent.consortium.config import preset_names, read_preset
-
     store = ConsortiumStore()
     saved = store.list_names() if not is_preset_path(name) else []
     if name in saved:
         return store.get(name)
-    names = preset_names()
+    names = preset_names("consortium")
     if name in names or is_preset_path(name):
         return read_preset(name)
     matches = get_close_matches(name, [*saved, *names], 1)
@@ -223,20 +221,3 @@ def load_config(name: str) -> "ConsortiumSettings":
         f"consortium {name!r}: not found; {suggestion} are {', '.join(saved) or 'none'}"
         f", presets are {', '.join(names)}, and a yaml file is given by its path, as in ./mine.yaml"
     )
-
-
-def _parse_config(name: str, text: str) -> "ConsortiumSettings":
-    from swarm.multi_agent.consortium.config import ConsortiumSettings
-
-    try:
-        return ConsortiumSettings.from_dict(
-            parse_json(text), lambda words: log.warning("%s: %s", name, words)
-        )
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{name}: the saved config is not JSON: {error}") from None
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
-
-
-def _utc_timestamp() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

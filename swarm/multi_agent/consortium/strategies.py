@@ -16,7 +16,7 @@ from swarm._util.replies import (
     strip_thoughts,
 )
 from swarm.multi_agent.collaboration import number_samples
-from swarm.multi_agent.consortium.judging_round import UNCONSTRAINED, ArbiterReply, JudgingRound
+from swarm.multi_agent.consortium.judging import UNCONSTRAINED, ArbiterReply, JudgingRound
 from swarm.multi_agent.consortium.parsing import parse_verdict
 from swarm.multi_agent.consortium.prompts import (
     PARTS_FORMAT,
@@ -182,7 +182,7 @@ def vote_on_answers(judging: JudgingRound) -> VerdictScript:
     indices = sorted(judging.labels.values())
     consortium = judging.run.consortium
     texts = [judging.answers[index].text for index in indices]
-    found = sorted(group_equal_answers(texts, consortium.similarity), key=len, reverse=True)
+    found = sorted(group_equal_answers(texts, consortium.options.similarity), key=len, reverse=True)
     order = [indices[one] for group in found for one in group]
     counts = ", ".join(f"{len(group)}" for group in found)
     share = len(found[0]) / len(indices)
@@ -261,9 +261,6 @@ def _build_review_calls(
         for (member, _), request in zip(requests, numbered, strict=True)
     ]
 
-
-UNSURE = ("pick-one", "rank", "elimination")
-"""Strategies without a confidence, for which a threshold has no effect."""
 
 STRATEGY_FUNCTIONS: dict[str, Callable[[JudgingRound], VerdictScript]] = {
     "default": synthesize_answer,

@@ -8,10 +8,6 @@ from typing import Any
 import pytest
 from fake_agents import Speaker
 from small_consortia import config
-
-from swarm._util.files import conf_folder
-from swarm.errors import UserError
-from swarm.models.base import Model, Request
 from swarm.multi_agent.consortium.config import (
     ConsortiumSettings,
     MemberSpec,
@@ -20,6 +16,10 @@ from swarm.multi_agent.consortium.config import (
     preset_names,
     read_preset,
 )
+
+from swarm._util.files import conf_folder
+from swarm.errors import UserError
+from swarm.models.base import Model, Request
 from swarm.multi_agent.consortium.prompts import ROLES
 
 KNOWN = ("x:8", "with,comma", "x:free")

@@ -95,14 +95,14 @@ def test_vote_counts_answers_and_asks_nobody_else() -> None:
 def test_a_tie_goes_to_the_arbiter_which_sees_one_answer_of_each_group() -> None:
     members = fixed(a="so 7", b="so 8", c="it is 8", d="it is 7", e="Lyon")
     arbiter = by_choice(lambda answers: number_of("so 8", answers))
-    found = deliberation(Consortium(members, arbiter, "vote", 0.4))
+    found = deliberation(Consortium(members, arbiter, "vote", confidence_threshold=0.4))
     assert found.final.text == "so 8" and confidences(found) == [0.4]
     assert sorted(shown(speaker(arbiter).heard[0]).values()) == ["so 7", "so 8"]
 
 
 def test_a_tie_that_nobody_decides_stays_among_the_tied() -> None:
     members = fixed(a="7", b="7", c="8", d="8", e="Lyon\nConfidence: 1")
-    found = deliberation(Consortium(members, slot("j", DEAD), "vote", 0.4))
+    found = deliberation(Consortium(members, slot("j", DEAD), "vote", confidence_threshold=0.4))
     assert found.final.text == "7" and found.iterations[0].verdict.source == "fallback"
 
 
@@ -110,15 +110,23 @@ def test_a_tie_that_nobody_decides_stays_among_the_tied() -> None:
 def test_a_tie_without_an_arbiter_or_room_for_it_goes_to_the_first(
     arbiter: AgentSpec | None,
 ) -> None:
-    consortium = Consortium(fixed(a="7", b="8"), arbiter, "vote", 0.5, budget=2)
+    consortium = Consortium(
+        fixed(a="7", b="8"), arbiter, "vote", confidence_threshold=0.5, budget=2
+    )
     found = deliberation(consortium)
     assert found.final.text == "7" and "tied (1, 1)" in found.warnings[0]
 
 
 def test_votes_may_be_alike() -> None:
     members = fixed(a="the tall red house", b="Lyon", c="a tall, red houses")
-    assert deliberation(Consortium(members, None, "vote", 0.6)).iterations[0].verdict.confidence
-    alike = deliberation(Consortium(members, None, "vote", 0.6, similarity=0.9))
+    assert (
+        deliberation(Consortium(members, None, "vote", confidence_threshold=0.6))
+        .iterations[0]
+        .verdict.confidence
+    )
+    alike = deliberation(
+        Consortium(members, None, "vote", confidence_threshold=0.6, similarity=0.9)
+    )
     assert confidences(alike) == [pytest.approx(2 / 3)] and alike.final.text == "the tall red house"
 
 

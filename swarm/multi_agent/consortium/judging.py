@@ -1,14 +1,14 @@
-"""Settings of a consortium, state of one request, and of one iteration while it is judged."""
+"""State of one request in a consortium, and of one iteration while it is judged."""
 
 import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarm._util.replies import strip_thoughts
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
-from swarm.multi_agent.collaboration import Collaboration, RequestContext
+from swarm.multi_agent.collaboration import RequestContext
 from swarm.multi_agent.consortium.prompts import (
     build_judge_prompt,
     build_repair_prompt,
@@ -17,6 +17,9 @@ from swarm.multi_agent.consortium.prompts import (
 from swarm.multi_agent.consortium.results import ConsortiumTranscript, MemberAnswer, Verdict
 from swarm.multi_agent.scheduler import AgentCall, describe_empty_answer
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, Messages, add_system_text
+
+if TYPE_CHECKING:
+    from swarm.multi_agent.consortium.consortium import Consortium
 
 CHOICE_TOKENS = 1024
 """Maximum number of tokens for choosing or ranking, beyond those of the choice."""
@@ -42,26 +45,6 @@ class ConsortiumMember:
     role: str | None = None
 
 
-class BaseConsortium(Collaboration[ConsortiumTranscript]):
-    """Base class of `Consortium`: the settings that a request and its judging read; see there."""
-
-    strategy: str
-    confidence_threshold: float
-    min_iterations: int
-    quorum: int
-    max_cost: float | None
-    arbiter: AgentSpec | None
-    fallback: AgentSpec | None
-    system: str | None
-    participants: tuple[ConsortiumMember, ...]
-    seed: int
-    budget: int | None
-    max_iterations: int
-    similarity: float
-    eliminate: int
-    keep: int
-
-
 class ConsortiumContext(RequestContext[ConsortiumTranscript]):
     """State of one request in a consortium, and the calls and requests it is made of.
 
@@ -74,7 +57,7 @@ class ConsortiumContext(RequestContext[ConsortiumTranscript]):
         participants: Members that still take part.
     """
 
-    def __init__(self, consortium: BaseConsortium, request: Request, logged: set[str]) -> None:
+    def __init__(self, consortium: "Consortium", request: Request, logged: set[str]) -> None:
         super().__init__(consortium, request, ConsortiumTranscript(), logged)
         self.consortium, self.participants = consortium, list(consortium.participants)
 
@@ -82,7 +65,9 @@ class ConsortiumContext(RequestContext[ConsortiumTranscript]):
         self, slot: AgentSpec, request: Request, number: int, role: str, sample: int = 0
     ) -> AgentCall:
         """Build one call of an iteration."""
-        return AgentCall(slot, sample, request, number, self.consortium.max_iterations, role)
+        return AgentCall(
+            slot, sample, request, number, self.consortium.options.max_iterations, role
+        )
 
     def build_request(
         self, slot: AgentSpec, prompt: str | Messages, default_max_tokens: int | None, **asked: Any
@@ -118,11 +103,13 @@ class ConsortiumContext(RequestContext[ConsortiumTranscript]):
 
     def random_key(self, number: int) -> str:
         """Return the seed of the randomness in one iteration."""
-        return json.dumps([self.consortium.seed, number, self.request.sample, self.request.prompt])
+        return json.dumps(
+            [self.consortium.options.seed, number, self.request.sample, self.request.prompt]
+        )
 
     def has_budget(self, more: int = 1) -> bool:
         """Return whether the budget allows `more` calls."""
-        budget = self.consortium.budget
+        budget = self.consortium.options.budget
         return budget is None or len(self.stages.answers) + more <= budget
 
 
@@ -204,7 +191,7 @@ class JudgingRound:
             except UserError as error:
                 self.add_warning(str(error))
                 return None
-            for text in (consortium.system, slot.system):  # they apply to the answer, too
+            for text in (consortium.options.system, slot.system):  # they apply to the answer, too
                 turns = add_system_text(turns, text or None)
             request = self.run.build_request(
                 slot, turns, max_tokens, stop_check=self.run.stop_condition(enough), **UNCONSTRAINED
@@ -262,5 +249,5 @@ class JudgingRound:
         """Return the indices of the members that stay after elimination, in order."""
         order = [*(verdict.ranking or self.rank_by_confidence())]
         order += [index for index in range(len(self.answers)) if index not in order]
-        keep, eliminate = self.run.consortium.keep, self.run.consortium.eliminate
-        return sorted(order[: max(keep, len(order) - eliminate)])
+        options = self.run.consortium.options
+        return sorted(order[: max(options.keep, len(order) - options.eliminate)])

@@ -1,8 +1,10 @@
-"""Command group of `llm consortium` and `python -m swarm.consortium`."""
+"""Command group of `llm consortium` and `python -m swarm.consortium`, without its commands.
+
+They are imported on use: every start of llm loads this module.
+"""
 
 import sys
 from difflib import get_close_matches
-from importlib import import_module
 from typing import Any
 
 import click
@@ -10,28 +12,8 @@ import click
 from swarm._util.terminal import escape_control_chars, is_tty
 from swarm.errors import UserError
 
-COMMANDS = {
-    "run": "swarm.consortium.cli.run.run",
-    "save": "swarm.consortium.cli.manage.save",
-    "list": "swarm.consortium.cli.manage.list_saved",
-    "show": "swarm.consortium.cli.manage.show",
-    "info": "swarm.consortium.cli.manage.show",
-    "remove": "swarm.consortium.cli.manage.remove",
-    "runs": "swarm.consortium.cli.history.runs",
-    "run-info": "swarm.consortium.cli.history.run_info",
-    "strategies": "swarm.consortium.cli.manage.strategies",
-}
-"""Location of each command's function."""
-
-EXAMPLES = {
-    "run": '"Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o',
-    "save": "council -m gpt-4o -m qwen2:7b --arbiter gpt-4o",
-    "show": "council",
-    "remove": "council",
-    "runs": "--since 2026-01-31",
-    "run-info": "3",
-}
-"""Arguments of each command's example."""
+COMMANDS = ("run", "save", "list", "show", "remove", "runs", "run-info", "strategies")
+"""In the order of the help; "info" is llm-consortium's name of "show"."""
 
 
 class ClickUserError(click.ClickException):
@@ -59,17 +41,13 @@ class ConsortiumGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the command names in display order."""
-        return [name for name in COMMANDS if name != "info"]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of a name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, name = COMMANDS[cmd_name].rpartition(".")
-        found: click.Command = getattr(import_module(module), name)
-        example = EXAMPLES.get(cmd_name, EXAMPLES["show"] if cmd_name == "info" else "")
-        found.epilog = f"\b\nExample:\n  {ctx.command_path} {cmd_name} {example}".rstrip()
-        return found
+        from swarm.consortium.commands import BY_NAME
+
+        return BY_NAME.get("show" if cmd_name == "info" else cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert `run` if the first word is not a command.
@@ -77,12 +55,10 @@ class ConsortiumGroup(click.Group):
         Raises:
             click.UsageError: The first word resembles a command.
         """
-        if ctx.resilient_parsing:  # shell completion
-            return super().parse_args(ctx, args)
         first = args[0] if args else ""
         if first in ctx.help_option_names or (not args and is_tty(sys.stdin)):
             return super().parse_args(ctx, ["--help"])
-        if first not in COMMANDS:
+        if first not in (*COMMANDS, "info"):
             if matches := get_close_matches(first, COMMANDS, 1, 0.75):
                 raise click.UsageError(
                     f"{first}: did you mean the command {matches[0]}? To ask this as a question: "

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-MAX_CHARS = 20_000
+MAX_CHARS = 10_000
 """Number of characters at the end of a reply that are parsed; a verdict stands last."""
 
 THOUGHT_TAG_NAMES = r"think|thinking|thoughts?|thought_process|thinking_process|scratchpad"
@@ -116,38 +116,52 @@ def parse_json_object(text: str, accept: Callable[[Mapping[str, Any]], bool]) ->
     return {}
 
 
-RATING_NUMBER = r"(?<![\w.,/\-])(?P<value>\d{1,4}(?:[.,]\d{1,2})?)(?![^\W_]|[.,]\d|\s*%)"
-RATING_SCALE = (
-    r"(?:[\s*_(]{0,4}(?:/|out\s{1,3}of\b)[\s*_]{0,4}(?P<scale>\d{1,4})(?:[.,]0{1,2})?)?"
-    # A range, such as 7-8, and a date are no ratings.
-    r"(?!\s*(?:[-–—]|to|or)\s*\d|\s*/|\d)"
+RATING_DIGITS = r"\d{1,4}(?:[.,]\d{1,2})?(?![^\W_]|[.,]\d|\s*%)"
+RATING_NUMBER = rf"(?<![^\W_])(?<![.,/\-⁄]){RATING_DIGITS}"
+RATING_VALUE = (
+    rf"(?P<value>{RATING_NUMBER})"
+    # A range, such as 7-8, is no rating.
+    rf"(?:\s*(?:[-–—]|to|or)\s*(?P<other>{RATING_DIGITS}))?"
+    r"(?P<part>[\s*_(]{0,4}(?:/|out\s{1,3}of|of)[\s*_]{0,4}(?P<scale>\d{1,4})(?:[.,]0{1,2})?"
+    r"(?!\d|[.,]\d))?"
+    # Nor is 8/10/2024.
+    r"(?!\s*/)"
 )
-SCALE_WORDS = re.compile(r"\((?:out of |of )?(?:[01]\s?[-–—]\s?|[01] to )?10\)", re.IGNORECASE)
-"""The scale itself, repeated by the judge: "(1-10)", "(out of 10)"."""
-
-NAMED_RATING = re.compile(
-    r"\b(?:rating|score|grade)\b[\W_]{0,12}(?:\b(?:is|of|as)\b[\W_]{0,12})?"
-    + RATING_NUMBER
-    + RATING_SCALE,
+TEN = r"10(?:[.,]0{1,2})?(?![^\W_]|[.,]\d|\s*[/%])"
+SCALE = re.compile(
+    # After a number, "out of 10" is a part of the rating instead of a separate scale.
+    rf"(?P<rated>\d[\s*_(]{{0,4}})?(?:/|\bout\s{{1,3}}of\b|\(of\b)[\s*_]{{0,4}}{TEN}"
+    rf"|\b(?:max(?:imum)?|scale)\b\W{{0,3}}(?:\b(?:of|is)\b\s{{1,3}})?{TEN}"
+    rf"|(?:\bfrom\s{{1,3}})?(?<![\d.,/])[01]\s{{0,3}}(?:[-–—]|to)\s{{0,3}}{TEN}"
+    r"|(?<![\w.,/\-])(?:0|1|10)\s{0,3}(?:=|(?:is|being|means)\b)",
     re.IGNORECASE,
 )
-SCALED_RATING = re.compile(RATING_NUMBER + RATING_SCALE, re.IGNORECASE)
-LONE_RATING = re.compile(rf"[\W_]*{RATING_NUMBER}{RATING_SCALE}[\W_]*\Z", re.IGNORECASE)
+"""The scale itself, "(1-10)", "(out of 10)" or "(10 = best)", repeated by the judge."""
+
+MARKED_RATING = re.compile(
+    r"\b(?:rating|score|grade)\b[\W_]{0,12}(?:\b(?:is|of|as|would be)\b[\W_]{0,12})?"
+    + RATING_VALUE,
+    re.IGNORECASE,
+)
+PLAIN_RATING = re.compile(RATING_VALUE, re.IGNORECASE)
+LONE_RATING = re.compile(rf"[\W_]*{RATING_VALUE}[\W_]*\Z", re.IGNORECASE)
 
 
 def parse_rating(reply: str) -> float | None:
     """Return the rating, 1 to 10; `None` if there is none, several, or one out of range.
 
     The clearest form in the reply decides: after the word rating, score or grade; "8/10" and "8 out
-    of 10"; a first line that is a number. Ratings in that form have to agree, and another scale
-    than 10, as in "4/5", is none.
+    of 10"; a first line that is a number. The scale, "(1-10)" or "(out of 10)", is no rating.
+
+    Ratings in that form have to agree: "7-8/10" and "8/10, no, 7/10" are none, and so are "4/5" and
+    "85/100", which are on another scale than requested.
     """
-    text = SCALE_WORDS.sub(" ", _normalized_end(reply))
-    first = text.strip().split("\n", 1)[0]
+    text = SCALE.sub(lambda match: match[0] if match["rated"] else " ", _normalized(reply))
+    lone = LONE_RATING.match(text.strip().split("\n", 1)[0])
     for found in (
-        list(NAMED_RATING.finditer(text)),
-        [match for match in SCALED_RATING.finditer(text) if match["scale"]],
-        list(LONE_RATING.finditer(first)),
+        list(MARKED_RATING.finditer(text)),
+        [match for match in PLAIN_RATING.finditer(text) if match["part"]],
+        [lone] if lone else [],
     ):
         if found:
             values = {_rating_value(match) for match in found}
@@ -156,8 +170,11 @@ def parse_rating(reply: str) -> float | None:
 
 
 def _rating_value(match: re.Match[str]) -> float | None:
+    """Return the rating of one match, if it is one."""
+    if match["other"] or match["scale"] not in (None, "10"):
+        return None
     value = float(match["value"].replace(",", "."))
-    return value if 1 <= value <= 10 and match["scale"] in (None, "10") else None
+    return value if 1 <= value <= 10 else None
 
 
 NOT_APPLICABLE = "N/A"
@@ -168,8 +185,11 @@ SkillScores = dict[str, float | str | None]
 """Score by skill, `NOT_APPLICABLE`, or `None` if unparsed."""
 
 SKILL_SCORE = (
-    r"[\s*_\"'`]{0,6}[:=][\s*_\"'`]{0,6}(?:\{\s{0,9}[\"']score[\"']\s{0,3}:\s{0,3}[\"']?)?"
-    r"(?P<value>-?\d{1,4}(?:[.,]\d{1,2})?(?![\w%/]|[.,]\d)|n\s?/?\s?a\b|not applicable|null|none)"
+    r"[\s*_\"'`]{0,6}(?:score\b[\s*_\"'`]{0,6})?[:=][\s*_\"'`]{0,6}"
+    # {"Completeness": {"score": 4, ...}}
+    r"(?:\{\s{0,9}[\"'](?:score|rating)[\"']\s{0,3}:\s{0,3}[\"']?)?"
+    r"(?P<value>-?\d{1,4}(?:[.,]\d{1,2})?(?![\w%]|[.,]\d)|n\s?/?\s?a\b|not applicable|null|none)"
+    r"(?:\s{0,3}(?:/|out of)\s{0,3}(?P<scale>\d{1,4}))?"
 )
 
 
@@ -180,7 +200,7 @@ def parse_skill_scores(reply: str, skills: Sequence[str]) -> SkillScores:
     without one, text of the form "Skill: 4". Case, underscores and quotes are ignored. A skill with
     two different scores, or one out of range, has none.
     """
-    text = _normalized_end(reply).casefold()
+    text = _normalized(reply).casefold()
     forms = {}
     for skill in skills:
         words = "[ _-]{0,3}".join(re.findall(r"[^\W_]+", skill.casefold()))
@@ -191,7 +211,7 @@ def parse_skill_scores(reply: str, skills: Sequence[str]) -> SkillScores:
             break
     scores: SkillScores = {}
     for skill, form in forms.items():
-        values = {_skill_score(match["value"]) for match in form.finditer(text)}
+        values = {_skill_score(match) for match in form.finditer(text)}
         scores[skill] = values.pop() if len(values) == 1 else None
     return scores
 
@@ -209,11 +229,12 @@ def _iter_blocks(text: str) -> Iterator[str]:
         yield text[begin : closed.get(begin, len(text))]
 
 
-def _skill_score(text: str) -> float | str | None:
-    if not text.lstrip("-")[0].isdigit():
+def _skill_score(match: re.Match[str]) -> float | str | None:
+    if not match["value"].lstrip("-")[0].isdigit():
         return NOT_APPLICABLE
-    value = float(text.replace(",", "."))
-    return value if LOWEST_SCORE <= value <= HIGHEST_SCORE else None
+    value = float(match["value"].replace(",", "."))
+    fits = LOWEST_SCORE <= value <= HIGHEST_SCORE and match["scale"] in (None, "5")
+    return value if fits else None
 
 
 DOUBLE_BRACKETS = re.compile(r"\[\[([^\[\]\n]{1,40})\]\]")
@@ -247,7 +268,7 @@ def parse_grade(reply: str) -> float | None:
     `parse_rating` accepts. Rejects "The answer is 7", which may be the judge's answer to the
     question, and values on another scale, "[[0]]" and "[[85]]".
     """
-    text = _normalized_end(reply)
+    text = _normalized(reply)
     if marks := _find_marks(text, DOUBLE_BRACKETS, _read_grade):
         return _decide_mark(marks, text, DOUBLE_BRACKETS, _read_grade)
     return None if CUT_OFF.search(text) else parse_rating(text)
@@ -259,7 +280,7 @@ def parse_letter_pick(reply: str) -> str | None:
     Accepts "[[A]]", "[[B]]" and "[[C]]" (neither), "[[tie]]" and "[[Answer A]]", the same in single
     brackets, "Verdict: A", and a reply that consists of the letter.
     """
-    text = _normalized_end(reply).casefold()
+    text = _normalized(reply).casefold()
     for form in (DOUBLE_BRACKETS, SINGLE_BRACKETS):
         if marks := _find_marks(text, form, _read_pick):
             return _decide_mark(marks, text, form, _read_pick)
@@ -269,7 +290,7 @@ def parse_letter_pick(reply: str) -> str | None:
     return said.pop() if len(said) == 1 else None
 
 
-def _normalized_end(reply: str) -> str:
+def _normalized(reply: str) -> str:
     return unicodedata.normalize("NFKC", strip_thoughts(reply)[-MAX_CHARS:])
 
 

@@ -1,4 +1,4 @@
-"""Traces of model calls, one JSON line per call, and their replay.
+"""Traces of model calls, one JSON line per call.
 
 The first line of a run is a header, {"run", "time", "about"}; every other line is a call, {"run",
 "time", "call", "request"} with an "answer" or an "error". `call` identifies the model, at least by
@@ -9,15 +9,13 @@ import errno
 import json
 import logging
 import os
-import threading
 import uuid
-from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from swarm._util.files import parse_json, private
+from swarm._util.files import private
 from swarm._util.secrets import clean
 from swarm.errors import UserError
 from swarm.models.base import (
@@ -25,7 +23,6 @@ from swarm.models.base import (
     Delta,
     Model,
     Request,
-    completion_from_json,
     completion_to_json,
     generate_each,
     request_to_json,
@@ -104,7 +101,7 @@ class TracingModel:
 
     Args:
         model: The model that answers.
-        name: Its name in the trace, used by a replay.
+        name: Its name in the trace.
         trace: The trace.
         call: Further information about the model for the trace.
     """
@@ -147,94 +144,6 @@ class TracingModel:
         return outcome
 
 
-class Replay:
-    """The models of a trace, answering from it alone; equal requests get equal answers.
-
-    Requests made several times with the same settings and sample are answered in the order of the
-    trace, the last answer repeatedly. Errors are replayed too.
-
-    Args:
-        path: A trace. An incomplete line is skipped and logged.
-
-    Attributes:
-        about: Header of the last run.
-
-    Raises:
-        UserError: The file cannot be read or is not a trace.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
-        self.about: dict[str, Any] = {}
-        self._lock = threading.Lock()
-        self._outcomes: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-        self._models: dict[str, ReplayModel] = {}
-        try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-            for number, line in enumerate(lines, 1):
-                self._parse_line(number, line)
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the trace {self.path}: {error}") from None
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"{self.path}, line {number}: not a call: {error!r}") from None
-        if lines and not self.about and not self._outcomes:
-            raise UserError(f"{self.path} is not a trace: it contains no calls")
-
-    def _parse_line(self, number: int, line: str) -> None:
-        try:
-            record = parse_json(line)
-        except ValueError:
-            log.warning("%s, line %d is incomplete and is ignored", self.path, number)
-            return
-        if "about" in record:
-            self.about = record["about"]
-            return
-        error = record.get("error")
-        outcome = UserError(error) if error is not None else completion_from_json(record["answer"])
-        self._outcomes[record["call"]["name"]][request_key(record["request"])].append(outcome)
-
-    def get_model(self, name: str) -> "ReplayModel":
-        """Return the model of that name, always the same instance.
-
-        Raises:
-            UserError: The trace has no calls of this model.
-        """
-        if name not in self._outcomes:
-            found = ", ".join(sorted(self._outcomes)) or "none"
-            raise UserError(f"the trace {self.path} has no answers of {name}; available: {found}")
-        return self._models.setdefault(name, ReplayModel(self, name))
-
-    def next_completion(self, name: str, request: Request) -> Completion | UserError:
-        """Return the next answer of `name` to a request, or its error."""
-        key = request_key(request_to_json(request))
-        with self._lock:
-            if not (outcomes := self._outcomes[name].get(key)):
-                return UserError(
-                    f"{name}: no answer to this request in the trace {self.path}: {key:.200}"
-                )
-            found: Completion | UserError = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
-            return found
-
-
-class ReplayModel:
-    """A model that repeats its answers from a trace; see `Replay.get_model`."""
-
-    def __init__(self, replay: Replay, name: str) -> None:
-        self._replay, self.name = replay, name
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.base.Model`.
-
-        Raises:
-            UserError: The trace lacks the request, or it failed there too.
-        """
-        return require_completions(self.generate_each(requests))
-
-    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `swarm.models.base.generate_each`."""
-        return [self._replay.next_completion(self.name, request) for request in requests]
-
-
 def require_completions(outcomes: Sequence[Completion | UserError]) -> list[Completion]:
     """Return the completions, provided that no request failed.
 
@@ -245,8 +154,3 @@ def require_completions(outcomes: Sequence[Completion | UserError]) -> list[Comp
         if isinstance(one, UserError):
             raise one
     return [one for one in outcomes if isinstance(one, Completion)]
-
-
-def request_key(request: Mapping[str, Any]) -> str:
-    """Return the lookup key of a request."""
-    return json.dumps(request, sort_keys=True)

@@ -33,7 +33,6 @@ REPLIES: dict[str, tuple[float | str | None, ...]] = {
             '{"Logical Robustness": 4, "Logical Correctness": 5, "Completeness": 3}',
             "So:\n{'Logical Robustness': 4, 'Logical Correctness': '5', 'Completeness': 3.0}.",
             '```json\n{"logical_robustness": 4,\n "LOGICAL CORRECTNESS": 5,\n "completeness": 3,}',
-            "{Robustness: 4, Correctness: 5, Completeness: 3/5}",
             "**Logical Robustness**: 4/5\n- Logical Correctness: 5\nCompleteness score: 3 out of 5",
             '{"Completeness": 1} would be harsh. {"Logical Robustness": 4, "Logical Correctness": 5'
             ', "Completeness": 3}',

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,20 @@ from llm.plugins import load_plugins, pm
 from swarm._util.threads import run_in_thread
 from swarm.consortium import plugin
 from swarm.consortium.run_log import RunLog
-from swarm.multi_agent.consortium.config import ConsortiumSettings
-from swarm.multi_agent.consortium.member_spec import parse_member
+from swarm._util.settings import parse_settings
+from swarm.multi_agent.consortium.settings import ConsortiumSettings
 from swarm.multi_agent.consortium.store import ConsortiumStore
 
 BLUE, GREEN, DEAD = (f"function/consortium_members:{name}" for name in ("blue", "green", "dead"))
 JUDGE = "function/consortium_members:judge"
-COUNCIL = ConsortiumSettings(
-    (parse_member(BLUE), parse_member(GREEN)), parse_member(JUDGE), max_iterations=1
-)
+
+
+def council(*members: str, **settings: Any) -> ConsortiumSettings:
+    """The settings of these members and the judge."""
+    return parse_settings(ConsortiumSettings, {"members": members, "arbiter": JUDGE, **settings})
+
+
+COUNCIL = council(BLUE, GREEN, max_iterations=1)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +154,7 @@ def test_a_conversation_goes_on_and_all_of_them_know_it(home: Path) -> None:
 
 def test_system_and_options_are_applied(home: Path) -> None:
     ConsortiumStore().save(
-        "council", ConsortiumSettings(COUNCIL.members, COUNCIL.arbiter, system="Old words.")
+        "council", council(BLUE, GREEN, system="Old words.")
     )
     fine(
         "-m",
@@ -177,10 +181,10 @@ def test_system_and_options_are_applied(home: Path) -> None:
         "Old words." in consortium_members.heard[0][1] and RunLog().list()[0]["strategy"] == "vote"
     )
     for option, told in (
-        (("strategy", "nope"), "strategy='nope' is not one of default"),
+        (("strategy", "nope"), "strategy=nope: must be default"),
         (("budget", "1"), "the first iteration takes 3 calls"),
         (("keep", "1"), "-o keep has no effect with strategy default; add -o strategy elimination"),
-        (("confidence_threshold", "1.5"), "from 0 to 1, or 10 to 100 as percent"),
+        (("confidence_threshold", "1.5"), "or 10 to 100 as percent"),
         (("max_iterations", "0"), "max_iterations"),
         (("colour", "1"), "colour"),
     ):
@@ -203,14 +207,14 @@ def test_progress_is_reasoning_and_the_result_is_in_the_log(home: Path) -> None:
 
 def test_warnings_stand_in_the_stream_where_they_came_up(home: Path) -> None:
     ConsortiumStore().save(
-        "council", replace(COUNCIL, members=(*COUNCIL.members, parse_member(DEAD)))
+        "council", council(BLUE, GREEN, DEAD, max_iterations=1)
     )
     lines = fine("-m", "council", "Why?").stderr.splitlines()
     (warned,) = (n for n, line in enumerate(lines) if line.startswith("warning: iteration 1: "))
     assert any(line.startswith(f"iteration 1, member {DEAD}") for line in lines[:warned])
     assert any("arbiter" in line for line in lines[warned:])
     assert "".join(lines).count("warning:") == 1 and "warning: " in logs()[0]["reasoning"]
-    dead = ConsortiumSettings((parse_member(DEAD),), COUNCIL.arbiter)
+    dead = council(DEAD)
     assert fine("-m", "council", "Why?", "--no-stream").stdout == "answer 2\n"
     ConsortiumStore().save("dead", dead)
     assert typed("-m", "dead", "Why?").exit_code == 1
@@ -275,7 +279,7 @@ def test_nothing_is_asked_and_turns_of_tools(home: Path) -> None:
 
 def test_nobody_answers(home: Path) -> None:
     ConsortiumStore().save(
-        "council", ConsortiumSettings((parse_member(f"{DEAD}:2"),), parse_member(JUDGE))
+        "council", council(f"{DEAD}:2")
     )
     for words in (("-m", "council"), ("-m", "council", "--async")):
         done = typed(*words, "Why?")
@@ -331,8 +335,7 @@ def test_models_of_llm_have_no_token_limit_by_default(home: Path) -> None:
     with endpoint(answer) as made:
         model = {"model_id": "extra", "model_name": "extra", "api_base": made.url}
         (home / "extra-openai-models.yaml").write_text(yaml.safe_dump([model]))
-        council = (parse_member("extra"),)
-        ConsortiumStore().save("long", ConsortiumSettings(council, None, "vote"))
+        ConsortiumStore().save("long", council("extra", arbiter=None, strategy="vote"))
         text = fine("-m", "long", "Why?", "--no-stream").stdout
         limited = fine("-m", "long", "Why?", "-o", "max_tokens", "7")
     assert text.count("long") == 3000 and "max_tokens" not in made.asked[0].body
@@ -380,7 +383,7 @@ def test_consortia_may_sit_in_others_but_not_in_themselves(home: Path) -> None:
     fine("aliases", "set", "other", "outer")
     for name in ("outer", "other", "llm/outer", "llm/other", "consortium/outer"):
         ConsortiumStore().save(
-            "inner", ConsortiumSettings((parse_member(name),), parse_member(JUDGE))
+            "inner", council(name)
         )
         done = typed("-m", "outer", "Why?")
         assert done.exit_code == 1 and "contains itself" in done.stderr, name

@@ -17,19 +17,16 @@ from fake_agents import Speaker
 from small_consortia import config
 
 from swarm.consortium import create_consortium
-from swarm.consortium.cli.options import MemberRegistry
+from swarm.consortium.api import MemberRegistry
 from swarm.consortium.run_log import RunLog
 from swarm.errors import UserError
 from swarm.models.base import Message, Request
 from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
-from swarm.multi_agent.consortium.config import (
-    ConsortiumSettings,
-    build_consortium,
-    parse_member,
-)
-from swarm.multi_agent.consortium.consortium import Consortium
+from swarm._util.settings import parse_settings
+from swarm.multi_agent.consortium.settings import ConsortiumSettings, parse_member
+from swarm.multi_agent.consortium.consortium import Consortium, build_consortium
 from swarm.multi_agent.consortium.results import result_to_json
 from swarm.multi_agent.consortium.store import ConsortiumStore
 from swarm.registry.registry import Roster
@@ -56,7 +53,7 @@ def came(
     made = build_consortium(settings, speakers.__getitem__)
     (found,) = made.run([Request(prompt)])
     assert not isinstance(found, UserError), found
-    return result_to_json(made, prompt, found, raw=True)
+    return result_to_json(made, prompt, found.iterations, found.answers, found)
 
 
 def judged(confidence: float, text: str = "so it is") -> str:
@@ -75,7 +72,7 @@ def test_a_run_is_recorded_whole() -> None:
     assert run["id"] == number and run["name"] == "mine" and run["status"] == "done"
     assert (run["prompt"], run["answer"], run["confidence"]) == ("why?", "so it is", 0.95)
     assert (run["iterations"], run["calls"], run["cost"]) == (1, 3, 1.0)
-    assert run["result"] == found and ConsortiumSettings.from_dict(run["config"]) == settings
+    assert run["result"] == found and parse_settings(ConsortiumSettings, run["config"]) == settings
     first, away = run["result"]["model_responses"]
     assert (first["model"], first["response"], first["confidence"]) == ("a", "yes", 0.9)
     assert (away["model"], away["error"]) == ("b", "b is away")
@@ -117,7 +114,7 @@ def test_a_beginning_that_several_runs_have_is_told() -> None:
 
 
 def test_half_a_character_costs_no_answer() -> None:
-    settings = ConsortiumSettings.from_dict({"members": ["a"], "strategy": "vote"})
+    settings = parse_settings(ConsortiumSettings, {"members": ["a"], "strategy": "vote"})
     number = RunLog().add(None, settings, came(settings, {"a": "so \ud800"}, "why \udc80"))
     found = RunLog().get(number)
     assert found["answer"] == "so ?" and found["result"]["model_responses"]
@@ -199,10 +196,10 @@ def test_the_arguments_of_older_programs() -> None:
     [
         ({"models": VOICE}, "must be a list of at least one name"),
         ({"models": []}, "must be a list of at least one name"),
-        ({"confidence_threshold": 1.5}, "from 0 to 1, or 10 to 100 as percent"),
-        ({"confidence_threshold": 300}, "from 0 to 1, or 10 to 100 as percent"),
+        ({"confidence_threshold": 1.5}, "or 10 to 100 as percent"),
+        ({"confidence_threshold": 300}, "or 10 to 100 as percent"),
         ({"arbiter": f"{VOICE}:2"}, "must be 1 for the arbiter"),
-        ({"arbiter": VOICE, "quorom": 2}, "'quorom' is not known; did you mean quorum"),
+        ({"arbiter": VOICE, "quorom": 2}, "quorom: no such key; did you mean quorum"),
         ({"arbiter": "some-model"}, "some-model: the model's location is unknown"),
         ({"arbiter": "function/fake_models:nobody"}, "fake_models has no function nobody"),
     ],

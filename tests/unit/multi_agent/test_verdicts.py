@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from swarm._util.replies import parse_number_pick, parse_ranking, strip_thoughts
+from swarm._util.replies import has_number_pick, parse_number_pick, parse_ranking, strip_thoughts
 from swarm.multi_agent.consortium.parsing import (
     parse_areas,
     parse_confidence,
@@ -62,11 +62,6 @@ def test_the_form_is_read_whole() -> None:
         ),
         ("<thinking><confidence>0.1</confidence></thinking><synthesis>a</synthesis>", "a", None),
         ("hm <synthesis>draft</synthesis>\n</think>\n\n<synthesis>real</synthesis>", "real", None),
-        (
-            "<thought_process>\n<synthesis>d</synthesis>\n</thought_process>\nSynthesis: r",
-            "r",
-            None,
-        ),
         # The last one that is whole.
         ("<synthesis>one</synthesis>\nBetter:\n<synthesis>two</synthesis>", "two", None),
         ("<synthesis>draft</synthesis> hm, rather: <synthesis>final</synthesis>", "final", None),
@@ -90,11 +85,6 @@ def test_the_form_is_read_whole() -> None:
             None,
         ),
         (
-            "<synthesis>\nSo\n<synthesis>\nx\n</synthesis>\nDo\n</synthesis>\n<confidence>.5</confidence>",
-            "So\n<synthesis>\nx\n</synthesis>\nDo",
-            0.5,
-        ),
-        (
             "<synthesis>A <confidence>0.1</confidence></synthesis><confidence>0.8</confidence>",
             "A <confidence>0.1</confidence>",
             0.8,
@@ -108,23 +98,12 @@ def test_the_form_is_read_whole() -> None:
             None,
         ),
         ("<synthesis>A\n<confidence>0.4</confidence>", "A", 0.4),
-        ("<synthesis>never closed <confidence>.7", "never closed", 0.7),
         (
             "<synthesis>never closed <analysis>A</analysis> <confidence>.7</confidence>",
             "never closed",
             0.7,
         ),
         ("<synthesis>cut off in the", "cut off in the", None),
-        # Headings.
-        ("Synthesis: Paris\nConfidence: 0.9 (high)", "Paris", 0.9),
-        (
-            "## Synthesis\nParis is\nthe capital.\n\n**Confidence**: 0.9",
-            "Paris is\nthe capital.",
-            0.9,
-        ),
-        ("**Synthesis:** Yes, **so**\n\n**Confidence:** 85%", "Yes, **so**", 0.85),
-        ("### 1. Final Synthesis\nA: b\n### 2. Confidence\n95", "A: b", 0.95),
-        ("<synthesis>A</synthesis>\n**Confidence**: 0.9", "A", 0.9),
         # JSON.
         ('{"synthesis": "A", "confidence": 0.7}', "A", 0.7),
         ('Here:\n```json\n{"Synthesis": "A", "confidence": "95%"}\n```\nDone.', "A", 0.95),
@@ -143,6 +122,7 @@ def test_what_is_written_is_read(reply: str, synthesis: str, confidence: float |
     [
         "",
         "just an answer",
+        "Synthesis: a heading is no form that is asked for",
         "<think>\n<synthesis>draft</synthesis>\n</think>",
         "<synthesis></synthesis>",
         "<synthesis>...</synthesis>\n<confidence>...</confidence>",
@@ -264,7 +244,6 @@ def test_a_confidence_in_json_is_read_as_elsewhere(value: object) -> None:
 def test_whether_another_iteration_is_needed(said: str, wanted: bool) -> None:
     reply = f"<synthesis>a</synthesis><needs_iteration>{said}</needs_iteration>"
     assert read(reply).needs_iteration is wanted
-    assert read(f"Synthesis: a\nNeeds iteration: {said.strip()}").needs_iteration is wanted
     assert read('{"synthesis": "a", "needs_iteration": true}').needs_iteration
 
 
@@ -309,8 +288,6 @@ def test_no_dissent_is_none(said: str) -> None:
         "Answer 3, then answer 1, then answer 2",
         "<ranking>3 > 1 > 2</ranking>",
         "3 > 1",
-        '<ranking><rank position="1">3</rank><rank position="2">1</rank></ranking>',
-        "<rank position='2'>1</rank><rank position='1'>3</rank><rank position='3'>2</rank>",
         "<think>\n1 > 2 > 3\n</think>\n3 > 1 > 2",
         "Answer 1 has 40 faults.\nAnswer 2 is bad.\n3 > 1 > 2",
         "First I thought 1 > 2 > 3, but no.\n\n3 > 1 > 2",
@@ -335,7 +312,6 @@ def test_what_is_no_order(reply: str) -> None:
         ("Paris\n**Confidence: 0.9**", "Paris", 0.9),
         ("Paris\n(Confidence: 9/10)", "Paris", 0.9),
         ("Paris\nConfidence level = 0.9 (fairly sure)", "Paris", 0.9),
-        ("Confidence: 0.4\nParis", "Paris", 0.4),
         ("It is Paris. Confidence: 0.9", "It is Paris.", 0.9),
         ("<confidence>0.3</confidence>\nParis", "Paris", 0.3),
         ("<think>\nConfidence: 0.1\n</think>\nParis", "Paris", None),
@@ -431,3 +407,46 @@ def test_no_reply_takes_long_or_breaks_it(reply: str) -> None:
 def test_long_numbers_are_compared_to_their_last_digit() -> None:
     assert group_equal_answers([str(2**200), str(2**200 + 1), f"{2**200}.0"]) == [[0, 2], [1]]
     assert group_equal_answers(["-0", "0", "0.00", "100", "1"]) == [[0, 1, 2], [3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("reply", "number"),
+    [
+        ("2", 2),
+        (" **2**", 2),
+        ("Answer 2 is best", 2),
+        ("2. Answer 1 is wrong", 2),
+        ("10", 10),
+        ("The best is answer 3, by far", 3),
+        ("3 is not as good as 2", 3),
+        ("it is 2, not 1", None),
+        ("The best is answer 2.", 2),
+        ("Number 3 is best", 3),
+        ("I choose 4", 4),
+        ("the best is 5", 5),
+        ('{"answer": 6}', 6),
+        ("__7__", 7),
+        ('{"synthesis":"x","analysis":"A1","confidence":0.9}', None),
+        ("A1 D1", None),
+        ("none of the 2", None),
+        ("2nd", None),
+        ("answer 2nd", None),
+        ("1.5", None),
+        ("Answer A1", None),
+        ("it is 2.5", None),
+        ("The best is answer 2 (sure: 0.9)", 2),
+        ("0", None),
+        ("11", None),
+        ("11 of them", None),
+        ("two", None),
+        ("", None),
+    ],
+)
+def test_which_answer_a_reply_names(reply: str, number: int | None) -> None:
+    assert parse_number_pick(reply, 10) == number
+
+
+def test_a_choice_is_settled_once_its_number_is_whole() -> None:
+    assert [has_number_pick(text) for text in ("", "1", "10", "10.", "Answer 1\n", "the 1 ")] == [
+        *(False, False, False, True, True, False)
+    ]

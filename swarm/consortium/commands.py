@@ -555,12 +555,16 @@ def runs(limit: int, since: str | None, name: str | None, as_json: bool) -> None
 def print_table(heads: Sequence[str], rows: Any) -> None:
     """Print a table to standard output; the last column is cut to the terminal's width."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        table.add_column(head, no_wrap=True, overflow="ellipsis" if head == heads[-1] else "fold")
+    for head in heads[:-1]:
+        table.add_column(head, overflow="fold")
+    table.add_column(heads[-1], no_wrap=True)
     for row in rows:
         table.add_row(*(escape_control_chars("-" if c in (None, "") else str(c)) for c in row))
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 160
     if table.rows:
-        Console(markup=False, emoji=False, highlight=False).print(table)
+        console.print(table)
 
 
 @click.command("run-info", context_settings=CONTEXT)

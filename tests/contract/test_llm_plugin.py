@@ -25,10 +25,10 @@ from llm.migrations import migrate
 from llm.parts import ToolCallPart, ToolResultPart
 from llm.plugins import load_plugins, pm
 
+from swarm._util.settings import parse_settings
 from swarm._util.threads import run_in_thread
 from swarm.consortium import plugin
 from swarm.consortium.run_log import RunLog
-from swarm._util.settings import parse_settings
 from swarm.multi_agent.consortium.settings import ConsortiumSettings
 from swarm.multi_agent.consortium.store import ConsortiumStore
 
@@ -153,9 +153,7 @@ def test_a_conversation_goes_on_and_all_of_them_know_it(home: Path) -> None:
 
 
 def test_system_and_options_are_applied(home: Path) -> None:
-    ConsortiumStore().save(
-        "council", council(BLUE, GREEN, system="Old words.")
-    )
+    ConsortiumStore().save("council", council(BLUE, GREEN, system="Old words."))
     fine(
         "-m",
         "council",
@@ -181,10 +179,10 @@ def test_system_and_options_are_applied(home: Path) -> None:
         "Old words." in consortium_members.heard[0][1] and RunLog().list()[0]["strategy"] == "vote"
     )
     for option, told in (
-        (("strategy", "nope"), "strategy=nope: must be default"),
+        (("strategy", "nope"), "Input should be 'default', 'pick-one'"),
         (("budget", "1"), "the first iteration takes 3 calls"),
         (("keep", "1"), "-o keep has no effect with strategy default; add -o strategy elimination"),
-        (("confidence_threshold", "1.5"), "or 10 to 100 as percent"),
+        (("confidence_threshold", "1.5"), "less than or equal to 1"),
         (("max_iterations", "0"), "max_iterations"),
         (("colour", "1"), "colour"),
     ):
@@ -206,9 +204,7 @@ def test_progress_is_reasoning_and_the_result_is_in_the_log(home: Path) -> None:
 
 
 def test_warnings_stand_in_the_stream_where_they_came_up(home: Path) -> None:
-    ConsortiumStore().save(
-        "council", council(BLUE, GREEN, DEAD, max_iterations=1)
-    )
+    ConsortiumStore().save("council", council(BLUE, GREEN, DEAD, max_iterations=1))
     lines = fine("-m", "council", "Why?").stderr.splitlines()
     (warned,) = (n for n, line in enumerate(lines) if line.startswith("warning: iteration 1: "))
     assert any(line.startswith(f"iteration 1, member {DEAD}") for line in lines[:warned])
@@ -278,9 +274,7 @@ def test_nothing_is_asked_and_turns_of_tools(home: Path) -> None:
 
 
 def test_nobody_answers(home: Path) -> None:
-    ConsortiumStore().save(
-        "council", council(f"{DEAD}:2")
-    )
+    ConsortiumStore().save("council", council(f"{DEAD}:2"))
     for words in (("-m", "council"), ("-m", "council", "--async")):
         done = typed(*words, "Why?")
         assert done.exit_code == 1 and "0 of 2 members answered" in done.stderr.splitlines()[-1]
@@ -382,9 +376,7 @@ def test_consortia_may_sit_in_others_but_not_in_themselves(home: Path) -> None:
     assert fine("-m", "outer", "Why?", "-o", "max_iterations", "1").stdout == "answer 2\n"
     fine("aliases", "set", "other", "outer")
     for name in ("outer", "other", "llm/outer", "llm/other", "consortium/outer"):
-        ConsortiumStore().save(
-            "inner", council(name)
-        )
+        ConsortiumStore().save("inner", council(name))
         done = typed("-m", "outer", "Why?")
         assert done.exit_code == 1 and "contains itself" in done.stderr, name
 

@@ -16,6 +16,7 @@ import pytest
 from fake_agents import Speaker
 from small_consortia import config
 
+from swarm._util.settings import parse_settings
 from swarm.consortium import create_consortium
 from swarm.consortium.api import MemberRegistry
 from swarm.consortium.run_log import RunLog
@@ -24,10 +25,9 @@ from swarm.models.base import Message, Request
 from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
-from swarm._util.settings import parse_settings
-from swarm.multi_agent.consortium.settings import ConsortiumSettings, parse_member
 from swarm.multi_agent.consortium.consortium import Consortium, build_consortium
 from swarm.multi_agent.consortium.results import result_to_json
+from swarm.multi_agent.consortium.settings import ConsortiumSettings, parse_member
 from swarm.multi_agent.consortium.store import ConsortiumStore
 from swarm.registry.registry import Roster
 

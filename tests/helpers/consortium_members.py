@@ -55,4 +55,4 @@ def judge(prompt: Sequence[Message]) -> str:
 def ranker(prompt: Sequence[Message]) -> str:
     """Puts the second answer that it is shown first."""
     _hears("ranker", prompt)
-    return '<ranking><rank position="1">2</rank><rank position="2">1</rank></ranking>'
+    return "2 > 1"

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import searches
 from endpoints import DONE, Asked, Endpoint, Reply, chat, endpoint, event, piece, streamed
+from swarm.moa.arguments import parse_arguments
 
 from swarm.moa.__main__ import main
-from swarm.moa.arguments import parse_arguments
 from swarm.moa.cli import build_settings
 
 KEY = "sk-very-secret-0123456789"

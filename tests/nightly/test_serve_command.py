@@ -109,6 +109,7 @@ def test_what_is_served_by_default(
     tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from swarm.multi_agent.consortium.config import ConsortiumSettings
+
     from swarm.multi_agent.consortium.store import ConsortiumStore
 
     ConsortiumStore().save(

@@ -181,6 +181,8 @@ def _response_to_json(opinion: MemberAnswer) -> dict[str, Any]:
 def _verdict_to_json(verdict: Verdict) -> dict[str, Any]:
     fields = {**asdict(verdict), "raw_arbiter_response": verdict.raw}
     del fields["raw"]
+    fields["refinement_areas"] = list(verdict.refinement_areas)
+    fields["ranking"] = list(verdict.ranking)
     if not verdict.ranking:
         del fields["ranking"]
     return fields

@@ -139,7 +139,11 @@ class ConsortiumOptions(Settings):
 
     strategy: Annotated[
         Strategy, BeforeValidator(lambda name: ORIGINAL_STRATEGIES.get(str(name), name))
-    ] = Field("default", description="how answers are combined; `strategies` describes each")
+    ] = Field(
+        "default",
+        description="how answers are combined; `strategies` describes each",
+        validation_alias=AliasChoices("strategy", "judging_method"),
+    )
     confidence_threshold: Confidence = Field(
         0.8, description="stop at this confidence of the arbiter: 0.8, 80 or 80%"
     )
@@ -164,7 +168,9 @@ class ConsortiumOptions(Settings):
         None, description="start no iteration beyond this cost, in the prices' currency"
     )
     roles: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] | None = Field(
-        None, description="roles: names or texts, assigned to the members cyclically"
+        None,
+        description="roles: a name or a text; assigned to the members cyclically",
+        validation_alias=AliasChoices("roles", "role"),
     )
     eliminate: Positive = Field(1, description="elimination: members removed per iteration")
     keep: Positive = Field(2, description="elimination: minimum number of members")

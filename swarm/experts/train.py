@@ -1,11 +1,12 @@
 """Train small LoRA experts on prompts and responses: a domain, a JSONL file, or gym tasks."""
 
 import argparse
+import itertools
 import json
 import random
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +76,25 @@ def encode(tokenizer: Any, pairs: list[Pair], longest: int) -> list[Encoded]:
     return found
 
 
-def batches(data: list[Encoded], tokens: int, seed: int) -> Iterator[list[Encoded]]:
-    """Yield batches of examples of similar length, at most `tokens` with padding, endlessly."""
+def token_batches(lengths: Sequence[int], tokens: int, seed: int) -> Iterator[list[int]]:
+    """Yield batches of examples of similar length, at most `tokens` with padding, endlessly.
+
+    Args:
+        lengths: Number of tokens of each example.
+
+    Yields:
+        The indices of the examples of a batch.
+    """
     generator = random.Random(seed)
-    data = list(data)
+    order = list(range(len(lengths)))
     while True:
-        generator.shuffle(data)
-        for start in range(0, len(data), CHUNK):
-            grouped: list[list[Encoded]] = [[]]
-            for pair in sorted(data[start : start + CHUNK], key=lambda both: sum(map(len, both))):
-                if (len(grouped[-1]) + 1) * sum(map(len, pair)) > tokens:
+        generator.shuffle(order)
+        for start in range(0, len(order), CHUNK):
+            grouped: list[list[int]] = [[]]
+            for index in sorted(order[start : start + CHUNK], key=lengths.__getitem__):
+                if (len(grouped[-1]) + 1) * lengths[index] > tokens:
                     grouped.append([])
-                grouped[-1].append(pair)
+                grouped[-1].append(index)
             generator.shuffle(grouped)
             yield from (batch for batch in grouped if batch)
 
@@ -137,26 +145,6 @@ def trained_on(name: str) -> list[Pair]:
     return examples(name, example_count(steps), Recipe.seed)
 
 
-def response_loss(model: Any, batch: list[Encoded], device: str) -> Any:
-    """Return the mean cross-entropy of the responses' tokens, in nats, without the prompts'."""
-    import torch
-
-    width = max(len(prompt_ids) + len(response_ids) for prompt_ids, response_ids in batch)
-    ids = torch.zeros(len(batch), width, dtype=torch.long)
-    targets = torch.full_like(ids, -100)
-    for row, (prompt_ids, response_ids) in enumerate(batch):
-        end = len(prompt_ids) + len(response_ids)
-        ids[row, :end] = torch.tensor(prompt_ids + response_ids)
-        targets[row, len(prompt_ids) : end] = torch.tensor(response_ids)
-    # Right padding needs no attention mask: earlier tokens of a causal model never attend to it.
-    hidden = model.base_model(ids.to(device)).last_hidden_state[:, :-1]
-    targets = targets[:, 1:].to(device)
-    scored = targets != -100
-    # Logits over the vocabulary are the largest tensor, so compute them only for the responses.
-    logits = model.lm_head(hidden[scored]).float()
-    return torch.nn.functional.cross_entropy(logits, targets[scored])
-
-
 def check_targets(model: Any, targets: Sequence[str]) -> None:
     """Check that every target is a linear layer; PEFT ignores unknown names beside a known one."""
     import torch
@@ -178,6 +166,7 @@ def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str)
     from peft import LoraConfig, get_peft_model
 
     from swarm.engine.base_model import quiet_transformers
+    from swarm.finetune.trainer import AdapterTrainer
 
     model, tokenizer = base.load(device)
     check_targets(model, recipe.targets)
@@ -193,26 +182,11 @@ def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str)
     )
     with quiet_transformers():
         expert = get_peft_model(model, config)
-    weights = [weight for weight in expert.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=recipe.rate, weight_decay=0.0)
-    warm = max(1, recipe.steps // 12)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warm, 1 - step / recipe.steps)
-    )
-    start, stream = time.monotonic(), batches(data, recipe.tokens, recipe.seed)
-    for step in range(1, recipe.steps + 1):
-        loss = response_loss(model, next(stream), device)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 20 == 0 or step == recipe.steps:
-            spent = time.monotonic() - start
-            print(
-                f"{label}: step {step}/{recipe.steps}, loss {loss.item():.3f}, {spent:.0f} s",
-                flush=True,
-            )
+    lengths = [len(prompt) + len(response) for prompt, response in data]
+    stream = token_batches(lengths, recipe.tokens, recipe.seed)
+    batches = list(itertools.islice(stream, recipe.steps))
+    say = partial(print, f"{label}:", flush=True)
+    AdapterTrainer(expert, data, batches, recipe.rate, say, seed=recipe.seed).run()
     return expert
 
 

@@ -22,8 +22,7 @@ from swarm.engine.base_model import is_hub_id
 from swarm.errors import UserError
 from swarm.export.gguf_writer import QUANTIZATIONS
 from swarm.export.source import CONFIG_DIR_OPTION, ExportSource, read_source
-from swarm.finetune.run import domain_lines, format_tuning, scores_table
-from swarm.finetune.trainer import FRESH_LABEL
+from swarm.finetune.run import FRESH_LABEL, domain_lines, format_tuning, scores_table
 from swarm.merging.positions import describe_position, route_means
 from swarm.pool.adapter import ROUTER_FILE
 from swarm.pool.prompt_router import WORD_PATTERN

@@ -6,28 +6,27 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import Field, SkipValidation
 
-from swarm._util.files import find_path, make_folder, remove, write_gzip_json, write_json
+from swarm._util.files import (
+    find_path,
+    hash_file_cached,
+    make_folder,
+    remove,
+    write_gzip_json,
+    write_json,
+)
 from swarm._util.secrets import clean, identity_values
+from swarm._util.settings import Count, Positive, PositiveNumber, Text, checked
 from swarm._util.terminal import format_table
 from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.errors import UserError
 from swarm.executors import Executor, JobResult, Worker
-from swarm.finetune.trainer import (
-    TokenPair,
-    Trainer,
-    TrainingArguments,
-    check_start_adapter,
-    find_start_adapter,
-    save_adapter,
-    weights_digest,
-    write_start_adapter,
-)
 from swarm.loop.context import check_context
 from swarm.loop.evaluator import (
     Batching,
@@ -37,7 +36,14 @@ from swarm.loop.evaluator import (
     split_dev_holdout,
 )
 from swarm.loop.search_inputs import check_run_path, digest_items, identity_settings
-from swarm.pool.adapter import read_note, write_folder_atomic
+from swarm.pool.adapter import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    read_adapter,
+    read_note,
+    write_folder_atomic,
+)
+from swarm.pool.discovery import check_base_models
 from swarm.pool.pool import Pool
 from swarm.runs.manifest import MANIFEST_FILE, Manifest
 from swarm.runs.run_reader import RunFolder
@@ -200,13 +206,22 @@ def format_tuning(verdict: Verdict, facts: Mapping[str, Any]) -> list[str]:
     return found
 
 
+if TYPE_CHECKING:
+    from swarm.finetune.trainer import TokenPair
+
 log = logging.getLogger(__name__)
 
 STATE_FILE = "tuning.json"
-CHECKPOINT_FILE = "training.safetensors"
+TRAINING = "training"
+"""Folder of the checkpoints, until training has ended."""
+
 ANSWERS = "answers.json.gz"
 
+FRESH_LABEL = "the base"
+"""Label of a fresh LoRA as the start."""
 
+
+@checked()
 class FinetuneRun:
     """Trains a LoRA adapter on a task's dev items; construction is cheap, `tune` does the work.
 
@@ -216,7 +231,7 @@ class FinetuneRun:
         model, pool, engine, executor, job: As for a search.
         expert: Name of an expert of the pool, or folder of an adapter, to start from.
         run: A run folder, whose best initial expert is the start; without both, a fresh LoRA is.
-        steps, batch, rate, every, patience: See `swarm.finetune.trainer.TrainingArguments`.
+        steps, batch, rate, every, patience: See `swarm.finetune.trainer.AdapterTrainer`.
         holdout: Share of dev items held out from training; 0 for none.
         rank, alpha, targets: Parameters of a fresh LoRA.
         seed: Random seed.
@@ -230,30 +245,30 @@ class FinetuneRun:
 
     def __init__(
         self,
-        name: str,
+        name: str | int,
         task: Any,
         model: BaseModel,
         pool: Any,
-        engine: Engine,
-        executor: Executor,
+        engine: SkipValidation[Engine],
+        executor: SkipValidation[Executor],
         job: Batching,
-        expert: str | None = None,
-        run: str | None = None,
-        steps: int = 100,
-        batch: int = 8,
-        rate: float = 1e-3,
-        holdout: float = 0.2,
-        every: int = 10,
-        patience: int = 3,
-        rank: int = 8,
-        alpha: float = 16,
-        targets: Sequence[str] = ("q_proj", "v_proj"),
-        seed: int = 42,
+        expert: Text | None = None,
+        run: Text | None = None,
+        steps: Positive = 100,
+        batch: Positive = 8,
+        rate: PositiveNumber = 1e-3,
+        holdout: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+        every: Positive = 10,
+        patience: Positive = 3,
+        rank: Positive = 8,
+        alpha: PositiveNumber = 16,
+        targets: Annotated[Sequence[Text], Field(min_length=1)] = ("q_proj", "v_proj"),
+        seed: Count = 42,
         test: bool = True,
         gpus: Sequence[int] = (),
         folder: str = "search",
     ) -> None:
-        name = str(name) if type(name) is int else name  # Hydra parses name=2 as a number
+        name = str(name)  # Hydra parses name=2 as a number
         check_run_path(name, folder)
         if not isinstance(task, QuestionTask) or task.rounds > 1:
             raise UserError(
@@ -263,25 +278,19 @@ class FinetuneRun:
             )
         if not isinstance(pool, Pool):
             raise UserError("fine-tuning trains an adapter and needs pool=adapters")
-        for key, value in (("expert", expert), ("run", run)):
-            if value is not None and not (isinstance(value, str) and value.strip()):
-                raise UserError(f"{key}={value!r}: must be null or a folder name")
         if expert and run:
             raise UserError(f"expert={expert} and run={run}: give only one to start from")
-        if type(holdout) not in (int, float) or not 0 <= holdout < 1:
-            raise UserError(f"holdout={holdout!r}: must be a fraction of dev, from 0 to below 1")
-        if type(seed) is not int or seed < 0:
-            raise UserError(f"seed={seed!r}: must be an integer, 0 or more")
-        if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or alpha <= 0:
-            raise UserError(f"rank={rank!r}, alpha={alpha!r}: must be an integer and a number")
-        if isinstance(targets, str) or not targets or not all(isinstance(t, str) for t in targets):
-            raise UserError(
-                f"targets={targets!r}: must be a list of layers, such as [q_proj,v_proj]"
-            )
         self.task: Any = task
         self.model, self.pool, self.engine = model, pool, engine
         self.executor, self.job, self.expert, self.run = executor, job, expert, run
-        self.recipe = TrainingArguments(steps, batch, rate, every, patience, seed)
+        self.recipe: dict[str, Any] = {
+            "steps": steps,
+            "batch": batch,
+            "rate": rate,
+            "every": every,
+            "patience": patience,
+            "seed": seed,
+        }
         self.holdout, self.seed, self.test = holdout, seed, test
         self.fresh: dict[str, Any] = {
             "r": rank,
@@ -308,7 +317,7 @@ class FinetuneRun:
         dev = self.task.items("dev")
         test_digest = {"test_items": digest_items(self.task, "test") if self.test else None}
         trained, held_out = split_dev_holdout(dev, self.holdout, self.seed)
-        label, source = find_start_adapter(self.expert, self.run, self.pool.folder)
+        label, source = self._find_start()
         if not (self.folder / "tuned").is_dir():
             check_start_adapter(source, self.fresh["target_modules"], self.model)
         self._open_state(config or {}, label, source)
@@ -340,12 +349,14 @@ class FinetuneRun:
         chosen = {key: config[key] for key in ("task", "model") if key in config}
         identity = {
             **identity_settings(chosen),
-            **asdict(self.recipe),
+            **self.recipe,
             "holdout": self.holdout,
             "task items": digest_items(self.task, "dev"),
             "base weights": self.model.fingerprint(),
             "start": label,
-            "start weights": weights_digest(source) if source else json.dumps(self.fresh),
+            "start weights": (
+                hash_file_cached(source / WEIGHTS_FILE)[:16] if source else json.dumps(self.fresh)
+            ),
         }
         path = self.folder / STATE_FILE
         if path.is_file():
@@ -354,8 +365,9 @@ class FinetuneRun:
             if self._has_started() or self.state["identity"] == identity:
                 self._check_identity(identity)
                 return
-            shutil.rmtree(self.folder / "start", ignore_errors=True)
-            self._manifest.remove_paths("start")
+            for name in ("start", TRAINING):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            self._manifest.remove_paths("start", TRAINING)
             self.state = {}
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} contains something else; choose another name=")
@@ -365,7 +377,7 @@ class FinetuneRun:
         """Verify the checksums of the folder's files; damaged answers are computed again.
 
         Raises:
-            UserError: Any other file is damaged or missing.
+            UserError: The adapter of the start or of the end is damaged or missing.
         """
         damaged = self._manifest.read().find_damaged()
         if self._manifest.lost and self._has_started():
@@ -374,23 +386,35 @@ class FinetuneRun:
                 self.folder / MANIFEST_FILE,
             )
         for path in damaged:
-            if path != ANSWERS:
+            if path == ANSWERS:
+                log.warning("%s is damaged or missing; evaluated again", self.folder / path)
+                remove(self.folder / path)
+                self.state["verdict"] = None
+            elif not path.startswith(f"{TRAINING}/"):  # see `_last_checkpoint`
                 raise UserError(
                     f"{self.folder / path} is damaged or missing; restore it from a copy, or "
                     "choose another name= to train again"
                 )
-            log.warning("%s is damaged or missing; evaluated again", self.folder / path)
-            remove(self.folder / path)
-            self.state["verdict"] = None
         # A kill may leave a file without a checksum, but never with a wrong one.
-        with self._manifest.updating_checksums(STATE_FILE, *damaged):
+        with self._manifest.updating_checksums(STATE_FILE):
+            self._manifest.remove_paths(*damaged)
             for path in ("start", "tuned", ANSWERS):
                 if not self._manifest.paths_under(path):
                     self._manifest.add_checksums(path)
 
     def _has_started(self) -> bool:
         """Return whether the folder contains trained weights."""
-        return any((self.folder / name).exists() for name in (CHECKPOINT_FILE, "tuned"))
+        checkpoints = (self.folder / TRAINING).glob("checkpoint-*")
+        return (self.folder / "tuned").exists() or any(checkpoints)
+
+    def _last_checkpoint(self) -> Path | None:
+        """Return the last checkpoint of which all files are intact."""
+        for folder in sorted((self.folder / TRAINING).glob("checkpoint-*"), reverse=True):
+            files = {path.relative_to(self.folder).as_posix() for path in folder.iterdir()}
+            if files and files <= set(self._manifest.sums):
+                return folder
+            log.warning("%s is incomplete or damaged; its steps are repeated", folder)
+        return None
 
     def _check_identity(self, new: Mapping[str, Any]) -> None:
         old = self.state["identity"] = identity_values(self.state["identity"])
@@ -415,43 +439,93 @@ class FinetuneRun:
         from peft import PeftModel
 
         from swarm.engine.base_model import quiet_transformers
+        from swarm.finetune.trainer import AdapterTrainer, save_adapter, shuffled_batches
 
         model, tokenizer = self.model.load(self.device)
         with quiet_transformers():
             if not (self.folder / "start").is_dir():
                 with self._manifest.updating_checksums("start"):
-                    write_start_adapter(
-                        self.folder / "start", source, lambda: self._add_fresh_lora(model), label
-                    )
+                    self._write_start(model, label, source)
             adapted = PeftModel.from_pretrained(model, self.folder / "start", is_trainable=True)
-        pairs = [tokenize_items(self.task, items, tokenizer) for items in (examples, held_out)]
+        trained, held = (tokenize_items(self.task, one, tokenizer) for one in (examples, held_out))
         print(f"{self.folder}: training on {len(examples)} dev items, holding out {len(held_out)}")
-        trainer = Trainer(adapted, self.recipe, self.folder / CHECKPOINT_FILE, print)
+        recipe = dict(self.recipe)
+        batch, steps, seed = recipe.pop("batch"), recipe.pop("steps"), recipe["seed"]
+
+        def add_checksums() -> None:
+            with self._manifest.updating_checksums(TRAINING):
+                pass
+
+        trainer = AdapterTrainer(
+            adapted,
+            trained,
+            shuffled_batches(len(trained), batch, steps, seed),
+            held_out=held,
+            folder=self.folder / TRAINING,
+            checkpoint=self._last_checkpoint(),
+            on_checkpoint=add_checksums,
+            **recipe,
+        )
         try:
-            progress = trainer.train(*pairs)
+            trainer.run()
         except torch.OutOfMemoryError:
-            raise UserError(
-                f"out of memory on {self.device}; lower batch={self.recipe.batch}"
-            ) from None
-        examples_seen = progress.step * self.recipe.batch
+            raise UserError(f"out of memory on {self.device}; lower batch={batch}") from None
         training = {
-            "step": progress.best,
-            "steps": progress.step,
-            "evaluations": progress.evaluations,
+            "step": trainer.best_step,
+            "steps": trainer.state.global_step,
+            "evaluations": trainer.evaluations,
             "examples": len(examples),
-            "examples_seen": examples_seen,
-            "examples_evaluated": len(progress.evaluations) * len(held_out),
+            "examples_seen": trainer.state.global_step * batch,
+            "examples_evaluated": len(trainer.evaluations) * len(held_out),
         }
-        note = {
-            "tuned_from": label,
-            "task": self.task.name,
-            "training": training,
-        }
-        with self._manifest.updating_checksums("tuned"):
+        note = {"tuned_from": label, "task": self.task.name, "training": training}
+        with self._manifest.updating_checksums("tuned", TRAINING):
             write_folder_atomic(
                 self.folder / "tuned", lambda to: save_adapter(adapted, to), note, "adapter"
             )
-        (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
+            shutil.rmtree(self.folder / TRAINING, ignore_errors=True)
+
+    def _find_start(self) -> tuple[str, Path | None]:
+        """Return the label and the folder of the start; a folder of `None` is a fresh LoRA.
+
+        Raises:
+            UserError: There is no such adapter.
+        """
+        if self.run:
+            searched = RunFolder(find_path(self.run))
+            name = searched.experts[searched.best_expert()[1]]
+            folder = find_path(searched.config["pool"].get("folder") or "") / name
+            if not (folder / CONFIG_FILE).is_file():
+                raise UserError(
+                    f"run={self.run}: its best initial expert {name} is not an adapter in "
+                    f"{folder.parent}; give the folder of an adapter as expert="
+                )
+            return name, folder
+        if not self.expert:
+            return FRESH_LABEL, None
+        for folder in (self.pool.folder / self.expert, find_path(self.expert)):
+            if folder.is_dir():
+                read_adapter(folder)
+                return folder.name, folder
+        raise UserError(
+            f"expert={self.expert}: neither an expert in {self.pool.folder} nor a folder; "
+            "give one of the two, or null for a fresh LoRA"
+        )
+
+    def _write_start(self, model: Any, label: str, source: Path | None) -> None:
+        """Write a copy of the adapter in `source`, or a fresh LoRA."""
+        from swarm.finetune.trainer import save_adapter
+
+        def write_files(to: Path) -> None:
+            if source:
+                for name in (CONFIG_FILE, WEIGHTS_FILE):
+                    shutil.copyfile(source / name, to / name)
+            else:
+                adapted = self._add_fresh_lora(model)
+                save_adapter(adapted, to)
+                adapted.unload()
+
+        write_folder_atomic(self.folder / "start", write_files, {"copy_of": label}, "adapter")
 
     def _add_fresh_lora(self, model: Any) -> Any:
         """Return the model with a fresh LoRA, whose initial change is zero."""
@@ -497,7 +571,9 @@ def read_state(path: Path) -> dict[str, Any]:
     raise UserError(f"{path} is damaged: choose another name=, or remove its folder")
 
 
-def tokenize_items(task: QuestionTask, items: Sequence[Item], tokenizer: Any) -> list[TokenPair]:
+def tokenize_items(
+    task: QuestionTask, items: Sequence[Item], tokenizer: Any
+) -> "list[TokenPair]":
     """Tokenize prompts and gold answers as a search does; append the end token."""
     found = []
     for item in items:
@@ -505,3 +581,37 @@ def tokenize_items(task: QuestionTask, items: Sequence[Item], tokenizer: Any) ->
         answer = encode_choice(tokenizer, request.prompt, request.choices[0])
         found.append((encode_prompt(tokenizer, request.prompt), [*answer, tokenizer.eos_token_id]))
     return found
+
+
+def check_start_adapter(source: Path | None, targets: Sequence[str], base: BaseModel) -> None:
+    """Check that the adapter in `source`, or a fresh one of `targets`, fits the base.
+
+    Only the shapes of the base are built, not its weights.
+
+    Raises:
+        UserError: It belongs to another base, or a layer does not exist or has another shape.
+    """
+    import torch
+
+    adapter = read_adapter(source) if source else None
+    if adapter:
+        check_base_models([adapter], base)
+    model, _ = base.load_without_weights()
+    layers = {
+        name: (layer.in_features, layer.out_features)
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear)
+    }
+    for name, (inputs, outputs, _) in (adapter.shapes if adapter else {}).items():
+        if layers.get(name) != (inputs, outputs):
+            raise UserError(
+                f"{source}: adapts {name}, {inputs} to {outputs}, which {base.path} does not "
+                "have as a linear layer; give an adapter of this base, or its own base as model="
+            )
+    for target in [] if adapter else targets:
+        if not any(f".{name}".endswith(f".{target}") for name in layers):
+            have = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+            raise UserError(
+                f"targets has {target!r}, which is not a linear layer of {base.path}; "
+                f"available: {have}"
+            )

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -93,6 +93,8 @@ class Descent:
         holdout: Share of the dev items that are held out; 0 disables holdout and halving.
         required: Whether to refuse a task without gold answers; else the swarm moves without.
     """
+
+    DESCRIPTION: ClassVar[str] = "the keys of the gradient term, e.g. optimizer.descent.steps=20"
 
     weight: PositiveNumber = 1.0
     steps: Positive = 20

@@ -36,8 +36,7 @@ from swarm.tasks.multiple_choice import MultipleChoice
     ("more", "says"),
     [
         ({"pool__noise_rows": 1, "pool__noise_scale": 1e300}, "pool.noise_scale"),
-        ({"optimizer__step_length": 1e30}, "optimizer.step_length=1e+30: must be a number above 0"),
-        ({"optimizer__inertia": 1e308}, "optimizer.inertia"),
+        ({"optimizer__step_length": 1e30}, "step_length=1e+30: must be a number, above 0"),
     ],
 )
 def test_an_absurd_value_is_one_line_and_leaves_nothing(
@@ -254,9 +253,9 @@ def test_an_error_cannot_steer_the_terminal() -> None:
 @pytest.mark.parametrize("many", [10_001, 10**6, 10**23])
 def test_more_particles_than_an_ask_can_hold_are_refused(many: int) -> None:
     for made in (MemeticSwarm, CMAES, Genome, NaturalEvolution):
-        with pytest.raises(UserError, match=r"optimizer.particles=\d+: .* at most 10,000"):
+        with pytest.raises(UserError, match=r"optimizer.particles=\d+: .* at most 10000"):
             made(particles=many)
-    with pytest.raises(UserError, match=r"optimizer.descent.batch=\d+: .* to 10,000"):
+    with pytest.raises(UserError, match=r"optimizer.descent.batch=\d+: .* at most 10000"):
         Descent(batch=many)
 
 
@@ -269,7 +268,9 @@ def test_types_that_were_taken_by_their_truth_are_refused(tiny_pool: Path) -> No
         BaseModel("x", name=5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"pool.noise_rows must be at most 1,000"):
         Pool(tiny_pool, noise_rows=99_999_999_999)
-    with pytest.raises(UserError, match=r"optimizer.descent=5: must be null, or have the keys"):
+    with pytest.raises(
+        UserError, match=r"optimizer.descent=5: must be the keys of the gradient term"
+    ):
         MemeticSwarm(descent=5)  # type: ignore[arg-type]
     for workers in (True, 0, 1_001, 10**23):
         with pytest.raises(UserError, match=r"executor.workers="):

@@ -23,14 +23,11 @@ from swarm.errors import UserError
 from swarm.export.source import read_source as export
 from swarm.finetune.run import tokenize_items
 from swarm.finetune.trainer import (
-    Trainer,
-    TrainingArguments,
-    TrainingProgress,
-    batch_indices,
-    content_digest,
+    AdapterTrainer,
+    answer_loss,
+    collate_pairs,
     evaluate_loss,
-    mean_loss,
-    read_progress,
+    shuffled_batches,
 )
 from swarm.pool.pool import Pool
 from swarm.runs.manifest import Manifest
@@ -99,7 +96,7 @@ def test_the_saved_adapter_answers_in_a_pool_as_the_trained_model_did(
     for number, source in enumerate((tiny_pool / "amber", run / "tuned")):
         model = PeftModel.from_pretrained(tiny.load(tiny_llama), source)
         with torch.inference_mode():
-            wanted = [-mean_loss(model, [pair])[0].item() * len(pair[1]) for pair in every]
+            wanted = [-evaluate_loss(model, [pair], 1) * len(pair[1]) for pair in every]
         found = [completion.logprobs[0] for completion in both[number]]
         assert found == pytest.approx(wanted, abs=1e-4)
     assert metrics.expert == "amber"
@@ -111,12 +108,10 @@ def test_the_saved_adapter_answers_in_a_pool_as_the_trained_model_did(
 def test_padding_changes_no_loss(tiny_llama: Path) -> None:
     model = tiny.load(tiny_llama)
     rows = [([1, 40, 41], [50]), ([1, 42, 43, 44, 45, 46], [51, 52, 2]), ([1, 47], [53, 54])]
-    sums = [loss.item() * count for loss, count in (mean_loss(model, [row]) for row in rows)]
-    loss, tokens = mean_loss(model, rows)
-    assert tokens == 6 and loss.item() == pytest.approx(sum(sums) / 6, abs=1e-5)
+    sums = [answer_loss(model, collate_pairs([row])).item() * len(row[1]) for row in rows]
+    loss = answer_loss(model, collate_pairs(rows))
+    assert loss.item() == pytest.approx(sum(sums) / 6, abs=1e-5)
     assert evaluate_loss(model, rows, 2) == pytest.approx(sum(sums) / 6, abs=1e-5)
-    import torch
-
     asked, answer = rows[1]
     logits = model(input_ids=torch.tensor([[*asked, *answer]])).logits[0].log_softmax(-1)
     wanted = sum(logits[len(asked) - 1 + i, token].item() for i, token in enumerate(answer))
@@ -124,11 +119,22 @@ def test_padding_changes_no_loss(tiny_llama: Path) -> None:
 
 
 def test_every_example_is_learnt_from_equally_often() -> None:
-    recipe = TrainingArguments(batch=3, seed=7)
-    drawn = [place for step in range(14) for place in batch_indices(6, recipe, step)]
+    drawn = [place for batch in shuffled_batches(6, 3, 14, seed=7) for place in batch]
     for start in range(0, 42, 6):
         assert sorted(drawn[start : start + 6]) == list(range(6))
     assert drawn[:6] != drawn[6:12]
+
+
+def kill_at(patch: pytest.MonkeyPatch, step: int) -> None:
+    """Training ends like a killed process when it evaluates at this step."""
+    evaluate = AdapterTrainer.evaluate
+
+    def killed(self: AdapterTrainer, *arguments: Any, **named: Any) -> dict[str, float]:
+        if self.state.global_step == step:
+            raise KeyboardInterrupt
+        return evaluate(self, *arguments, **named)
+
+    patch.setattr(AdapterTrainer, "evaluate", killed)
 
 
 def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_shown(
@@ -140,16 +146,9 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder, metrics = tuned
-    look = Trainer._evaluate
-
-    def killed(self: Trainer, step: int, *more: Any) -> None:
-        if step == 15:
-            raise KeyboardInterrupt
-        look(self, step, *more)
-
     command = words(tmp_path, tiny_llama, tiny_pool, "run", expert="amber")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_evaluate", killed)
+        kill_at(patch, 15)
         tune(command)
     run = tmp_path / "search" / "run"
     assert not (run / "tuned").exists()
@@ -208,73 +207,66 @@ def test_damage_to_the_folder_is_named_or_mended(
     assert tune(command) == metrics
 
 
-@pytest.mark.parametrize("spoil", [b"", b"{}", None])
-def test_a_damaged_training_is_named(
-    spoil: bytes | None,
+@pytest.mark.parametrize("spoilt", ["optimizer.pt", "best.safetensors", "trainer_state.json"])
+def test_a_damaged_checkpoint_is_trained_again(
+    spoilt: str,
+    tuned: tuple[Path, Any],
     tiny_llama: Path,
     tiny_pool: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    look = Trainer._evaluate
-
-    def killed(self: Trainer, step: int, *more: Any) -> None:
-        if step == 10:
-            raise KeyboardInterrupt
-        look(self, step, *more)
-
     command = words(tmp_path, tiny_llama, tiny_pool, "run", expert="amber")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_evaluate", killed)
+        kill_at(patch, 10)
         tune(command)
-    file = tmp_path / "search" / "run" / "training.safetensors"
+    (file,) = (tmp_path / "search" / "run" / "training").glob(f"checkpoint-*/{spoilt}")
     data = file.read_bytes()
-    # Else one bit of a weight.
-    file.write_bytes(data[:-9] + bytes([data[-9] ^ 4]) + data[-8:] if spoil is None else spoil)
-    with pytest.raises(UserError, match=r"training.safetensors is damaged"):
-        tune(command)
-    file.write_bytes(data)
-    assert tune(command).tested
+    file.write_bytes(data[:-9] + bytes([data[-9] ^ 4]) + data[-8:])
+    assert tune(command) == tuned[1]
 
 
 def test_an_adapter_with_dropout_goes_on_to_the_same_weights(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
     from peft import PeftModel
 
     start = tiny.expert(tiny_llama, tmp_path / "start", lora_dropout=0.3)
     rows = [([1, 40 + i, 41], [50 + i, 2]) for i in range(8)]
-    look = Trainer._evaluate
 
-    def trainer(name: str) -> Trainer:
+    def trainer(name: str, checkpoint: Path | None = None) -> AdapterTrainer:
         model = PeftModel.from_pretrained(tiny.load(tiny_llama), start, is_trainable=True)
-        return Trainer(
-            model, TrainingArguments(6, batch=2, every=2), tmp_path / name, lambda line: None
+        return AdapterTrainer(
+            model,
+            rows[:5],
+            shuffled_batches(5, 2, 6, seed=0),
+            1e-3,
+            held_out=rows[5:],
+            every=2,
+            patience=3,
+            folder=tmp_path / name,
+            checkpoint=checkpoint,
         )
 
-    def killed(self: Trainer, step: int, *more: Any) -> None:
-        if step == 4:
-            raise KeyboardInterrupt
-        look(self, step, *more)
-
     whole = trainer("whole")
-    progress = whole.train(rows[:5], rows[5:])
+    whole.run()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_evaluate", killed)
-        trainer("killed").train(rows[:5], rows[5:])
-    again = trainer("killed")
-    assert again.train(rows[:5], rows[5:]).evaluations == progress.evaluations
+        kill_at(patch, 4)
+        trainer("killed").run()
+    again = trainer("killed", tmp_path / "killed" / "checkpoint-2")
+    again.run()
+    assert again.evaluations == whole.evaluations and again.best_step == whole.best_step
     assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
-    assert evaluate_loss(whole.model, rows, 3) == pytest.approx(
-        evaluate_loss(whole.model, rows, 3), abs=0
-    )
+    finished = trainer("killed", tmp_path / "killed" / "checkpoint-6")  # killed after its last step
+    finished.run()
+    assert finished.evaluations == whole.evaluations
+    assert all(map(torch.equal, finished.model.parameters(), whole.model.parameters()))
 
 
 def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     command = words(tmp_path, tiny_llama, tiny_pool, "run", steps=1, test="false")
     other = tiny.expert(tiny_llama, tmp_path / "other")
@@ -284,7 +276,7 @@ def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
     for more, said in (
         (["targets=[nope]"], "targets has 'nope'.* available: down_proj, gate_proj"),
         (["targets=[q_proj,self_attn]"], "targets has 'self_attn'"),
-        (["targets=q_proj"], "must be a list"),
+        (["targets=q_proj"], "targets=q_proj: must be a list"),
         ([f"expert={other}"], "128 to 32, which .* does not have"),
     ):
         with pytest.raises(Exception, match=said) as caught:
@@ -293,11 +285,8 @@ def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
         assert isinstance(cause, UserError) and "\n" not in str(cause)
         assert not (tmp_path / "search").exists()
 
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_evaluate", killed)
+        kill_at(patch, 0)
         tune([*command, "expert=birch"])
     run = tmp_path / "search" / "run"
     assert (run / "start").is_dir()
@@ -333,13 +322,6 @@ def test_training_that_only_harms_is_stopped_and_the_start_is_kept(
     assert facts["steps"] == 2 and facts["step"] == 0 and not metrics.tested
     later = [held for step, _, held in facts["evaluations"] if step > facts["step"]]
     assert len(later) == 2
-    progress = TrainingProgress()
-    assert progress.record_evaluation(0, None, 2.0) and not progress.record_evaluation(1, 1.0, 2.0)
-    assert (
-        progress.record_evaluation(2, 1.0, 1.5)
-        and progress.count_stale() == 0
-        and progress.best == 2
-    )
 
 
 def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
@@ -367,7 +349,7 @@ def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
         (["expert=amber", "run=search/x"], "give only one"),
         (["expert=nobody"], "neither an expert"),
         (["run=nowhere"], "contains no search"),
-        (["holdout=1"], "a fraction of dev"),
+        (["holdout=1"], "holdout=1: must be a number, at least 0, below 1"),
         (["steps=0"], "steps=0"),
         (["rate=0"], "rate=0"),
         (["name=a/b"], "name of a folder"),
@@ -454,15 +436,3 @@ def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_fo
     assert "| best constant answer" in done.stdout and "Gain on test over the best" in done.stdout
     tuned = f"(tuned) has {mine.found.test.utility:.3f}"
     assert f"; fine-tuning on the same items {tuned}" in str(state_verdict(metrics, first))
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:
-    path, tensors = tmp_path / "training.safetensors", {"weight.0": torch.ones(2)}
-    for key in ("evaluations", "rounds"):
-        progress = json.dumps({"best": 0, key: []})
-        about = {"progress": progress, "sha256": content_digest(tensors, progress)}
-        save_file(tensors, str(path), about)
-        if key == "evaluations":
-            assert read_progress(path)[1] == progress
-    with pytest.raises(UserError, match="earlier version"):
-        read_progress(path)

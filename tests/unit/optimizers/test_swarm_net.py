@@ -38,12 +38,6 @@ def draw_options(number: int) -> tuple[dict[str, Any], Deviations, int, int]:
         "starting_velocity": str(draw.choice(["random", "zero", "best"])),
         "patience": int(draw.integers(1, 12)),
         "max_iterations": 50,
-        "restart": True,
-        "restart_patience": 5.0,
-        "restart_cool_down": 5,
-        "crossover_maximum": 1.0,
-        "drop_iteration": 0.0,
-        "drop_particle": 0.0,
     }
     best_is_stale = bool(draw.choice(["after", "including"]) == "including")
     options["restart"] = bool(draw.random() < 0.8)

@@ -104,7 +104,7 @@ def merge_adapter(base: BaseModel, adapter: Adapter, dtype: str) -> Any:
     for name in adapter.shapes:
         layer = _find_layer(model, name, adapter)
         first, second = adapter.load_factors(name)
-        change = adapter.lora_scaling(name) * (second.float() @ first.float())
+        change = second.float() @ first.float()
         # A new parameter: a weight tied to the embedding must not change there.
         layer.weight = torch.nn.Parameter(layer.weight.detach() + change, requires_grad=False)
         if layer is model.get_output_embeddings():

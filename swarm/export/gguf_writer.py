@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.errors import UserError
 from swarm.pool.adapter import Adapter, adapter_error
-from swarm.pool.discovery import shared_scaling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -323,13 +322,12 @@ def write_lora_gguf(adapter: Adapter, config: Mapping[str, Any], path: Path, nam
     import gguf
 
     check_architecture(config, name)
-    shared = shared_scaling([adapter])
-    folded = shared is None or shared[2]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_name(name)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
-    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 0.0 if folded or shared is None else shared[1])
+    # The scaling is in B; an alpha of 0 adds none.
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 0.0)
     for module in adapter.shapes:
         key = tensor_name(module)
         if key is None or (module == "lm_head" and config.get("tie_word_embeddings")):
@@ -337,8 +335,6 @@ def write_lora_gguf(adapter: Adapter, config: Mapping[str, Any], path: Path, nam
                 adapter.folder, f"a GGUF of the base has no {module} of its own; use format=gguf"
             )
         a, b = (factor.float() for factor in adapter.load_factors(module))
-        if folded:
-            b = b * adapter.lora_scaling(module)
         if heads := _count_heads(module, config):
             b = interleave_rope_rows(b, heads)
         writer.add_tensor(f"{key}.weight.lora_a", a.contiguous().numpy())

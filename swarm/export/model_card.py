@@ -25,8 +25,8 @@ from swarm.export.source import CONFIG_DIR_OPTION, ExportSource, read_source
 from swarm.finetune.run import FRESH_LABEL, domain_lines, format_tuning, scores_table
 from swarm.merging.positions import describe_position, route_means
 from swarm.pool.adapter import ROUTER_FILE
+from swarm.pool.extra_rows import load_elites
 from swarm.pool.prompt_router import WORD_PATTERN
-from swarm.pool.synthetic_rows import EliteExperts
 from swarm.runs.verdict import (
     Verdict,
     format_gain,
@@ -259,9 +259,8 @@ def _expert_licence(source: ExportSource, name: str) -> str:
 def _elite_licences(source: ExportSource, own_names: list[str], name: str) -> dict[str, str]:
     pool = source.config.get("pool", {})
     try:
-        elites = EliteExperts(pool.get("elites"), pool.get("elite_count", 3)).load_adapters(
-            own_names
-        )
+        run = find_path(pool.get("elites") or "")
+        elites = load_elites(run, pool.get("elite_count", 3), own_names)
         particle = next(one.folder.parent for one in elites if one.name == name)
         number = int(particle.name.removeprefix("particle_"))
         return collect_input_licences(read_source(str(particle.parent), number))

@@ -571,9 +571,7 @@ def read_state(path: Path) -> dict[str, Any]:
     raise UserError(f"{path} is damaged: choose another name=, or remove its folder")
 
 
-def tokenize_items(
-    task: QuestionTask, items: Sequence[Item], tokenizer: Any
-) -> "list[TokenPair]":
+def tokenize_items(task: QuestionTask, items: Sequence[Item], tokenizer: Any) -> "list[TokenPair]":
     """Tokenize prompts and gold answers as a search does; append the end token."""
     found = []
     for item in items:

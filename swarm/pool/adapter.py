@@ -9,12 +9,13 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 
 from swarm._util.files import (
@@ -25,11 +26,13 @@ from swarm._util.files import (
     rename,
     sync_folder,
 )
+from swarm._util.settings import STRICT, Positive, parse_settings
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from swarm.merging.lora_math import FactorPair
     from swarm.pool.prompt_router import PromptRouter
 
 CONFIG_FILE = "adapter_config.json"
@@ -69,13 +72,6 @@ IGNORED_OPTIONS = {
     "velora_config", "qalora_group_size", "runtime_config", "ensure_weight_tying", "merge_weights",
 }
 # fmt: on
-TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "use_rslora": ((bool, type(None)), "true or false"),
-    "base_model_name_or_path": ((str, type(None)), "a text or null"),
-    "target_modules": ((str, list, type(None)), "a string, a list of strings or null"),
-    "init_lora_weights": ((bool, str, type(None)), "true, false or a string"),
-}
-"""Allowed types of settings that are used as booleans or by PEFT alone."""
 # Keys that are rejected with a more specific reason than "unknown".
 UNSUPPORTED_KEYS = {
     "lora_embedding_": "a LoRA of an embedding",
@@ -91,20 +87,76 @@ DTYPES = ("F64", "F32", "F16", "BF16")
 MAX_ALPHA = 1_000_000
 """Maximum lora_alpha; a file with a higher one is damaged or malicious."""
 
+Alpha = Annotated[float, Field(ge=-MAX_ALPHA, le=MAX_ALPHA)]
+FactorShape = tuple[int, int, int]
+"""(in, out, rank)."""
+
+
+class AdapterConfig(BaseModel):
+    """The settings of adapter_config.json that are used here."""
+
+    model_config = STRICT | ConfigDict(extra="ignore")
+
+    peft_type: Literal["LORA"]
+    r: Positive
+    lora_alpha: Alpha
+    use_rslora: bool | None = None
+    bias: Literal["none"] | None = None
+    base_model_name_or_path: str | None = None
+    target_modules: str | list[str] | None = None
+    init_lora_weights: bool | str | None = None
+    rank_pattern: dict[str, Positive] | None = None
+    alpha_pattern: dict[str, Alpha] | None = None
+
+    def at(self, key: str, module: str) -> Any:
+        """Return the value of "rank" or "alpha" for a module: that of the first pattern."""
+        patterns = getattr(self, f"{key}_pattern") or {}
+        for expression, value in patterns.items():
+            try:
+                if re.match(rf"(?:.*\.)?(?:{expression})$", module):
+                    return value
+            except re.error as error:
+                raise UserError(
+                    f"{key}_pattern has {expression!r}, which is not a valid pattern ({error})"
+                ) from None
+        return {"rank": self.r, "alpha": self.lora_alpha}[key]
+
+
+class PoolRow:
+    """A row of a pool's basis, multiplied by one coefficient.
+
+    Attributes:
+        name: Unique in the pool.
+        shapes: (in, out, rank) of every module that it changes.
+    """
+
+    name: str
+    shapes: Mapping[str, FactorShape]
+
+    def load_factors(self, module: str) -> "FactorPair":
+        """Return A [rank, in] and B [out, rank] of `module`, float64; its update is B A."""
+        raise NotImplementedError
+
+    def identity_bytes(self) -> bytes:
+        """Return bytes that change with the weights, for a fingerprint."""
+        raise NotImplementedError
+
 
 @dataclass
-class Adapter:
+class Adapter(PoolRow):
     """One LoRA expert as described by its folder; weights are loaded on demand.
 
-    For every adapted module `shapes` contains (in, out, rank), `alphas` the LoRA alpha and `keys`
-    the names of A and B in the file.
+    Attributes:
+        scalings: Factor s of the update s B A at each module: alpha / rank, alpha / sqrt(rank) for
+            rsLoRA.
+        keys: Names of A and B of each module in the file.
     """
 
     name: str
     folder: Path
     config: dict[str, Any]
-    shapes: dict[str, tuple[int, int, int]]
-    alphas: dict[str, float]
+    shapes: dict[str, FactorShape]
+    scalings: dict[str, float]
     keys: dict[str, dict[str, str]]
     _file: Any = field(default=None, repr=False)
 
@@ -115,34 +167,24 @@ class Adapter:
 
     def identity_bytes(self) -> bytes:
         """Return bytes that identify the expert: name, scaling, and the SHA-256 of its weights."""
-        facts = [self.name, self.alphas, self.is_rslora]
         weights = hash_file_cached(self.folder / WEIGHTS_FILE)
+        facts = [self.name, self.scalings]
         return json.dumps(facts, sort_keys=True).encode() + bytes.fromhex(weights)
-
-    @property
-    def is_rslora(self) -> bool:
-        """True if the scaling is alpha / sqrt(rank), as in rank-stabilized LoRA."""
-        return bool(self.config.get("use_rslora"))
 
     def content_digest(self) -> bytes:
         """Return a digest of the update; experts with equal digests are duplicates."""
         digest = hashlib.sha256()
         for module in sorted(self.shapes):
-            pair = [weight.float().contiguous().numpy() for weight in self.load_factors(module)]
-            digest.update(f"{module} {self.lora_scaling(module)} {self.shapes[module]}\n".encode())
-            for weight in pair:
-                digest.update(weight.data)
+            digest.update(f"{module} {self.shapes[module]}\n".encode())
+            for weight in self.load_factors(module):
+                digest.update(weight.contiguous().numpy().data)
         return digest.digest()
 
-    def lora_scaling(self, module: str) -> float:
-        """Return the factor s of delta W = s B A at `module`."""
-        rank = self.shapes[module][2]
-        return self.alphas[module] / (math.sqrt(rank) if self.is_rslora else rank)
+    def load_factors(self, module: str) -> "FactorPair":
+        """See `PoolRow.load_factors`; the LoRA scaling is in B.
 
-    def load_factors(self, module: str) -> tuple["Tensor", "Tensor"]:
-        """Return A [rank, in] and B [out, rank] of `module` as stored, in the file's dtype.
-
-        Raises UserError if a weight is not finite.
+        Raises:
+            UserError: A weight is not finite.
         """
         if self._file is None:
             self._file = safe_open(str(self.folder / WEIGHTS_FILE), framework="pt")
@@ -153,7 +195,7 @@ class Adapter:
                 raise adapter_error(
                     self.folder, f"{module} contains weights that are NaN or infinite"
                 )
-        return first, second
+        return first.double(), second.double() * self.scalings[module]
 
 
 def adapter_error(folder: Path, reason: str) -> UserError:
@@ -168,20 +210,23 @@ def read_adapter(folder: Path) -> Adapter:
     safetensors whose file agrees with its config. A pickled adapter is never opened.
     """
     config = _read_config(folder)
-    _refuse_variants(folder, config)
-    header = _read_header(folder)
-    keys = _group_keys(folder, header)
-    shapes = {module: _module_shape(folder, module, pair, header) for module, pair in keys.items()}
-    alphas = {}
-    for module, (_, _, rank) in shapes.items():
-        expected = _match_pattern(folder, config, "rank_pattern", module, config["r"])
-        if rank != expected:
-            reason = f"{module} has rank {rank} in {WEIGHTS_FILE} but {expected} in {CONFIG_FILE}"
-            raise adapter_error(folder, reason)
-        alpha = _match_pattern(folder, config, "alpha_pattern", module, config["lora_alpha"])
-        _check_alpha(folder, f"alpha_pattern of {module}", alpha)
-        alphas[module] = float(alpha)
-    return Adapter(folder.name, folder, config, shapes, alphas, keys)
+    try:
+        checked = parse_settings(AdapterConfig, config)
+        _refuse_variants(config)
+        header = _read_header(folder)
+        keys = _group_keys(header)
+        shapes = {module: _module_shape(module, pair, header) for module, pair in keys.items()}
+        scalings = {}
+        for module, (_, _, rank) in shapes.items():
+            if rank != (expected := checked.at("rank", module)):
+                raise UserError(
+                    f"{module} has rank {rank} in {WEIGHTS_FILE} but {expected} in {CONFIG_FILE}"
+                )
+            root = rank**0.5 if checked.use_rslora else rank
+            scalings[module] = checked.at("alpha", module) / root
+    except UserError as error:
+        raise adapter_error(folder, str(error)) from None
+    return Adapter(folder.name, folder, config, shapes, scalings, keys)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -199,52 +244,26 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise adapter_error(folder, f"{CONFIG_FILE} cannot be read ({reason})") from None
     if not isinstance(config, dict):
         raise adapter_error(folder, f"{CONFIG_FILE} is not a JSON object")
-    if config.get("peft_type") != "LORA":
-        raise adapter_error(
-            folder, f"peft_type is {config.get('peft_type')!r}; only LORA can be combined"
-        )
-    if not _is_number(config.get("r"), int) or config["r"] < 1:
-        raise adapter_error(folder, f"r must be a positive integer, not {config.get('r')!r}")
-    _check_alpha(folder, "lora_alpha", config.get("lora_alpha"))
-    for key, (kinds, allowed) in TYPES.items():
-        value = config.get(key)
-        if not isinstance(value, kinds) or (
-            isinstance(value, list) and not all(isinstance(one, str) for one in value)
-        ):
-            raise adapter_error(folder, f"{key} must be {allowed}, not {value!r}")
     return config
 
 
-def _check_alpha(folder: Path, key: str, value: Any) -> None:
-    if not _is_number(value, (int, float)) or abs(value) > MAX_ALPHA:
-        raise adapter_error(folder, f"{key} must be a number up to {MAX_ALPHA:,}, not {value!r}")
-
-
-def _is_number(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
+def _refuse_variants(config: dict[str, Any]) -> None:
     """Reject every setting that changes, or might change, the forward pass."""
-    if config.get("bias") not in (None, "none"):
-        raise adapter_error(folder, f"bias is {config['bias']!r}; only 'none' can be combined")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(UNSUPPORTED_INITS):
         reason = f"init_lora_weights is {start!r}, which changes the base weight"
-        raise adapter_error(folder, f"{reason}; convert it to a plain LoRA with PEFT first")
+        raise UserError(f"{reason}; convert it to a plain LoRA with PEFT first")
     for key, value in config.items():
         # 0 is a valid token or layer, so only these values count as unset.
         if value is None or value is False or value in ([], {}, ""):
             continue
         if key in UNSUPPORTED_OPTIONS:
-            raise adapter_error(
-                folder, f"{key} is set and cannot be combined: {UNSUPPORTED_OPTIONS[key]}"
-            )
+            raise UserError(f"{key} is set and cannot be combined: {UNSUPPORTED_OPTIONS[key]}")
         if key not in USED_OPTIONS | IGNORED_OPTIONS and not _is_default(key, value):
             reason = (
                 f"{key} is set to {value!r}, an unknown option that may change the forward pass"
             )
-            raise adapter_error(folder, reason)
+            raise UserError(reason)
 
 
 def _is_default(key: str, value: Any) -> bool:
@@ -261,76 +280,51 @@ def _read_header(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     if not path.is_file():
         if (folder / "adapter_model.bin").exists():
             reason = f"adapter_model.bin is a pickle and not loaded; save it as {WEIGHTS_FILE}"
-            raise adapter_error(folder, reason)
-        raise adapter_error(folder, f"there is no {WEIGHTS_FILE}")
+            raise UserError(reason)
+        raise UserError(f"there is no {WEIGHTS_FILE}")
     try:
         with safe_open(str(path), framework="np") as file:
             parts = {key: file.get_slice(key) for key in sorted(file.keys())}
             return {key: (part.get_dtype(), tuple(part.get_shape())) for key, part in parts.items()}
     except (SafetensorError, OSError) as error:
-        raise adapter_error(folder, f"{WEIGHTS_FILE} is damaged ({error})") from None
+        raise UserError(f"{WEIGHTS_FILE} is damaged ({error})") from None
 
 
-def _group_keys(folder: Path, header: dict[str, Any]) -> dict[str, dict[str, str]]:
+def _group_keys(header: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Return the keys of A and B for each module, in the order of the module names."""
     keys: dict[str, dict[str, str]] = {}
     for key in header:
         match = WEIGHT_KEY.fullmatch(key)
         if match is None:
             kinds = (kind for part, kind in UNSUPPORTED_KEYS.items() if part in key)
-            raise adapter_error(
-                folder, f"{WEIGHTS_FILE} holds {key}, {next(kinds, 'an unknown weight')}"
-            )
+            raise UserError(f"{WEIGHTS_FILE} holds {key}, {next(kinds, 'an unknown weight')}")
         sides = keys.setdefault(match["module"], {})
         if match["side"] in sides:
-            raise adapter_error(
-                folder, f"{WEIGHTS_FILE} contains more than one adapter for {match['module']}"
-            )
+            raise UserError(f"{WEIGHTS_FILE} contains more than one adapter for {match['module']}")
         sides[match["side"]] = key
     if not keys:
-        raise adapter_error(folder, f"{WEIGHTS_FILE} contains no LoRA weights")
+        raise UserError(f"{WEIGHTS_FILE} contains no LoRA weights")
     for module, sides in keys.items():
         for side in "AB":
             if side not in sides:
-                raise adapter_error(folder, f"{module} has no lora_{side}")
+                raise UserError(f"{module} has no lora_{side}")
     return dict(sorted(keys.items()))
 
 
 def _module_shape(
-    folder: Path, module: str, pair: dict[str, str], header: dict[str, tuple[str, tuple[int, ...]]]
+    module: str, pair: dict[str, str], header: dict[str, tuple[str, tuple[int, ...]]]
 ) -> tuple[int, int, int]:
     """Return (in, out, rank) of one module; A [rank, in] and B [out, rank] must be consistent."""
     for key in pair.values():
         dtype, shape = header[key]
         if dtype not in DTYPES:
-            raise adapter_error(folder, f"{key} is of type {dtype}; allowed: {', '.join(DTYPES)}")
+            raise UserError(f"{key} is of type {dtype}; allowed: {', '.join(DTYPES)}")
         if len(shape) != 2 or 0 in shape:
-            raise adapter_error(
-                folder, f"{key} has shape {list(shape)}; only linear layers can be combined"
-            )
+            raise UserError(f"{key} has shape {list(shape)}; only linear layers can be combined")
     (rank, inputs), (outputs, other) = header[pair["A"]][1], header[pair["B"]][1]
     if rank != other:
-        raise adapter_error(folder, f"{module} has rank {rank} in lora_A but {other} in lora_B")
+        raise UserError(f"{module} has rank {rank} in lora_A but {other} in lora_B")
     return inputs, outputs, rank
-
-
-def _match_pattern(
-    folder: Path, config: dict[str, Any], key: str, module: str, default: Any
-) -> Any:
-    """Return the value of rank_pattern or alpha_pattern for `module`: of the first match."""
-    patterns = config.get(key) or {}
-    if not isinstance(patterns, dict):
-        raise adapter_error(folder, f"{key} must map module names to numbers, not {patterns!r}")
-    for expression, value in patterns.items():
-        if not _is_number(value, (int, float)):
-            raise adapter_error(folder, f"{key} of {expression} must be a number, not {value!r}")
-        try:
-            if re.match(rf"(?:.*\.)?(?:{expression})$", module):
-                return value
-        except re.error as error:
-            reason = f"{key} has {expression!r}, which is not a valid pattern ({error})"
-            raise adapter_error(folder, reason) from None
-    return default
 
 
 NOTE_FILE = "swarm.json"

@@ -141,28 +141,14 @@ def find_equal_experts(adapters: Sequence[Adapter]) -> list[list[str]]:
     return [names for names in equal.values() if len(names) > 1]
 
 
-def shared_scaling(adapters: Sequence[Adapter]) -> tuple[int, float, bool] | None:
-    """Return (rank, alpha, is rsLoRA) if all modules of all experts share them, else None."""
-    kinds = {
-        (shape[2], adapter.alphas[module], adapter.is_rslora)
-        for adapter in adapters
-        for module, shape in adapter.shapes.items()
-    }
-    return kinds.pop() if len(kinds) == 1 else None
-
-
 def combined_config(
-    adapters: Sequence[Adapter],
-    modules: Sequence[str],
-    scaling: tuple[int, float, bool],
-    base_name: str | None,
+    adapters: Sequence[Adapter], modules: Sequence[str], rank: int, base_name: str | None
 ) -> dict[str, Any]:
     """Return the PEFT config of any combination of `adapters` that adapts `modules`.
 
-    `scaling` is (rank, alpha, is rsLoRA) of the weights that go with it; `base_name` is the base
-    model if no expert names one.
+    Alpha equals the rank: the scaling is in the weights. `base_name` is the base model if no expert
+    names one.
     """
-    rank, alpha, rslora = scaling
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": _common_value(adapters, "task_type"),
@@ -172,8 +158,8 @@ def combined_config(
         "revision": _common_value(adapters, "revision"),
         "inference_mode": True,
         "r": rank,
-        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
-        "use_rslora": rslora,
+        "lora_alpha": rank,
+        "use_rslora": False,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -218,29 +204,11 @@ def is_missing_folder(base: str) -> bool:
     return bool(is_path) and not find_path(base).exists()
 
 
-def parse_expert_names(folder: Path, experts: Any) -> list[str]:
-    """Return pool.experts as a list; raises UserError for an invalid value."""
-    if isinstance(experts, str) or not isinstance(experts, Sequence):
-        raise UserError(f"pool.experts must be a list of sub-folders of {folder}, not {experts!r}")
-    names = list(experts)
-    for name in names:
-        if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name:
-            raise UserError(f"pool.experts: {name!r} is not the name of a sub-folder of {folder}")
-        if names.count(name) > 1:
-            raise UserError(f"pool.experts names {name!r} of {folder} more than once")
-    if len(names) < 2:
-        find_experts(folder, names)  # report a wrong name first
-        raise UserError(
-            f"pool.experts must name at least two experts of {folder}, not {names}; "
-            f"it has: {_format_names(_list_adapters(folder))}"
-        )
-    return names
-
-
-def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
+def find_experts(folder: Path, experts: Sequence[str] | None) -> list[str]:
     """Return the names of the experts' folders: the requested ones, else all with an adapter.
 
-    Raises UserError if the folder does not exist, lacks an expert or has fewer than two.
+    Raises:
+        UserError: The folder does not exist, lacks an expert or has fewer than two.
     """
     if not folder.is_dir():
         raise UserError(f"pool.folder: no such folder {folder}")
@@ -251,15 +219,17 @@ def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
             have = f"{folder} contains {len(found)} with an {CONFIG_FILE}"
             raise UserError(f"pool.folder: a pool needs at least two experts, and {have}")
         return found
+    has = f"it contains: {', '.join(found) or 'none'}"
     for name in experts:
-        if not (folder / name).is_dir():
+        if name in ("", ".", "..") or "/" in name or "\\" in name or not (folder / name).is_dir():
             matches = get_close_matches(name, found, 1)
             meant = f"did you mean {matches[0]!r}? " if matches else ""
-            raise UserError(
-                f"pool.experts: {folder} has no {name!r}; {meant}it contains: "
-                f"{_format_names(found)}"
-            )
-    return experts
+            raise UserError(f"pool.experts: {folder} has no {name!r}; {meant}{has}")
+        if list(experts).count(name) > 1:
+            raise UserError(f"pool.experts names {name!r} of {folder} more than once")
+    if len(experts) < 2:
+        raise UserError(f"pool.experts={list(experts)}: must name at least two experts; {has}")
+    return list(experts)
 
 
 def _list_adapters(folder: Path) -> list[str]:
@@ -311,10 +281,6 @@ def find_incomplete_part(subfolder: Path) -> str:
         if held := [name for name in halves if (subfolder / name).exists()]:
             return f"contains {held[0]} and no {CONFIG_FILE}: the download is incomplete"
     return ""
-
-
-def _format_names(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"
 
 
 def check_row_names(folder: Path, names: Sequence[str]) -> None:

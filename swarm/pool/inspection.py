@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,9 +39,6 @@ from swarm.pool.discovery import (
     find_incomplete_part,
     is_missing_folder,
 )
-
-if TYPE_CHECKING:
-    from swarm.merging.lora_math import FactorPair
 
 BLOCK_BYTES = 128 * 2**20
 """Maximum size of the float64 factors of one block of experts at one module."""
@@ -60,7 +56,7 @@ class InspectedExpert:
 
     Attributes:
         name: Name of its sub-folder.
-        ranks, alphas, scales: Distinct values over its modules, ascending.
+        ranks, scales: Distinct values over its modules, ascending.
         targets: Last parts of the adapted modules' names -> number of modules.
         base: Base model named in its configuration.
         norm: Frobenius norm of its update over all modules; `None` if it is not used.
@@ -71,7 +67,6 @@ class InspectedExpert:
 
     name: str
     ranks: list[int] = field(default_factory=list)
-    alphas: list[float] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
     targets: dict[str, int] = field(default_factory=dict)
     base: str | None = None
@@ -186,8 +181,7 @@ def _describe_other(subfolder: Path) -> str:
 def _fill_facts(one: InspectedExpert, adapter: Adapter) -> None:
     one.base = adapter.base_model
     one.ranks = sorted({rank for _, _, rank in adapter.shapes.values()})
-    one.alphas = sorted(set(adapter.alphas.values()))
-    one.scales = sorted({adapter.lora_scaling(module) for module in adapter.shapes})
+    one.scales = sorted(set(adapter.scalings.values()))
     one.targets = dict(Counter(module.rpartition(".")[2] for module in adapter.shapes))
 
 
@@ -240,10 +234,10 @@ def update_gram(adapters: Sequence[Adapter], block_bytes: int = BLOCK_BYTES) -> 
         indices = [i for i, adapter in enumerate(adapters) if module in adapter.shapes]
         blocks = list(_divide(adapters, indices, module, block_bytes))
         for number, first in enumerate(blocks):
-            factors = [_scaled_factors(adapters[i], module) for i in first]
+            factors = [adapters[i].load_factors(module) for i in first]
             gram[np.ix_(first, first)] += gram_matrix(factors)
             for second in blocks[:number]:
-                others = [_scaled_factors(adapters[i], module) for i in second]
+                others = [adapters[i].load_factors(module) for i in second]
                 cross = gram_matrix([*factors, *others])[: len(first), len(first) :]
                 gram[np.ix_(first, second)] += cross
                 gram[np.ix_(second, first)] += cross.T
@@ -266,11 +260,6 @@ def _divide(
         size += own
     if block:
         yield block
-
-
-def _scaled_factors(adapter: Adapter, module: str) -> "FactorPair":
-    a, b = adapter.load_factors(module)
-    return a.double(), b.double() * adapter.lora_scaling(module)
 
 
 def _find_near(
@@ -320,14 +309,14 @@ def _format_experts(found: PoolInspection) -> list[str]:
 
 def table_of_experts(found: PoolInspection) -> tuple[str, list[str], list[list[str]]]:
     """Return the base model, empty if it is a column, the header and one row per adapter."""
-    header = ["adapter", "rank", "alpha", "scale", "modules", "norm", "nearest (cosine)", "search"]
+    header = ["adapter", "rank", "scale", "modules", "norm", "nearest (cosine)", "search"]
     rows = [_table_row(one) for one in found.experts]
     bases = [one.base for one in found.experts]
     if len(set(bases)) == 1:
         return bases[0] or "not named", header, rows
-    header.insert(5, "base")
+    header.insert(4, "base")
     for row, base in zip(rows, bases, strict=True):
-        row.insert(5, _shorten_base(base))
+        row.insert(4, _shorten_base(base))
     return "", header, rows
 
 
@@ -338,7 +327,6 @@ def _table_row(one: InspectedExpert) -> list[str]:
     return [
         one.name,
         _format_values(one.ranks),
-        _format_values(one.alphas),
         _format_values(one.scales),
         targets,
         norm,

@@ -11,12 +11,15 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from swarm._util.files import find_path
+from swarm._util.settings import Count, Positive, Text, checked
 from swarm.errors import UserError
 from swarm.merging import lora_math
 from swarm.pool.adapter import (
@@ -24,6 +27,7 @@ from swarm.pool.adapter import (
     NOTE_FILE,
     WEIGHTS_FILE,
     Adapter,
+    PoolRow,
     read_adapter,
     write_adapter,
     write_routed_adapter,
@@ -36,41 +40,15 @@ from swarm.pool.discovery import (
     find_equal_experts,
     find_experts,
     name_of,
-    parse_expert_names,
-    shared_scaling,
 )
-from swarm.pool.module_groups import (
-    ALL_MODULES,
-    AUTO,
-    divide_modules,
-    find_parent_groups,
-    parse_group_kind,
-    route_group_names,
-)
-from swarm.pool.prompt_router import fit_router, parse_routes
-from swarm.pool.synthetic_rows import EliteExperts, PoolRow, SyntheticRowConfig
+from swarm.pool.extra_rows import ExtraRows, load_elites
+from swarm.pool.groups import ALL_MODULES, AUTO, GroupKind, divide_modules, route_group_names
+from swarm.pool.prompt_router import MAX_ROUTES, PromptRouter, fit_router, read_router
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from swarm.merging.lora_math import FactorPair, WeightedFactors
-
-SPACES = ("factor", "delta")
-
-
-def check_space(space: str, export_rank: int | None) -> None:
-    """Raise UserError for invalid values of pool.space and pool.export_rank."""
-    if space not in SPACES:
-        raise UserError(f"pool.space is {space!r}; allowed: {', '.join(SPACES)}")
-    if export_rank is None:
-        return
-    if type(export_rank) is not int or export_rank < 1:
-        raise UserError(f"pool.export_rank must be null or a positive integer, not {export_rank!r}")
-    if space != "delta":
-        raise UserError(
-            f"pool.export_rank={export_rank} needs pool.space=delta; with pool.space={space} a "
-            "combination has the rank of its experts, so use null"
-        )
+    from swarm.merging.lora_math import FactorPair
 
 
 class Basis:
@@ -80,7 +58,7 @@ class Basis:
         rows: The K rows.
         shapes: (in, out) of every module that any of them changes.
         space: "factor" combines A and B separately, "delta" their products.
-        division: See `swarm.pool.module_groups.divide_modules`.
+        division: See `swarm.pool.groups.divide_modules`.
 
     Attributes:
         names: Names of the rows.
@@ -95,7 +73,7 @@ class Basis:
         rows: Sequence[PoolRow],
         shapes: Mapping[str, tuple[int, int]],
         space: str,
-        division: int | str,
+        division: GroupKind,
     ) -> None:
         self.rows, self.space = list(rows), space
         self.names = [row.name for row in rows]
@@ -116,21 +94,16 @@ class Basis:
         squares = [0.0] * len(self.rows)
         for number, row in enumerate(self.rows):
             for module in row.shapes:
-                a, b = row.load_factors(module)
-                scale = row.lora_scaling(module)
-                squares[number] += (scale * lora_math.update_norm(a.double(), b.double())) ** 2
+                squares[number] += lora_math.update_norm(*row.load_factors(module)) ** 2
         return [square**0.5 for square in squares]
 
-    def combine_module(
-        self, module: str, vector: Sequence[float], folded: bool = True
-    ) -> "FactorPair":
+    def combine_module(self, module: str, vector: Sequence[float]) -> "FactorPair":
         """Return A and B of `module` at a position [G * K], float64.
 
-        The scaling is in B if `folded`. Summed in the order of the rows, so the result does not
-        depend on threads or machines.
+        Summed in the order of the rows, so the result does not depend on threads or machines.
         """
         start = self._group[module] * len(self.rows)
-        return self._combine_group(module, vector[start : start + len(self.rows)], folded)
+        return self._combine_group(module, vector[start : start + len(self.rows)])
 
     def stack_experts(self, module: str) -> "FactorPair":
         """Return A [K, rank, in] and B [K, out, rank] of `module`, float32, padded and scaled."""
@@ -161,24 +134,17 @@ class Basis:
         )
         return a.float(), b.float(), row_indices
 
-    def _combine_group(
-        self, module: str, part: Sequence[float], folded: bool = True
-    ) -> "FactorPair":
+    def _combine_group(self, module: str, part: Sequence[float]) -> "FactorPair":
         """Return A and B of one module with the K coefficients of its group."""
         inputs, outputs, rank = self.modules[module]
-        terms = self._expert_terms(module, part, folded)
+        terms = (
+            (coefficient, *row.load_factors(module))
+            for coefficient, row in zip(part, self.rows, strict=True)
+            if coefficient != 0.0 and module in row.shapes
+        )
         if self.space == "factor":
             return lora_math.sum_factors(terms, inputs, outputs, rank)
         return lora_math.concatenate_factors(terms, inputs, outputs)
-
-    def _expert_terms(
-        self, module: str, part: Sequence[float], folded: bool
-    ) -> "Iterator[WeightedFactors]":
-        for coefficient, row in zip(part, self.rows, strict=True):
-            if coefficient != 0.0 and module in row.shapes:
-                a, b = row.load_factors(module)
-                scale = row.lora_scaling(module) if folded else 1.0
-                yield coefficient, a.double(), b.double() * scale
 
 
 log = logging.getLogger(__name__)
@@ -191,61 +157,70 @@ ELITES_FOLDER = ".elites"
 """Folder of the elites in `Pool.with_folder`; hidden, so that it is not taken for an expert."""
 
 
+Recipe = Literal["slerp", "model_stock", "ties", "dare_linear", "dare_ties"]
+Routes = Annotated[int, Field(ge=1, le=MAX_ROUTES)] | Literal["auto"] | Mapping[str, Any]
+
+
+@checked("pool")
 class Pool:
     """K rows: the experts of `folder`, then, if configured, rows made by the pool.
 
     Experts are in the order of `experts` or of their names; base, noise, elites, sparsified experts
-    and recipes follow.
+    and recipes follow. The arguments are the keys pool.*, explained in docs/pool.md.
 
     Available after `open`: `names` (K), `groups` (G), `modules` (name of the module -> (in, out,
-    rank) of a combination, sorted by name), `rank`, the highest of them, and `shared`, the (rank,
-    alpha, is rsLoRA) of all modules of all rows, None if they differ.
+    rank) of a combination, sorted by name) and `rank`, the highest of them.
+
+    Raises:
+        UserError: A value is invalid; no file has been opened.
     """
 
     saves = "adapter"
 
     def __init__(
         self,
-        folder: str | Path,
+        folder: Path | Text,
         experts: Sequence[str] | None = None,
-        space: str = "factor",
-        export_rank: int | None = None,
-        groups: int | str = 1,
+        space: Literal["factor", "delta"] = "factor",
+        export_rank: Positive | None = None,
+        groups: GroupKind = 1,
         base_row: bool = False,
-        noise_rows: int = 0,
-        noise_scale: float = 1.0,
-        noise_seed: int = 0,
-        elites: str | None = None,
-        elite_count: int = 3,
-        recipes: Sequence[str] = (),
-        density: float = 0.5,
-        sparse_rows: float | None = None,
-        base: str = "check",
-        routes: int | str | Mapping[str, Any] = 1,
+        noise_rows: Annotated[int, Field(ge=0, le=1000)] = 0,
+        noise_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0,
+        noise_seed: Count = 0,
+        elites: Text | None = None,
+        elite_count: Positive = 3,
+        recipes: Sequence[Recipe] = (),
+        density: Annotated[float, Field(gt=0, le=1)] = 0.5,
+        sparse_rows: Annotated[float, Field(gt=0, lt=1)] | None = None,
+        base: Literal["check", "ignore"] = "check",
+        routes: Routes = 1,
     ) -> None:
-        """Store the settings (config keys pool.*, explained in docs/pool.md) without opening files.
-
-        Raises UserError for invalid values.
-        """
-        if not isinstance(folder, str | Path) or not str(folder).strip():
-            raise UserError(f"pool.folder must be the path of a folder, not {folder!r}")
+        if export_rank is not None and space != "delta":
+            raise UserError(
+                f"pool.export_rank={export_rank} needs pool.space=delta; with pool.space={space} a "
+                "combination has the rank of its experts, so use null"
+            )
+        if len(set(recipes)) < len(recipes):
+            raise UserError(f"pool.recipes={list(recipes)}: names one more than once")
         self.folder = find_path(folder)
-        self.experts = None if experts is None else parse_expert_names(self.folder, experts)
-        self.space, self.export_rank = space, export_rank
-        check_space(space, export_rank)
-        if base not in ("check", "ignore"):
-            raise UserError(f"pool.base={base!r}: must be check or ignore")
+        self.experts = None if experts is None else list(experts)
+        self.space, self.export_rank, self._division = space, export_rank, groups
         self._base_check = base
-        self._division = parse_group_kind(groups)
-        self._routes, self.router = parse_routes(routes)
-        made = (base_row, noise_rows, noise_scale, noise_seed, recipes, density, sparse_rows)
-        self._made = SyntheticRowConfig(*made)
-        self._elites = EliteExperts(elites, elite_count)
+        self.router: PromptRouter | None = None
+        self._routes: int | str | None = None
+        if isinstance(routes, Mapping):
+            self.router = read_router(routes)
+        else:
+            self._routes = routes
+        self._extra = ExtraRows(
+            base_row, noise_rows, noise_scale, noise_seed, list(recipes), density, sparse_rows
+        )
+        self._elites, self._elite_count = elites, elite_count
         self.names: list[str] = []
         self.groups: Sequence[str] = [ALL_MODULES]
         self.modules: dict[str, tuple[int, int, int]] = {}
         self.rank = 0
-        self.shared: tuple[int, float, bool] | None = None
         self._basis: Basis | None = None
         self._files: list[Adapter] = []
         self._experts = 0
@@ -260,8 +235,9 @@ class Pool:
             "space": self.space,
             "export_rank": self.export_rank,
             "groups": self._division,
-            **vars(self._made),
-            **vars(self._elites),
+            **vars(self._extra),
+            "elites": self._elites,
+            "elite_count": self._elite_count,
             **({"base": "ignore"} if self._base_check == "ignore" else {}),
             **({"routes": self.router.to_dict()} if self.router else {}),
         }
@@ -271,7 +247,7 @@ class Pool:
         return partial(Pool, **self.settings), ()
 
     @property
-    def division(self) -> int | str:
+    def division(self) -> GroupKind:
         """Value of pool.groups in effect."""
         return self._division
 
@@ -340,14 +316,12 @@ class Pool:
             )
         names = find_experts(self.folder, self.experts)
         experts = [read_adapter(self.folder / name) for name in names]
-        elites = self._elites.load_adapters(names)
-        self._files, self._experts = [*experts, *elites], len(experts)
+        elites = self._elites and load_elites(find_path(self._elites), self._elite_count, names)
+        self._files, self._experts = [*experts, *(elites or ())], len(experts)
         shapes = check_compatible(self._files, base, self._base_check)
-        before, after = (
-            self._made.rows_before_elites(experts),
-            self._made.rows_after_elites(experts, self.space),
-        )
-        rows: list[PoolRow] = [*experts, *before, *elites, *after]
+        before = self._extra.before_elites(experts)
+        after = self._extra.after_elites(experts, self.space)
+        rows = [*experts, *before, *(elites or ()), *after]
         check_row_names(self.folder, [row.name for row in rows])
         self._basis = Basis(rows, shapes, self.space, self._division)
         self.names = self._basis.names
@@ -356,7 +330,6 @@ class Pool:
         )
         self.modules = self._basis.modules
         self.rank = max(rank for _, _, rank in self.modules.values())
-        self.shared = None if self._made.has_weights else shared_scaling(self._files)
         self._base_name = name_of(base)
         return self
 
@@ -446,9 +419,8 @@ class Pool:
         A position [R * G * K] of several routes is written as one PEFT folder for each that differs
         beside the router (`swarm.pool.adapter.read_routed_adapter`).
 
-        The weights are float32; rank and alpha are the experts' if all share them and factors are
-        combined, else alpha equals the rank. swarm.json contains the composition, `extra`, and in
-        the delta space the distance of the file from the position
+        The weights are float32, with the scaling in B: alpha equals the rank. swarm.json contains
+        the composition, `extra`, and in the delta space the distance of the file from the position
         (`swarm.merging.lora_math.compress_modules`). An adapter that was saved there before is
         replaced. Raises UserError if the folder cannot be written or contains anything else.
         """
@@ -478,39 +450,21 @@ class Pool:
         self, vector: list[float]
     ) -> tuple[dict[str, Any], dict[str, "Tensor"], dict[str, Any]]:
         """Return configuration and weights of the adapter at [G * K], and facts for the note."""
-        pairs, scaling, facts = self._export_weights(vector)
+        basis = self._require_basis()
+        mixed = ((name, basis.combine_module(name, vector)) for name in self.modules)
+        facts: dict[str, Any] = {}
+        if self.space == "delta":
+            pairs, rank, errors = lora_math.compress_modules(mixed, self.export_rank)
+            facts["reconstruction_error"] = errors
+        else:
+            pairs, rank = {name: (a.float(), b.float()) for name, (a, b) in mixed}, self.rank
         weights = {
             f"base_model.model.{module}.lora_{side}.weight": weight
             for module, pair in pairs.items()
             for side, weight in zip("AB", pair, strict=True)
         }
-        config = combined_config(self._files, list(self.modules), scaling, self._base_name)
+        config = combined_config(self._files, list(self.modules), rank, self._base_name)
         return config, weights, facts
-
-    def _export_weights(
-        self, vector: list[float]
-    ) -> tuple[dict[str, lora_math.FactorPair], tuple[int, float, bool], dict[str, Any]]:
-        """Return the weights of all modules in float32, their scaling and facts for the note."""
-        folded = self.space == "delta" or self.shared is None
-        mixed = (
-            (name, self._require_basis().combine_module(name, vector, folded))
-            for name in self.modules
-        )
-        if self.space == "delta":
-            pairs, rank, errors = lora_math.compress_modules(mixed, self.export_rank)
-            return pairs, (rank, float(rank), False), {"reconstruction_error": errors}
-        pairs = {name: (a.float(), b.float()) for name, (a, b) in mixed}
-        return pairs, self.shared or (self.rank, float(self.rank), False), {}
-
-    def parents(self, coarse: int | str) -> list[int]:
-        """Return, for each of the G groups, the index of its group in a coarser division.
-
-        See `swarm.pool.module_groups.find_parent_groups`.
-        """
-        self._require_basis()
-        parents = find_parent_groups(list(self.modules), parse_group_kind(coarse), self._division)
-        routes = len(self.router.names) if self.router else 1
-        return [route * (1 + max(parents)) + one for route in range(routes) for one in parents]
 
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits of the rows' names, order, scaling and all weights.
@@ -540,5 +494,5 @@ class Pool:
 
     def with_folder(self, folder: Path) -> "Pool":
         """Return the same pool, closed, with its parts below `folder`."""
-        elites = str(folder / ELITES_FOLDER) if self._elites.elites else None
+        elites = str(folder / ELITES_FOLDER) if self._elites else None
         return Pool(**{**self.settings, "folder": str(folder), "elites": elites})

@@ -139,23 +139,6 @@ def read_router(values: Mapping[str, Any]) -> PromptRouter:
     return router
 
 
-def parse_routes(value: Any) -> tuple[int | str | None, PromptRouter | None]:
-    """Return the value of pool.routes: a number or "auto", or a router, and then `None`.
-
-    Raises:
-        UserError: It is none of them.
-    """
-    if isinstance(value, Mapping):
-        return None, read_router(value)
-    number = type(value) is int and 1 <= value <= MAX_ROUTES
-    if not number and value != AUTO:
-        raise UserError(
-            f"pool.routes={value!r}: must be auto, or the number of kinds of prompts, from 1 to "
-            f"{MAX_ROUTES}"
-        )
-    return value, None
-
-
 def fit_router(texts: Sequence[str], routes: int | str = AUTO) -> PromptRouter | None:
     """Divide prompts into routes by average linkage of their word vectors.
 

@@ -315,7 +315,7 @@ def build_basis(adapters: Sequence[Adapter]) -> dict[str, tuple["Tensor", "Tenso
         for k, one in adapting:
             a, b = one.load_factors(module)
             down[k, : len(a)] = a
-            up[k, :, : len(a)] = b.double() * one.lora_scaling(module)
+            up[k, :, : len(a)] = b
         found[module] = (down, up)
     return found
 

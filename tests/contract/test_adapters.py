@@ -56,8 +56,8 @@ def renamed(rule: Callable[[str], str]) -> Callable[[Weights], Weights]:
     ("setting", "value", "word"),
     [
         ("use_dora", True, "DoRA"),
-        ("bias", "all", "'none'"),
-        ("bias", "lora_only", "'none'"),
+        ("bias", "all", "must be none"),
+        ("bias", "lora_only", "must be none"),
         ("lora_bias", True, "bias"),
         ("modules_to_save", ["lm_head"], "replaced"),
         ("layer_replication", [[0, 2], [1, 2]], "repeated"),
@@ -72,16 +72,16 @@ def renamed(rule: Callable[[str], str]) -> Callable[[Weights], Weights]:
         ("monteclora_config", {"num_samples": 4}, "Monte Carlo"),
         ("init_lora_weights", "pissa_niter_4", "base weight"),
         ("init_lora_weights", "olora", "base weight"),
-        ("peft_type", "LOHA", "only LORA"),
-        ("peft_type", None, "only LORA"),
+        ("peft_type", "LOHA", "must be LORA"),
+        ("peft_type", None, "must be LORA"),
         ("use_a_later_idea", 1, "unknown"),
-        ("r", 0, "r must be"),
-        ("r", True, "r must be"),
+        ("r", 0, "r=0: must be an integer, at least 1"),
+        ("r", True, "r=true: must be"),
         ("r", 5, "but 5 in"),
-        ("lora_alpha", "much", "lora_alpha must be"),
-        ("lora_alpha", float("nan"), "lora_alpha must be"),
-        ("rank_pattern", ["q_proj"], "rank_pattern must map"),
-        ("rank_pattern", {"q_proj": "wide"}, "must be a number"),
+        ("lora_alpha", "much", "lora_alpha=much: must be a number"),
+        ("lora_alpha", float("nan"), "lora_alpha=NaN: must be"),
+        ("rank_pattern", ["q_proj"], "must be a mapping"),
+        ("rank_pattern", {"q_proj": "wide"}, "must be a mapping"),
         ("alpha_pattern", {"(": 3}, "not a valid pattern"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_config_as_old_peft_wrote_it_passes(folder: Path) -> None:
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
     config |= {"base_model_name_or_path": None, "enable_lora": None, "merge_weights": False}
     (folder / "birch" / CONFIG_FILE).write_text(json.dumps(config))
-    assert Pool(folder).open().shared == (4, 8.0, False)
+    assert Pool(folder).open().rank == 4
 
 
 def test_real_dora_bias_and_embedding_adapters_are_refused(tiny_llama: Path, folder: Path) -> None:
@@ -288,8 +288,8 @@ def test_patterns_pick_by_the_end_of_the_name(mixed_pool: Path) -> None:
     dune = read_adapter(mixed_pool / "dune")
     ranks = {module: shape[2] for module, shape in dune.shapes.items()}
     assert ranks.pop("model.layers.1.self_attn.q_proj") == 6 and set(ranks.values()) == {4}
-    assert dune.lora_scaling("model.layers.1.self_attn.q_proj") == 8 / 6
-    assert dune.lora_scaling("model.layers.1.self_attn.v_proj") == 5 / 4
+    assert dune.scalings["model.layers.1.self_attn.q_proj"] == 8 / 6
+    assert dune.scalings["model.layers.1.self_attn.v_proj"] == 5 / 4
 
 
 def test_a_missing_pool_and_a_missing_expert(folder: Path) -> None:
@@ -310,9 +310,8 @@ def test_fewer_than_two_experts(folder: Path) -> None:
     [["amber", "amber"], "amber", ["amber", 3], ["amber", "../pool/birch"], ["amber", ".."], 2],
 )
 def test_lists_of_experts_that_can_never_work(folder: Path, experts: Any) -> None:
-    with pytest.raises(UserError, match=r"^pool\.experts") as caught:
-        Pool(folder, experts)
-    assert str(folder) in str(caught.value)
+    with pytest.raises(UserError, match=r"^pool\.experts"):
+        Pool(folder, experts).open()
 
 
 @pytest.mark.parametrize(

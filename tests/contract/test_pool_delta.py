@@ -251,9 +251,9 @@ def test_the_errors_of_the_experts_that_ship(
     ("settings", "words"),
     [
         ({"export_rank": 8}, ["pool.export_rank=8", "pool.space=delta"]),
-        ({"export_rank": 0, "space": "delta"}, ["pool.export_rank", "positive integer"]),
+        ({"export_rank": 0, "space": "delta"}, ["pool.export_rank=0", "an integer, at least 1"]),
         ({"export_rank": True, "space": "delta"}, ["pool.export_rank"]),
-        ({"space": "tokens"}, ["pool.space", "factor, delta"]),
+        ({"space": "tokens"}, ["pool.space=tokens", "factor or delta"]),
     ],
 )
 def test_wrong_settings_are_one_line(settings: dict, words: list[str], tiny_pool: Path) -> None:

@@ -27,7 +27,7 @@ from swarm.optimizers.gradient import Descent
 from swarm.optimizers.swarm import MemeticSwarm
 from swarm.pool.adapter import ROUTER_FILE, read_adapter, read_routed_adapter
 from swarm.pool.pool import Pool
-from swarm.pool.prompt_router import PromptRouter, fit_router, parse_routes, read_router
+from swarm.pool.prompt_router import PromptRouter, fit_router, read_router
 from swarm.registry.local_models import LocalModels, RoutedModel
 from swarm.report.paired_comparison import PairedComparison
 from swarm.report.sections import configuration_section
@@ -94,8 +94,10 @@ def test_a_router_is_read_as_written_and_nothing_else_is() -> None:
 
 @pytest.mark.parametrize("value", [0, 17, True, 2.0, "two", None])
 def test_wrong_numbers_of_routes_are_refused(value: Any) -> None:
-    with pytest.raises(UserError, match=r"pool.routes=.*auto, or the number"):
-        parse_routes(value)
+    with pytest.raises(
+        UserError, match=r"pool.routes=.*must be an integer, at least 1, at most 16"
+    ):
+        Pool("pool", routes=value)
 
 
 def test_a_number_that_the_prompts_do_not_have_is_refused() -> None:
@@ -507,7 +509,7 @@ def test_a_killed_search_with_routes_ends_alike(
     ("keys", "message"),
     [
         ({"pool__routes": 9}, "pool.routes=9"),
-        ({"pool__routes": "some"}, "pool.routes='some'"),
+        ({"pool__routes": "some"}, "pool.routes=some"),
     ],
 )
 def test_a_search_refuses_routes_that_it_cannot_have(

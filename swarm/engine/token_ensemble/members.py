@@ -220,7 +220,7 @@ def with_adapter(model: Any, member: EnsembleMember, device: str) -> Any:
     basis = {}
     for module in adapter.shapes:
         down, up = adapter.load_factors(module)
-        scaled = (up.double() * adapter.lora_scaling(module)).float()
+        scaled = up.float()
         basis[module] = (down.float()[None], scaled[None])
     try:
         BatchedLoraModel(twin, basis, device, model.dtype).set_positions(torch.ones(1, 1))

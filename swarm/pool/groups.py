@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from swarm.errors import UserError
 from swarm.merging.positions import ROUTE_SEPARATOR
@@ -11,22 +12,13 @@ ALL_MODULES = "all"
 AUTO = "auto"
 """One group, or one per module in searches with gradients (`Pool.divide`)."""
 
-GROUP_KINDS = (AUTO, "1", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module")
-LAYER_KINDS = ("thirds", "per_layer")
+GroupKind = Literal[
+    1, "1", "auto", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module"
+]
+"""Values of pool.groups."""
 
 
-def parse_group_kind(kind: object) -> int | str:
-    """Return the value of pool.groups, with `global` as 1.
-
-    Raises:
-        UserError: It is none of `GROUP_KINDS`.
-    """
-    if isinstance(kind, bool) or str(kind) not in GROUP_KINDS:
-        raise UserError(f"pool.groups is {kind!r}; allowed: {', '.join(GROUP_KINDS)}")
-    return 1 if str(kind) in ("1", "global") else str(kind)
-
-
-def divide_modules(modules: Sequence[str], kind: int | str) -> tuple[list[str], dict[str, int]]:
+def divide_modules(modules: Sequence[str], kind: GroupKind) -> tuple[list[str], dict[str, int]]:
     """Divide modules into G groups.
 
     - 1 (`global`): one group.
@@ -41,7 +33,7 @@ def divide_modules(modules: Sequence[str], kind: int | str) -> tuple[list[str], 
 
     Args:
         modules: Module names.
-        kind: As returned by `parse_group_kind`.
+        kind: Value of pool.groups.
 
     Returns:
         The names of the groups in order, and for each module the index of its group.
@@ -49,8 +41,7 @@ def divide_modules(modules: Sequence[str], kind: int | str) -> tuple[list[str], 
     Raises:
         UserError: Layers are divided, and a module's name has no layer number.
     """
-    kind = parse_group_kind(kind)
-    if kind in (1, AUTO):
+    if kind in (1, "1", "global", AUTO):
         return [ALL_MODULES], dict.fromkeys(modules, 0)
     ordered, group = _DIVIDERS[str(kind)](modules)
     group_names = {module: group(module) for module in modules}
@@ -70,34 +61,6 @@ def route_group_names(routes: Sequence[str], groups: Sequence[str]) -> list[str]
     if not routes:
         return list(groups)
     return [f"{route}{ROUTE_SEPARATOR}{group}" for route in routes for group in groups]
-
-
-def find_parent_groups(modules: Sequence[str], coarse: int | str, fine: int | str) -> list[int]:
-    """Return, for each group of a fine division, the index of the coarse group containing it.
-
-    A coarse position [G_coarse * K] is expanded to the fine one of the same adapter by
-    `position.reshape(-1, K)[parents].reshape(-1)`.
-
-    Args:
-        modules: Module names.
-        coarse, fine: Values of pool.groups.
-
-    Raises:
-        UserError: The modules of a fine group belong to more than one coarse group.
-    """
-    names, inner = divide_modules(modules, fine)
-    above, outer = divide_modules(modules, coarse)
-    found: list[int | None] = [None] * len(names)
-    for module in modules:
-        group, parent = inner[module], outer[module]
-        if found[group] not in (None, parent):
-            first, second = above[found[group] or 0], above[parent]
-            raise UserError(
-                f"pool.groups={fine}: the group {names[group]} has modules in {first} and {second} "
-                f"of {coarse}; a finer division must divide the groups of the coarser one"
-            )
-        found[group] = parent
-    return [parent or 0 for parent in found]
 
 
 GroupDivision = tuple[list[str], Callable[[str], str]]
@@ -177,9 +140,8 @@ def _layer_number(module: str) -> int | None:
 def _require_layer_number(module: str, kind: str) -> int:
     number = _layer_number(module)
     if number is None:
-        others = ", ".join(one for one in GROUP_KINDS[1:] if one not in LAYER_KINDS)
         raise UserError(
             f"pool.groups={kind}: the name of the adapted module {module} contains no layer "
-            f"number; choose one of {others}"
+            "number; choose one of global, attention_mlp, kind, per_module"
         )
     return number

@@ -156,7 +156,7 @@ def _load_start_adapter(job: JobRow, base: "BaseModel", model: Any, folder: Path
     from peft import LoraConfig, PeftModel, get_peft_model
 
     from swarm.engine.base_model import quiet_transformers
-    from swarm.finetune.trainer import FRESH_LABEL, check_start_adapter, write_start_adapter
+    from swarm.finetune.trainer import FRESH_LABEL, check_start_adapter, write_start_adapter  # type: ignore[attr-defined]
 
     check_start_adapter(None, job["target_modules"], base)
 

@@ -23,7 +23,8 @@ from swarm.models.llm import LLM
 from swarm.models.providers import Providers
 from swarm.multi_agent.collaboration import map_events, stream_events
 from swarm.multi_agent.consortium.consortium import Consortium, build_consortium, format_event
-from swarm.multi_agent.consortium.results import Iteration, result_to_json
+from swarm.multi_agent.consortium.result_json import result_to_json
+from swarm.multi_agent.consortium.results import Iteration
 from swarm.multi_agent.consortium.settings import (
     UNSURE,
     ConsortiumSettings,
@@ -62,7 +63,7 @@ class QuestionInterrupted(KeyboardInterrupt):
     """A question was interrupted.
 
     Attributes:
-        found: Partial result; see `swarm.multi_agent.consortium.results.result_to_json`.
+        found: Partial result; see `swarm.multi_agent.consortium.result_json.result_to_json`.
     """
 
     def __init__(self, found: dict[str, Any]) -> None:
@@ -352,7 +353,7 @@ class Orchestrator:
     def orchestrate(
         self, prompt: str | Sequence[Message], watch: OnEvent | None = None
     ) -> dict[str, Any]:
-        """Answer a prompt; see `swarm.multi_agent.consortium.results.result_to_json`.
+        """Answer a prompt; see `swarm.multi_agent.consortium.result_json.result_to_json`.
 
         Works beside a running event loop, as in a notebook, which is then blocked.
 

@@ -38,7 +38,7 @@ class RunLog:
         Args:
             name: Name of the consortium, or `None`.
             config: Its settings.
-            result: See `swarm.multi_agent.consortium.results.result_to_json`; for a failed run
+            result: See `swarm.multi_agent.consortium.result_json.result_to_json`; for a failed run
                 at least "original_prompt".
             error: Reason for a failure; empty on success.
 

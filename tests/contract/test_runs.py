@@ -26,7 +26,7 @@ from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
 from swarm.multi_agent.consortium.consortium import Consortium, build_consortium
-from swarm.multi_agent.consortium.results import result_to_json
+from swarm.multi_agent.consortium.result_json import result_to_json
 from swarm.multi_agent.consortium.settings import ConsortiumSettings, parse_member
 from swarm.multi_agent.consortium.store import ConsortiumStore
 from swarm.registry.registry import Roster

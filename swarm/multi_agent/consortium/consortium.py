@@ -16,13 +16,13 @@ from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Model, Request, Stream, sum_usage, truncate_at_stop
 from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import (
-    Collaboration,
     failure_reasons,
     map_events,
     number_samples,
     stream_events,
 )
 from swarm.multi_agent.consortium.judging import (
+    ConsortiumBase,
     ConsortiumContext,
     ConsortiumMember,
     JudgingRound,
@@ -272,7 +272,7 @@ def format_event(consortium: "Consortium", event: Any) -> str:
     return ""
 
 
-class Consortium(Collaboration[ConsortiumTranscript]):
+class Consortium(ConsortiumBase):
     """Consortium, after llm-consortium (github.com/irthomasthomas/llm-consortium), as a model.
 
     In each iteration all members are called concurrently, each sample as a separate member, and

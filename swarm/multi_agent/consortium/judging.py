@@ -3,23 +3,21 @@
 import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm._util.replies import strip_thoughts
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
-from swarm.multi_agent.collaboration import RequestContext
+from swarm.multi_agent.collaboration import Collaboration, RequestContext
 from swarm.multi_agent.consortium.prompts import (
     build_judge_prompt,
     build_repair_prompt,
     shuffled_order,
 )
 from swarm.multi_agent.consortium.results import ConsortiumTranscript, MemberAnswer, Verdict
+from swarm.multi_agent.consortium.settings import ConsortiumOptions
 from swarm.multi_agent.scheduler import AgentCall, describe_empty_answer
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, Messages, add_system_text
-
-if TYPE_CHECKING:
-    from swarm.multi_agent.consortium.consortium import Consortium
 
 CHOICE_TOKENS = 1024
 """Maximum number of tokens for choosing or ranking, beyond those of the choice."""
@@ -45,6 +43,15 @@ class ConsortiumMember:
     role: str | None = None
 
 
+class ConsortiumBase(Collaboration[ConsortiumTranscript]):
+    """What the run of a request reads of its `Consortium`; see there."""
+
+    options: ConsortiumOptions
+    arbiter: AgentSpec | None
+    fallback: AgentSpec | None
+    participants: tuple[ConsortiumMember, ...]
+
+
 class ConsortiumContext(RequestContext[ConsortiumTranscript]):
     """State of one request in a consortium, and the calls and requests it is made of.
 
@@ -57,7 +64,7 @@ class ConsortiumContext(RequestContext[ConsortiumTranscript]):
         participants: Members that still take part.
     """
 
-    def __init__(self, consortium: "Consortium", request: Request, logged: set[str]) -> None:
+    def __init__(self, consortium: ConsortiumBase, request: Request, logged: set[str]) -> None:
         super().__init__(consortium, request, ConsortiumTranscript(), logged)
         self.consortium, self.participants = consortium, list(consortium.participants)
 

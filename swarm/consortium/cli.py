@@ -45,9 +45,13 @@ class ConsortiumGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of a name."""
-        from swarm.consortium.commands import BY_NAME
+        from swarm.consortium.commands import BY_NAME, EXAMPLES
 
-        return BY_NAME.get("show" if cmd_name == "info" else cmd_name)
+        name = "show" if cmd_name == "info" else cmd_name
+        if found := BY_NAME.get(name):
+            example = f"{ctx.command_path} {cmd_name} {EXAMPLES.get(name, '')}".rstrip()
+            found.epilog = f"\b\nExample:\n  {example}"
+        return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert `run` if the first word is not a command.

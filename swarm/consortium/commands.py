@@ -247,10 +247,7 @@ def read_text_or_file(given: str) -> str | None:
 # Questions
 
 
-@click.command(
-    context_settings=CONTEXT,
-    epilog='Example: consortium "Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o',
-)
+@click.command(context_settings=CONTEXT)
 @click.argument("prompt", required=False)
 @config_options
 @click.option(
@@ -410,10 +407,7 @@ def format_transcript(result: Mapping[str, Any]) -> Iterator[str]:
 # Saved consortia
 
 
-@click.command(
-    context_settings=CONTEXT,
-    epilog="Example: consortium save council -m gpt-4o -m qwen2:7b --arbiter gpt-4o",
-)
+@click.command(context_settings=CONTEXT)
 @click.argument("name")
 @config_options
 def save(name: str, **options: Any) -> None:
@@ -522,7 +516,7 @@ def strategies() -> None:
 # Earlier runs
 
 
-@click.command(context_settings=CONTEXT, epilog="Example: consortium runs --since 2026-01-31")
+@click.command(context_settings=CONTEXT)
 @click.option("--limit", type=SettingType(Positive), default=10, help="Maximum number; default 10.")
 @click.option("--since", metavar="DATE", help="Since 2026-01-31, optionally with a time.")
 @click.option("--name", help="Runs of this consortium.")
@@ -601,3 +595,13 @@ def _format_run(run: Mapping[str, Any]) -> Iterator[str]:
 BY_NAME: dict[str, click.Command] = {
     str(one.name): one for one in (run, save, list_saved, show, remove, runs, run_info, strategies)
 }
+
+EXAMPLES = {
+    "run": '"Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o',
+    "save": "council -m gpt-4o -m qwen2:7b --arbiter gpt-4o",
+    "show": "council",
+    "remove": "council",
+    "runs": "--since 2026-01-31",
+    "run-info": "3",
+}
+"""Arguments of each command's example."""

@@ -26,7 +26,8 @@ from swarm.models.base import Completion, Message, Request, stream
 from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import stream_events
 from swarm.multi_agent.consortium.consortium import Consortium
-from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration, result_to_json
+from swarm.multi_agent.consortium.result_json import result_to_json
+from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration
 from swarm.multi_agent.consortium.settings import STRATEGIES
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted
 from swarm.registry.name_resolution import model_identity

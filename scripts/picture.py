@@ -20,6 +20,7 @@ from swarm.executors import JobResult
 from swarm.loop.live_view import PIECE_GAP, LiveView, iteration_pieces
 from swarm.loop.live_view import render_progress as live_view
 from swarm.loop.progress import SearchProgress
+from swarm.runs.folder import read_state
 from swarm.runs.verdict import read_verdict
 from swarm.tasks.base import Score
 
@@ -49,7 +50,7 @@ def draw(folder: Path, picture: Path) -> None:
 def draw_live(folder: Path, picture: Path) -> None:
     """Write the live view as it was halfway through the last iteration of `folder`.
 
-    The numbers are the run's own: state.json has the utilities, log.txt the times and tokens.
+    The numbers are the run's own: rounds.jsonl has the utilities, log.txt the times and tokens.
 
     Raises:
         UserError: The folder has not two iterations.
@@ -97,8 +98,7 @@ def _course(folder: Path) -> tuple[list[float], list[int]]:
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    path = folder / "state.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return read_state(folder) or {}
 
 
 def _write(console: Console, picture: Path, folder: Path) -> None:

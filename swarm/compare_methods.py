@@ -21,7 +21,7 @@ from swarm._util.cli import one_line_errors, run_hydra_entry
 from swarm._util.files import conf_folder, find_path, write_json
 from swarm._util.secrets import unresolved
 from swarm.errors import UserError
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.search import build_run
 from swarm.studies import method_comparison as methods
 from swarm.studies import subprocess_runs, suite, suite_analysis, suite_runner

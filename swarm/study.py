@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from swarm._util.cli import CommandParser, one_line_errors, run_program
 from swarm._util.files import conf_folder, find_path
 from swarm.errors import UserError
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.studies import ablations, subprocess_runs
 from swarm.studies.ablations import StudyRow
 

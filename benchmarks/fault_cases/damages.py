@@ -219,7 +219,7 @@ def _damaged(
         if reader == "resume":
             left = {k: v for k, v in _tree(run).items() if k not in ("log.txt", "config.json")}
             # The command and the configuration hold the folder's own path, as do their checksums.
-            return {k: v for k, v in left.items() if k not in ("command.json", "checksums.txt")}
+            return {k: v for k, v in left.items() if k not in ("command.json", "rounds.jsonl")}
         if reader == "report":
             # Without the run's path; config.json of another place is another text.
             return (run / "report.md").read_text().replace(str(here), "")
@@ -272,7 +272,7 @@ def _vanishing(lab: Lab) -> Iterator[Case]:
 def _complete(here: Path, out: str, err: str) -> str:
     """A search that ended well has everything that another command needs."""
     run = here / "search" / "run"
-    state = (run / "state.json").is_file()
+    state = (run / "rounds.jsonl").is_file()
     answers = [(run / "answers" / f"iteration_{n:04d}.json.gz").is_file() for n in range(4)]
     return "" if state and all(answers) else "exit code 0, and rounds are lost"
 

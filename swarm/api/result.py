@@ -24,7 +24,7 @@ from swarm.report import sections
 from swarm.report.charts import draw_bands, figure_to_bytes
 from swarm.report.document import COLOURS, GREY
 from swarm.report.paired_comparison import PairedComparison
-from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.runs.folder import ParticleIndex, RunFolder
 from swarm.runs.verdict import describe_difference
 from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Task, metric_task
@@ -143,7 +143,7 @@ class Best:
     """
 
     def __init__(
-        self, run: RunFolder, index: PositionIndex, folder: Path, models: LocalModels
+        self, run: RunFolder, index: ParticleIndex, folder: Path, models: LocalModels
     ) -> None:
         self._run, self._models, self.folder = run, models, folder
         self.iteration, self.particle = index
@@ -238,7 +238,7 @@ class Result:
         utilities = self.run.utilities
         indices = [self.run.find_best(particle) for particle in range(self.run.particles)]
         known = [index for index in indices if not isnan(utilities[index])]
-        different: dict[tuple[float, ...], PositionIndex] = {}
+        different: dict[tuple[float, ...], ParticleIndex] = {}
         for index in sorted(known, key=lambda index: (-utilities[index], index)):
             different.setdefault(tuple(self.run.positions[index]), index)
         return [

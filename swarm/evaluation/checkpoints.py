@@ -20,8 +20,7 @@ from swarm.registry.model_groups import (
     group_models,
     load_finished_run,
 )
-from swarm.runs.manifest import verify_run_file
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, verify_run_file
 from swarm.tasks.base import Item, Score, Task
 
 

@@ -19,7 +19,7 @@ from swarm.loop.evaluator import apply_scale, records_to_scores
 from swarm.merging.positions import describe_position
 from swarm.models.base import Completion, Request
 from swarm.registry.registry import Roster
-from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.runs.folder import ParticleIndex, RunFolder
 from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Item, Score, Task, metric_task
 from swarm.tasks.metrics import paired_gain, utility_with_interval
@@ -114,7 +114,7 @@ class MixedPositionCandidate(PositionsCandidate):
     Args:
         base, pool, engine: See `PositionsCandidate`.
         coefficients: Of experts by name, the others' are 0; or a list of all G * K, group by group,
-            as in state.json and swarm.json of a run.
+            as in rounds.jsonl and swarm.json of a run.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class MixtureScoring:
         """Yield the run's neighbours of the mixture, each different, by its recorded answers."""
         row = [self._coefficients.get(name, 0.0) for name in run.experts]
         best, expert = run.find_best(), run.best_expert()
-        chosen: dict[PositionIndex, str] = {best: "best found", expert: "best expert"}
+        chosen: dict[ParticleIndex, str] = {best: "best found", expert: "best expert"}
         if np.array_equal(run.positions[best], run.positions[expert]):
             chosen = {best: "best found, an expert"}
         for index, distance in find_nearest(run, row, NEAREST_POSITIONS):
@@ -336,7 +336,7 @@ class MixtureScoring:
 
 def find_nearest(
     run: RunFolder, row: Sequence[float], count: int
-) -> list[tuple[PositionIndex, float]]:
+) -> list[tuple[ParticleIndex, float]]:
     """Return the evaluated positions nearest to K coefficients, with their distances.
 
     The distance is the root of the mean over the groups of modules of the squared Euclidean one.
@@ -345,7 +345,7 @@ def find_nearest(
     wanted = np.tile(np.asarray(row, dtype=float), len(run.groups))
     gaps = np.square(run.positions - wanted).sum(axis=2) / len(run.groups)
     distances = np.where(np.isfinite(run.utilities), np.sqrt(gaps), np.inf)
-    found: list[tuple[PositionIndex, float]] = []
+    found: list[tuple[ParticleIndex, float]] = []
     for flat in np.argsort(distances, axis=None, kind="stable"):
         t, i = (int(one) for one in np.unravel_index(flat, distances.shape))
         if len(found) == count or not math.isfinite(distances[t, i]):

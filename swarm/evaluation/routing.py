@@ -25,7 +25,7 @@ from swarm.evaluation.logit_ensemble import (
 from swarm.executors.worker import run_tasks_lockstep
 from swarm.loop.evaluator import records_to_scores
 from swarm.models.base import Request, prompt_text
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.tasks.base import Item, Score, Task, first_prompts, metric_task
 
 WORD_PATTERN = re.compile(r"\w+")

@@ -11,12 +11,11 @@ from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.merging.positions import ROUTE_SEPARATOR, group_by_route
 from swarm.pool.adapter import CONFIG_FILE, read_adapter, read_note, read_routed_adapter
-from swarm.runs.manifest import read_state, verify_run_file
+from swarm.runs.folder import COMMAND_FILE, RECORD_FILE, load_command, read_state, verify_run_file
 from swarm.runs.pareto_front import ParetoFront
-from swarm.runs.run_folder import COMMAND_FILE, load_command
 from swarm.runs.verdict import Verdict, read_verdict
 
-STATE_FILES = {"state.json": "search", "tuning.json": "finetune"}
+STATE_FILES = {RECORD_FILE: "search", "tuning.json": "finetune"}
 """Kind of run folder by its state file."""
 
 CONFIG_DIR_OPTION = "--config-dir"
@@ -236,7 +235,7 @@ def read_source(
     if kind == "search":
         state = read_state(path) or {}
         if not state:
-            raise UserError(f"{path}/state.json is not the state of a search, or is damaged")
+            raise UserError(f"{path / RECORD_FILE} is not the record of a search, or is damaged")
         verify_run_file(path / "config.json")
         found = _read_json(path / "config.json") if (path / "config.json").is_file() else {}
         config, arguments = read_config(found), _read_arguments(path)

@@ -45,8 +45,7 @@ from swarm.pool.adapter import (
 )
 from swarm.pool.discovery import check_base_models
 from swarm.pool.pool import Pool
-from swarm.runs.manifest import MANIFEST_FILE, Manifest
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import CHECKSUMS_FILE, Record, RunFolder
 from swarm.runs.verdict import (
     EXPERT,
     FOUND,
@@ -300,7 +299,7 @@ class FinetuneRun:
         self.device = f"cuda:{gpus[0]}" if gpus else "cpu"
         self.folder = Path(folder) / name
         self.state: dict[str, Any] = {}
-        self._manifest = Manifest(self.folder)
+        self._record = Record(self.folder, CHECKSUMS_FILE)
 
     def tune(self, config: Mapping[str, Any] | None = None) -> Verdict:
         """Train, resume, or print the results of a finished run; return the verdict.
@@ -367,7 +366,7 @@ class FinetuneRun:
                 return
             for name in ("start", TRAINING):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-            self._manifest.remove_paths("start", TRAINING)
+            self._record.forget(self._record.paths_under("start", TRAINING))
             self.state = {}
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} contains something else; choose another name=")
@@ -379,12 +378,10 @@ class FinetuneRun:
         Raises:
             UserError: The adapter of the start or of the end is damaged or missing.
         """
-        damaged = self._manifest.read().find_damaged()
-        if self._manifest.lost and self._has_started():
-            log.warning(
-                "%s is missing or damaged; recomputed from the present files",
-                self.folder / MANIFEST_FILE,
-            )
+        self._record = record = Record(self.folder, CHECKSUMS_FILE).read()
+        damaged = record.find_damaged()
+        if (record.damage or not record.path.is_file()) and self._has_started():
+            log.warning("%s is missing or damaged; recomputed from the present files", record.path)
         for path in damaged:
             if path == ANSWERS:
                 log.warning("%s is damaged or missing; evaluated again", self.folder / path)
@@ -396,11 +393,9 @@ class FinetuneRun:
                     "choose another name= to train again"
                 )
         # A kill may leave a file without a checksum, but never with a wrong one.
-        with self._manifest.updating_checksums(STATE_FILE):
-            self._manifest.remove_paths(*damaged)
-            for path in ("start", "tuned", ANSWERS):
-                if not self._manifest.paths_under(path):
-                    self._manifest.add_checksums(path)
+        record.forget(damaged)
+        known = (STATE_FILE, "start", "tuned", ANSWERS)
+        record.add_checksums(*(path for path in known if not record.paths_under(path)))
 
     def _has_started(self) -> bool:
         """Return whether the folder contains trained weights."""
@@ -411,7 +406,7 @@ class FinetuneRun:
         """Return the last checkpoint of which all files are intact."""
         for folder in sorted((self.folder / TRAINING).glob("checkpoint-*"), reverse=True):
             files = {path.relative_to(self.folder).as_posix() for path in folder.iterdir()}
-            if files and files <= set(self._manifest.sums):
+            if files and files <= set(self._record.sums):
                 return folder
             log.warning("%s is incomplete or damaged; its steps are repeated", folder)
         return None
@@ -429,7 +424,7 @@ class FinetuneRun:
     def _save_state(self, **more: Any) -> None:
         self.state |= more
         make_folder(self.folder, private=True)
-        with self._manifest.updating_checksums(STATE_FILE):
+        with self._record.replacing(STATE_FILE):
             write_json(self.folder / STATE_FILE, self.state)
 
     def _train_adapter(
@@ -444,7 +439,7 @@ class FinetuneRun:
         model, tokenizer = self.model.load(self.device)
         with quiet_transformers():
             if not (self.folder / "start").is_dir():
-                with self._manifest.updating_checksums("start"):
+                with self._record.replacing("start"):
                     self._write_start(model, label, source)
             adapted = PeftModel.from_pretrained(model, self.folder / "start", is_trainable=True)
         trained, held = (tokenize_items(self.task, one, tokenizer) for one in (examples, held_out))
@@ -453,7 +448,7 @@ class FinetuneRun:
         batch, steps, seed = recipe.pop("batch"), recipe.pop("steps"), recipe["seed"]
 
         def add_checksums() -> None:
-            with self._manifest.updating_checksums(TRAINING):
+            with self._record.replacing(TRAINING):
                 pass
 
         trainer = AdapterTrainer(
@@ -479,7 +474,7 @@ class FinetuneRun:
             "examples_evaluated": len(trainer.evaluations) * len(held_out),
         }
         note = {"tuned_from": label, "task": self.task.name, "training": training}
-        with self._manifest.updating_checksums("tuned", TRAINING):
+        with self._record.replacing("tuned", TRAINING):
             write_folder_atomic(
                 self.folder / "tuned", lambda to: save_adapter(adapted, to), note, "adapter"
             )
@@ -550,7 +545,7 @@ class FinetuneRun:
             compared = FinetuneComparison(
                 self.task, self.executor, self.job, label, held_out, self.test
             )
-            with self._manifest.updating_checksums(ANSWERS):
+            with self._record.replacing(ANSWERS):
                 return compared.compare(self.folder, run)
         finally:
             self.executor.close()

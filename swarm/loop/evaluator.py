@@ -2,7 +2,7 @@
 
 No position is scored twice: known scores are read from the record or from the shared cache.
 `Budget` counts gradients too, in prompt-equivalents; see
-`swarm.runs.run_folder.RunRecord.count_prompts`.
+`swarm.runs.folder.RunRecord.count_prompts`.
 """
 
 import math
@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.executors import Executor, Job, JobResult
 from swarm.executors.worker import data_split
 from swarm.loop.score_cache import ScoreCache
-from swarm.runs.run_folder import ParticleIndex, RunRecord, position_key
+from swarm.runs.folder import ParticleIndex, RunRecord, position_key
 from swarm.tasks.base import Item, Score, Task
 
 if TYPE_CHECKING:

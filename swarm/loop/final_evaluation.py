@@ -11,8 +11,8 @@ import numpy as np
 from swarm._util.files import short_digest
 from swarm.loop.evaluator import data_split, records_to_scores, scores_to_records
 from swarm.merging.positions import group_by_route
+from swarm.runs.folder import ParticleIndex, RunRecord
 from swarm.runs.pareto_front import ParetoFront
-from swarm.runs.run_folder import ParticleIndex, RunRecord
 from swarm.tasks.base import Score, Task, metric_task
 
 FINALIST_COUNT = 10

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm._util.files import parse_json, read_gzip_json, write_atomic
+from swarm._util.files import parse_json, read_gzip_json
 from swarm.loop.evaluator import mean_by_route
 from swarm.loop.final_evaluation import FinalEvaluation
 from swarm.loop.search_inputs import BASELINE_LABELS
@@ -18,7 +18,7 @@ from swarm.optimizers.static_merges import (
     utility_start_positions,
 )
 from swarm.optimizers.swarm import SOUP_SCALES
-from swarm.runs.run_folder import ParticleIndex, RunRecord
+from swarm.runs.folder import ParticleIndex, RunRecord
 from swarm.runs.verdict import (
     EXPERT,
     FOUND,
@@ -394,18 +394,16 @@ def reconstruction_error(folder: Path) -> float:
     return error if error > EXACT_ERROR else 0.0
 
 
-def write_ensemble_yaml(folder: Path, vote: Vote | None) -> None:
-    """Write ensemble.yaml, a model for `python -m swarm.evaluate`; remove it without a vote."""
+def encode_ensemble(vote: Vote | None) -> bytes | None:
+    """Return ensemble.yaml, a model for `python -m swarm.evaluate`; `None` without a vote."""
     import yaml
 
     if vote is None:
-        (folder / "ensemble.yaml").unlink(missing_ok=True)
-        return
+        return None
     members = [
         {"folder": f"particle_{particle}/personal_best", "utility": utility}
         for _, particle, utility in vote.members
     ]
     content = {"rule": "majority", "members": members}
     head = "# The vote of the best personal bests; how many was chosen on dev.\n"
-    text = head + yaml.safe_dump(content, sort_keys=False)
-    write_atomic(folder / "ensemble.yaml", text.encode())
+    return (head + yaml.safe_dump(content, sort_keys=False)).encode()

@@ -13,7 +13,7 @@ from swarm.loop.reporter import buffer_log, describe_descent
 from swarm.loop.run import Run
 from swarm.loop.search_inputs import search_identity
 from swarm.pool.pool import Pool
-from swarm.runs.run_reader import RunFolder, find_run_folders
+from swarm.runs.folder import RunFolder, find_run_folders, is_run_folder
 from swarm.stats.significance import smallest_gain
 from swarm.tasks.base import RequiresSetup, metric_task
 
@@ -85,7 +85,7 @@ def count_positions(run: Run, items: int) -> tuple[int, int, int]:
 
 def _describe_progress(run: Run, config: Mapping[str, Any], base: Any) -> str:
     """Describe the folder's state: "new", or a search to resume, which must be this one."""
-    if not (run.record.folder / "state.json").is_file():
+    if not is_run_folder(run.record.folder):
         run.record.load_state({})
         return "new"
     if not run.record.load_state(search_identity(config, run.seed, run.task, base, run.pool)):

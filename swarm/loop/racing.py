@@ -16,7 +16,7 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.optimizers.base import Optimizer
 from swarm.optimizers.random_streams import counter_rng
-from swarm.runs.run_folder import RunRecord
+from swarm.runs.folder import RunRecord
 from swarm.stats.significance import is_significantly_worse
 from swarm.tasks.base import Score, Task
 

@@ -20,8 +20,8 @@ from swarm.executors import JobResult
 from swarm.loop.live_view import LiveView, format_saved, format_seconds
 from swarm.loop.progress import SearchProgress
 from swarm.optimizers.base import DescentPlan
+from swarm.runs.folder import RunRecord
 from swarm.runs.lock import RunLock
-from swarm.runs.run_folder import RunRecord
 from swarm.runs.verdict import Verdict
 from swarm.trackers import SearchTracker, Tracker
 
@@ -93,7 +93,7 @@ def describe_cost(counts: Mapping[str, int], saved: Mapping[str, int]) -> str:
     """Describe what a budget counts: "198 prompts, 126 gradients at 3 prompts each, in all 576".
 
     Args:
-        counts: As returned by `swarm.runs.run_folder.RunRecord.count_prompts`.
+        counts: As returned by `swarm.runs.folder.RunRecord.count_prompts`.
         saved: As in `SearchProgress`; answers from other searches are counted.
     """
     parts = [pluralize(counts["prompts_scored"], "prompt")]

@@ -28,7 +28,7 @@ from swarm.loop.evaluator import (
     split_dev_holdout,
 )
 from swarm.loop.final_evaluation import FINALIST_COUNT, FinalEvaluation, ScoreFn
-from swarm.loop.final_metrics import final_metrics, write_ensemble_yaml
+from swarm.loop.final_metrics import encode_ensemble, final_metrics
 from swarm.loop.racing import Racing
 from swarm.loop.reporter import RunReporter, buffer_log, flush_log_to
 from swarm.loop.search_inputs import (
@@ -44,15 +44,15 @@ from swarm.loop.search_inputs import (
 )
 from swarm.optimizers.base import Optimizer
 from swarm.optimizers.static_merges import count_static_merges
+from swarm.runs.folder import (
+    RunRecord,
+)
 from swarm.runs.pareto_front import (
     check_objectives,
     compute_objectives,
     count_items_by_subtask,
+    describe_front,
     objectives_to_lists,
-    write_front_json,
-)
-from swarm.runs.run_folder import (
-    RunRecord,
 )
 from swarm.runs.verdict import Verdict, read_verdict
 from swarm.tasks.base import (
@@ -379,9 +379,8 @@ class Run:
         """
         began = time.monotonic()
         self.reporter.on_write("new bests")
-        with self.record.updating_checksums("front.json"):
-            self.record.write_outputs(self.pool)
-            write_front_json(self.record.folder, self.record.state)
+        self.record.write_outputs(self.pool)
+        self.record.write_json("front.json", describe_front(self.record.state))
         ended = time.monotonic()
         self._derive_at = ended + max(DERIVE_S, 10 * (ended - began))
 
@@ -473,12 +472,10 @@ class Run:
             self.record.save_state()
             for name, value in verdict.original_names().items():
                 log.info("%s: %s", name, value)
-        with self.record.updating_checksums("front.json", "ensemble.yaml"):
-            write_front_json(self.record.folder, self.record.state)
-            # Full models store their personal bests as notes only, so there is nothing to vote
-            # with.
-            if not hasattr(self.pool, "save_note"):
-                write_ensemble_yaml(self.record.folder, verdict.vote)
+        self.record.write_json("front.json", describe_front(self.record.state))
+        # Full models store their personal bests as notes only, so there is nothing to vote with.
+        if not hasattr(self.pool, "save_note"):
+            self.record.write_file("ensemble.yaml", encode_ensemble(verdict.vote))
         return verdict
 
     def applicable_baselines(self) -> list[str]:

@@ -13,7 +13,7 @@ from swarm._util.files import parse_json
 from swarm.errors import UserError
 from swarm.merging.lora_math import update_norm
 from swarm.pool.adapter import ROUTER_FILE, Adapter, FactorShape, PoolRow, read_adapter
-from swarm.runs.manifest import verify_run_file
+from swarm.runs.folder import verify_run_file
 
 if TYPE_CHECKING:
     from swarm.merging.lora_math import FactorPair

@@ -48,7 +48,7 @@ from swarm.registry.model_groups import (
     load_finished_run,
     model_group,
 )
-from swarm.runs.run_reader import RUNS_FOLDER, find_run_folders
+from swarm.runs.folder import RUNS_FOLDER, find_run_folders, is_run_folder
 
 ModelIndex = int | tuple[tuple[int, float], ...]
 """A model's row among the positions; or several rows with coefficients, for a blend."""
@@ -580,7 +580,7 @@ class LocalModels:
         if not folders or not name.strip():
             raise UserError(self._unknown_message(name))
         folder = folders[0]
-        if (folder / "state.json").is_file() or not _holds_model(folder):
+        if is_run_folder(folder) or not _holds_model(folder):
             run = load_finished_run(
                 folder, f"use its best position so far, local/{folder}/global_best"
             )

@@ -18,8 +18,7 @@ from swarm.errors import UserError
 from swarm.pool.adapter import Adapter, read_adapter, read_routed_adapter
 from swarm.pool.discovery import check_base_models, check_compatible, common_shapes
 from swarm.pool.prompt_router import PromptRouter
-from swarm.runs.manifest import verify_run_file
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, verify_run_file
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from swarm.report.markdown import render_markdown
 from swarm.report.paired_comparison import PairedComparison, changed_items_section
 from swarm.report.pareto_front import front_section
 from swarm.report.sections import configuration_section, cost_section
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.runs.verdict import Verdict, format_one_answer_warnings
 
 SECTIONS = (

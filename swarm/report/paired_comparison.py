@@ -12,7 +12,7 @@ import numpy as np
 from swarm._util.files import short_digest
 from swarm.errors import UserError
 from swarm.report.document import ChangedItem, ChangedItems, ReportSection, TextBlock
-from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.runs.folder import ParticleIndex, RunFolder
 from swarm.runs.verdict import BY_DOMAIN, CONSTANT, EXPERT, Compared
 from swarm.stats.significance import mean_interval
 from swarm.tasks.base import Item, TaskRun
@@ -36,7 +36,7 @@ class PairedComparison:
 
     def __init__(self, run: RunFolder) -> None:
         self.run, self.verdict = run, run.verdict
-        self.places: dict[str, PositionIndex] = {
+        self.places: dict[str, ParticleIndex] = {
             "starting": run.best_expert(),
             "ending": run.find_best(),
         }

@@ -16,8 +16,8 @@ from swarm.report.document import (
     TextBlock,
 )
 from swarm.report.paired_comparison import PairedComparison
+from swarm.runs.folder import RunFolder
 from swarm.runs.pareto_front import ParetoFront
-from swarm.runs.run_reader import RunFolder
 from swarm.runs.verdict import format_measured
 from swarm.tasks.metrics import Measured
 

@@ -38,8 +38,7 @@ from swarm.report.paired_comparison import (
     is_binary,
     name_test,
 )
-from swarm.runs.manifest import verify_run_file
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, verify_run_file
 from swarm.runs.verdict import (
     CONSTANT,
     EXPERT,

@@ -3,12 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from swarm._util.files import write_json
 from swarm.errors import UserError
 from swarm.merging.positions import describe_position
 from swarm.optimizers.base import Optimizer
@@ -311,7 +309,7 @@ class ParetoFront:
         }
 
 
-def write_front_json(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write front.json into a run folder, if the task has parts."""
-    if front := ParetoFront.from_state(state):
-        write_json(folder / "front.json", front.to_dict(state))
+def describe_front(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the content of front.json; `None` for a task without parts."""
+    front = ParetoFront.from_state(state)
+    return front.to_dict(state) if front else None

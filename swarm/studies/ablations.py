@@ -13,7 +13,7 @@ from swarm._util.terminal import format_table
 from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores
 from swarm.loop.search_inputs import digest_items
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.runs.verdict import Compared
 from swarm.stats.significance import PairedTest, utility_test
 from swarm.tasks.base import Score, Task, metric_task

@@ -17,7 +17,7 @@ from swarm.loop.evaluator import records_to_scores
 from swarm.merging.positions import describe_position
 from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
-from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.runs.folder import ParticleIndex, RunFolder
 from swarm.runs.verdict import MAX_DOMAINS, Compared, shorten_text
 from swarm.stats.significance import interval_over_seeds
 from swarm.studies.ablations import ONE_ANSWER_NOTE, _model, mark_one_answer, mean_gain_over_seeds
@@ -346,7 +346,7 @@ def _describe_best(run: RunFolder) -> str:
     return f"{label}: {words}" if label else words
 
 
-def _test_scores(run: RunFolder, index: PositionIndex) -> list[Score]:
+def _test_scores(run: RunFolder, index: ParticleIndex) -> list[Score]:
     rows = run.load_test_answers(index)
     if rows is None:
         raise UserError(f"{run.path}: it was not tested; resume the search with test=true")

@@ -21,9 +21,8 @@ from swarm._util.files import acquire_lock, conf_folder, make_folder, write_json
 from swarm._util.secrets import lent, plain_config
 from swarm.errors import UserError
 from swarm.loop.search_inputs import RESOLVED_KEYS, identity_settings
+from swarm.runs.folder import RunFolder, is_run_folder, read_record
 from swarm.runs.lock import STUDY_LOCK_FILE
-from swarm.runs.manifest import replay
-from swarm.runs.run_reader import RunFolder
 from swarm.runs.verdict import Verdict, read_verdict
 
 HYDRA_DEFAULTS = {
@@ -65,7 +64,7 @@ class SearchProcess:
 
     def load_state(self) -> dict[str, Any]:
         """Return the saved state of the search; empty if there is none or it cannot be read."""
-        found = replay(self.path)[0] or {}  # the search repairs a damaged journal
+        found = read_record(self.path, strict=False).state  # the search repairs damage
         return found if "identity" in found else {}
 
     def expected_identity(self) -> dict[str, Any]:
@@ -199,7 +198,7 @@ def lock_study_folder(folder: Path) -> Iterator[int]:
     Raises:
         UserError: The folder is locked, contains a single search, or cannot be written.
     """
-    if (folder / "state.json").exists():
+    if is_run_folder(folder):
         raise UserError(f"{folder} contains a single search; choose another name=")
     try:
         make_folder(folder, private=True)

@@ -35,7 +35,7 @@ from swarm.loop.context import check_context
 from swarm.loop.evaluator import records_to_scores, split_dev_holdout
 from swarm.loop.search_inputs import digest_items
 from swarm.merging.positions import describe_position
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.runs.verdict import Verdict
 from swarm.studies import subprocess_runs
 from swarm.studies.suite import Suite, SuiteCell, cell_words, key_head, list_cells, result_path

@@ -12,7 +12,7 @@ import numpy as np
 
 from swarm._util.secrets import clean
 from swarm.report.analyses.trajectories import swarm_diversity
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.runs.verdict import Verdict, state_verdict
 
 log = logging.getLogger(__name__)

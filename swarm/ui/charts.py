@@ -10,8 +10,8 @@ from swarm._util.terminal import format_interval
 from swarm.merging.positions import group_by_route, route_means
 from swarm.report.analyses.convergence import best_positions, objective_label
 from swarm.report.pareto_front import objective_chart
+from swarm.runs.folder import ParticleIndex, RunFolder
 from swarm.runs.pareto_front import ParetoFront
-from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.runs.verdict import shorten_text
 
 TEXT_COLOUR = "#7d8791"
@@ -102,7 +102,7 @@ def coefficient_chart(run: RunFolder) -> dict[str, Any]:
     return _add_zoom(options)
 
 
-def module_chart(run: RunFolder, index: PositionIndex) -> dict[str, Any]:
+def module_chart(run: RunFolder, index: ParticleIndex) -> dict[str, Any]:
     """Plot a position's coefficient of each expert in each group of modules as a heat map.
 
     With routes of prompts: in each route, the mean over its groups.

@@ -13,7 +13,7 @@ from swarm.merging.positions import describe_position
 from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_note
 from swarm.pool.pool import Pool
 from swarm.report.paired_comparison import PairedComparison
-from swarm.runs.run_reader import RUNS_FOLDER, RunFolder, find_run_folders
+from swarm.runs.folder import RUNS_FOLDER, RunFolder, find_run_folders
 from swarm.tasks.base import Task, metric_task
 from swarm.ui.state import RUN_NAME_PATTERN, UNREADABLE_ERRORS, AppState
 

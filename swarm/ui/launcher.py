@@ -15,8 +15,8 @@ from swarm._util.files import make_folder, private
 from swarm._util.secrets import HIDDEN
 from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError
+from swarm.runs.folder import load_command
 from swarm.runs.lock import running_info
-from swarm.runs.run_folder import load_command
 
 OUTPUT_FOLDER = ".page"
 """Folder, beside the runs, of the output of searches started from the application."""

@@ -22,10 +22,8 @@ from swarm.report.sections import (
     start_end_section,
     summarize_verdict,
 )
+from swarm.runs.folder import ParticleIndex, RunFolder, load_command, state_stamp
 from swarm.runs.lock import running_info
-from swarm.runs.manifest import state_stamp
-from swarm.runs.run_folder import load_command
-from swarm.runs.run_reader import PositionIndex, RunFolder
 from swarm.runs.verdict import list_caveats, shorten_text
 from swarm.ui import charts
 from swarm.ui.launcher import format_command, output_path, read_failure, read_tail
@@ -111,7 +109,7 @@ class PositionDetails:
     answers: list[list[str]]
 
 
-def load_position(path: Path, index: PositionIndex) -> PositionDetails:
+def load_position(path: Path, index: ParticleIndex) -> PositionDetails:
     """Load a position of a run in full.
 
     Raises:
@@ -278,7 +276,7 @@ def _build_run_series(run: RunFolder) -> RunSeries:
     )
 
 
-def _draw_charts(run: RunFolder, best: PositionIndex) -> dict[str, dict[str, Any]]:
+def _draw_charts(run: RunFolder, best: ParticleIndex) -> dict[str, dict[str, Any]]:
     """Return the charts that apply to a run."""
     drawn = {
         "particles": charts.particle_chart(run),

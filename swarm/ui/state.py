@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from swarm._util.terminal import format_number
 from swarm.errors import UserError
+from swarm.runs.folder import RUNS_FOLDER, find_run_folders, is_run_folder, read_record, state_stamp
 from swarm.runs.lock import STATUS_FILE, STUDY_LOCK_FILE, running_info
-from swarm.runs.manifest import replay, state_stamp
-from swarm.runs.run_reader import RUNS_FOLDER, find_run_folders
 from swarm.runs.verdict import format_gain, read_verdict
 from swarm.ui.launcher import SearchLauncher, output_path, read_failure
 
@@ -33,7 +32,7 @@ def delete_run(run: Path) -> None:
         UserError: It is not a run folder, a search holds it, it belongs to a sweep, or it cannot be
             deleted.
     """
-    if run.is_symlink() or not (run / "state.json").is_file():
+    if run.is_symlink() or not is_run_folder(run):
         raise UserError(f"{run.name} is not a run folder; nothing was deleted")
     if running_info(run) is not None:
         raise UserError(f"{run.name} is running; stop it first")
@@ -129,7 +128,10 @@ class RunIndex:
             return None
         try:
             if name not in self._kept or self._kept[name][0] != stamp:
-                self._kept[name] = stamp, _extract_facts(replay(path)[0] or {})
+                state = read_record(path, strict=False).state
+                if "identity" not in state:
+                    return None
+                self._kept[name] = stamp, _extract_facts(state)
         except UNREADABLE_ERRORS:
             return None
         state = _run_state(path, self._kept[name][1], stamp[0] / 1e9)

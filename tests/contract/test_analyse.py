@@ -27,8 +27,7 @@ from swarm.report.analyses import (
 )
 from swarm.report.analyses import trajectories as origins
 from swarm.report.paired_comparison import PairedComparison
-from swarm.runs.run_folder import RunRecord
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, RunRecord, read_state
 from swarm.runs.verdict import read_verdict
 
 Values = Sequence[Sequence[float] | None]
@@ -328,7 +327,7 @@ def test_a_real_search(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> Non
         env=searches.environment(),
     )
     (found,) = json.loads(out.stdout)["runs"]
-    metrics = read_verdict(json.loads((folder / "state.json").read_text()))
+    metrics = read_verdict(read_state(folder))
     alone = found["emergence"]["best_alone"]
     assert alone["expert"] == metrics.expert
     assert alone["test"]["paired"]["difference"] == pytest.approx(

@@ -17,6 +17,7 @@ import searches
 import warm_python
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from run_folders import write_state
 from small_evaluations import searched
 
 import swarm
@@ -28,8 +29,7 @@ from swarm.api.overrides import describe_object, to_overrides
 from swarm.api.result import best_indices
 from swarm.models.base import Completion, Request
 from swarm.optimizers.swarm import MemeticSwarm
-from swarm.runs.manifest import Manifest, encode_state
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import Record, RunFolder, read_state
 
 FEW: dict[str, Any] = {
     "particles": 4,
@@ -124,7 +124,7 @@ def test_it_goes_on_with_the_command_lines(
     given = keys(tmp_path, tiny_llama, tiny_pool)
     same = {"optimizer__particles": 4, "optimizer__max_iterations": 2, "ensemble": 0}
     folder = searched(tmp_path, tiny_llama, tiny_pool, noise_floor="false", **same)
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     given["overrides"] = {k: v for k, v in given["overrides"].items() if "pool" not in k}
     objects = {
         **given,
@@ -134,7 +134,7 @@ def test_it_goes_on_with_the_command_lines(
         "optimizer": MemeticSwarm(**FEW),
     }
     assert search(**objects).folder == folder
-    assert json.loads((folder / "state.json").read_text())["identity"] == state["identity"]
+    assert read_state(folder)["identity"] == state["identity"]
     with pytest.raises(
         UserError, match=r"contains another search \(optimizer.inertia: 0.2 then, 0.3"
     ):
@@ -416,14 +416,13 @@ def test_a_pool_is_mixed_by_names(tiny_pool: Path, tmp_path: Path) -> None:
 def test_an_unfinished_run_is_opened_as_far_as_it_is(found: Result, tmp_path: Path) -> None:
     folder = tmp_path / "half"
     shutil.copytree(found.folder, folder)
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     state |= {"finished": None, "verdict": None, "rounds": state["rounds"][:2]}
-    (folder / "state.json").write_bytes(encode_state(state))
-    manifest = Manifest(folder).read()
-    for path in sorted((folder / "answers").iterdir())[2:]:
+    write_state(folder, state)
+    answers = sorted((folder / "answers").iterdir())[2:]
+    for path in answers:
         path.unlink()
-        manifest.sums.pop(f"answers/{path.name}")
-    manifest.save()
+    Record(folder).read().forget([f"answers/{path.name}" for path in answers])
     half = open_run(folder)
     assert half.verdict is None and "Still running" in str(half)
     assert len(half.history) == 8

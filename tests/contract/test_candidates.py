@@ -15,6 +15,7 @@ import task_items
 import tiny
 import torch
 from peft import PeftModel
+from run_folders import write_state
 from transformers import AutoTokenizer
 
 from swarm._util.files import conf_folder, write_gzip_json
@@ -44,8 +45,7 @@ from swarm.evaluation.routing import (
 from swarm.evaluation.voting import VotingCandidate, weighted_vote
 from swarm.models.base import Message, Request
 from swarm.pool.pool import Pool
-from swarm.runs.manifest import encode_state
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, read_state
 from swarm.stats.significance import plurality_vote
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
@@ -534,10 +534,10 @@ def test_mistakes_are_named(
 
 
 def test_a_search_that_is_not_over_is_refused(run: RunFolder, tmp_path: Path) -> None:
-    state = json.loads((run.path / "state.json").read_text())
+    state = read_state(run.path)
     # A search that was killed between its last iteration and its verdict has a `finished`.
     for left in ({"finished": None, "verdict": None}, {"verdict": None}):
-        (tmp_path / "state.json").write_bytes(encode_state({**state, **left}))
+        write_state(tmp_path, {**state, **left})
         with pytest.raises(UserError, match="not finished"):
             BestCandidate(str(tmp_path))
 
@@ -606,8 +606,8 @@ def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
     run: RunFolder, task: MultipleChoice, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(run.path, tmp_path / "running")
-    state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_bytes(encode_state({**state, "finished": None, "verdict": None}))
+    state = read_state(folder)
+    write_state(folder, {**state, "finished": None, "verdict": None})
     config = json.loads((folder / "config.json").read_text())
     parts = {part: {**config["task"], "signal": part} for part in ("both", "accuracy")}
     config["task"] = {"_target_": "swarm.tasks.mixture.Mixture", "name": "two", "tasks": parts}

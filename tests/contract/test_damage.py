@@ -1,12 +1,10 @@
 """Damage to a run folder: found at every start, healed where it can be, and never silent."""
 
 import contextlib
-import json
 import os
 import random
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,23 +14,20 @@ import pytest
 import searches
 from hydra import compose, initialize_config_dir
 
-from swarm._util.files import conf_folder
+from swarm._util.files import conf_folder, encode_json
 from swarm.errors import UserError
-from swarm.runs.manifest import (
-    JOURNAL,
-    MANIFEST_FILE,
-    Manifest,
+from swarm.runs.folder import (
+    RECORD_FILE,
+    Record,
     answers_path,
-    encode_state,
-    read_sealed_state,
+    read_record,
     read_state,
-    replay,
 )
 
 NOT_CHECKED = ("log.txt",)
 """Lines are added to it; nothing reads it."""
 
-CANNOT_BE_HEALED = ("state.json", "answers/iteration_")
+CANNOT_BE_HEALED = (RECORD_FILE, "answers/iteration_")
 
 
 def deleted(data: bytes, seed: int) -> None:
@@ -69,9 +64,15 @@ class Lab:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
             self.composed = compose("search", overrides=command)
         assert self.again() is None
-        self.whole = self.tree()
+        self.whole, self.sound = self.files(), self.tree()
 
     def tree(self) -> dict[str, bytes]:
+        """Every file but the log; of the record, to which a repair adds lines, the state."""
+        record = read_record(self.folder)
+        state = encode_json([record.state, dict(sorted(record.sums.items()))])
+        return {**self.files(), RECORD_FILE: state, "run.json": b""}
+
+    def files(self) -> dict[str, bytes]:
         """Every file but the log."""
         return {
             path.relative_to(self.folder).as_posix(): path.read_bytes()
@@ -110,13 +111,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool: P
 
 def test_a_start_changes_no_byte(lab: Lab) -> None:
     assert lab.again() is None
-    assert lab.tree() == lab.whole
-    lines = (lab.folder / MANIFEST_FILE).read_text().splitlines()
-    listed = {line.split("  ", 1)[1] for line in lines[:-1]}
-    assert listed == set(lab.whole) - {"state.json", MANIFEST_FILE}
+    assert lab.files() == lab.whole
+    assert set(read_record(lab.folder).sums) == set(lab.whole) - {RECORD_FILE, "run.json"}
 
 
-def test_a_damaged_journal_or_lost_answers_cost_the_iterations_after_them(
+def test_a_damaged_record_or_lost_answers_cost_the_iterations_after_them(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A killed search that has lost a line or answers ends as if it had never been killed."""
@@ -135,34 +134,27 @@ def test_a_damaged_journal_or_lost_answers_cost_the_iterations_after_them(
     left = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     lab = Lab(command, folder)
     capsys.readouterr()
-    lines = left[folder / JOURNAL].splitlines(keepends=True)
-    bad_line = b"".join([*lines[:2], lines[2][:30] + b"x" + lines[2][31:], *lines[3:]])
-    newest, middle = (answers_path(number) for number in (len(lines) - 1, 2))
-    cases = [(JOURNAL, None, 0), (JOURNAL, bad_line, 2), (middle, None, 2)]
-    cases += [(newest, how(left[folder / newest], 0), len(lines) - 1) for how in DAMAGES]
+    lines = left[folder / RECORD_FILE].splitlines(keepends=True)
+    rounds = [n for n, line in enumerate(lines) if b'"round"' in line]
+    bad = lines[rounds[2]]
+    bad_line = b"".join(lines).replace(bad, bad[:30] + b"x" + bad[31:])
+    newest, middle = (answers_path(number) for number in (len(rounds) - 1, 2))
+    cases = [(RECORD_FILE, bad_line, 2), (middle, None, 2)]
+    cases += [(newest, how(left[folder / newest], 0), len(rounds) - 1) for how in DAMAGES]
     for name, damaged, first in cases:
         shutil.rmtree(folder)
         for path, data in {**left, folder / name: damaged}.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             if data is not None:
                 path.write_bytes(data)
-        if name == JOURNAL:
-            with pytest.raises(UserError, match=f"{JOURNAL} is damaged or missing"):
+        if name == RECORD_FILE:
+            with pytest.raises(UserError, match=f"{RECORD_FILE} is damaged"):
                 report(folder)
         assert lab.again() is None
         said = capsys.readouterr().err
-        assert said.count("WARNING") == 1 and f"{name} is damaged or missing" in said
+        assert said.count("WARNING") == 1 and f"{name} is damaged" in said
         assert f"iterations from {first} on are evaluated again" in said
-        assert lab.tree() == lab.whole
-
-
-def test_sha256sum_reads_the_checksums(lab: Lab) -> None:
-    done = subprocess.run(
-        ["sha256sum", "--strict", "--quiet", "-c", MANIFEST_FILE],
-        cwd=lab.folder,
-        capture_output=True,
-    )
-    assert done.returncode == 0 and done.stdout == done.stderr == b""
+        assert lab.tree() == lab.sound
 
 
 def heal(lab: Lab, name: str, how: Damage, seed: int, capsys: Any) -> None:
@@ -175,7 +167,7 @@ def heal(lab: Lab, name: str, how: Damage, seed: int, capsys: Any) -> None:
         return
     assert error is None, f"{name}: {error}"
     assert name in said and said.count("WARNING") == 1, f"{name}: {said!r}"
-    assert lab.tree() == lab.whole, name
+    assert lab.tree() == lab.sound, name
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -222,9 +214,9 @@ def evaluate(folder: Path) -> None:
 
 
 READ_BY = {
-    "report": ("state.json", "config.json", "answers/test_", MANIFEST_FILE),
-    "export": ("state.json", "config.json", "global_best/", MANIFEST_FILE),
-    "evaluate": ("global_best/", MANIFEST_FILE),
+    "report": (RECORD_FILE, "config.json", "answers/test_"),
+    "export": (RECORD_FILE, "config.json", "global_best/"),
+    "evaluate": ("global_best/",),
 }
 
 
@@ -241,34 +233,35 @@ def test_readers_refuse_what_is_damaged(reader: str, lab: Lab) -> None:
             assert not name.startswith(READ_BY[reader]), f"{reader} read {name}"
 
 
-def test_a_state_is_its_own_checksum(tmp_path: Path) -> None:
-    path, state = tmp_path / "state.json", {"versions": [], "rounds": [0.1, 1e-300], "é": "\ud800"}
-    path.write_bytes(encode_state(state))
-    assert read_sealed_state(path) == state
-    whole = path.read_bytes()
-    for place in range(len(whole)):
+def test_a_line_has_a_checksum(tmp_path: Path) -> None:
+    """Each changed bit of a line is found."""
+    record = Record(tmp_path)
+    record.write({"set": {"numbers": [0.1, 1e-300], "é": "\ud800"}})
+    whole = record.path.read_bytes()
+    assert (
+        Record(tmp_path).read().facts == record.facts == {"numbers": [0.1, 1e-300], "é": "\ud800"}
+    )
+    for place in range(len(whole) - 1):
         for bit in (0, 5):
-            path.write_bytes(
-                whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :]
-            )
-            assert read_sealed_state(path) is None, (place, bit)
-    path.write_text('{"rounds": []}')
-    assert read_sealed_state(path) == {"rounds": []}, "of a program that wrote none"
+            changed = whole[place] ^ (1 << bit)
+            record.path.write_bytes(whole[:place] + bytes([changed]) + whole[place + 1 :])
+            found = Record(tmp_path).read()
+            assert found.damage and not found.facts, (place, bit)
 
 
 def test_a_kill_while_a_file_is_replaced_is_no_damage(tmp_path: Path) -> None:
     file = tmp_path / "a" / "b"
     file.parent.mkdir()
     file.write_text("old")
-    manifest = Manifest(tmp_path)
-    with manifest.updating_checksums("a"):
+    record = Record(tmp_path)
+    with record.replacing("a"):
         pass
-    assert set(Manifest(tmp_path).read().sums) == {"a/b"}
-    with contextlib.suppress(KeyboardInterrupt), manifest.updating_checksums("a"):
+    assert set(Record(tmp_path).read().sums) == {"a/b"}
+    with contextlib.suppress(KeyboardInterrupt), record.replacing("a"):
         file.write_text("new")
         raise KeyboardInterrupt
-    found = Manifest(tmp_path).read()
-    assert not found.lost and found.sums == {} and found.find_damaged() == []
+    found = Record(tmp_path).read()
+    assert not found.damage and found.sums == {} and found.find_damaged() == []
 
 
 def piped(path: Path) -> None:
@@ -300,7 +293,7 @@ def test_what_is_no_file_is_damage_too(
         if name.startswith(CANNOT_BE_HEALED):
             assert error and name in error, name
         else:
-            assert error is None and name in said and lab.tree() == lab.whole, (name, error)
+            assert error is None and name in said and lab.tree() == lab.sound, (name, error)
 
 
 def test_a_folder_with_something_in_it_is_not_removed(lab: Lab) -> None:
@@ -310,48 +303,6 @@ def test_a_folder_with_something_in_it_is_not_removed(lab: Lab) -> None:
     error = lab.again()
     assert error and "config.json" in error and "move it away" in error
     assert (lab.folder / "config.json" / "thesis.tex").read_text() == "years of work"
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("rounds", [{}]),
-        ("rounds", {"a": []}),
-        ("rounds", [{"positions": [[1.0]], "utilities": []}]),
-        ("experts", 5),
-        ("identity", []),
-        ("optimizer", "x"),
-        ("metrics", True),
-        ("finished", 5),
-        ("own", "x"),
-    ],
-)
-def test_a_state_without_a_checksum_has_the_types_of_one(
-    key: str, value: Any, tmp_path: Path, lab: Lab
-) -> None:
-    state = json.loads(lab.whole["state.json"])
-    del state["checksum"], state["versions"]
-    path = tmp_path / "state.json"
-    path.write_text(json.dumps(state))
-    assert read_sealed_state(path) == state
-    path.write_text(json.dumps({**state, key: value}))
-    assert read_sealed_state(path) is None
-
-
-def test_a_state_beside_checksums_has_one_itself(lab: Lab) -> None:
-    """Edited without its checksum and versions, it does not pass for one of an older version."""
-    lab.damage("", deleted, 0)
-    state = json.loads(lab.whole["state.json"])
-    del state["checksum"], state["versions"]
-    state["rounds"][0]["utilities"][0] = 1.0
-    (lab.folder / "state.json").write_text(json.dumps(state))
-    error = lab.again()
-    assert error and "state.json is not the state of a search, or is damaged" in error
-    # A folder of such a version has no checksums; its state and files get them at once.
-    (lab.folder / MANIFEST_FILE).unlink()
-    assert lab.again() is None
-    assert "checksum" in json.loads((lab.folder / "state.json").read_text())
-    assert lab.again() is None
 
 
 def test_answers_that_are_removed_while_the_search_runs_are_named(
@@ -383,8 +334,9 @@ def test_a_report_misses_what_the_end_had_asked(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_journal_that_is_no_file_is_damage(make: Callable[[Path], None], lab: Lab) -> None:
+def test_a_record_that_is_no_file_is_damage(make: Callable[[Path], None], lab: Lab) -> None:
     lab.damage("", deleted, 0)
-    assert replay(lab.folder)[1] == ""
-    make(lab.folder / "rounds.jsonl")
-    assert "not a file" in replay(lab.folder)[1]
+    (lab.folder / RECORD_FILE).unlink()
+    make(lab.folder / RECORD_FILE)
+    with pytest.raises(UserError, match="not a file"):
+        read_record(lab.folder)

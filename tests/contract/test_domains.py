@@ -22,7 +22,7 @@ from swarm.finetune.run import scores_table
 from swarm.loop.search_inputs import resolve_baselines
 from swarm.report.build import build_report, write_report
 from swarm.report.paired_comparison import PairedComparison, iterate_data_items
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, read_state
 from swarm.runs.verdict import (
     domain_table,
     read_verdict,
@@ -197,7 +197,7 @@ def baselines(
     words = [word for word in words if not word.endswith("tiny.json")]
     result = searches.run(words)
     assert result.returncode == 0, result.stderr
-    state = json.loads((place / "search" / "run" / "state.json").read_text())
+    state = read_state(place / "search" / "run")
     return words, state, " ".join(result.stdout.split())
 
 

@@ -20,6 +20,7 @@ from swarm.errors import UserError
 from swarm.loop.evaluator import split_dev_holdout
 from swarm.loop.score_cache import ScoreCache
 from swarm.merging.positions import describe_position, position_label
+from swarm.runs.folder import read_state
 from swarm.runs.verdict import describe_difference, read_verdict
 from swarm.stats.significance import PairedTest, interval_over_seeds, smallest_gain
 from swarm.studies.subprocess_runs import lock_study_folder
@@ -38,7 +39,7 @@ def confirmed(
 
 
 def read(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    found: dict[str, Any] = read_state(folder)
     return found
 
 
@@ -344,7 +345,7 @@ def test_folders_of_several_searches_and_of_one_are_kept_apart(
     (tmp_path / "search" / "run" / ".lock").touch()
     result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool))
     assert result.returncode and "is the folder of several searches" in result.stderr
-    assert not (tmp_path / "search" / "run" / "state.json").exists()
+    assert not (tmp_path / "search" / "run" / "rounds.jsonl").exists()
 
 
 def test_a_position_with_groups_in_words() -> None:

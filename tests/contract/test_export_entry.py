@@ -19,6 +19,7 @@ import yaml
 from file_servers import environment, serving
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from run_folders import write_state
 
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
@@ -33,7 +34,7 @@ from swarm.export.model_card import (
 )
 from swarm.export.source import ExportSource
 from swarm.merging.positions import describe_position
-from swarm.runs.manifest import encode_state
+from swarm.runs.folder import read_state
 from swarm.runs.verdict import format_measured, read_verdict, state_verdict
 from swarm.search import build_run
 
@@ -87,7 +88,7 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
         exec(code, space)
     saved = PeftModel.from_pretrained(tiny.load(tiny_llama), best)
     assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
-    metrics = read_verdict(json.loads((found / "state.json").read_text()))
+    metrics = read_verdict(read_state(found))
     assert describe_position(note["experts"], note["coefficients"]) in card
     for one in (metrics.start_model, metrics.found):
         assert format_measured(one.dev) in card and format_measured(one.test) in card
@@ -119,7 +120,7 @@ def test_a_particle_s_best(found: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_verdict_names_instead_of_the_best_found(found: Path, tmp_path: Path) -> None:
-    metrics = read_verdict(json.loads((found / "state.json").read_text()))
+    metrics = read_verdict(read_state(found))
     names = {one.name for one in metrics.alternatives} - {"base", "constant", "experts"}
     assert "expert" in names
     for name in names:
@@ -407,7 +408,7 @@ def result(tiny_pool: Path, run: Path, note: dict[str, Any], state: dict[str, An
         (run / place / "swarm.json").write_text(json.dumps({"validation_utility": 0.5, **note}))
     config = {"task": {"name": "nlgraph_mini"}, **state.pop("config", {})}
     (run / "config.json").write_text(json.dumps(config))
-    (run / "state.json").write_bytes(encode_state({"verdict": None, **state}))
+    write_state(run, {"verdict": None, **state})
     return run
 
 
@@ -587,13 +588,13 @@ def test_a_search_that_has_not_ended_says_so(tiny_pool: Path, tmp_path: Path) ->
         assert told[1].startswith("the search had not ended (1 iteration done)")
         assert ("; it maximizes its signal (logprob), and" in told[1]) is more
         assert f"T{told[1][1:]}." in (tmp_path / "mine" / "README.md").read_text()
-    (run / "state.json").write_bytes(encode_state({"rounds": places, "finished": "x"}))
+    write_state(run, {"rounds": places, "finished": "x"})
     assert len(Export(str(run), str(tmp_path / "mine")).write()) == 2
     assert "had not ended" not in (tmp_path / "mine" / "README.md").read_text()
     with pytest.raises(UserError, match=r"^particle=40: the search has 0 to 1$"):
         Export(str(run), "x", particle=40)
     shutil.rmtree(run / "global_best")
-    (run / "state.json").write_bytes(encode_state({"rounds": [], "finished": None}))
+    write_state(run, {"rounds": [], "finished": None})
     with pytest.raises(
         UserError, match=r"logprob: no iteration has finished yet; wait for the first$"
     ):
@@ -624,7 +625,7 @@ def test_weights_that_stood_in_for_the_hub_s_are_named_beside_the_base(
     assert wanted in card and str(stand_in) not in card
     assert "float32 adapter" not in card, "the search's base was bfloat16"
     # What was measured had other weights than those that lie there now.
-    (run / "state.json").write_bytes(encode_state({"identity": {"base weights": "of the hub"}}))
+    write_state(run, {"identity": {"base weights": "of the hub"}})
     Export(str(run), str(tmp_path / "mine"), form).write()
     assert "measured on" not in (tmp_path / "mine" / "README.md").read_text()
 

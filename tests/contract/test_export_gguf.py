@@ -25,6 +25,7 @@ from swarm.export.gguf_writer import (
     interleave_rope_rows,
 )
 from swarm.pool.adapter import read_adapter
+from swarm.runs.folder import read_state
 from swarm.runs.verdict import read_verdict
 
 PROMPTS = (
@@ -121,7 +122,7 @@ def test_the_card_has_baselines_domains_and_commands(
     run = tmp_path / "search" / "first"
     Export(str(run), str(tmp_path / "small"), "gguf", quantize="q8_0").write()
     card = (tmp_path / "small" / "README.md").read_text()
-    state = json.loads((run / "state.json").read_text())
+    state = read_state(run)
     for one in read_verdict(state).alternatives:
         if one.name not in ("expert", "constant"):
             assert f"Gain over the {one.label}, {one.test.utility:.3f} on test: " in card

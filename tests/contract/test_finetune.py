@@ -30,7 +30,7 @@ from swarm.finetune.trainer import (
     shuffled_batches,
 )
 from swarm.pool.pool import Pool
-from swarm.runs.manifest import Manifest
+from swarm.runs.folder import CHECKSUMS_FILE, Record, read_state
 from swarm.runs.verdict import read_verdict, state_verdict
 from swarm.search import build_run
 
@@ -159,7 +159,7 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
         assert (mine / name).read_bytes() == (other / name).read_bytes()
     assert sorted(path.name for path in run.iterdir()) == [
         "answers.json.gz",
-        "checksums.txt",
+        "checksums.jsonl",
         "start",
         "tuned",
         "tuning.json",
@@ -188,7 +188,8 @@ def test_damage_to_the_folder_is_named_or_mended(
     command = [*command, f"folder={tmp_path / 'search'}"]
     run = tmp_path / "search" / "run"
     whole = searches.tree(run)
-    assert set(Manifest(run).read().sums) == set(whole) and not Manifest(run).read().find_damaged()
+    assert set(Record(run, CHECKSUMS_FILE).read().sums) == set(whole)
+    assert not Record(run, CHECKSUMS_FILE).read().find_damaged()
     for name, data in whole.items():
         for spoiled in (None, data[: len(data) // 2], data[:-1] + bytes([data[-1] ^ 1])):
             (run / name).unlink()
@@ -420,7 +421,7 @@ def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_fo
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    metrics = read_verdict(json.loads((first / "state.json").read_text()))
+    metrics = read_verdict(read_state(first))
     state = json.loads((tmp_path / "search" / "tuned" / "tuning.json").read_text())
     mine, searched = read_verdict(state), state["tuning"]["searched"]
     assert mine.expert == metrics.expert

@@ -14,6 +14,7 @@ from swarm.errors import UserError
 from swarm.export.export import Export
 from swarm.report.build import build_report, write_report
 from swarm.report.document import Chart
+from swarm.runs.folder import read_state
 from swarm.runs.pareto_front import ParetoFront, compute_hypervolume, find_non_dominated
 from swarm.runs.verdict import read_verdict
 from swarm.ui.run_data import load_run_series
@@ -25,7 +26,7 @@ def sheet(folder: Path) -> dict[str, Any]:
 
 
 def state(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    found: dict[str, Any] = read_state(folder)
     return found
 
 

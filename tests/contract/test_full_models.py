@@ -29,6 +29,7 @@ from swarm.engine.token_ensemble.members import ModelEnsemble
 from swarm.errors import UserError
 from swarm.models.base import Request
 from swarm.pool.pool import Pool
+from swarm.runs.folder import read_state
 from swarm.tasks.multiple_choice import MultipleChoice
 
 MIXED = (0.5, 0.8, -0.3)
@@ -438,7 +439,7 @@ def test_a_search_saves_the_best_as_a_model(
 ) -> None:
     place, result = done
     folder = place / "search" / "run"
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     assert state["experts"] == ["ash", "elm", "oak"]
     first = state["rounds"][0]
     assert np.array_equal(np.array(first["positions"])[:3], np.eye(3))
@@ -480,8 +481,8 @@ def test_processes_give_the_same_search(
     result = searches.run(command(tmp_path, trio, **more))
     assert result.returncode == 0, result.stderr
     first, second = (searches.tree(place / "search" / "run") for place in (done[0], tmp_path))
-    assert [name for name in first if first[name] != second.get(name)] == ["state.json"]
-    states = [json.loads(tree["state.json"]) for tree in (first, second)]
+    assert [name for name in first if first[name] != second.get(name)] == ["rounds.jsonl"]
+    states = [json.loads(tree["rounds.jsonl"]) for tree in (first, second)]
     for state in states:
         del state["identity"]["task.file"], state["checksum"]
     assert states[0] == states[1]

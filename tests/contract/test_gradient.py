@@ -24,6 +24,7 @@ from swarm.models.base import Example, Request
 from swarm.optimizers.base import LossRequest
 from swarm.optimizers.gradient import Descent
 from swarm.pool.pool import Pool
+from swarm.runs.folder import read_state
 from swarm.scorers.function import FunctionTask
 from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.mixture import Mixture
@@ -415,7 +416,7 @@ def test_a_huge_expert_moves_in_small_steps(
     """An update of many times the median hardly counts in the soup and in the steps."""
     from safetensors.torch import load_file, save_file
 
-    from swarm.runs.run_reader import RunFolder
+    from swarm.runs.folder import RunFolder
 
     pool = shutil.copytree(tiny_pool, tmp_path / "pool")
     file = pool / tiny.NAMES[0] / "adapter_model.safetensors"
@@ -448,7 +449,7 @@ def test_a_search_descends_within_its_budget(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
     """Loss falls on what is learnt from, and what it took is in the record."""
-    from swarm.runs.run_reader import RunFolder
+    from swarm.runs.folder import RunFolder
 
     words = descending(tmp_path, tiny_llama, tiny_pool, budget=220)
     plan = " ".join(searches.run([*words, "dry_run=true"]).stdout.split())
@@ -482,7 +483,7 @@ def test_a_search_descends_within_its_budget(
     ]
     assert sum(moved) == 1, "one particle descends, the others stay"
     assert before.shape == after.shape
-    state = json.loads((run.path / "state.json").read_text())
+    state = read_state(run.path)
     descent = Descent()
     seed = state["optimizer"]["seed"]
     descent.load_state_dict(state["optimizer"]["descent"], 1, seed, np.arange(1))
@@ -578,7 +579,7 @@ def test_the_gradient_mutates_on_a_black_box(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
     """All particles move, and the best one descends too, within the budget."""
-    from swarm.runs.run_reader import RunFolder
+    from swarm.runs.folder import RunFolder
 
     words = searches.mutating(tmp_path, tiny_llama, tiny_pool, budget=150)
     said = " ".join(searches.run([*words, "dry_run=true"]).stdout.split())

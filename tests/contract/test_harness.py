@@ -18,7 +18,7 @@ from swarm.errors import UserError
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.models.base import Completion
 from swarm.pool.pool import Pool
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.tasks import lm_eval_harness
 from swarm.tasks.base import Task
 from swarm.tasks.lm_eval_harness import LMEvalTask, cut_at_stops, lm_eval

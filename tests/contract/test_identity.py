@@ -14,7 +14,7 @@ import searches
 
 from swarm._util.files import hash_file_cached
 from swarm.engine.base_model import BaseModel
-from swarm.runs.run_folder import RunRecord
+from swarm.runs.folder import RunRecord, read_state
 from swarm.scorers.function import FunctionTask, source_digest
 
 FUNCTIONS = """\
@@ -208,7 +208,7 @@ def test_other_weights_are_another_search(
 
 
 def state(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "search" / name / "state.json").read_text())
+    found: dict[str, Any] = read_state(folder / "search" / name)
     return found
 
 

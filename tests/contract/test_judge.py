@@ -19,6 +19,7 @@ from swarm.models.base import Completion, Request
 from swarm.models.cache import Cache
 from swarm.models.openai import OpenAI
 from swarm.models.rate_limit import Limits
+from swarm.runs.folder import read_state
 from swarm.runs.verdict import read_verdict
 from swarm.scorers.llm_judge import LLMJudge, format_prompt
 
@@ -392,7 +393,7 @@ def test_a_judged_search_is_gone_on_with_after_the_judge_was_away(
         assert len(server.asked) == needed - 25
     one, two = (searches.tree(tmp_path / "search" / name) for name in ("plain", "broken"))
     assert one.keys() == two.keys() and [name for name in one if one[name] != two[name]] == []
-    state = json.loads((tmp_path / "search" / "plain" / "state.json").read_text())
+    state = read_state(tmp_path / "search" / "plain")
     taken = read_verdict(state).scoring_costs
     assert taken["judge_prompt_tokens"]["first"] == 50 * needed
     assert taken["judge_cost"]["first"] == pytest.approx(54e-6 * needed)

@@ -11,8 +11,7 @@ import pytest
 from swarm.loop.evaluator import scores_to_records
 from swarm.loop.final_evaluation import FinalEvaluation
 from swarm.loop.final_metrics import final_metrics
-from swarm.runs.manifest import read_state
-from swarm.runs.run_folder import RunRecord
+from swarm.runs.folder import RunRecord, read_state
 from swarm.runs.verdict import Start, state_verdict
 from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Score

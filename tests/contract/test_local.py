@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from run_folders import write_state
 from safetensors.torch import load_file, save_file
 
 from swarm.engine.base_model import BaseModel
@@ -29,7 +30,6 @@ from swarm.registry.local_models import (
     select_round,
     stable_prefix,
 )
-from swarm.runs.manifest import encode_state
 
 TURNS = Request((Message("system", "be brief"), Message("user", "yes or no")), 8)
 TEXT = Request("the question is", 8)
@@ -79,7 +79,7 @@ def run_folder(folder: Path, best: Path, base: Path, **state: Any) -> Path:
         **state,
     }
     folder.mkdir(parents=True)
-    (folder / "state.json").write_bytes(encode_state(whole))
+    write_state(folder, whole)
     config = {"model": {"_target_": "swarm.engine.base_model.BaseModel", "path": str(base)}}
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copytree(best, folder / "global_best")

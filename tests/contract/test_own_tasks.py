@@ -17,6 +17,7 @@ from task_items import phrase_items, write
 
 from swarm.errors import UserError
 from swarm.models.base import Completion
+from swarm.runs.folder import read_state
 from swarm.runs.verdict import read_verdict
 from swarm.scorers.function import FunctionScorer, FunctionTask, to_finite_float
 from swarm.tasks.base import Item, RequiresSetup, Score
@@ -84,7 +85,7 @@ def test_a_yaml_from_any_folder(tmp_path: Path, tiny_llama: Path, tiny_pool: Pat
     done = run(tmp_path, [*arguments, "task=mine"])
     assert done.returncode == 0, done.stderr
     assert "task mine (4 dev items)" in done.stdout
-    metrics = read_verdict(json.loads((tmp_path / "search" / "run" / "state.json").read_text()))
+    metrics = read_verdict(read_state(tmp_path / "search" / "run"))
     assert metrics.found.test.n == 8
     assert 0.0 <= metrics.dev.unparsed <= 1.0
     limited = [*arguments, "task=mine", "dry_run=true", "name=other"]

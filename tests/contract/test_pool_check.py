@@ -16,6 +16,7 @@ from swarm.pool.__main__ import main
 from swarm.pool.adapter import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from swarm.pool.inspection import inspect_folder, update_gram
 from swarm.pool.pool import Pool
+from swarm.runs.folder import read_state
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_varied_folder_is_searched_unchanged(
     done = searches.run(command)
     assert done.returncode == 0, done.stderr
     assert "cedar: names the base model /content/drive/my_base" in done.stdout + done.stderr
-    state = json.loads((tmp_path / "search" / "run" / "state.json").read_text())
+    state = read_state(tmp_path / "search" / "run")
     assert len(state["rounds"]) == 3
 
 

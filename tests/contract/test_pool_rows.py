@@ -1,6 +1,5 @@
 """Rows beside the experts of the folder: the base, noise, elites of a run and static merges."""
 
-import json
 import pickle
 import shutil
 import time
@@ -21,6 +20,7 @@ from swarm.merging import MERGE_NAMES
 from swarm.pool.adapter import WEIGHTS_FILE
 from swarm.pool.extra_rows import SparseRow
 from swarm.pool.pool import Pool
+from swarm.runs.folder import read_state
 
 SPACES = ("factor", "delta")
 Q = "model.layers.0.self_attn.q_proj"
@@ -340,7 +340,7 @@ def test_a_search_outside_the_hull_and_one_from_its_bests(
     done = searches.run(first)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "search" / "first"
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     assert state["experts"] == [*tiny.NAMES, "base", "noise_0", "ties"]
     assert state["groups"] == ["attention", "mlp"]
     positions = np.array(state["rounds"][0]["positions"])
@@ -358,5 +358,5 @@ def test_a_search_outside_the_hull_and_one_from_its_bests(
     )
     done = searches.run(second)
     assert done.returncode == 0, done.stderr
-    state = json.loads((tmp_path / "search" / "second" / "state.json").read_text())
+    state = read_state(tmp_path / "search" / "second")
     assert state["experts"] == ["amber", "birch", "elite_0", "elite_1"]

@@ -17,6 +17,7 @@ from swarm.errors import UserError
 from swarm.loop.racing import Incumbent, Racing, cannot_beat
 from swarm.optimizers.random_search import RandomSearch
 from swarm.optimizers.swarm import MemeticSwarm
+from swarm.runs.folder import read_state
 from swarm.runs.verdict import read_verdict
 from swarm.search import build_run
 from swarm.stats.significance import is_significantly_worse
@@ -52,7 +53,7 @@ def search(place: Path, tiny_llama: Path, tiny_pool: Path) -> Any:
 
 
 def state(folder: Path) -> Any:
-    return json.loads((folder / "state.json").read_text())
+    return read_state(folder)
 
 
 def raced(search: Any, seed: int, rule: str, **more: Any) -> Path:

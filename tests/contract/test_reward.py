@@ -28,6 +28,7 @@ from swarm.loop.run import Run
 from swarm.models.base import Completion, Message, Request
 from swarm.optimizers.swarm import MemeticSwarm
 from swarm.pool.pool import Pool
+from swarm.runs.folder import read_state
 from swarm.runs.verdict import read_verdict
 from swarm.scorers.hf_model import TextBatcher
 from swarm.scorers.reward_model import RewardModelScorer
@@ -472,7 +473,7 @@ def test_a_search_on_a_measured_scale(
     result = searches.run(command)
     assert result.returncode == 0, result.stderr
     folder = tmp_path / "search" / "run"
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     scale, first = state["scale"], searches.answers(folder, 0)
     raw = [row["measures"] for i in range(4) for row in first[str(i)]]
     for name, low, high in (("reward", "low", "high"), ("length", "length_low", "length_high")):

@@ -20,6 +20,7 @@ from swarm.optimizers.adamerging import AdaMerging
 from swarm.optimizers.evogm import EvolutionaryGenerator, GeneratorPair
 from swarm.optimizers.mergevolve import MergeEvolve, rank_weights
 from swarm.optimizers.pso_merging import PSOMerging
+from swarm.runs.folder import read_state
 
 TARGET = np.array([0.7, -0.4, 0.6])
 
@@ -313,7 +314,7 @@ def test_a_search_that_never_reads_gold_answers_to_descend(
         more |= {"optimizer__steps": 2, "optimizer__rate": 0.1, "pool__groups": "per_module"}
         done = searches.run(searches.arguments(folder, tiny_llama, tiny_pool, **more))
         assert done.returncode == 0, done.stderr
-        rounds = json.loads((folder / "search" / "run" / "state.json").read_text())["rounds"]
+        rounds = read_state(folder / "search" / "run")["rounds"]
         assert [len(entry["positions"]) for entry in rounds] == [5] * 5
         positions.append([entry["positions"][4] for entry in rounds])
     assert positions[0] == positions[1]
@@ -329,7 +330,7 @@ def test_a_search_from_sparsified_experts(
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "merged", **more)
     done = searches.run(command)
     assert done.returncode == 0, done.stderr
-    state = json.loads((tmp_path / "search" / "merged" / "state.json").read_text())
+    state = read_state(tmp_path / "search" / "merged")
     assert state["experts"] == [*tiny.NAMES, *(f"sparse_{name}" for name in tiny.NAMES)]
     first = np.array(state["rounds"][0]["positions"])
     np.testing.assert_array_equal(first, np.vstack([np.eye(8), np.zeros(8)]))

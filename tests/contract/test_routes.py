@@ -31,9 +31,7 @@ from swarm.pool.prompt_router import PromptRouter, fit_router, read_router
 from swarm.registry.local_models import LocalModels, RoutedModel
 from swarm.report.paired_comparison import PairedComparison
 from swarm.report.sections import configuration_section
-from swarm.runs.manifest import verify_run_file
-from swarm.runs.run_folder import RunRecord
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, RunRecord, verify_run_file
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
 from tests.helpers import searches
@@ -94,9 +92,7 @@ def test_a_router_is_read_as_written_and_nothing_else_is() -> None:
 
 @pytest.mark.parametrize("value", [0, 17, True, 2.0, "two", None])
 def test_wrong_numbers_of_routes_are_refused(value: Any) -> None:
-    with pytest.raises(
-        UserError, match=r"pool.routes=.*at least 1, at most 16"
-    ):
+    with pytest.raises(UserError, match=r"pool.routes=.*at least 1, at most 16"):
         Pool("pool", routes=value)
 
 

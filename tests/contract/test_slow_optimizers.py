@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from swarm._util.files import conf_folder, encode_json
-from swarm.runs.manifest import apply_difference, difference
+from swarm.runs.folder import apply_difference, difference
 
 SLOW = [file for file in contract.FILES if contract.claims(file).slow]
 each_slow = pytest.mark.parametrize("file", SLOW, ids=[file.stem for file in SLOW])

@@ -12,7 +12,7 @@ import searches
 from swarm.errors import UserError
 from swarm.optimizers.static_merges import StaticMerges
 from swarm.pool.pool import Pool
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, read_state
 
 NAMES = ["amber", "birch", "cedar", "dune", "elm"]
 Utility = Callable[[np.ndarray], float]
@@ -172,7 +172,7 @@ def test_a_real_search_with_merges_in_the_pool(
     )
     result = searches.run(command)
     assert result.returncode == 0, result.stderr
-    state = json.loads((tmp_path / "search" / "run" / "state.json").read_text())
+    state = read_state(tmp_path / "search" / "run")
     names = state["experts"]
     assert names == [*NAMES[:4], *made]
     assert state["finished"].startswith("every recipe is scored; the greedy soup took ")

@@ -25,6 +25,7 @@ from swarm.engine.token_ensemble.members import ModelEnsemble
 from swarm.errors import UserError
 from swarm.executors import ray
 from swarm.models.base import Completion, Request
+from swarm.runs.folder import read_state
 from swarm.runs.verdict import read_verdict
 from swarm.tasks.multiple_choice import MultipleChoice
 
@@ -354,7 +355,7 @@ def test_a_search_finds_at_least_the_best_model(
 ) -> None:
     place, result = done
     folder = place / "search" / "run"
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     assert state["experts"] == ["tiny-llama", "tiny-gemma", "tiny-wide"]
     first = state["rounds"][0]
     assert np.array_equal(np.array(first["positions"])[:3], np.eye(3))
@@ -412,8 +413,8 @@ def test_processes_give_the_same_search(
     result = searches.run(command(tmp_path, list(map(Path, trio)), "run", **more))
     assert result.returncode == 0, result.stderr
     first, second = (searches.tree(folder / "search" / "run") for folder in (place, tmp_path))
-    assert [name for name in first if first[name] != second.get(name)] == ["state.json"]
-    states = [json.loads(tree["state.json"]) for tree in (first, second)]
+    assert [name for name in first if first[name] != second.get(name)] == ["rounds.jsonl"]
+    states = [json.loads(tree["rounds.jsonl"]) for tree in (first, second)]
     for state in states:
         del state["identity"]["task.file"], state["checksum"]
     assert states[0] == states[1]
@@ -433,7 +434,7 @@ def test_a_search_goes_on_after_kills(trio: list[str], tmp_path: Path) -> None:
 def test_racing_and_a_vote_work_as_with_adapters(trio: list[str], tmp_path: Path) -> None:
     result = searches.run(command(tmp_path, list(map(Path, trio)), racing="exact"))
     assert result.returncode == 0, result.stderr
-    size = read_verdict(json.loads((tmp_path / "search" / "run" / "state.json").read_text()))
+    size = read_verdict(read_state(tmp_path / "search" / "run"))
     assert ("vote of the top" in result.stdout) == (len(size.vote.members) > 1)
 
 

@@ -15,8 +15,8 @@ import ui_pages
 from click.testing import CliRunner
 
 from swarm.errors import UserError, install_command
+from swarm.runs.folder import RunFolder
 from swarm.runs.lock import RunLock
-from swarm.runs.run_reader import RunFolder
 from swarm.ui import expert_mixer
 from swarm.ui.__main__ import ui
 from swarm.ui.expert_mixer import list_bests, list_model_names
@@ -35,25 +35,25 @@ def test_names_that_are_none(tmp_path: Path, name: str) -> None:
 
 def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run_folders.folder(tmp_path / "run_0", particles=10, iterations=9)
-    state = (first / "state.json").read_bytes()
+    state = (first / "rounds.jsonl").read_bytes()
     for number in range(1, 500):
         other = tmp_path / f"run_{number}"
         other.mkdir()
-        (other / "state.json").write_bytes(state)
+        (other / "rounds.jsonl").write_bytes(state)
     part = tmp_path / "sweep" / "trial_00"
     part.mkdir(parents=True)
-    (part / "state.json").write_bytes(state)
+    (part / "rounds.jsonl").write_bytes(state)
     shelf = RunIndex(tmp_path)
     lines = shelf.list_runs()
     assert "sweep/trial_00" in {line.name for line in lines} and len(lines) == 501
     with monkeypatch.context() as patch:
         patch.setattr("swarm.ui.state._extract_facts", lambda state: pytest.fail("read again"))
         assert shelf.list_runs() == lines
-    kept = (first / "state.json").stat()
-    (first / "state.json").write_bytes(b"x" * len(state))
-    os.utime(first / "state.json", ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    kept = (first / "rounds.jsonl").stat()
+    (first / "rounds.jsonl").write_bytes(b"x" * len(state))
+    os.utime(first / "rounds.jsonl", ns=(kept.st_atime_ns, kept.st_mtime_ns))
     assert shelf.list_runs() == lines
-    os.utime(first / "state.json")
+    os.utime(first / "rounds.jsonl")
     assert len(shelf.list_runs()) == 500
 
 
@@ -80,7 +80,7 @@ def test_states_of_a_run(tmp_path: Path) -> None:
     output_path(run).parent.mkdir()
     output_path(run).write_text("10 %\r20 %\nerror: no room\nsome line\n")
     assert (shelf.list_runs()[0].state, shelf.list_runs()[0].details) == ("failed", "no room")
-    os.utime(run / "state.json", (time.time() + 5, time.time() + 5))
+    os.utime(run / "rounds.jsonl", (time.time() + 5, time.time() + 5))
     assert shelf.list_runs()[0].state == "stopped"
 
 

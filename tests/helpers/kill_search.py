@@ -18,24 +18,23 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from swarm._util.files import conf_folder
-from swarm.runs.manifest import read_state
+from swarm.runs.folder import read_state
 from swarm.search import build_run
 
 POINTS = (
     (0, "replace config.json"),
     (0, "replace answers/"),
-    (1, "append checksums.txt"),  # the state has the first round, the checksums lack its answers
     (1, "replace utility_scratchpad.json"),
+    (1, "append rounds.jsonl"),
     (1, "replace particle_1/personal_best"),
-    (1, "replace state.json"),
-    (2, "append checksums.txt"),
-    (3, "append rounds.jsonl"),  # the answers are there, the state lacks the round
-    (3, "replace answers/test_"),  # the search is over, its test is not
+    (3, "append rounds.jsonl"),  # the answers are there, the record lacks the round
+    (3, "replace run.json"),  # the search is over
+    (3, "replace answers/test_"),
     (3, "replace ensemble.yaml"),
 )
 """Where to kill, one after the other: the rounds in the state at least, and the next such write."""
 
-FEW = (POINTS[2], POINTS[6], POINTS[7])
+FEW = (POINTS[2], POINTS[3], POINTS[5])
 """For what is kept in the state alone, such as an optimizer's."""
 
 

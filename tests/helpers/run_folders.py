@@ -1,6 +1,6 @@
 """Run folders made by code, of any size, for the report's tests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 
 from swarm._util.files import short_digest, write_json
 from swarm.report.document import Report
-from swarm.runs.run_folder import RunRecord
+from swarm.runs.folder import RECORD_FILE, Record, RunRecord
 from swarm.runs.verdict import EXPERT, FOUND, Compared, Verdict
 from swarm.stats.significance import mean_interval, paired_test
 from swarm.tasks.metrics import Measured
@@ -179,3 +179,18 @@ class Document(HTMLParser):
 def section(found: Report, key: str) -> Any:
     """The section of a report with this key."""
     return next(one for one in found.sections if one.key == key)
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Replace the record of a run folder by one with this state and the same checksums."""
+    sums = Record(folder).read().sums
+    for name in (RECORD_FILE, "run.json"):
+        (folder / name).unlink(missing_ok=True)
+    record = RunRecord(folder)
+    record.state = {**state, "rounds": [], "optimizer": None}
+    lines = record._record
+    for number, entry in enumerate(state["rounds"]):
+        change = {} if number else {"set": state.get("optimizer") or {}}
+        lines.write({"iteration": number, "round": entry, "optimizer": change})
+    lines.write({"files": sums})
+    record.save_state()

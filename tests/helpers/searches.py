@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swarm.runs.manifest import Manifest
+from swarm._util.files import encode_json
+from swarm.runs.folder import RECORD_FILE, Record, read_record
 
 ROOT = Path(__file__).parents[2]
 HELPERS = Path(__file__).parent
@@ -163,22 +164,25 @@ def differences(first: Path, second: Path) -> list[str]:
 
 
 def tree(folder: Path, *leave_out: str) -> dict[str, bytes]:
-    """Every file of a run folder that has to be the same for the same search."""
-    # Of a run with another name or command these differ, and so do their checksums.
-    own = ("log.txt", "config.json", "command.json", "checksums.txt", *leave_out)
-    return {
+    """Every file of a run folder that has to be the same for the same search.
+
+    Of the record the state: a repair adds lines, and checksums of files with the run's name differ.
+    """
+    own = ("log.txt", "config.json", "command.json", RECORD_FILE, "run.json", *leave_out)
+    found = {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name not in own
     }
+    if (folder / RECORD_FILE).is_file() and RECORD_FILE not in leave_out:
+        found[RECORD_FILE] = encode_json(read_record(folder).state)
+    return found
 
 
 def reseal(folder: Path) -> None:
     """Take the checksums of a run folder anew, after a test has changed files in it."""
-    manifest = Manifest(folder).read()
-    for place in manifest.sums:
-        manifest.add_checksums(place)
-    manifest.save()
+    record = Record(folder).read()
+    record.add_checksums(*record.sums)
 
 
 def answers(folder: Path, number: int) -> dict[str, Any]:

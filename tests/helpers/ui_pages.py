@@ -17,6 +17,7 @@ import fake_models
 import run_folders
 import tiny
 from headless_browser import SIZES, shown
+from run_folders import write_state
 from searches import choice_file, environment
 
 from swarm.pool.pool import Pool
@@ -131,7 +132,7 @@ def run_folder(folder: Path, base: Path, pool: Path) -> None:
         "verdict": verdict.to_dict(),
         "identity": {},
     }
-    (folder / "state.json").write_text(json.dumps(state))
+    write_state(folder, state)
     settings = {"model": {"path": str(base)}, "pool": {"folder": str(pool)}}
     (folder / "config.json").write_text(json.dumps(settings))
 

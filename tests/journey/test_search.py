@@ -11,6 +11,7 @@ import tiny
 import warm_python
 from peft import PeftModel
 
+from swarm.runs.folder import read_state
 from swarm.runs.verdict import read_verdict
 
 
@@ -51,7 +52,7 @@ def test_it_says_what_came_of_it(done: tuple[Path, str]) -> None:
 def test_the_scratchpad_has_the_originals_keys(done: tuple[Path, str]) -> None:
     folder, _ = done
     pad = json.loads((folder / "utility_scratchpad.json").read_text())
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     rounds = len(state["rounds"])
     assert {"g", "g_worst", "g_history"} <= set(pad)
     for i in range(6):
@@ -65,7 +66,7 @@ def test_the_scratchpad_has_the_originals_keys(done: tuple[Path, str]) -> None:
 
 
 def test_every_position_of_every_iteration_is_kept(done: tuple[Path, str]) -> None:
-    state = json.loads((done[0] / "state.json").read_text())
+    state = read_state(done[0])
     for entry in state["rounds"]:
         positions = np.array(entry["positions"])
         assert positions.shape == (6, 4)
@@ -94,7 +95,7 @@ def test_the_bests_are_adapters_with_their_answers(
 
 def test_the_final_metrics_have_the_originals_names(done: tuple[Path, str]) -> None:
     folder, _ = done
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     metrics = read_verdict(state)
     first = state["rounds"][0]["utilities"][:4]
     assert metrics.start_model.dev.utility == max(first), "over the experts alone"
@@ -167,7 +168,7 @@ def test_skipped_particles_keep_their_last_utility(
     )
     assert searches.run(command).returncode == 0
     folder = place / "search" / "dropped"
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     pad = json.loads((folder / "utility_scratchpad.json").read_text())
     skipped = [
         (t, i)
@@ -189,7 +190,7 @@ def test_a_sweep_makes_a_folder_a_job(place: Path, tiny_llama: Path, tiny_pool: 
     assert result.returncode == 0, result.stderr
     assert not (searches.ROOT / "multirun.yaml").exists()
     for number in (0, 1):
-        state = json.loads((place / "search" / f"sweep_{number}" / "state.json").read_text())
+        state = read_state(place / "search" / f"sweep_{number}")
         assert state["identity"]["seed"] == number + 1
 
 
@@ -198,10 +199,10 @@ def test_what_is_judged_follows_the_command(
 ) -> None:
     """Another ensemble, or other test items, are judged anew; a search is not repeated for it."""
     folder, _ = done
-    rounds = json.loads((folder / "state.json").read_text())["rounds"]
+    rounds = read_state(folder)["rounds"]
     result = searches.run([*command, "ensemble=2"])
     assert result.returncode == 0, result.stderr
-    size = len(read_verdict(json.loads((folder / "state.json").read_text())).vote.members)
+    size = len(read_verdict(read_state(folder)).vote.members)
     # A vote of one would repeat the best found.
     assert (f"vote of the top {size} (" in result.stdout) == (size > 1)
     untested = searches.run([*command, "test=false"])
@@ -212,9 +213,9 @@ def test_what_is_judged_follows_the_command(
     (place / "tiny.json").write_text(json.dumps(other))
     assert searches.run(command).returncode == 0
     (place / "tiny.json").write_text(json.dumps(content))
-    seen = json.loads((folder / "state.json").read_text())
+    seen = read_state(folder)
     assert searches.run(command).returncode == 0
-    again = json.loads((folder / "state.json").read_text())
+    again = read_state(folder)
     assert read_verdict(seen).settings != read_verdict(again).settings
     assert seen["rounds"] == again["rounds"] == rounds
 

@@ -20,7 +20,7 @@ from swarm._util.files import conf_folder
 from swarm.errors import UserError
 from swarm.loop.search_inputs import identity_settings
 from swarm.optimizers.swarm import MemeticSwarm
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.studies import ablations, subprocess_runs
 from swarm.tasks.base import Score
 from swarm.tasks.metrics import paired_gain

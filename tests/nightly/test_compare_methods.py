@@ -13,7 +13,7 @@ import small_evaluations
 import tiny
 
 from swarm.compare_methods import parse_comparison
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.studies import method_comparison
 
 METHODS = "methods=[pso,random,vote]"

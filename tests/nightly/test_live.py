@@ -33,7 +33,7 @@ from swarm.loop.progress import SearchProgress
 from swarm.loop.reporter import describe_cost
 from swarm.loop.summary import position_lines, scoring_cost_line
 from swarm.merging.positions import describe_position
-from swarm.runs.run_folder import RunRecord
+from swarm.runs.folder import RunRecord
 from swarm.runs.verdict import Compared, Verdict
 from swarm.tasks.base import Score
 from swarm.ui.state import describe_progress

@@ -1,12 +1,13 @@
 """A small real search with every optimizer; some of them killed, which ends as if never killed."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import searches
+
+from swarm.runs.folder import read_state
 
 OPTIMIZERS = sorted(path.stem for path in (searches.ROOT / "conf" / "optimizer").glob("*.yaml"))
 KILLED = {"adamerging", "bayes", "cmaes", "evogm", "genome", "nsga2"}
@@ -39,7 +40,7 @@ def test_a_search_and_its_resumption(
     more = {"optimizer": name, "job__items": 4, **NEEDED.get(name, {})}
     arguments = tmp_path, tiny_llama, tiny_pool
     folder = plain(*arguments, more)
-    rounds = json.loads((folder / "state.json").read_text())["rounds"]
+    rounds = read_state(folder)["rounds"]
     # The recipes end with the third and last candidate of the greedy soup.
     assert len(rounds) == (4 if name == "recipes" else 5)
     assert all(len(entry["positions"]) == 6 for entry in rounds)
@@ -56,7 +57,7 @@ def test_a_search_with_coefficients_of_each_module(
 ) -> None:
     more = {"optimizer": name.split()[0], "job__items": 4, **DELTA, **FREE[name]}
     folder = plain(tmp_path, tiny_llama, tiny_pool, more)
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     rows = np.array(state["rounds"][-1]["positions"]).reshape(-1, len(state["groups"]), 4)
     assert rows.shape == (6, 6, 4) and np.ptp(rows, axis=1).max() > 0.001
     sums = np.concatenate([np.array(entry["positions"]) for entry in state["rounds"]]).sum(axis=1)

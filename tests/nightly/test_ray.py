@@ -20,7 +20,7 @@ from swarm.executors import ray as packing
 from swarm.executors.inline import InlineExecutor
 from swarm.executors.ray import RayExecutor
 from swarm.pool.pool import Pool
-from swarm.runs.manifest import read_state
+from swarm.runs.folder import read_state
 from swarm.tasks.multiple_choice import MultipleChoice
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")

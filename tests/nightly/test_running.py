@@ -13,9 +13,8 @@ import pytest
 import searches
 
 from swarm.errors import UserError
+from swarm.runs.folder import COMMAND_FILE, load_command, read_state
 from swarm.runs.lock import STATUS_FILE, RunLock, running_info
-from swarm.runs.manifest import read_state
-from swarm.runs.run_folder import COMMAND_FILE, load_command
 
 
 def until(what: Any, seconds: float = 300) -> Any:

@@ -31,9 +31,7 @@ from swarm.loop.search_inputs import identity_settings
 from swarm.models.base import Request
 from swarm.models.cache import Cache
 from swarm.models.openai_protocol import list_pending_samples
-from swarm.runs.manifest import encode_state, read_sealed_state
-from swarm.runs.run_folder import load_command
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, load_command, read_sealed_state
 from swarm.ui.launcher import SearchLauncher
 
 LITERAL = "literal-0123456789-abcdef"
@@ -139,7 +137,7 @@ def test_a_run_of_an_earlier_version_is_cleaned_when_it_goes_on(
         body = "task.scorer.model.body"
         assert state["identity"][f"{body}.api_key"] == HIDDEN
         state["identity"] |= {f"{body}.api_key": LITERAL, f"{body}.signed": f"Bearer {HEADER}"}
-        write_atomic(run / "state.json", encode_state(state))
+        write_atomic(run / "state.json"(state))
         assert holders(run, LITERAL, HEADER)
         # A longer search on the same folder saves the state.
         again = searches.run([*words, "ensemble=2"])

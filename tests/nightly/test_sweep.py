@@ -18,7 +18,7 @@ import searches
 
 from swarm import sweep
 from swarm.errors import UserError
-from swarm.runs.manifest import encode_state
+from swarm.runs.folder import encode_state
 from swarm.studies import subprocess_runs
 from swarm.studies import sweep as trials
 from swarm.studies.sweep import Trial

@@ -16,8 +16,8 @@ import ui_pages
 from headless_browser import SIZES
 from ui_pages import window
 
+from swarm.runs.folder import read_state
 from swarm.runs.lock import running_info
-from swarm.runs.manifest import encode_state, read_state
 
 
 def settled(page: Any, state: str) -> None:

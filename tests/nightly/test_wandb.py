@@ -21,9 +21,7 @@ import wandb
 
 from swarm.errors import UserError
 from swarm.report.analyses.trajectories import measure_trajectory
-from swarm.runs.manifest import read_state
-from swarm.runs.run_folder import build_scratchpad
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, build_scratchpad, read_state
 from swarm.runs.verdict import read_verdict
 from swarm.studies import subprocess_runs
 from swarm.trackers import MultiTracker, SearchTracker, TrackedRun, Tracker, WandB
@@ -62,7 +60,7 @@ def folder(tmp_path_factory: Any) -> Iterator[Path]:
 
 def tell(folder: Path, tracker: Tracker, config: dict[str, Any]) -> None:
     """Tell a tracker of a finished run."""
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     followed = SearchTracker(tracker, folder)
     with followed.track_search(state, config):
         followed.log_verdict(read_verdict(state))
@@ -76,7 +74,7 @@ def shown(folder: Path) -> tracker_files.Offline:
 def test_an_offline_run_has_the_originals_series(
     folder: Path, shown: tracker_files.Offline
 ) -> None:
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     pad = build_scratchpad(state["rounds"])
     assert shown.steps == [*range(5)]
     assert [row["swarm/best"] for row in shown.history[:5]] == pad["g_history"]
@@ -232,7 +230,7 @@ def test_searches_of_a_sweep_are_one_group(
     runs = [tracker_files.Offline(tmp_path / "search" / f"run_{number}") for number in (0, 1)]
     assert [one.run.run_group for one in runs] == ["run", "run"]
     assert runs[0].run.run_id != runs[1].run.run_id
-    metrics = read_verdict(json.loads((tmp_path / "search" / "run_1" / "state.json").read_text()))
+    metrics = read_verdict(read_state(tmp_path / "search" / "run_1"))
     name = "ending_best_validation_utility"
     assert runs[1].summary[name] == metrics.dev.utility and runs[1].code == 0
     assert "adapter_model.safetensors" in {e.path for e in runs[1].artifacts[-1].manifest.contents}

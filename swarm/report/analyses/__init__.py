@@ -12,7 +12,7 @@ from swarm.report.analyses import emergence, prompt_efficiency, trajectories
 from swarm.report.analyses import trajectories as origins
 from swarm.report.charts import render_image
 from swarm.report.document import Chart, Series
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 
 
 def analyse_runs(folders: Sequence[str | Path]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from swarm.report.document import (
     TextBlock,
 )
 from swarm.report.paired_comparison import PairedComparison
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 
 POINTS_BETWEEN = 1_000
 """Approximate maximum number of intermediate positions in the chart of principal components."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from swarm._util.terminal import format_p, format_share, format_span, format_table
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.stats.significance import PairedTest, mean_interval, paired_test
 
 CONTROL_DRAWS = 1_000

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 
 MIN_POSITIONS = 12
 """Minimum number of evaluated positions; fewer do not determine a surrogate."""

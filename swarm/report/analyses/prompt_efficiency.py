@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from swarm._util.terminal import format_table
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 
 MAX_BUDGETS = 5
 """Maximum number of equal budgets at which runs are compared."""

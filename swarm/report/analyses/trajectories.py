@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from swarm._util.terminal import format_share, format_sparkline, format_table
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.stats.significance import mean_interval
 
 

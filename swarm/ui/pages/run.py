@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from nicegui import app, run, ui
 
 from swarm.errors import UserError
-from swarm.runs.run_reader import RUNS_FOLDER, RunFolder
+from swarm.runs.folder import RUNS_FOLDER, RunFolder
 from swarm.ui.layout import draw_facts, draw_heading, draw_plain_table, page_frame
 from swarm.ui.pages.runs import STATE_COLOURS
 from swarm.ui.run_data import (

@@ -1,7 +1,6 @@
 """Searches with vLLM as a user starts them, and what goes wrong."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -26,6 +25,7 @@ from swarm.engine.vllm.engine import VLLMEngine
 from swarm.errors import UserError
 from swarm.models.base import Request
 from swarm.pool.pool import Pool
+from swarm.runs.folder import read_state
 
 pytestmark = pytest.mark.timeout(1200)
 GPUS = "[]" if vllm_engines.DEVICE == "cpu" else "[0]"
@@ -48,7 +48,7 @@ def searched(folder: Path, family: tuple[Path, Path], **more: object) -> dict[st
     done = searches.run(command, timeout=600, python=warm_python.COLD)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    state = json.loads((folder / "search" / "run" / "state.json").read_text())
+    state = read_state(folder / "search" / "run")
     return {"rounds": state["rounds"], "finished": state["finished"]}
 
 

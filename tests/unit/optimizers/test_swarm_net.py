@@ -14,7 +14,7 @@ import pytest
 
 from swarm.optimizers.pso import Deviations, ParticleSwarm
 from swarm.optimizers.swarm import MemeticSwarm
-from swarm.runs.run_folder import build_scratchpad
+from swarm.runs.folder import build_scratchpad
 
 RECORDED = Path(__file__).with_name("swarm_net.json")
 CONFIGURATIONS, ITERATIONS, RESUME = 200, 10, 5

@@ -10,7 +10,7 @@ import pytest
 import run_folders
 
 from swarm.report.analyses import expert_importance
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 
 KNOWN: dict[str, tuple[Callable[[np.ndarray], np.ndarray], list[float]]] = {
     # Additive in uniform inputs: each share is its squared slope over their sum.

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import run_folders
+from run_folders import write_state
 
 from swarm._util.files import short_digest
 from swarm._util.terminal import format_number
@@ -38,8 +39,7 @@ from swarm.report.html import render_changed_items, render_page
 from swarm.report.markdown import render_markdown
 from swarm.report.paired_comparison import MAX_ITEMS_SHOWN, PairedComparison, iterate_data_items
 from swarm.report.sections import read_log
-from swarm.runs.manifest import encode_state
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, read_state
 from swarm.runs.verdict import HeldOut, NoiseFloor, Verdict, Vote, format_gain
 from swarm.stats.significance import PairedTest
 from swarm.tasks.metrics import Measured
@@ -102,9 +102,9 @@ def test_what_models_write_is_never_markup(tmp_path: Path) -> None:
     folder = run_folders.folder(tmp_path / "run", text=run_folders.HOSTILE)
     run_folders.data_file(folder, run_folders.HOSTILE, 40)
     assert "missing" not in str(run_folders.section(build_report(folder), "flips"))
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     state["experts"][1] = state["groups"][0] = run_folders.HOSTILE
-    (folder / "state.json").write_bytes(encode_state(state))
+    write_state(folder, state)
     found = build_report(folder)
     text, told = render_page(found), render_markdown(found, ())
     assert run_folders.Document(text).open == []
@@ -225,9 +225,9 @@ def test_where_no_item_differs_no_interval_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("finished", [True, False])
 def test_numbers_of_a_signal_are_said_to_be_such(finished: bool, tmp_path: Path) -> None:
     folder = run_folders.folder(tmp_path / "run", finished=finished)
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     state["identity"]["task.signal"] = "both"
-    (folder / "state.json").write_bytes(encode_state(state))
+    write_state(folder, state)
     found = build_report(folder)
     progress = run_folders.section(found, "progress")
     assert "the signal (both) that the search maximized" in progress.explanation
@@ -244,11 +244,11 @@ def test_numbers_of_a_signal_are_said_to_be_such(finished: bool, tmp_path: Path)
 
 def test_one_is_not_many(tmp_path: Path) -> None:
     folder = run_folders.folder(tmp_path / "run", iterations=1)
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     state["rounds"][0]["utilities"] = [0.1] * 6
     state["rounds"][1]["utilities"] = [0.1] * 5 + [0.2]
     state["finished"] = "1 iteration done"
-    (folder / "state.json").write_bytes(encode_state(state))
+    write_state(folder, state)
     found = build_report(folder)
     text = render_markdown(found, ())
     assert found.about.endswith("6 particles, 1 iteration, seed 7")
@@ -294,10 +294,10 @@ def test_coefficients_of_groups(tmp_path: Path) -> None:
         found = {one.name: one.y[-1] for one in charts[title].series}
         assert [found[name] for name in run.experts] == pytest.approx(list(expected))
     # Expert k alone is the same in every group, which one chart tells.
-    state = json.loads((run.path / "state.json").read_text())
+    state = read_state(run.path)
     for one in state["rounds"]:
         one["positions"] = [row[:4] * 2 for row in one["positions"]]
-    (run.path / "state.json").write_bytes(encode_state(state))
+    write_state(run.path, state)
     alike = [
         one.title
         for one in run_folders.section(build_report(run.path), "coefficients").blocks
@@ -454,13 +454,13 @@ def test_a_log_begins_with_the_versions(tmp_path: Path) -> None:
 
 def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
     folder = run_folders.folder(tmp_path / "run", particles=5, iterations=3, items=30)
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     state["rounds"][2] |= {
         "prompts_scored": 90,
         "prompts_saved": 40,
         "items_scored": [30, 30, 30, 20, None],
     }
-    (folder / "state.json").write_bytes(encode_state(state))
+    write_state(folder, state)
     (folder / "log.txt").write_text(LOG)
     found = tables(build_report(folder), "cost")
     assert found["Prompts evaluated"] == [
@@ -491,11 +491,9 @@ def test_files_are_small_and_the_same_again(tmp_path: Path) -> None:
 
 def test_pictures_are_written(tmp_path: Path) -> None:
     folder = run_folders.folder(tmp_path / "run")
-    state = (folder / "state.json").read_text()
+    state = json.dumps(read_state(folder))
     strange = json.dumps("$ 数学 \ud800\x00_")
-    (folder / "state.json").write_bytes(
-        encode_state(json.loads(state.replace('"calendar"', strange)))
-    )
+    write_state(folder, json.loads(state.replace('"calendar"', strange)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         paths = write_report(folder)
@@ -537,10 +535,8 @@ def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert told.startswith("error: ") and told.count("\n") == 1
     with pytest.raises(UserError, match="no iteration has finished yet"):
         folder = run_folders.folder(tmp_path / "run", iterations=0)
-        state = json.loads((folder / "state.json").read_text())
-        (folder / "state.json").write_bytes(encode_state({**state, "rounds": []}))
-        (folder / "answers" / "iteration_0000.json.gz").unlink()
-        (folder / "checksums.txt").unlink()
+        state = read_state(folder)
+        write_state(folder, {**state, "rounds": []})
         build_report(folder)
 
 
@@ -551,25 +547,24 @@ def test_a_folder_of_another_kind_is_named_as_what_it_is(
     search = Path("search")
     for name in ("first", "cmp/random_seed42", "cmp/random_seed43", "swept/trial_00"):
         run_folders.folder(search / name, iterations=0)
-    (search / "cmp" / "methods.json").write_text("{}")
-    (search / "swept" / "summary.json").write_text("{}")
+    (search / "swept" / ".lock").touch()
     (search / "tuned" / "tuned").mkdir(parents=True)
     (search / "tuned" / "tuning.json").write_text("{}")
     runs = "its runs are search/cmp/random_seed42, search/cmp/random_seed43; name one of them"
     for folder, words in {
         "search/tuned": "search/tuned contains no search, but a fine-tuning: its results are in "
         "search/tuned/tuning.json, its adapter is search/tuned/tuned",
-        "search/cmp": f"search/cmp is a comparison: {runs}",
+        "search/cmp": f"search/cmp contains no search: {runs}",
         "search": "search contains no search: its runs are search/first, search/cmp/random_seed42, "
         "search/cmp/random_seed43, search/swept/trial_00; name one of them",
         "search/trial_0": "search/trial_0 contains no search; did you mean search/swept/trial_00?",
-        "search/swept": "search/swept is a sweep: its runs are search/swept/trial_00; name one of "
+        "search/swept": "search/swept is a study: its runs are search/swept/trial_00; name one of "
         "them",
         "first": "first contains no search; did you mean search/first?",
         "search/frist": "search/frist contains no search; did you mean search/first?",
         "search/first/answers": "search/first/answers contains no search; did you mean "
         "search/first?",
-        "chess": "chess contains no search; allowed: a folder of search/ with a state.json",
+        "chess": "chess contains no search; allowed: a folder of search/ with a rounds.jsonl",
     }.items():
         with pytest.raises(UserError) as caught:
             RunFolder(folder)
@@ -603,8 +598,9 @@ def test_a_report_is_written_over_an_old_one(
 ) -> None:
     folder = run_folders.folder(tmp_path / "run", finished=False)
     write_report(folder)
-    state = run_folders.folder(tmp_path / "done") / "state.json"
-    shutil.copy(state, folder / "state.json")
+    done = run_folders.folder(tmp_path / "done")
+    for name in ("rounds.jsonl", "run.json"):
+        shutil.copy(done / name, folder / name)
     shutil.copytree(tmp_path / "done" / "answers", folder / "answers", dirs_exist_ok=True)
     write_report(folder)
     assert "Still running" not in (folder / "report.html").read_text()

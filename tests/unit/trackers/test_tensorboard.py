@@ -1,6 +1,5 @@
 """Trackers: what is logged of a run, and TensorBoard's event files, read back by its own reader."""
 
-import json
 import logging
 import resource
 from pathlib import Path
@@ -12,15 +11,14 @@ import run_folders
 import tracker_files
 
 from swarm.errors import UserError
-from swarm.runs.manifest import read_state
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder, read_state
 from swarm.runs.verdict import read_verdict
 from swarm.trackers import SearchTracker, TensorBoard, TrackedRun, Tracker, WandB
 
 
 def log_run(folder: Path, tracker: Tracker) -> None:
     """Log a finished run."""
-    state = json.loads((folder / "state.json").read_text())
+    state = read_state(folder)
     logged = SearchTracker(tracker, folder)
     with logged.track_search(state, {"seed": 7, "api_key": "sk-secret"}):
         logged.log_verdict(read_verdict(state))

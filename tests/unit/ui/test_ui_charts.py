@@ -12,7 +12,7 @@ import pytest
 import run_folders
 from ui_pages import HOSTILE
 
-from swarm.runs.run_reader import RunFolder
+from swarm.runs.folder import RunFolder
 from swarm.runs.verdict import Compared, Verdict
 from swarm.tasks.metrics import Measured
 from swarm.ui import charts

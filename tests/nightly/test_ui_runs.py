@@ -14,6 +14,7 @@ import pytest
 import run_folders
 import ui_pages
 from headless_browser import SIZES
+from run_folders import write_state
 from ui_pages import window
 
 from swarm.runs.folder import read_state
@@ -336,12 +337,11 @@ def test_a_run_with_several_objectives_shows_its_front(
     browser: Any, page_url: str, page_folder: Path
 ) -> None:
     folder = run_folders.folder(page_folder / "search" / "several", parts=("one", "two"))
-    path = folder / "state.json"
-    state = json.loads(path.read_text())
+    state = read_state(folder)
     draw = np.random.default_rng(0)
     for entry in state["rounds"]:
         entry["objectives"] = draw.random((len(entry["positions"]), 2)).round(3).tolist()
-    path.write_bytes(encode_state({**state, "objectives": {"one": 15, "two": 15}}))
+    write_state(folder, {**state, "objectives": {"one": 15, "two": 15}})
     try:
         with window(browser, page_url) as page:
             page.goto(f"{page_url}runs/several")

@@ -1,7 +1,7 @@
 """Two optimizers on the same budget: is CMA-ES better than the particle swarm here?
 
 Both may put as many prompts, and what one of them was answered the other does not ask again. One
-seed tells little: `python -m swarm.compare_methods` takes several and more methods.
+seed tells little: `python -m swarm.study compare` takes several and more methods.
 
     python examples/cma_es_against_pso.py
 """

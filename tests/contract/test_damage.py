@@ -170,12 +170,6 @@ def heal(lab: Lab, name: str, how: Damage, seed: int, capsys: Any) -> None:
     assert lab.tree() == lab.sound, name
 
 
-@pytest.mark.parametrize("how", DAMAGES)
-def test_no_damage_is_silent(how: Damage, lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    for seed, name in enumerate(lab.whole):
-        heal(lab, name, how, seed, capsys)
-
-
 def test_no_damage_of_a_sample_is_silent(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """Of every kind of file one, with one damage each."""
     kinds = {re.sub(r"\d+|_[0-9a-f]{16}", "", name): name for name in lab.whole}

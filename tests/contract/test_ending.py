@@ -23,7 +23,7 @@ from swarm.merging.positions import describe_position, position_label
 from swarm.runs.folder import read_state
 from swarm.runs.verdict import describe_difference, read_verdict
 from swarm.stats.significance import PairedTest, interval_over_seeds, smallest_gain
-from swarm.studies.subprocess_runs import lock_study_folder
+from swarm.studies.runner import lock_study_folder
 from swarm.tasks.base import Score
 
 

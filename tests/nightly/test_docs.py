@@ -41,9 +41,7 @@ NOT_HERE = {
     "python scripts/make_splits.py": "test_make_splits.py, from files on this disk",
     "python -m swarm.search task=nlgraph_mini pool.elites=": "test_pool_rows.py, with a run",
     "python -m swarm.evaluate task=": "test_candidates.py runs every candidate, small",
-    "python -m swarm.compare_methods task=": "test_compare_methods.py runs small ones",
-    "python -m swarm.compare_methods suite=": "test_suite.py, small",
-    "python -m swarm.study": "several searches; tests/nightly/test_ablations.py runs small ones",
+    "python -m swarm.study": "many searches; test_study.py runs small ones",
     "python -m swarm.finetune task": "test_finetune.py, on a small model",
     "python -m swarm.export search/": "test_export_entry.py, from a run folder",
     "python -m swarm.moa": "test_moa_command.py, with endpoints on the loopback",
@@ -195,7 +193,7 @@ def run(command: str, folder: Path, small: list[str]) -> None:
         words[0] = sys.executable
         if words[1].endswith(".py"):
             words[1] = str(searches.ROOT / words[1])
-        searching = {"swarm.search", "swarm.sweep"} & set(words) and "--help" not in words
+        searching = "swarm.search" in words and "--help" not in words
         words += arguments if searching else []
         # Rows that the pool adds make more experts than the particles of a small search, the base
         # model of a constraint takes one.
@@ -203,9 +201,8 @@ def run(command: str, folder: Path, small: list[str]) -> None:
         rows += "|=pso_merging"
         more = re.search(rows, command)
         words += ["optimizer.particles=8"] if searching and more else []
-        swarm = searching and not re.search(r"sweep|optimizer=|experiment=|optimizer@", command)
+        swarm = searching and not re.search(r"optimizer=|experiment=|optimizer@", command)
         words += ["optimizer.descent.steps=3"] if swarm else []
-        words += ["trials=2"] if "swarm.sweep" in words else []
     elif words[0] == "bash":
         words[1] = str(searches.ROOT / words[1])
         words += arguments

@@ -30,13 +30,12 @@ from swarm.consortium.cli import COMMANDS, consortium
 
 PACKAGE = searches.ROOT / "swarm"
 COMPOSED = ("search", "evaluate", "finetune")
-WRITTEN = ("sweep", "compare_methods", "export")
+WRITTEN = ("study", "export")
 """Entries whose help is a text of their module and a yaml."""
 
 PARSED = {
     "cache": "swarm.cache",
     "compare": "swarm.compare.cli",
-    "study": "swarm.study",
     "judge": "swarm.judge.cli",
     "report": "swarm.report.__main__",
     "pool": "swarm.pool.__main__",
@@ -124,7 +123,7 @@ def test_an_ascii_locale_escapes_characters(tmp_path: Path) -> None:
     [
         "swarm.search model.path=MODEL model=local pool.folder=POOL dry_run=true",
         "swarm.search --help",
-        "swarm.compare_methods --help",
+        "swarm.study --help",
         "swarm.pool check initial_experts",
         "swarm.pool check initial_experts --json",
         "swarm",

@@ -23,7 +23,6 @@ from swarm.errors import UserError
 from swarm.report.analyses.trajectories import measure_trajectory
 from swarm.runs.folder import RunFolder, build_scratchpad, read_state
 from swarm.runs.verdict import read_verdict
-from swarm.studies import subprocess_runs
 from swarm.trackers import MultiTracker, SearchTracker, TrackedRun, Tracker, WandB
 from swarm.trackers.wandb import artifact_names
 
@@ -234,18 +233,6 @@ def test_searches_of_a_sweep_are_one_group(
     name = "ending_best_validation_utility"
     assert runs[1].summary[name] == metrics.dev.utility and runs[1].code == 0
     assert "adapter_model.safetensors" in {e.path for e in runs[1].artifacts[-1].manifest.contents}
-
-
-def test_trials_are_of_the_group_that_their_folder_is(tmp_path: Path) -> None:
-    config = {"folder": str(tmp_path / "sweep"), "name": "trial_00", "tracker": {"group": None}}
-    with subprocess_runs.lock_study_folder(tmp_path / "sweep"):
-        assert subprocess_runs.with_tracker_group(config)["tracker"] == {"group": "sweep"}
-        given = {**config, "tracker": {"group": "mine"}}
-        assert subprocess_runs.with_tracker_group(given) == given
-        assert subprocess_runs.with_tracker_group({**config, "tracker": {}})["tracker"] == {}
-    assert subprocess_runs.with_tracker_group({**config, "folder": str(tmp_path)})["tracker"] == {
-        "group": None
-    }
 
 
 def test_a_tracker_that_dies_under_way_warns_once(

@@ -28,7 +28,6 @@ sys.meta_path[:] = [Finder if one is PathFinder else one for one in sys.meta_pat
 COMMANDS = {
     "cache": ["info"],
     "compare": ["run questions.yaml --models m"],
-    "compare_methods": ["task=none"],
     "consortium": ["hello --consortium none"],
     "evaluate": ["task=none"],
     "experts": ["fetch --to mine"],
@@ -41,8 +40,7 @@ COMMANDS = {
     "report": ["search/first"],
     "search": ["task=lm_eval"],
     "serve": [""],
-    "study": ["ablations search/first"],
-    "sweep": ["trials=1 task=none"],
+    "study": ["none"],
     "ui": [""],
 }
 """Arguments of every command, such that it ends at once."""

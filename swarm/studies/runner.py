@@ -1,5 +1,10 @@
-"""Runs the cells of a suite: each needs one or more processes, several of which run in parallel."""
+"""Runs the cells of a study: each needs one or more processes, several of which run in parallel.
 
+A process ends with this one, its run folder is resumed by the next start, and a result is a small
+JSON file, written as soon as it is there.
+"""
+
+import ctypes
 import json
 import os
 import shutil
@@ -8,45 +13,61 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from swarm._util.cli import handle_termination_signals, normalize_gpu_list
 from swarm._util.files import (
     PACKAGE_FOLDER,
+    acquire_lock,
     conf_folder,
+    make_folder,
     read_gzip_json,
     write_atomic,
     write_json,
 )
+from swarm._util.secrets import lent, plain_config
 from swarm._version import __version__
 from swarm.errors import UserError
-from swarm.loop.context import check_context
 from swarm.loop.evaluator import records_to_scores, split_dev_holdout
 from swarm.loop.search_inputs import digest_items
 from swarm.merging.positions import describe_position
-from swarm.runs.folder import RunFolder
-from swarm.runs.verdict import Verdict
-from swarm.studies import subprocess_runs
-from swarm.studies.suite import Suite, SuiteCell, cell_words, key_head, list_cells, result_path
+from swarm.runs.folder import RunFolder, is_run_folder, read_record
+from swarm.runs.lock import STUDY_LOCK_FILE
+from swarm.runs.verdict import Verdict, read_verdict
+from swarm.studies.plan import Cell, Study, key_head
 from swarm.tasks.base import metric_task
 from swarm.tasks.metrics import best_constant_answers, is_mean_utility
 
-EVALUATE_KEYS = ("task", "model", "pool")
-"""Configuration keys that `swarm.evaluate` shares with a search."""
+HYDRA_DEFAULTS = {
+    "defaults": [
+        "_self_",
+        {"override hydra/job_logging": "none"},
+        {"override hydra/hydra_logging": "none"},
+    ],
+    "hydra": {"run": {"dir": "."}, "output_subdir": None},
+}
+"""Hydra settings that let a configuration run without Hydra's log files and output folders."""
 
-FINETUNE_KEYS = ("task", "model", "pool", "engine", "executor", "job", "gpus")
-"""Configuration keys that `swarm.finetune` shares with a search."""
+SHARED_KEYS = {
+    "search": None,
+    "evaluate": ("task", "model", "pool"),
+    "finetune": ("task", "model", "pool", "engine", "executor", "job", "gpus"),
+}
+"""Configuration keys that a command shares with a search; `None` for all."""
+
+LIFTED_LIMITS = ("max_iterations", "patience")
+"""Limits that could end a search before its budget does; lifted unless set by the study."""
 
 GRADIENT_COST = 3
 """Cost of one training example, forward and backward, in prompt-equivalents."""
@@ -56,6 +77,14 @@ USAGE_FILE = "spent.json"
 
 INTERRUPT_TIMEOUT_S = 60.0
 """Time in seconds that a process may take to exit after an interrupt."""
+
+LOCK_TIMEOUT_S = 20.0
+"""Time in seconds that an interrupted search may take to release its folder."""
+
+PR_SET_PDEATHSIG = 1
+"""Option of Linux's prctl(2): signal to receive when the parent exits."""
+
+LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,38 +123,37 @@ class CellPlanner:
     """Plans cells as generators of command lines and collects their results, without running them.
 
     Args:
-        suite: The suite.
+        study: The study.
         keep: Whether to keep run folders once the result is written.
     """
 
-    def __init__(self, suite: Suite, keep: bool) -> None:
-        self.suite, self.keep = suite, keep
+    def __init__(self, study: Study, keep: bool) -> None:
+        self.study, self.keep = study, keep
 
-    def run_cell(self, cell: SuiteCell) -> CellSteps:
+    def run_cell(self, cell: Cell) -> CellSteps:
         """Yield the command lines that a cell needs, and return its result.
 
         Raises:
             UserError: An input is invalid.
             CellError: A process failed.
         """
-        kind = {
+        steps = {
             "search": self._search_cell,
             "finetune": self._finetune_cell,
             "evaluate": self._evaluate_cell,
         }
-        task = self._load_task(cell)
-        self._fit_task(cell, task)
-        found = yield from kind[cell.method.kind](cell, task)
+        task, kind = self._load_task(cell), self.study.methods[cell.method].kind
+        found = yield from steps[kind](cell, task)
         return {
-            "suite": self.suite.name,
-            "task": cell.task.name,
-            "method": cell.method.name,
-            "kind": cell.method.kind,
+            "suite": self.study.name,
+            "task": cell.task,
+            "method": cell.method,
+            "kind": kind,
             "dev_items": cell.dev,
             "budget": cell.budget,
-            "unit": self.suite.unit,
+            "unit": self.study.file.unit,
             "seed": cell.seed,
-            "words": cell_words(self.suite, cell),
+            "words": self.study.defining_words(cell),
             **found,
             "constant": score_best_constant(task),
             "dev_digest": digest_items(task, "dev"),
@@ -134,7 +162,7 @@ class CellPlanner:
             **_collect_versions(),
         }
 
-    def check_cells(self, some: Sequence[SuiteCell]) -> None:
+    def check_cells(self, some: Sequence[Cell]) -> None:
         """Compose each task and each method once, and read the data of each task.
 
         Raises:
@@ -142,30 +170,29 @@ class CellPlanner:
         """
         seen: set[str] = set()
         for cell in some:
-            if not {cell.task.name, cell.method.name} <= seen:
-                seen |= {cell.task.name, cell.method.name}
+            if not {cell.task, cell.method} <= seen:
+                seen |= {cell.task, cell.method}
                 self._load_task(cell)
-                if cell.method.kind != "search":
-                    words = self._base_words(
-                        cell, FINETUNE_KEYS if cell.method.kind == "finetune" else EVALUATE_KEYS
-                    )
+                method = self.study.methods[cell.method]
+                if method.kind != "search":
+                    words = [*self._base_words(cell), *method.words]
                     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-                        compose(cell.method.kind, [*words, *cell.method.words])
+                        compose(method.kind, words)
 
-    def run_folder(self, cell: SuiteCell) -> Path:
+    def run_folder(self, cell: Cell) -> Path:
         """Return the run folder of a cell."""
-        return self.suite.runs / cell.task.name / cell.name
+        return self.study.runs / cell.task / cell.name
 
-    def shared_answers_folder(self, cell: SuiteCell) -> Path:
+    def shared_answers_folder(self, cell: Cell) -> Path:
         """Return the folder of answers that searches with equal task, dev items and seed share."""
-        return self.suite.runs / "answers" / f"{cell.task.name}_dev{cell.dev}_seed{cell.seed}"
+        return self.study.runs / "answers" / f"{cell.task}_dev{cell.dev}_seed{cell.seed}"
 
     def remove_finished(self) -> None:
         """Remove run folders of finished cells, and shared answers that no open cell needs."""
         if self.keep:
             return
-        every = list_cells(self.suite)
-        finished = [cell for cell in every if result_path(self.suite, cell).is_file()]
+        every = self.study.cells()
+        finished = [cell for cell in every if self.study.result_path(cell).is_file()]
         read = {self.shared_answers_folder(cell) for cell in set(every) - set(finished)}
         unread = {self.shared_answers_folder(cell) for cell in finished} - read
         starts = {self._start_folder(cell) for cell in finished}
@@ -173,90 +200,84 @@ class CellPlanner:
             if folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _base_words(self, cell: SuiteCell, allowed: Sequence[str] = ()) -> list[str]:
-        """Return a cell's words without its method's, with devices, filtered by allowed keys."""
-        drawn = [word for word in cell_words(self.suite, cell) if word.startswith("++task.dev_")]
-        common = [*self.suite.words, *cell.task.words, *drawn]
-        return [word for word in common if not allowed or key_head(word) in allowed]
+    def _base_words(self, cell: Cell) -> list[str]:
+        """Return a cell's words without its method's, those that its command knows."""
+        allowed = SHARED_KEYS[self.study.methods[cell.method].kind]
+        words = self.study.common_words(cell)
+        return [word for word in words if allowed is None or key_head(word) in allowed]
 
-    def _load_task(self, cell: SuiteCell) -> Any:
+    def _load_task(self, cell: Cell) -> Any:
         """Instantiate a cell's task and check that it has enough dev items."""
-        words = self._base_words(cell)
-        words += cell.method.words if cell.method.kind == "search" else ()
-        task = metric_task(instantiate(self._compose_config(words)["task"], _convert_="all"))
+        words, method = self.study.common_words(cell), self.study.methods[cell.method]
+        words += method.words if method.kind == "search" else ()
+        config = plain_config(compose_search(words))
+        task = metric_task(instantiate(config["task"], _convert_="all"))
         count = len(task.items("dev"))
         if count != cell.dev:
             raise UserError(
-                f"suite {self.suite.name}: task {cell.task.name} has {count} dev items, fewer "
-                f"than its dev={cell.dev}; lower dev"
+                f"study {self.study.name}: task {cell.task} has {count} dev items, fewer than its "
+                f"dev={cell.dev}; lower dev"
             )
         return task
 
-    def _fit_task(self, cell: SuiteCell, task: Any) -> None:
-        """Leave out the items that the cell's processes leave out, before they are digested."""
-        config = self._compose_config(self._base_words(cell))
-        base, engine = (instantiate(config[k], _convert_="all") for k in ("model", "engine"))
-        check_context(task, engine.check(base, self._open_pool(cell)), engine.context)
-
-    def _compose_config(self, words: Sequence[str]) -> dict[str, Any]:
-        return subprocess_runs.to_plain_config(subprocess_runs.compose_search(list(words), "suite"))
-
-    def _open_pool(self, cell: SuiteCell) -> Any:
+    def _open_pool(self, cell: Cell) -> Any:
         """Open the pool of experts as configured without the method."""
-        config = self._compose_config(self._base_words(cell))
+        config = plain_config(compose_search(self.study.common_words(cell)))
         return instantiate(config["pool"], _convert_="all").open(config["model"]["name"])
 
-    def _prompt_budget(self, cell: SuiteCell) -> int:
+    def _prompt_budget(self, cell: Cell) -> int:
         """Return the budget in prompt-equivalents."""
         assert cell.budget is not None
-        return cell.budget * (cell.dev if self.suite.unit == "positions" else 1)
+        return cell.budget * (cell.dev if self.study.file.unit == "positions" else 1)
 
-    def _build_search(
-        self, cell: SuiteCell, words: Sequence[str], folder: Path, budget: int
-    ) -> subprocess_runs.SearchProcess:
-        search = subprocess_runs.compose_search([*words, f"seed={cell.seed or 0}"], "suite")
-        if cell.method.limits == "lifted":
-            subprocess_runs.lift_limits(search, words, max(1, budget // cell.dev))
-        config = subprocess_runs.to_plain_config(search) | {
+    def _run_search(
+        self, cell: Cell, words: Sequence[str], folder: Path, budget: int
+    ) -> Generator[list[str], ProcessResult, RunFolder]:
+        """Run or resume a search unless it has ended."""
+        search = compose_search([*words, f"seed={cell.seed or 0}"])
+        if self.study.methods[cell.method].limits == "lifted":
+            given = {word.partition("=")[0].strip(" +") for word in words}
+            for key in LIFTED_LIMITS:
+                if key in search.optimizer and f"optimizer.{key}" not in given:
+                    search.optimizer[key] = max(1, budget // cell.dev)
+        config = plain_config(search) | {
             "folder": str(folder.parent),
             "name": folder.name,
             "budget": budget,
             "shared": str(self.shared_answers_folder(cell)),
         }
-        return subprocess_runs.SearchProcess(config)
+        tracker = config.get("tracker") or {}
+        if tracker.get("group", "") is None:
+            config["tracker"] = {**tracker, "group": self.study.runs.name}
+        state = read_record(folder, strict=False).state  # the search repairs damage
+        if not (verdict := read_verdict(state)) or verdict.tested != config["test"]:
+            with tempfile.TemporaryDirectory() as plan:
+                write_json(Path(plan) / "plan.yaml", {**HYDRA_DEFAULTS, **lent(config)})
+                words = [f"--config-path={plan}", "--config-name=plan"]
+                ended = yield [sys.executable, "-m", "swarm.search", *words]
+            _record_usage(folder, ended)
+        return RunFolder(folder)
 
-    def _run_search(
-        self, search: subprocess_runs.SearchProcess
-    ) -> Generator[list[str], ProcessResult, RunFolder]:
-        """Run or resume a search unless it has ended."""
-        if search.load_verdict() is None:
-            with TemporaryDirectory() as folder:
-                ended = yield search.build_command(Path(folder))
-            _record_usage(search.path, ended)
-        return RunFolder(search.path)
-
-    def _search_cell(self, cell: SuiteCell, task: Any) -> CellSteps:
-        words = [*self._base_words(cell), *cell.method.words, "test=true"]
+    def _search_cell(self, cell: Cell, task: Any) -> CellSteps:
+        words = [*self._base_words(cell), *self.study.methods[cell.method].words, "test=true"]
         run = yield from self._run_search(
-            self._build_search(cell, words, self.run_folder(cell), self._prompt_budget(cell))
+            cell, words, self.run_folder(cell), self._prompt_budget(cell)
         )
-        best = run.find_best()
-        position = run.positions[best]
-        before = self._record_test(run, run.best_expert(), task)
-        forward = _sum_rounds(run, "prompts_scored") + _sum_rounds(run, "losses_computed")
-        gradients = _sum_rounds(run, "gradients_computed")
-        verdict = run.verdict
+        verdict, best = run.verdict, run.find_best()
         assert verdict is not None and verdict.start_model.dev is not None
         dev = {"starting": verdict.start_model.dev.utility, "ending": verdict.dev.utility}
         if (kept := verdict.held_out) and kept.selected:  # the items that chose the result
             dev = {"starting": kept.expert.utility, "ending": kept.found.utility}
-        label = run.position_label(best)
-        description = describe_position(run.experts, position.tolist(), run.groups)
+        forward = _sum_rounds(run, "prompts_scored") + _sum_rounds(run, "losses_computed")
+        gradients = _sum_rounds(run, "gradients_computed")
+        label, position = run.position_label(best), run.position_at(best)
+        description = describe_position(run.experts, position, run.groups)
+        start = _test_record(run, run.best_expert(), task)
         return {
-            "start": dict(expert=run.experts[run.best_expert()[1]], dev=dev["starting"], **before),
+            "start": {"expert": verdict.expert, "dev": dev["starting"], **start},
             "dev": dev["ending"],
             "dev_no_gradient": verdict.no_gradient.utility if verdict.no_gradient else None,
-            **self._record_test(run, best, task),
+            **_test_record(run, best, task),
             "found": f"{label}: {description}" if label else description,
             "experts": run.experts,
             "groups": run.groups,
@@ -270,55 +291,35 @@ class CellPlanner:
             "base_digest": run.identity["base weights"],
         }
 
-    def _record_test(self, run: RunFolder, index: tuple[int, int], task: Any) -> dict[str, Any]:
-        rows = run.load_test_answers(index)
-        if rows is None:
-            raise UserError(f"{run.path}: it was not tested; a suite needs test=true")
-        return build_test_record(task, rows)
-
-    def _start_folder(self, cell: SuiteCell) -> Path:
+    def _start_folder(self, cell: Cell) -> Path:
         folder = self.run_folder(cell)
         return folder.with_name(f"{folder.name}_start")
 
-    def _finetune_cell(self, cell: SuiteCell, task: Any) -> CellSteps:
+    def _finetune_cell(self, cell: Cell, task: Any) -> CellSteps:
         """Select the best expert on the dev items, and train it with the remaining budget."""
-        base = self._base_words(cell, FINETUNE_KEYS)
+        base, start = self._base_words(cell), self._start_folder(cell)
         count, budget = len(self._open_pool(cell).names), self._prompt_budget(cell)
         if budget <= count * cell.dev:
             raise UserError(
-                f"budget={cell.budget}: {cell.method.name} needs more than {count}, the "
-                "positions of the experts"
+                f"budget={cell.budget}: {cell.method} needs more than {count}, the positions of "
+                "the experts"
             )
-        experts = [
-            "optimizer=random",
-            f"optimizer.particles={count}",
-            "ensemble=0",
-            "test=false",
-            "noise_floor=false",
-        ]
-        start = self._start_folder(cell)
+        experts = ["optimizer=random", f"optimizer.particles={count}", "ensemble=0", "test=false"]
         run = yield from self._run_search(
-            self._build_search(cell, [*base, *experts], start, count * cell.dev)
+            cell, [*base, *experts, "noise_floor=false"], start, count * cell.dev
         )
         folder = self.run_folder(cell)
-        words = [
-            *base,
-            *cell.method.words,
-            f"name={folder.name}",
-            f"folder={folder.parent}",
-            f"run={start}",
-            f"seed={cell.seed or 0}",
-            "test=true",
-        ]
+        words = [*base, *self.study.methods[cell.method].words, f"name={folder.name}"]
+        words += [f"folder={folder.parent}", f"run={start}", f"seed={cell.seed or 0}", "test=true"]
         words.append(f"steps={_affordable_steps(words, budget - count * cell.dev, task)}")
         if not _is_finetuned(folder):
             ended = yield [sys.executable, "-m", "swarm.finetune", *words]
             _record_usage(folder, ended)
         state = json.loads((folder / "tuning.json").read_text())
-        metrics, verdict = state["tuning"], Verdict.from_dict(state["verdict"])
+        facts, verdict = state["tuning"], Verdict.from_dict(state["verdict"])
         assert verdict.start_model.dev is not None
         rows = read_gzip_json(folder / "answers.json.gz")
-        seen, looked = metrics["examples_seen"], metrics["examples_evaluated"]
+        seen, looked = facts["examples_seen"], facts["examples_evaluated"]
         return {
             "start": {
                 "expert": verdict.expert,
@@ -327,21 +328,21 @@ class CellPlanner:
             },
             "dev": verdict.dev.utility,
             **build_test_record(task, rows["test"][1]),
-            "found": f"step {metrics['step']} of {metrics['steps']}",
+            "found": f"step {facts['step']} of {facts['steps']}",
             "prompts": count * cell.dev + looked,
             "gradients": seen,
             "prompt_equivalents": count * cell.dev + looked + GRADIENT_COST * seen,
             "prompts_shared": _sum_rounds(run, "prompts_shared"),
             **_read_usage(folder, start),
-            "finished": f"{metrics['steps']} steps",
+            "finished": f"{facts['steps']} steps",
             "base_digest": run.identity["base weights"],
         }
 
-    def _evaluate_cell(self, cell: SuiteCell, task: Any) -> CellSteps:
+    def _evaluate_cell(self, cell: Cell, task: Any) -> CellSteps:
         folder = self.run_folder(cell)
         if not (folder / "result.json").is_file():
-            words = [*self._base_words(cell, EVALUATE_KEYS), *cell.method.words, "split=test"]
-            words.append(f"out={folder}")
+            words = [*self._base_words(cell), *self.study.methods[cell.method].words]
+            words += ["split=test", f"out={folder}"]
             ended = yield [sys.executable, "-m", "swarm.evaluate", *words]
             _record_usage(folder, ended)
         result = json.loads((folder / "result.json").read_text())
@@ -362,9 +363,28 @@ class CellPlanner:
         }
 
 
+def compose_search(words: Sequence[str]) -> DictConfig:
+    """Compose the configuration that `python -m swarm.search` builds from words, unresolved.
+
+    Without a time limit, unless the words set one: results do not depend on the machine's speed.
+    """
+    words = ["minutes=null", *map(normalize_gpu_list, words)]
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = compose("search", overrides=words)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
 def _sum_rounds(run: RunFolder, name: str) -> int:
     """Sum a count over all rounds of a search."""
     return int(sum(entry.get(name, 0) for entry in run.rounds))
+
+
+def _test_record(run: RunFolder, index: tuple[int, int], task: Any) -> dict[str, Any]:
+    rows = run.load_test_answers(index)
+    if rows is None:
+        raise UserError(f"{run.path}: it was not tested; a study needs test=true")
+    return build_test_record(task, rows)
 
 
 def build_test_record(task: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -379,7 +399,7 @@ def build_test_record(task: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str,
     """
     scores = records_to_scores([dict(row) for row in rows])
     if not is_mean_utility(task, scores):
-        raise UserError(f"task={task.name}: a suite needs a task whose utility is its items' mean")
+        raise UserError(f"task={task.name}: a study needs a task whose utility is its items' mean")
     values = [score.value for score in scores]
     binary = set(values) <= {0.0, 1.0}
     return {
@@ -412,19 +432,14 @@ def _affordable_steps(words: Sequence[str], budget: int, task: Any) -> int:
     evaluated at the start and after every `every` steps, at a cost of 1 each.
     """
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config: Any = OmegaConf.create(
-            {
-                k: v
-                for k, v in compose("finetune", list(words)).items()
-                if k in ("batch", "every", "holdout")
-            }
-        )
+        config: Any = compose("finetune", list(words))
     held = len(split_dev_holdout(task.items("dev"), config.holdout, 0)[1])
+
+    def cost(steps: int) -> int:
+        return GRADIENT_COST * config.batch * steps + held * (1 + -(-steps // config.every))
+
     steps = 0
-    while (
-        GRADIENT_COST * config.batch * (steps + 1) + held * (1 - (-(steps + 1) // config.every))
-        <= budget
-    ):
+    while cost(steps + 1) <= budget:
         steps += 1
     if not steps:
         raise UserError(f"a budget of {budget} prompt-equivalents is too small for a training step")
@@ -493,7 +508,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 class RunningCell:
     """A cell and its running process."""
 
-    cell: SuiteCell
+    cell: Cell
     steps: CellSteps
     process: "subprocess.Popen[bytes]"
     errors: Any
@@ -514,48 +529,45 @@ class RunningCell:
         return ProcessResult(self.process.returncode, (lines or [""])[-1], took, cpu)
 
 
-class SuiteRunner:
+class StudyRunner:
     """Runs cells with several processes in parallel, until all are done or time is up.
 
     Args:
-        workshop: Planner of the cells.
+        planner: Planner of the cells.
         parallel: Maximum number of concurrent processes.
         until: `time.monotonic` at which running cells are stopped and no more start; `None` for
             never.
-        environment: Additional environment variables of the processes.
-        locks: File descriptors that the processes inherit and hold open.
+        lock: File descriptor that the processes inherit and hold open.
         say: Callback that receives a progress line when a cell begins or ends.
     """
 
     def __init__(
         self,
-        workshop: CellPlanner,
+        planner: CellPlanner,
         parallel: int,
         until: float | None,
-        environment: Mapping[str, str],
-        locks: Sequence[int],
+        lock: int,
         say: Callable[[str], None],
     ) -> None:
-        self.workshop, self.parallel, self.until = workshop, parallel, until
-        self.environment, self.locks, self.say = environment, locks, say
+        self.planner, self.parallel, self.until = planner, parallel, until
+        self.lock, self.say = lock, say
         self.failed: dict[str, str] = {}
         self._live: list[RunningCell] = []
         self._stopped: list[str] = []
 
-    def run(self, todo: Sequence[SuiteCell]) -> bool:
+    def run(self, todo: Sequence[Cell]) -> bool:
         """Run cells in order and return whether all finished in time.
 
         Failed cells are recorded in `failed`, by name, and do not stop the others.
         """
         remaining, count = list(todo), len(todo)
-        self.workshop.remove_finished()
+        self.planner.remove_finished()
         try:
             while (remaining and not self._is_time_up()) or self._live:
                 while remaining and len(self._live) < self.parallel and not self._is_time_up():
                     cell = remaining.pop(0)
-                    where = f"{cell.task.name}/{cell.name} ({count - len(remaining)} of {count})"
-                    self.say(f"{where}: begins")
-                    self._advance_cell(cell, self.workshop.run_cell(cell), None)
+                    self.say(f"{cell.path} ({count - len(remaining)} of {count}): begins")
+                    self._advance_cell(cell, self.planner.run_cell(cell), None)
                 if self._is_time_up():
                     self._interrupt_all()
                 for live in list(self._live):
@@ -570,27 +582,35 @@ class SuiteRunner:
     def _is_time_up(self) -> bool:
         return self.until is not None and time.monotonic() >= self.until
 
-    def _advance_cell(self, cell: SuiteCell, steps: CellSteps, ended: ProcessResult | None) -> None:
+    def _advance_cell(self, cell: Cell, steps: CellSteps, ended: ProcessResult | None) -> None:
         """Advance a cell to its next process or to its result."""
-        suite, name = self.workshop.suite, f"{cell.task.name}/{cell.name}"
         try:
             command = next(steps) if ended is None else steps.send(ended)
         except StopIteration as done:
-            write_result(result_path(suite, cell), done.value)
-            self.workshop.remove_finished()
-            self.say(f"{name}: test {done.value['test']:.3f}, {done.value['seconds']:.0f} s")
+            write_result(self.planner.study.result_path(cell), done.value)
+            self.planner.remove_finished()
+            self.say(f"{cell.path}: test {done.value['test']:.3f}, {done.value['seconds']:.0f} s")
         except (CellError, UserError) as error:
             if self._is_time_up() and ended and ended.code in (130, 143, -signal.SIGINT):
-                self._stopped.append(name)
+                self._stopped.append(cell.path)
             else:
-                self.failed[name] = str(error)
-                self.say(f"{name}: failed: {error}")
+                self.failed[cell.path] = str(error)
+                self.say(f"{cell.path}: failed: {error}")
         else:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 - `RunningCell.poll` closes it
-            # Secrets of a search's configuration are passed by the environment of this process.
-            environment = {**os.environ, **self.environment}
-            process = subprocess_runs.spawn_process(
-                command, self.locks, subprocess.DEVNULL, errors, environment
+            environment = dict(os.environ)
+            if self.parallel > 1:
+                environment.setdefault("OMP_NUM_THREADS", "1")
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(self.lock,),
+                env=environment,
+                # In a session of its own it gets no Ctrl-C from the terminal: this process
+                # forwards it once.
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
             self._live.append(RunningCell(cell, steps, process, errors))
 
@@ -607,38 +627,69 @@ class SuiteRunner:
                 time.sleep(0.05)
 
 
+def _end_with_parent() -> None:
+    """In the child: restore SIGINT, and request one when the parent is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+
+
 def _has_ended(process: int) -> bool:
     """Return whether a child has exited, without reaping it."""
     return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
+def stop_as_with_ctrl_c() -> None:
+    """Handle termination signals of schedulers like Ctrl-C, except SIGHUP under nohup."""
+    handle_termination_signals()
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
+@contextmanager
+def lock_study_folder(folder: Path) -> Iterator[int]:
+    """Lock a folder against other studies; yields the descriptor of the lock.
+
+    A search inherits the descriptor, so that the folder stays locked while a search outlives its
+    parent.
+
+    Raises:
+        UserError: The folder is locked, contains a single search, or cannot be written.
+    """
+    if is_run_folder(folder):
+        raise UserError(f"{folder} contains a single search; choose another name=")
+    try:
+        make_folder(folder, private=True)
+        lock = os.open(folder / STUDY_LOCK_FILE, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}; choose another folder") from None
+    try:
+        if not acquire_lock(lock, LOCK_TIMEOUT_S):
+            raise UserError(f"{folder}: in use by another process; wait for it, or stop it")
+        yield lock
+    finally:
+        os.close(lock)
+
+
 def run_cells(
-    suite: Suite, todo: Sequence[SuiteCell], parallel: int, until: float | None, keep: bool
+    study: Study, todo: Sequence[Cell], parallel: int, until: float | None, keep: bool
 ) -> tuple[dict[str, str], bool]:
-    """Run cells and write their results.
+    """Run cells and write their results; continue with the sampler's until it has no more.
 
     Args:
-        parallel, until: See `SuiteRunner`.
+        parallel, until: See `StudyRunner`.
         keep: Whether to keep run folders.
 
     Returns:
         Error messages of failed cells by name, and whether all finished in time.
     """
-    if not todo:
-        return {}, True
-    environment = dict(os.environ)
-    if parallel > 1:
-        environment.setdefault("OMP_NUM_THREADS", "1")
-    workshop = CellPlanner(suite, keep)
-    workshop.check_cells(todo)
-    with subprocess_runs.lock_study_folder(suite.runs) as lock:
-        runner = SuiteRunner(
-            workshop,
-            parallel,
-            until,
-            environment,
-            [lock],
-            lambda line: print(line, file=sys.stderr, flush=True),
+    planner = CellPlanner(study, keep)
+    planner.check_cells(todo)
+    with lock_study_folder(study.runs) as lock:
+        runner = StudyRunner(
+            planner, parallel, until, lock, lambda line: print(line, file=sys.stderr, flush=True)
         )
-        enough = runner.run(todo)
-    return runner.failed, enough
+        is_done = runner.run(todo) if todo else True
+        while is_done and not runner.failed and study.sample_methods():
+            is_done = runner.run(study.missing(study.cells()))
+    return runner.failed, is_done

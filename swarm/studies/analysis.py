@@ -1,10 +1,9 @@
-"""Analysis of a suite's results: tables, tests with Holm's correction, mean ranks, pictures.
+"""Analysis of a study's results: tables, tests with Holm's correction, mean ranks.
 
-Only the result files are read (`swarm.studies.suite`), so that committed results can be analysed
+Only the result files are read, so that committed results can be analysed
 without models or data.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,10 +15,9 @@ import numpy as np
 from swarm._util.files import write_atomic, write_json
 from swarm._util.terminal import format_table
 from swarm.errors import UserError
-from swarm.report.charts import render_image
-from swarm.report.document import Chart, Series
 from swarm.stats.significance import exact_sign_flip_p, holm_correction, interval_over_seeds
-from swarm.studies.suite import Suite, list_cells, read_dtype, result_path
+from swarm.studies import plan
+from swarm.studies.plan import Study, read_dtype
 
 SIGNIFICANCE_LEVEL = 0.01
 """A difference counts as a win or a loss if Holm's p value is below this."""
@@ -42,32 +40,28 @@ class ResultBlock(NamedTuple):
     budget: int
 
 
-def load_results(suite: Suite) -> dict[ResultBlock, RecordsByMethod]:
+def load_results(study: Study) -> dict[ResultBlock, RecordsByMethod]:
     """Load the existing results; one that depends on no budget or seed is listed under each.
 
     Raises:
         UserError: Results of a task have different test items or weights.
     """
     found: dict[ResultBlock, RecordsByMethod] = {}
-    for cell in list_cells(suite):
-        path = result_path(suite, cell)
-        if not path.is_file():
-            continue
-        record = json.loads(path.read_text(encoding="utf-8"))
-        for budget in suite.budgets if cell.budget is None else (cell.budget,):
-            records = found.setdefault(ResultBlock(cell.task.name, cell.dev, budget), {})
-            for seed in range(suite.seeds) if cell.seed is None else (cell.seed,):
-                records.setdefault(cell.method.name, {})[seed] = record
+    for cell, record in plan.load_results(study):
+        for budget in study.file.budgets if cell.budget is None else (cell.budget,):
+            records = found.setdefault(ResultBlock(cell.task, cell.dev, budget), {})
+            for seed in range(study.seeds) if cell.seed is None else (cell.seed,):
+                records.setdefault(cell.method, {})[seed] = record
     for block, records in found.items():
-        _check_digests(suite, block, records)
-    order = {one.name: index for index, one in enumerate(suite.methods)}
+        _check_digests(study, block, records)
+    order = {name: index for index, name in enumerate(study.methods)}
     return {
         block: dict(sorted(records.items(), key=lambda pair: order[pair[0]]))
         for block, records in found.items()
     }
 
 
-def _check_digests(suite: Suite, block: ResultBlock, records: RecordsByMethod) -> None:
+def _check_digests(study: Study, block: ResultBlock, records: RecordsByMethod) -> None:
     every = [record for seeds in records.values() for record in seeds.values()]
     kinds = {
         "test items": {record["test_digest"] for record in every},
@@ -77,7 +71,7 @@ def _check_digests(suite: Suite, block: ResultBlock, records: RecordsByMethod) -
     for what, digests in kinds.items():
         if len(digests) > 1:
             raise UserError(
-                f"{suite.results / block.task}: its results are of different {what}; remove the "
+                f"{study.results / block.task}: its results are of different {what}; remove the "
                 "older ones and run them again"
             )
 
@@ -87,7 +81,7 @@ def item_values(records: Mapping[int, Mapping[str, Any]], seeds: Sequence[int]) 
     return np.array([[float(v) for v in records[seed]["values"]] for seed in seeds])
 
 
-def analyse_suite(suite: Suite) -> dict[str, Any]:
+def analyse_study(study: Study) -> dict[str, Any]:
     """Compute all numbers of the analysis, ready for JSON.
 
     Returns:
@@ -96,58 +90,58 @@ def analyse_suite(suite: Suite) -> dict[str, Any]:
         budget: every method's mean rank, wins and losses, dev minus test) and "expected"/"there",
         the number of planned and of existing results; "dtypes", their number by model.dtype.
     """
-    found = load_results(suite)
-    blocks = [_summarize_block(suite, block, records) for block, records in found.items()]
-    for dev, budget in _list_sheets(suite):
-        _add_holm(suite, [one for one in blocks if _table_sheet(suite, one) == (dev, budget)])
+    found = load_results(study)
+    blocks = [_summarize_block(study, block, records) for block, records in found.items()]
+    for dev, budget in _list_sheets(study):
+        _add_holm(study, [one for one in blocks if _table_sheet(study, one) == (dev, budget)])
     summaries = [
         _summarize_methods(
-            suite,
+            study,
             dev,
             budget,
-            {b: r for b, r in found.items() if _block_sheet(suite, b) == (dev, budget)},
-            [one for one in blocks if _table_sheet(suite, one) == (dev, budget)],
+            {b: r for b, r in found.items() if _block_sheet(study, b) == (dev, budget)},
+            [one for one in blocks if _table_sheet(study, one) == (dev, budget)],
         )
-        for dev, budget in _list_sheets(suite)
+        for dev, budget in _list_sheets(study)
     ]
-    some = list_cells(suite)
-    paths = [path for cell in some if (path := result_path(suite, cell)).is_file()]
-    dtypes = Counter(read_dtype(json.loads(path.read_text())["words"]) for path in paths)
+    dtypes = Counter(read_dtype(record["words"]) for _, record in plan.load_results(study))
     return {
-        "suite": suite.name,
-        "seeds": suite.seeds,
-        "unit": suite.unit,
-        "references": list(suite.references),
-        "expected": len(some),
-        "there": len(paths),
+        "study": study.name,
+        "seeds": study.seeds,
+        "unit": study.file.unit,
+        "references": list(study.file.references),
+        "expected": len(study.cells()),
+        "there": dtypes.total(),
         "dtypes": dict(dtypes),
         "blocks": blocks,
         "summaries": [one for one in summaries if one["methods"]],
     }
 
 
-def _list_sheets(suite: Suite) -> list[tuple[int | None, int]]:
+def _list_sheets(study: Study) -> list[tuple[int | None, int]]:
     """List the (dev items, budget) analysed together; `None`: each task has its default number."""
-    return [(dev, budget) for dev in suite.dev_items or (None,) for budget in suite.budgets]
+    return [
+        (dev, budget) for dev in study.file.dev_items or (None,) for budget in study.file.budgets
+    ]
 
 
-def _block_sheet(suite: Suite, block: ResultBlock) -> tuple[int | None, int]:
-    return (block.dev if suite.dev_items else None), block.budget
+def _block_sheet(study: Study, block: ResultBlock) -> tuple[int | None, int]:
+    return (block.dev if study.file.dev_items else None), block.budget
 
 
-def _table_sheet(suite: Suite, one: Mapping[str, Any]) -> tuple[int | None, int]:
-    return _block_sheet(suite, ResultBlock(one["task"], one["dev_items"], one["budget"]))
+def _table_sheet(study: Study, one: Mapping[str, Any]) -> tuple[int | None, int]:
+    return _block_sheet(study, ResultBlock(one["task"], one["dev_items"], one["budget"]))
 
 
-def _summarize_block(suite: Suite, block: ResultBlock, records: RecordsByMethod) -> dict[str, Any]:
+def _summarize_block(study: Study, block: ResultBlock, records: RecordsByMethod) -> dict[str, Any]:
     """Summarize a table: each method's dev, test and paired difference from each reference."""
     rows = [_method_row(name, seeds) for name, seeds in records.items()]
-    varies = {one.name: "seed" in one.varies for one in suite.methods}
+    varies = {name: "seed" in one.varies for name, one in study.methods.items()}
     for row in rows:
-        row["planned_seeds"] = suite.seeds if varies[row["method"]] else 1
+        row["planned_seeds"] = study.seeds if varies[row["method"]] else 1
         row["against"] = {
             name: _paired_difference(records[row["method"]], records[name])
-            for name in suite.references
+            for name in study.file.references
             if name in records and name != row["method"]
         }
     started = [r for r in _list_records(records) if r["start"]]
@@ -232,9 +226,9 @@ def _paired_difference(
     }
 
 
-def _add_holm(suite: Suite, blocks: Sequence[dict[str, Any]]) -> None:
+def _add_holm(study: Study, blocks: Sequence[dict[str, Any]]) -> None:
     """Add Holm's p values: for each reference, over all methods and tasks of these tables."""
-    for name in suite.references:
+    for name in study.file.references:
         tested = [
             found
             for block in blocks
@@ -246,14 +240,14 @@ def _add_holm(suite: Suite, blocks: Sequence[dict[str, Any]]) -> None:
 
 
 def _summarize_methods(
-    suite: Suite,
+    study: Study,
     dev: int | None,
     budget: int,
     found: Mapping[ResultBlock, RecordsByMethod],
     blocks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Compute each method's mean rank, wins, losses and dev minus test over the tasks."""
-    ranked = _most_complete_methods(suite, found)
+    ranked = _most_complete_methods(study, found)
     ranks = mean_ranks(
         [
             {name: seeds for name, seeds in records.items() if name in ranked}
@@ -261,15 +255,15 @@ def _summarize_methods(
         ]
     )
     rows = []
-    for one in suite.methods:
-        mine = [row for block in blocks for row in block["methods"] if row["method"] == one.name]
+    for name in study.methods:
+        mine = [row for block in blocks for row in block["methods"] if row["method"] == name]
         if not mine:
             continue
         against = {}
-        for name in suite.references:
-            pairs = [row["against"][name] for row in mine if row["against"].get(name)]
+        for other in study.file.references:
+            pairs = [row["against"][other] for row in mine if row["against"].get(other)]
             sure = [pair for pair in pairs if pair["p_holm"] < SIGNIFICANCE_LEVEL]
-            against[name] = {
+            against[other] = {
                 "tasks": len(pairs),
                 "better": sum(pair["difference"] > 0 for pair in sure),
                 "worse": sum(pair["difference"] < 0 for pair in sure),
@@ -282,9 +276,9 @@ def _summarize_methods(
         ]
         rows.append(
             {
-                "method": one.name,
+                "method": name,
                 "tasks": len(mine),
-                "rank": ranks.get(one.name),
+                "rank": ranks.get(name),
                 "against": against,
                 "gap": fmean(shares) if shares else None,
                 "largest_gap": max(shares) if shares else None,
@@ -300,14 +294,13 @@ def _summarize_methods(
     }
 
 
-def _most_complete_methods(suite: Suite, found: Mapping[ResultBlock, RecordsByMethod]) -> set[str]:
+def _most_complete_methods(study: Study, found: Mapping[ResultBlock, RecordsByMethod]) -> set[str]:
     """Return the methods that lack results on the fewest of the tasks that they support."""
     lacking = {
-        one.name: sum(
-            one.name not in records and block.task not in one.skip
-            for block, records in found.items()
+        name: sum(
+            name not in records and block.task not in one.skip for block, records in found.items()
         )
-        for one in suite.methods
+        for name, one in study.methods.items()
     }
     return {name for name, count in lacking.items() if count == min(lacking.values())}
 
@@ -476,7 +469,7 @@ def _explain_columns(found: Mapping[str, Any]) -> list[str]:
 
 def format_report(found: Mapping[str, Any]) -> list[str]:
     """Format the complete report: the summary, then a table for every task and budget."""
-    lines = [f"# Results of the suite {found['suite']}", "", *format_summary(found)]
+    lines = [f"# Results of the study {found['study']}", "", *format_summary(found)]
     for block in found["blocks"]:
         lines += [
             "",
@@ -531,104 +524,9 @@ def _format_block(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[st
     return [*table, "", told_of, "", *first]
 
 
-def render_picture(suite: Suite, found: Mapping[str, Any]) -> bytes | None:
-    """Plot mean ranks, or test against dev items if the suite varies their number (SVG)."""
-    if not found["summaries"]:
-        return None
-    return render_image(
-        _build_dev_chart(suite, found) if suite.dev_items else _build_ranks_chart(found), "svg"
-    )
-
-
-def _build_ranks_chart(found: Mapping[str, Any]) -> Chart:
-    """Plot mean ranks: one row per method, one series per budget."""
-    best: dict[str, float] = {}
-    for one in found["summaries"]:
-        for row in one["methods"]:
-            if row["rank"]:
-                best.setdefault(row["method"], row["rank"]["rank"])
-    names = sorted(best, key=lambda name: best[name])
-    series = []
-    for one in found["summaries"]:
-        ranked = {row["method"]: row["rank"] for row in one["methods"] if row["rank"]}
-        mine = [name for name in names if name in ranked]
-        if not mine:
-            continue
-        series.append(
-            Series(
-                f"{one['budget']} {found['unit']}",
-                [ranked[name]["rank"] for name in mine],
-                [float(names.index(name)) for name in mine],
-                "points",
-                spans=[(ranked[name]["low"], ranked[name]["high"]) for name in mine],
-            )
-        )
-    caption = (
-        "The mean rank, with 95 % intervals, of the methods with results on the most tasks of the "
-        "suite."
-    )
-    return Chart(
-        found["suite"],
-        "Mean rank over tasks, 1 is the best",
-        "mean rank",
-        "",
-        series,
-        caption,
-        rows=names,
-    )
-
-
-def _build_dev_chart(suite: Suite, found: Mapping[str, Any]) -> Chart:
-    """Plot test against the number of dev items, one series per method (and budget, if several)."""
-    series = []
-    for budget in suite.budgets:
-        sheets = [one for one in found["summaries"] if one["budget"] == budget]
-        for method in suite.methods:
-            points = [
-                (one["dev_items"], row["mean_test"])
-                for one in sheets
-                for row in one["methods"]
-                if row["method"] == method.name
-            ]
-            name = method.name if len(suite.budgets) == 1 else f"{method.name}, {budget}"
-            if points:
-                series.append(Series(name, [x for x, _ in points], [y for _, y in points]))
-    tasks = ", ".join(task.name for task in suite.tasks)
-    caption = "The test utility of each method against the number of dev items that it saw."
-    return Chart(
-        found["suite"],
-        f"Test against dev items: {tasks}",
-        "dev items",
-        "test",
-        series,
-        caption,
-        log=True,
-    )
-
-
-def write_analysis(suite: Suite, found: Mapping[str, Any]) -> list[Path]:
-    """Write analysis.json and README.md beside the results, and update page and picture.
-
-    The summary is inserted in the page between the lines `<!-- suite NAME: begin -->` and
-    `<!-- suite NAME: end -->`; without the page or these lines it is skipped.
-
-    Returns:
-        The files written.
-    """
-    written = [suite.results / "analysis.json", suite.results / "README.md"]
+def write_analysis(study: Study, found: Mapping[str, Any]) -> list[Path]:
+    """Write analysis.json and README.md beside the results; return their paths."""
+    written = [study.results / "analysis.json", study.results / "README.md"]
     write_json(written[0], found)
     write_atomic(written[1], ("\n".join(format_report(found)) + "\n").encode())
-    drawn = render_picture(suite, found)
-    if drawn and suite.picture and suite.picture.parent.is_dir():
-        write_atomic(suite.picture, drawn)
-        written.append(suite.picture)
-    if suite.page and suite.page.is_file():
-        begin, end = (f"<!-- suite {suite.name}: {word} -->" for word in ("begin", "end"))
-        text = suite.page.read_text(encoding="utf-8")
-        if begin in text and end in text.partition(begin)[2]:
-            head, _, rest = text.partition(begin)
-            tail = rest.partition(end)[2]
-            inside = "\n".join(format_summary(found))
-            write_atomic(suite.page, f"{head}{begin}\n\n{inside}\n\n{end}{tail}".encode())
-            written.append(suite.page)
     return written

@@ -1,10 +1,13 @@
 """A mixture of agents whose models are endpoints, and of this machine."""
 
+import re
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+import searches
 from endpoints import Asked, Reply, chat, endpoint
 from fake_agents import stages
 
@@ -94,3 +97,15 @@ def test_models_of_this_machine_answer_in_batches(tiny_llama: Path) -> None:
                 ]
             )[0].text
         )
+
+
+def test_the_examples_of_the_documentation_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (searches.ROOT / "docs" / "moa.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    monkeypatch.chdir(tmp_path)
+    with endpoint(lambda asked: chat(f"{asked.body['model']} [b]")) as server:
+        exec(code.replace("http://localhost:11434/v1", server.url), {})
+        assert len(server.asked) == 2 * 7
+    assert "2 proposer llama llama3:8b [b]\n" in capsys.readouterr().out

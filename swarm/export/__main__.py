@@ -36,11 +36,9 @@ def parse_arguments(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
         raise UserError(
             "give one run folder, e.g. search/first, and keys as key=value; see --help", 2
         )
-    keys: Any = OmegaConf.to_container(OmegaConf.load(conf_folder() / "export.yaml"))
+    keys: dict[str, Any] = {}
     for word in words:
         key, equals, _ = word.partition("=")
-        if equals and key not in keys:
-            raise UserError(f"{key}: no such key; allowed: {', '.join(keys)}", 2)
         if equals:
             try:
                 keys[key] = OmegaConf.from_dotlist([word])[key]

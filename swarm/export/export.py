@@ -1,15 +1,16 @@
 """Export of an adapter, a merged model or a GGUF file, optionally pushed to the hub."""
 
+import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swarm._util.files import as_path, parse_json
+from swarm._util.settings import Count, Text, checked
 from swarm.engine.base_model import (
-    DTYPES,
     SAFE_FILES,
     BaseModel,
     quiet_transformers,
@@ -17,7 +18,7 @@ from swarm.engine.base_model import (
 )
 from swarm.errors import UserError
 from swarm.export import gguf_writer, source
-from swarm.export.model_card import ModelCard, collect_input_licences, find_licence
+from swarm.export.model_card import ModelCard
 from swarm.pool.adapter import (
     CONFIG_FILE,
     ROUTER_FILE,
@@ -135,68 +136,59 @@ def copy_model(source: Path, folder: Path, weights: bool = True, code: bool = Fa
             shutil.copyfile(path, folder / path.name)
 
 
-EXPORT_FORMATS = ("peft", "merged", "gguf", "gguf_lora")
-
-
+@checked()
+@dataclass(eq=False)
 class Export:
     """An export; construction is cheap, `write` does the work.
 
     Args:
         given: A run folder, or an adapter's.
-        to, format, particle, dtype, base, push_to_hub, private, point, baseline, quantize,
-            route: See conf/export.yaml.
+
+    The others are described in conf/export.yaml.
 
     Raises:
         UserError: A value is invalid, or the source does not exist.
     """
 
-    def __init__(
-        self,
-        given: str,
-        to: str | None,
-        format: str = "peft",
-        particle: int | None = None,
-        dtype: str | None = None,
-        base: str | None = None,
-        push_to_hub: str | None = None,
-        private: bool = True,
-        point: int | None = None,
-        baseline: str | None = None,
-        quantize: str | None = None,
-        route: str | None = None,
-    ) -> None:
-        if to is None or not str(to).strip():
-            raise UserError("to is missing: give the folder to write, e.g. to=exported/first")
-        if format not in EXPORT_FORMATS:
-            raise UserError(f"format={format}: must be one of {', '.join(EXPORT_FORMATS)}")
-        if dtype is not None and (format != "merged" or dtype not in DTYPES[1:]):
+    given: Text
+    to: Text
+    format: Literal["peft", "merged", "gguf", "gguf_lora"] = "peft"
+    particle: Count | None = None
+    dtype: Literal["bfloat16", "float32", "float16"] | None = None
+    base: Text | None = None
+    push_to_hub: Text | None = None
+    private: bool = True
+    point: Count | None = None
+    baseline: Text | None = None
+    quantize: Literal["q8_0", "q4_0"] | None = None
+    route: Text | None = None
+
+    def __post_init__(self) -> None:
+        for key, value, wanted in (
+            ("dtype", self.dtype, "merged"),
+            ("quantize", self.quantize, "gguf"),
+        ):
+            if value is not None and self.format != wanted:
+                raise UserError(f"{key}={value}: only with format={wanted}")
+        self.folder, self.merged = as_path(self.to), self.format in ("merged", "gguf")
+        found = source.read_source(self.given, self.particle, self.point, self.baseline)
+        self.source = found.choose_route(self.route)
+        if self.source.routes and self.format != "peft":
             raise UserError(
-                f"dtype={dtype}: with format=merged one of {', '.join(DTYPES[1:])}, else left out"
-            )
-        if quantize is not None and (format != "gguf" or quantize not in gguf_writer.QUANTIZATIONS):
-            allowed = ", ".join(gguf_writer.QUANTIZATIONS)
-            raise UserError(f"quantize={quantize}: with format=gguf one of {allowed}, else null")
-        if not isinstance(private, bool):
-            raise UserError(f"private={private}: must be true or false")
-        self.to, self.format, self.private = as_path(str(to)), format, private
-        self.merged, self.quantize = format in ("merged", "gguf"), quantize
-        self.repository = push_to_hub
-        self.source = source.read_source(given, particle, point, baseline).choose_route(route)
-        if self.source.routes and format != "peft":
-            raise UserError(
-                f"format={format}: {self.source.folder} has an adapter for each of "
+                f"format={self.format}: {self.source.folder} has an adapter for each of "
                 f"{len(self.source.routes)} kinds of prompts; use format=peft, or export one with "
                 f"route=NAME: {', '.join(self.source.routes)}"
             )
-        if self.source.is_full_model and (dtype or not self.merged):
+        if self.source.is_full_model and (self.dtype or not self.merged):
             raise UserError(
                 f"{self.source.folder} is a full model: export it with format=merged, which "
                 "copies it, or format=gguf, and without dtype"
             )
-        self.dtype = None if self.source.is_full_model else dtype or "bfloat16"
-        if format == "gguf":
-            self.dtype = quantize or "float16"
-        self._given_base = base
+        self._stored: str | None = self.dtype or "bfloat16"
+        if self.source.is_full_model:
+            self._stored = None
+        if self.format == "gguf":
+            self._stored = self.quantize or "float16"
 
     def write(self) -> list[str]:
         """Write the folder and push it to the hub if requested; return lines for the user.
@@ -205,12 +197,12 @@ class Export:
             UserError: Something is missing, or the folder contains something else; nothing is
                 half-written then.
         """
-        if not is_replaceable(self.to, is_export):
+        if not is_replaceable(self.folder, is_export):
             raise UserError(
                 f"to={self.to}: contains something other than an export; choose another folder"
             )
-        if self.repository:
-            check_repository(self.repository)
+        if self.push_to_hub:
+            check_repository(self.push_to_hub)
         if self.gguf_file:
             self._check_gguf()
         fill = self._file_writer()
@@ -223,14 +215,18 @@ class Export:
         about = {"of": self.source.name, "as": self.format}
         note = {**self.source.note, "exported": about}
         write_folder_atomic(
-            self.to, write_files, note, "model" if self.merged else "adapter", is_export
+            self.folder, write_files, note, "model" if self.merged else "adapter", is_export
         )
-        lines = [f"wrote {self.to}: {format_size(self.to)}", self._serve_command(str(self.to))]
+        lines = [
+            f"wrote {self.to}: {format_size(self.folder)}",
+            self._serve_command(str(self.folder)),
+        ]
         if self.source.unfinished_note:
             lines.insert(1, self.source.unfinished_note)
-        if self.repository:
+        if self.push_to_hub:
             lines.insert(
-                1, "uploaded to the hub: " + push_folder(self.to, self.repository, self.private)
+                1,
+                "uploaded to the hub: " + push_folder(self.folder, self.push_to_hub, self.private),
             )
         return lines
 
@@ -242,7 +238,7 @@ class Export:
             return lambda folder: copy_model(self.source.folder, folder)
         if self.merged:
             base, adapter = self._base_model, read_adapter(self.source.folder)
-            return lambda folder: write_merged(base, adapter, self.dtype or "", folder)
+            return lambda folder: write_merged(base, adapter, self._stored or "", folder)
 
         return self._copy_adapters
 
@@ -259,7 +255,7 @@ class Export:
     def _base_model(self) -> BaseModel:
         if self.source.is_full_model:
             return BaseModel(str(self.source.folder))
-        return self.source.load_base(self._given_base)
+        return self.source.load_base(self.base)
 
     @property
     def gguf_file(self) -> str | None:
@@ -267,7 +263,7 @@ class Export:
         if not self.format.startswith("gguf"):
             return None
         kind = (self.quantize or "F16").upper() if self.merged else "lora-F32"
-        return f"{self.to.resolve().name}-{kind}.gguf"
+        return f"{self.folder.resolve().name}-{kind}.gguf"
 
     def _check_gguf(self) -> None:
         """Check the base before anything is loaded.
@@ -291,7 +287,7 @@ class Export:
 
     def _write_gguf(self, folder: Path) -> None:
         """Write the GGUF file and a Modelfile."""
-        base, name = _local_base(self._base_model), self.to.resolve().name
+        base, name = _local_base(self._base_model), self.folder.resolve().name
         tokenizer, file = base.load_tokenizer(str(base.path)), str(self.gguf_file)
         if not self.merged:
             adapter = read_adapter(self.source.folder)
@@ -306,25 +302,26 @@ class Export:
         (folder / "Modelfile").write_text(text, encoding="utf-8")
 
     def _build_card(self) -> ModelCard:
-        title = self.repository or self.to.resolve().name
+        title = self.push_to_hub or self.folder.resolve().name
+        # The title is the name elsewhere; the command has the folder.
         return ModelCard(
             self.source,
             self.merged,
-            self.dtype,
+            self._stored,
             title,
-            self._collect_licences(),
             self._serve_command(title),
+            self._command(),
             self.gguf_file,
         )
 
-    def _collect_licences(self) -> dict[str, str]:
-        if self.source.is_full_model:
-            return collect_input_licences(self.source)
-        try:
-            base = find_licence(self._base_model.on_disk())
-        except UserError:
-            base = find_licence()
-        return {"base model": base, **collect_input_licences(self.source)}
+    def _command(self) -> str:
+        """Return the command of this export, with the keys that are set."""
+        words = ["python", "-m", "swarm.export", f"search/{as_path(self.given).name}"]
+        words.append(f"to={self.folder.name}")
+        for key in ("format", "particle", "point", "baseline", "route", "dtype", "quantize"):
+            value = getattr(self, key)
+            words += [f"{key}={value}"] if value not in (None, "peft") else []
+        return shlex.join(words)
 
     def _serve_command(self, name: str) -> str:
         """Return the command that serves the export under this path or name."""

@@ -18,9 +18,6 @@ from swarm.runs.verdict import Verdict, read_verdict
 STATE_FILES = {RECORD_FILE: "search", "tuning.json": "finetune"}
 """Kind of run folder by its state file."""
 
-CONFIG_DIR_OPTION = "--config-dir"
-"""Option that names a folder of the user's own configuration files."""
-
 MAX_FLOAT_ERROR = 1e-6
 """Maximum relative reconstruction error at which an adapter counts as exact."""
 
@@ -146,14 +143,6 @@ class ExportSource:
         return f"{base.wheel_file} of {base.wheel}, written out"
 
     @property
-    def in_float32(self) -> bool:
-        """True if the run's base is known to have been float32."""
-        model, executor = (self.config.get(key) or {} for key in ("model", "executor"))
-        on_gpu = self.config.get("gpus") or executor.get("gpus_per_worker")
-        dtype = model.get("dtype")
-        return dtype == "float32" or (dtype == "auto" and not on_gpu)
-
-    @property
     def truncated_rank(self) -> int | None:
         """Rank to which the adapter was truncated after its measurement; `None` if it was not."""
         error = self.note.get("reconstruction_error", {}).get("overall", 0.0)
@@ -190,14 +179,6 @@ class ExportSource:
             raise UserError(f"{self.folder} names no base model; give one as base=FOLDER_OR_HUB_ID")
         return BaseModel(self.base_name)
 
-    def find_expert_folder(self, name: str) -> Path | None:
-        """Return the folder of a search's expert, if it still exists."""
-        if models := self.note.get("models"):
-            found = find_path(models[self.note["experts"].index(name)])
-        else:
-            found = find_path(self.config.get("pool", {}).get("folder") or "") / name
-        return found if found.is_dir() else None
-
 
 def read_source(
     given: str,
@@ -219,18 +200,10 @@ def read_source(
     """
     path = find_path(given)
     kind = next((kind for file, kind in STATE_FILES.items() if (path / file).is_file()), "folder")
-    if particle is not None and (type(particle) is not int or particle < 0 or kind != "search"):
-        raise UserError(f"particle={particle}: must be null, or the number of a search's particle")
-    if point is not None and (kind != "search" or particle is not None):
-        raise UserError(
-            f"point={point}: must be null, or a point of a search's front, and then "
-            "without particle"
-        )
-    if baseline is not None and (kind != "search" or particle is not None or point is not None):
-        raise UserError(
-            f"baseline={baseline}: must be null, or a model that a search was compared with, and "
-            "then without particle and point"
-        )
+    chosen = {"particle": particle, "point": point, "baseline": baseline}
+    named = [f"{key}={value}" for key, value in chosen.items() if value is not None]
+    if named and (kind != "search" or len(named) > 1):
+        raise UserError(f"{' '.join(named)}: one of these may be set, and of a search alone")
     folder, state, config, arguments = path, {}, {}, []
     if kind == "search":
         state = read_state(path) or {}
@@ -267,19 +240,10 @@ def read_source(
 
 
 def _read_arguments(path: Path) -> list[str]:
-    """Return the stored arguments of a search; a --config-dir where it was started is relative."""
+    """Return the stored arguments of a search, without secrets."""
     verify_run_file(path / COMMAND_FILE)
     stored = load_command(path)
-    if stored is None:
-        return []
-    started = Path(str(stored.get("directory", "")))
-    words = []
-    for word in clean_words([str(one) for one in stored["arguments"]]):
-        option, sign, folder = word.partition("=")
-        if option == CONFIG_DIR_OPTION and Path(folder).is_relative_to(started):
-            word = f"{option}{sign}{Path(folder).relative_to(started)}"
-        words.append(word)
-    return words
+    return clean_words([str(one) for one in stored["arguments"]]) if stored else []
 
 
 def _save_front_point(
@@ -296,7 +260,7 @@ def _save_front_point(
             f"point={point}: {path} has no front, as its task is not a mixture; omit point"
         )
     last = len(front.front_indices) - 1
-    if type(point) is not int or not 0 <= point <= last:
+    if not 0 <= point <= last:
         raise UserError(f"point={point}: the front has 0 to {last}; {path}/front.json lists them")
     number, particle = front.front_indices[point]
     entry, folder = front.rounds[number], path / "front" / f"point_{point}"

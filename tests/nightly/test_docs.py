@@ -43,7 +43,7 @@ NOT_HERE = {
     "python -m swarm.evaluate task=": "test_candidates.py runs every candidate, small",
     "python -m swarm.study": "many searches; test_study.py runs small ones",
     "python -m swarm.finetune task": "test_finetune.py, on a small model",
-    "python -m swarm.export search/": "test_export_entry.py, from a run folder",
+    "python -m swarm.export search/": "test_export.py, from a run folder",
     "python -m swarm.moa": "test_moa_command.py, with endpoints on the loopback",
     "python -m swarm.serve": "test_serve_command.py, on a free port",
     "python -m swarm.ui": "test_ui_runs.py, on a free port",

@@ -1,6 +1,6 @@
 """Writes data/hellaswag_mini.json and data/truthfulqa_mini.json: seeded subsets of fetched files.
 
-    python scripts/fetch_data.py hellaswag truthfulqa
+    python -m swarm.fetch_data hellaswag truthfulqa
     python scripts/make_choice_subsets.py data/eval/hellaswag.json data/eval/truthfulqa.json
 
 Dev items come from the fetched file's dev items and test items from its test items; a question of
@@ -86,10 +86,10 @@ def main() -> None:
         if path.stem not in ORIGINS:
             sys.exit(f"error: {path}: the name must be one of {', '.join(ORIGINS)}, with .json")
         if not path.is_file():
-            sys.exit(f"error: {path} is missing: python scripts/fetch_data.py {path.stem}")
+            sys.exit(f"error: {path} is missing: python -m swarm.fetch_data {path.stem}")
         content = path.read_bytes()
         if digest(content) != pinned()[path.stem]:
-            sys.exit(f"error: {path} is not the file fetched by scripts/fetch_data.py")
+            sys.exit(f"error: {path} is not the file fetched by python -m swarm.fetch_data")
         data = build(path.stem, json.loads(content))
         target = DATA / f"{data['dataset']}.json"
         target.write_text(written(data), encoding="utf-8")

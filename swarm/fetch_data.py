@@ -1,31 +1,29 @@
-"""Fetch evaluation files, each checked by its SHA-256: python -m swarm.fetch_data gsm8k.
+"""Fetch evaluation files, each checked by its SHA-256: python -m swarm.fetch_data gsm8k."""
 
-    python -m swarm.fetch_data gsm8k mmlu
-    python -m swarm.fetch_data all
-    python -m swarm.fetch_data --list
-
-The files are written to data/eval/, of the checkout or of the working folder. They are from the
-repository BunsenFeng/model_swarm at a fixed commit; their contents are under the licences of the
-original data sets. A mirror (a web server or a file:// folder with NAME.json) is set by --url or by
-$MODEL_SWARMS_DATA_URL.
-"""
-
-import argparse
 import hashlib
 import http.client
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm._util.cli import run_command, run_program
+import click
+
+from swarm._util.cli import run_program
 from swarm._util.files import PACKAGE_FOLDER, in_checkout, write_atomic
+from swarm._util.options import run_click
 from swarm.errors import UserError
 
 TARGET = in_checkout("data/eval")
 COMMIT = "63e640401dc9cfa8fe9790b4fa7ba74451386fa1"
 URL = f"https://raw.githubusercontent.com/BunsenFeng/model_swarm/{COMMIT}/data/eval"
+EPILOG = """\b
+Examples:
+  python -m swarm.fetch_data gsm8k mmlu
+  python -m swarm.fetch_data all
+  python -m swarm.fetch_data --list
+  python -m swarm.fetch_data all --url file:///mnt/mirror
+"""
 LARGEST = 200 * 2**20
 """Maximum size of a download in bytes; none of the files is larger."""
 
@@ -98,51 +96,42 @@ def fetch(name: str, expected: str, folder: Path, url: str, timeout: float) -> s
     return f"fetched, {len(content) / 1024:.0f} KiB"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if every file is present, 1 if one is unavailable, 2 for an unknown name."""
-    return run_command(lambda: fetch_files(parser().parse_args(arguments)))
+@click.command(epilog=EPILOG)
+@click.argument("names", nargs=-1)
+@click.option("--list", "shown", is_flag=True, help="List the names and whether they are present.")
+@click.option("--to", type=click.Path(path_type=Path), default=TARGET, help="Target folder.")
+@click.option(
+    "--url",
+    default=URL,
+    envvar="MODEL_SWARMS_DATA_URL",
+    help="Location of NAME.json; default: $MODEL_SWARMS_DATA_URL, else the original's commit.",
+)
+@click.option(
+    "--timeout", default=30.0, show_default=True, help="Maximum time without data, in seconds."
+)
+def fetch_data(names: Sequence[str], shown: bool, to: Path, url: str, timeout: float) -> None:
+    """Fetch evaluation files of Model Swarms by name, or all; each is checked by its SHA-256.
 
-
-def fetch_files(options: argparse.Namespace) -> None:
-    """Fetch or list the files.
-
-    Raises:
-        UserError: A name is unknown, or a file is unavailable.
+    The files are written to data/eval/, of the checkout or of the working folder. They are from the
+    repository BunsenFeng/model_swarm at a fixed commit; their contents are under the licences of
+    the original data sets.
     """
     sums = pinned()
-    if options.list:
+    if shown:
         for name, expected in sums.items():
-            print(f"{name}  {state(options.to / f'{name}.json', expected)}")
+            print(f"{name}  {state(to / f'{name}.json', expected)}")
         return
-    names = list(sums) if "all" in options.names else options.names
-    unknown = [name for name in names if name not in sums]
+    unknown = [name for name in names if name not in (*sums, "all")]
     if unknown or not names:
         message = f"unknown file {unknown[0]}" if unknown else "no files given"
         raise UserError(f"{message}; allowed: all, {', '.join(sums)}", 2)
-    for name in names:
-        status = fetch(name, sums[name], options.to, options.url, options.timeout)
-        print(f"{name}: {status}", flush=True)
+    for name in sums if "all" in names else names:
+        print(f"{name}: {fetch(name, sums[name], to, url, timeout)}", flush=True)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the command-line parser."""
-    made = argparse.ArgumentParser(
-        description="Fetch evaluation files of Model Swarms, checked against pinned hashes."
-    )
-    made.add_argument("names", nargs="*", metavar="NAME", help="files to fetch, or all")
-    made.add_argument(
-        "--list", action="store_true", help="list the names and whether they are present"
-    )
-    made.add_argument("--to", type=Path, default=TARGET, help="target folder")
-    made.add_argument(
-        "--url",
-        default=os.environ.get("MODEL_SWARMS_DATA_URL") or URL,
-        help="location of NAME.json (default: $MODEL_SWARMS_DATA_URL, else the original's commit)",
-    )
-    made.add_argument(
-        "--timeout", type=float, default=30.0, help="timeout without data in seconds (default: 30)"
-    )
-    return made
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 if every file is present, 1 if one is unavailable, 2 for an unknown name."""
+    return run_click(fetch_data, arguments, "python -m swarm.fetch_data")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ import searches
 import tiny
 import yaml
 from hydra import compose, initialize_config_dir
+from swarm.runs.manifest import encode_state
 
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
 from swarm.export import export
 from swarm.export.export import Export
 from swarm.merging.positions import describe_position
-from swarm.runs.manifest import encode_state
 from swarm.runs.verdict import format_measured, read_verdict, state_verdict
 from swarm.search import build_run
 

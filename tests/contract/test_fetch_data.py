@@ -1,9 +1,6 @@
 """Fetching the evaluation files, against a real server on the loopback."""
 
 import hashlib
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +11,6 @@ import pytest
 from swarm import fetch_data
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "fetch_data.py"
 CONTENT = b'{"dataset": "small", "dev": [], "test": []}' * 50
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
@@ -109,14 +105,6 @@ def test_what_is_not_right_is_not_kept(
     assert [path.name for path in folder.iterdir()] == ["good.json"]
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(
-    mirror: tuple[str, type[Mirror]], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder.write_text("a file where the folder should be")
-    assert run(folder, mirror[0], "good") == 1
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_another_file_in_its_place_is_left_alone(
     mirror: tuple[str, type[Mirror]], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,22 +139,15 @@ def test_every_file_of_the_original_is_pinned() -> None:
     assert all(len(value) == 64 for value in sums.values())
 
 
-def command(*arguments: str, url: str = "") -> subprocess.CompletedProcess[str]:
-    """The script as it is called, -S: without any package but the standard library."""
-    environment = {**os.environ, "MODEL_SWARMS_DATA_URL": url}
-    line = [sys.executable, "-S", "-B", str(SCRIPT), *arguments]
-    return subprocess.run(line, capture_output=True, text=True, env=environment, timeout=60)
-
-
-def test_offline_is_one_line(tmp_path: Path) -> None:
-    done = command("all", "--to", str(tmp_path / "eval"), url="http://127.0.0.1:9/eval")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1 and "connection" in done.stderr
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    away = ["--to", str(tmp_path / "eval"), "--url", "http://127.0.0.1:9/eval"]
+    for words, code, said in (
+        (["all", *away], 1, "connection"),
+        (["gsm9k"], 2, "gsm8k"),
+        ([], 2, "no files given; allowed: all, "),
+        (["--too"], 2, "--t"),
+    ):
+        assert fetch_data.main(words) == code
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
     assert not (tmp_path / "eval").exists()
-
-
-def test_an_unknown_name_lists_the_names(tmp_path: Path) -> None:
-    for names in (["gsm9k"], []):
-        done = command(*names, "--to", str(tmp_path))
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1 and "gsm8k" in done.stderr and "all" in done.stderr

@@ -340,8 +340,8 @@ def test_a_subset_keeps_items_and_splits() -> None:
     ("name", "content", "error"),
     [
         ("mmlu.json", "{}", "the name must be one of hellaswag, truthfulqa"),
-        ("hellaswag.json", None, "python scripts/fetch_data.py hellaswag"),
-        ("hellaswag.json", "{}", "is not the file fetched by scripts/fetch_data.py"),
+        ("hellaswag.json", None, "python -m swarm.fetch_data hellaswag"),
+        ("hellaswag.json", "{}", "is not the file fetched by python -m swarm.fetch_data"),
     ],
 )
 def test_a_subset_of_another_file_is_refused(

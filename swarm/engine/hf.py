@@ -41,7 +41,7 @@ from swarm.engine.tokenization import (
     stop_check,
 )
 from swarm.errors import NotFinite, UserError
-from swarm.models.base import Completion, Example, Message, Request
+from swarm.models.base import Completion, Example, Message, Model, Request
 from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
@@ -528,7 +528,7 @@ class HFEngine:
         return self._tokens.get_ids(prompt, partial(encode_prompt, self._tokenizer, prompt))
 
 
-class HFModel:
+class HFModel(Model):
     """Answers with a transformers model, turns through its chat template; greedy by default.
 
     For models by name that share memory see `swarm.registry.local_models`.

@@ -7,12 +7,12 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage, run_task
-from swarm.models.base import Completion, Model, Request, Usage, generate_each
+from swarm.models.base import Completion, Model, Request, Usage
 from swarm.multi_agent.moa import MixtureOfAgents, build_mixture, read_preset
 from swarm.multi_agent.types import AgentSpec, Transcript
 from swarm.registry.name_resolution import model_identity
 from swarm.registry.registry import Roster
-from swarm.tasks.base import Item, RequiresSetup, Score, Task
+from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import majority_vote
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class _SingleProposer:
 
     def __call__(self, requests: list[Request]) -> list[Completion]:
         new = [request for request in requests if question_key(request) not in self.known]
-        came = iter(generate_each(self.model, new))
+        came = iter(self.model.generate_each(new))
         answers = []
         for request in requests:
             answer = self.known.get(question_key(request))
@@ -180,7 +180,7 @@ class ModelCandidate:
     """A model as one voter.
 
     Args:
-        model: Any model; if it needs setup, it is a `swarm.tasks.base.RequiresSetup`.
+        model: Any model.
         name: The name in results.
     """
 
@@ -191,12 +191,11 @@ class ModelCandidate:
 
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
-        if isinstance(self.model, RequiresSetup):
-            self.model.check()
+        self.model.check()
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""
-        if not self._opened and isinstance(self.model, RequiresSetup):
+        if not self._opened:
             self.model.open(device)
         self._opened = True
 

@@ -201,7 +201,7 @@ def _write_answers(
     ]
 
 
-class RecordedModel:
+class RecordedModel(Model):
     """A model that repeats another model's recorded answers.
 
     Args:

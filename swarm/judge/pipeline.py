@@ -23,7 +23,6 @@ from swarm.models.base import (
     Request,
     completion_from_json,
     completion_to_json,
-    generate_each,
     request_to_json,
     sum_usage,
 )
@@ -216,9 +215,7 @@ def send_requests(
         journal.append_rows([])  # a journal that cannot be written is an error before any cost
     for first in range(0, len(open_), batch):
         keys = open_[first : first + batch]
-        replies = dict(
-            zip(keys, generate_each(model, [requests[key] for key in keys]), strict=True)
-        )
+        replies = dict(zip(keys, model.generate_each([requests[key] for key in keys]), strict=True))
         journal.append_rows(
             [
                 {"key": key, "asked": digests[key], "answer": completion_to_json(one)}

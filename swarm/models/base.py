@@ -1,13 +1,13 @@
-"""Requests, completions and the `Model` protocol; stop strings, usage totals and JSON forms.
+"""Requests, completions and the base class `Model`; stop strings, usage totals and JSON forms.
 
 A model maps requests to completions. Local, remote, mixed and simulated models have the same
 interface.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import NoneType
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple
 
 from swarm.errors import UserError
 
@@ -140,10 +140,9 @@ def with_prompt_form(model: "Model", request: Request, form: str | None = None) 
     Raises:
         UserError: The model takes turns only.
     """
-    own = getattr(model, "prompt_form", None)
-    if form == "plain" and own is None:
+    if form == "plain" and model.prompt_form is None:
         raise UserError("prompt_form: plain is possible for local models only; use chat")
-    if (form or own) != "plain":
+    if (form or model.prompt_form) != "plain":
         return request
     return replace(request, prompt=prompt_text(request.prompt))
 
@@ -179,14 +178,6 @@ class Example:
     units: tuple[float, ...] = ()
 
 
-class Model(Protocol):
-    """Anything that answers requests."""
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Answer all requests; the i-th completion belongs to the i-th request."""
-        ...
-
-
 class Delta(NamedTuple):
     """A piece of a streamed answer."""
 
@@ -200,48 +191,75 @@ Stream = Generator[Delta, None, Completion]
 """Yields the pieces of an answer and returns the completion; closing it cancels the request."""
 
 
-@runtime_checkable
-class SupportsStreaming(Protocol):
-    """A model that can stream an answer."""
+class Model:
+    """Base of all that answers requests; a subclass defines `generate` or `generate_each`."""
 
-    def stream(self, request: Request) -> Stream:
-        """Answer one request; see `stream`."""
-        ...
+    DESCRIPTION = "a model"
 
+    @property
+    def prompt_form(self) -> str | None:
+        """Usual one of `PROMPT_FORMS` of a model that reads both; `None`: it reads turns only."""
+        return None
 
-@runtime_checkable
-class SupportsPartialFailure(Protocol):
-    """A model that can fail on one request and still answer the others."""
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answer all requests; the i-th completion belongs to the i-th request.
+
+        Raises:
+            UserError: A request failed; the others may have been answered.
+        """
+        return require_completions(self.generate_each(requests))
 
     def generate_each(self, requests: Sequence[Request]) -> "list[Completion | UserError]":
-        """Answer as many requests as possible; see `generate_each`."""
-        ...
+        """Answer all requests; a failed request gives its error instead of raising it.
+
+        By default all requests fail if one does.
+        """
+        try:
+            return list(self.generate(requests))
+        except UserError as error:
+            return [error] * len(requests)
+
+    def stream(self, request: Request) -> Stream:
+        """Stream the answer to one request; by default in a single piece.
+
+        Raises:
+            UserError: The model failed.
+        """
+        answer = self.generate([request])[0]
+        yield Delta(answer.text, answer.reasoning)
+        return answer
+
+    def check(self) -> None:
+        """Check that the model can be used, before anything is loaded or paid for.
+
+        Raises:
+            UserError: A key, a package or a file is missing.
+        """
+
+    def open(self, device: str) -> None:
+        """Load what the model needs, such as weights, on a device of torch."""
+
+    def fingerprint(self) -> Any:
+        """Return what answers depend on besides the model's name and the request, as JSON.
+
+        `None` if the name alone identifies the model.
+
+        Raises:
+            UserError: A local model's files are missing.
+        """
+        return None
 
 
-def stream(model: Model, request: Request) -> Stream:
-    """Stream the answer to one request; a model without streaming yields a single piece.
+def require_completions(outcomes: "Sequence[Completion | UserError]") -> list[Completion]:
+    """Return the completions, provided that no request failed.
 
     Raises:
-        UserError: The model failed.
+        UserError: The first error.
     """
-    if isinstance(model, SupportsStreaming):
-        return (yield from model.stream(request))
-    answer = model.generate([request])[0]
-    yield Delta(answer.text, answer.reasoning)
-    return answer
-
-
-def generate_each(model: Model, requests: Sequence[Request]) -> "list[Completion | UserError]":
-    """Answer all requests; a failed request gives its error instead of raising it.
-
-    A model without `generate_each` fails on all requests if it fails on one.
-    """
-    if isinstance(model, SupportsPartialFailure):
-        return model.generate_each(requests)
-    try:
-        return list(model.generate(requests))
-    except UserError as error:
-        return [error] * len(requests)
+    for one in outcomes:
+        if isinstance(one, UserError):
+            raise one
+    return [one for one in outcomes if isinstance(one, Completion)]
 
 
 OMITTED_FIELDS = ("prompt", "stop_check", "timeout")
@@ -325,22 +343,6 @@ def _parse_token(value: Any) -> Token:
         if not (isinstance(name, str) and isinstance(number, int | float)):
             raise TypeError(f"not a token: {value!r}")
     return token
-
-
-_MutableCompletion: Any = make_dataclass(
-    "_Open", [(f.name, f.type, field(default=f.default)) for f in fields(Completion)], slots=True
-)
-
-
-def completion_from_fields(values: Mapping[str, Any]) -> Completion:
-    """Build a completion from validated values, in half the time of its constructor.
-
-    A frozen dataclass sets each attribute through `object.__setattr__`, which is slow. This fills a
-    mutable class with the same slots and then changes its class.
-    """
-    completion = _MutableCompletion(**values)
-    completion.__class__ = Completion
-    return cast(Completion, completion)
 
 
 def _non_default_fields(value: Any) -> dict[str, Any]:

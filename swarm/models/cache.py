@@ -1,46 +1,28 @@
-"""SQLite cache of model answers, shared by processes and threads, and the model that uses it.
+"""SQLite cache of model answers, shared by processes and threads.
 
 Only SQLite opens the file: a process that closes any descriptor of a file loses all its locks on
 it, and other processes may then delete the write-ahead log that it still writes. A process has one
 connection to a file, which its threads use in turn and which is closed before a fork.
 
-`CachedModel` answers from the cache, `CacheWriter` batches writes on an event loop, and the
-functions at the end report and remove entries.
+`swarm.models.sampling` answers requests from the cache; the functions at the end report and remove
+entries.
 """
 
-import asyncio
 import json
 import logging
 import os
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from swarm._util.files import cache_folder, make_folder
 from swarm.errors import UserError
-from swarm.models.base import (
-    Completion,
-    Delta,
-    Model,
-    Request,
-    Stream,
-    completion_fields,
-    completion_from_fields,
-    completion_from_json,
-    completion_to_json,
-    generate_each,
-    request_to_json,
-    stream,
-)
-from swarm.models.trace import require_completions
 
 T = TypeVar("T")
 
@@ -336,140 +318,6 @@ def retry_while_locked(work: Callable[[], T]) -> T:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
         time.sleep(0.01)
-
-
-REQUESTS_PER_BATCH = 64
-"""Requests sent before their answers are stored; an interrupt loses at most this many."""
-
-
-class CachedModel:
-    """Answers from a cache; requests missing answers from a model and stores them, except failures.
-
-    A key depends on the identity and on everything in a request that affects its answer. The k-th
-    of equal requests in a call gets the k-th sample, counted from `Request.sample`, and the same
-    one in the next call; requests with temperature 0 share one answer. `Request.stop_check` is not
-    passed on, so that cached answers are complete.
-
-    Args:
-        model: Model that answers on a cache miss.
-        cache: Cache of the answers.
-        identity: JSON value that distinguishes the model from all others sharing the cache.
-        label: The model's name in `python -m swarm.cache info`.
-    """
-
-    def __init__(self, model: Model, cache: Cache, identity: Sequence[Any], label: str) -> None:
-        self.model, self.cache = model, cache
-        self.identity, self.label = list(identity), label
-
-    def check(self) -> None:
-        """Check the model if it supports it; see `swarm.tasks.base.RequiresSetup.check`."""
-        if check := getattr(self.model, "check", None):
-            check()
-
-    def open(self, device: str) -> None:
-        """Load the model if it supports it; see `swarm.tasks.base.RequiresSetup.open`."""
-        if opened := getattr(self.model, "open", None):
-            opened(device)
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `Model.generate`; if a request fails, the other answers are stored anyway."""
-        return require_completions(self.generate_each(requests))
-
-    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `swarm.models.base.generate_each`."""
-        keyed = self._keyed_requests(requests)
-        found: dict[str, Completion | UserError]
-        found = dict(self.cache.get([key for key, _ in keyed], restore_completion))
-        new = {key: request for key, request in keyed if key not in found}
-        for first in range(0, len(new), REQUESTS_PER_BATCH):
-            keys = list(new)[first : first + REQUESTS_PER_BATCH]
-            answers = generate_each(self.model, [new[key] for key in keys])
-            for key, one in zip(keys, answers, strict=True):
-                found[key] = one if isinstance(one, UserError) else self._store_completion(key, one)
-        return [found[key] for key, _ in keyed]
-
-    def stream(self, request: Request) -> Stream:
-        """Stream one answer (see `swarm.models.base.stream`); a cached one is a single piece."""
-        ((key, keyed),) = self._keyed_requests([request])
-        for answer in self.cache.get([key], restore_completion).values():
-            yield Delta(answer.text, answer.reasoning)
-            return cast(Completion, answer)
-        answer = yield from stream(self.model, keyed)
-        return self._store_completion(key, answer)
-
-    def request_key(self, request: Request) -> str:
-        """Return the key shared by all samples of a request."""
-        return make_cache_key("model", self.identity, request_to_json(replace(request, sample=0)))
-
-    def _keyed_requests(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
-        """Return the requests to pass to the model, each with its cache key."""
-        seen: Counter[tuple[str, int]] = Counter()
-        keyed = []
-        for request in requests:
-            key = self.request_key(request)
-            sample = 0 if request.temperature == 0 else request.sample + seen[key, request.sample]
-            seen[key, request.sample] += 1
-            keyed.append(
-                (make_sample_key(key, sample), replace(request, sample=sample, stop_check=None))
-            )
-        return keyed
-
-    def _store_completion(self, key: str, answer: Completion) -> Completion:
-        value = completion_to_json(answer)
-        return cast(Completion, self.cache.put(key, value, self.label, completion_from_json))
-
-
-def restore_completion(value: Any) -> Completion:
-    """Restore a completion from the cache; see `Restore`."""
-    return completion_from_fields({**completion_fields(value), "cached": True})
-
-
-class CacheWriter:
-    """Stores the fields of completions as they arrive, batching those of one event loop iteration.
-
-    An answer is written before the next iteration starts, so it is in the file before any consumer
-    sees it.
-
-    Args:
-        cache: Cache to write to; `None` stores nothing.
-        label: Name of the model that gave the answers.
-    """
-
-    def __init__(self, cache: Cache | None, label: str | None) -> None:
-        self._cache, self._label = cache, label
-        self._pending: dict[str, Any] = {}
-        self._written: dict[str, Any] = {}
-        self._error: UserError | None = None
-
-    def add(self, key: str, answer: Any) -> None:
-        """Schedule an answer for writing; must be called on the event loop.
-
-        Raises:
-            UserError: An earlier answer could not be written.
-        """
-        if self._error:
-            raise self._error
-        if self._cache and not self._pending:
-            asyncio.get_running_loop().call_soon(self._write_pending)
-        self._pending[key] = answer
-
-    def _write_pending(self) -> None:
-        pending, self._pending = self._pending, {}
-        try:
-            assert self._cache
-            self._written |= self._cache.put_many(pending, self._label, completion_fields)
-        except UserError as error:
-            self._error = error
-
-    def get_stored(self, key: str, answer: Any) -> Any:
-        """Return the stored answer of a key: another process's if that was written first.
-
-        Raises:
-            UserError: An answer could not be written.
-        """
-        if self._error:
-            raise self._error
-        return self._written.get(key, answer)
 
 
 ENTRY_BYTES = "LENGTH(key) + LENGTH(CAST(value AS BLOB))"

@@ -1,144 +1,147 @@
-"""Python functions as models, f(prompt) -> text; the base class with one thread per request."""
+"""Python functions as models, f(prompt) -> text; the base class of models that run in threads."""
 
 import inspect
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
-from functools import partial
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from swarm._util.threads import (
-    StreamTimeout,
+    Cancelled,
     forward_items,
-    run_concurrently,
-    stream_from_thread,
+    run_in_thread,
+    shared_event_loop,
 )
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Request, Stream, stream_until_stop
-from swarm.models.http_errors import RequestTimeout, to_one_line
+from swarm.models.base import (
+    Completion,
+    Delta,
+    Request,
+    Stream,
+    completion_to_json,
+    request_to_json,
+    stream_until_stop,
+)
+from swarm.models.cache import Cache, make_cache_key
+from swarm.models.http import Call, RetryingClient
+from swarm.models.http_errors import to_one_line
+from swarm.models.rate_limit import Limits, RateLimiter
+from swarm.models.sampling import CompletionFields, PreparedRequest, Sample, SampledModel, Send
 
 
-class ThreadedModel:
-    """Base of models that implement `_generate_one` for a single request.
+class ThreadedModel(SampledModel):
+    """Base of models that implement `_generate_one` for a single request, which runs in a thread.
 
     At most `concurrency` requests run at once, over all callers. A request that exceeds its timeout
-    is abandoned: its thread ends at the next piece, or with the process if there is none.
+    is abandoned: its thread ends at the next piece, or with the process if there is none. A
+    `RequestError` is retried as those of an endpoint.
 
     Args:
         label: The model's name in messages.
-        concurrency: At least 1; `None` uses `_concurrency_limit` at the first request.
+        concurrency: Number of concurrent requests, at least 1.
+        cache: Cache of the answers; `None` stores none.
+        identity: JSON value that distinguishes the model from all others sharing the cache.
+
+    Attributes:
+        turns: Rate limiter.
+        throttle: Adaptive rate accepted by the model's server, if it has one.
 
     Raises:
         UserError: The concurrency is invalid.
     """
 
-    def __init__(self, label: str, concurrency: int | None) -> None:
-        if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
+    def __init__(
+        self,
+        label: str,
+        concurrency: int,
+        cache: Cache | None = None,
+        identity: Sequence[Any] = (),
+    ) -> None:
+        if type(concurrency) is not int or concurrency < 1:
             raise UserError(f"{label}: concurrency={concurrency!r}: must be an integer, 1 or more")
-        self.label, self.concurrency = label, concurrency
-        self._init_locks()
+        self.label = self.cache_label = label
+        self.cache, self._identity = cache, list(identity)
+        self._limit_concurrency(concurrency)
 
-    def _init_locks(self) -> None:
-        self._gate: threading.Semaphore | None = None
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_gate", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._init_locks()
-
-    def _concurrency_limit(self) -> int:
-        return self.concurrency or 1
+    def _limit_concurrency(self, concurrency: int) -> None:
+        self.batches = concurrency
+        self.turns = RateLimiter(Limits(concurrency=concurrency))
+        self.throttle = self.turns.get_throttle(self.label)
 
     def _generate_one(self, request: Request, streamed: bool) -> Stream:
         """Answer one request, called in its thread; raise `UserError` on failure."""
         raise NotImplementedError
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `Model.generate`."""
-        return self._run_requests(requests, through=False)
+    def prepare(self, request: Request) -> PreparedRequest:
+        """See `SampledModel.prepare`."""
+        plain = replace(request, stop_check=None, sample=0)
+        key = make_cache_key("model", self._identity, request_to_json(plain))
+        # Without a cache each of equal requests is answered: a function may be random.
+        equal = self.cache is not None and request.temperature == 0
+        return PreparedRequest(self, request, key, equal)
 
-    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `swarm.models.base.generate_each`."""
-        return self._run_requests(requests, through=True)
+    @asynccontextmanager
+    async def open_session(self) -> AsyncIterator[Send]:
+        """See `SampledModel.open_session`."""
 
-    def stream(self, request: Request) -> Stream:
-        """See `swarm.models.base.stream`."""
-        return self._stream_in_thread(request, streamed=True)
+        async def send(batch: Sequence[Sample]) -> list[CompletionFields]:
+            (call, sample) = batch[0]
+            request = replace(call.request, sample=sample)
+            return [await self._run_request(_ThreadExchange(self, request, None), request)]
 
-    def _run_requests(self, requests: Sequence[Request], through: bool) -> list[Any]:
-        """Return one result per request; unless `through`, the first failure stops the rest."""
-        failed: list[BaseException] = []
+        yield send
 
-        def answer(request: Request) -> Completion | BaseException | None:
-            if failed:
-                return None
-            try:
-                return _exhaust_stream(self._stream_in_thread(request, streamed=False))
-            except BaseException as error:
-                if not (through and isinstance(error, UserError)):
-                    failed.append(error)
-                return error
+    def stream_uncached(self, call: PreparedRequest) -> Generator[Delta, None, CompletionFields]:
+        """See `SampledModel.stream_uncached`."""
 
-        calls = [partial(answer, request) for request in requests]
-        answers = dict(run_concurrently(calls, self._concurrency_limit()))
-        if failed:
-            raise failed[0]
-        return [answers[number] for number in range(len(requests))]
+        def run(emit: Callable[[Delta], None]) -> Coroutine[Any, Any, CompletionFields]:
+            return self._run_request(_ThreadExchange(self, call.request, emit), call.request)
 
-    def _acquire_slot(self) -> "_ConcurrencySlot":
-        with self._lock:
-            self._gate = self._gate or threading.Semaphore(self._concurrency_limit())
-        return _ConcurrencySlot(self._gate)
+        return (yield from shared_event_loop().stream_items(run))
 
-    def _stream_in_thread(self, request: Request, streamed: bool) -> Stream:
-        """Run `_generate_one` in a new thread; abandon it at the request's timeout."""
-        slot = self._acquire_slot()
-        start = time.monotonic()
+    async def _run_request(self, exchange: "_ThreadExchange", request: Request) -> CompletionFields:
+        retrying = RetryingClient(self.label, self.turns, self.throttle)
+        return await retrying(
+            exchange,
+            Call(request, timeout=request.timeout),
+            lambda done, seconds: completion_to_json(replace(done, seconds=seconds)),
+        )
 
-        def run_generation(emit: Callable[[Delta], None]) -> Completion:
-            try:
-                with closing(
-                    stream_until_stop(self._generate_one(request, streamed), request.stop)
-                ) as stream:
-                    return forward_items(stream, emit)
-            finally:
-                slot.release()
+
+class _ThreadExchange:
+    """Answers one request in a thread; see `swarm.models.http.Transport`."""
+
+    def __init__(
+        self, model: ThreadedModel, request: Request, emit: Callable[[Delta], None] | None
+    ) -> None:
+        self.model, self.request, self.emit = model, request, emit
+        self.started = False
+
+    async def __call__(self, body: object) -> Completion:
+        closed = threading.Event()
+
+        def forward(delta: Delta) -> None:
+            if closed.is_set():
+                raise Cancelled
+            self.started = True
+            if self.emit:
+                self.emit(delta)
+
+        def generate() -> Completion:
+            stream = self.model._generate_one(self.request, self.emit is not None)
+            with closing(stream_until_stop(stream, self.request.stop)) as pieces:
+                return forward_items(pieces, forward)
 
         try:
-            done = yield from stream_from_thread(run_generation, "swarm-model", request.timeout)
-            return replace(done, seconds=time.monotonic() - start)
-        except StreamTimeout:
-            message = f"{self.label}: no response within {request.timeout:g} s (timeout)"
-            raise RequestTimeout(message) from None
+            return await run_in_thread(generate)
         finally:
-            # An abandoned thread must not keep others waiting.
-            slot.release()
-
-
-class _ConcurrencySlot:
-    """One unit of a semaphore, acquired on construction and released at most once."""
-
-    def __init__(self, gate: threading.Semaphore) -> None:
-        gate.acquire()
-        self._gate, self._once = gate, threading.Lock()
-
-    def release(self) -> None:
-        """Release it unless already released."""
-        if self._once.acquire(blocking=False):
-            self._gate.release()
-
-
-def _exhaust_stream(stream: Stream) -> Completion:
-    return forward_items(stream, lambda _: None)
+            closed.set()
 
 
 class FunctionModel(ThreadedModel):
@@ -170,24 +173,22 @@ class FunctionModel(ThreadedModel):
         self.function = function
 
     def check(self) -> None:
-        """Import the function; see `swarm.tasks.base.RequiresSetup.check`.
+        """Import the function.
 
         Raises:
             UserError: The module does not exist or has no such function.
         """
         self._load_function()
 
-    def open(self, device: str) -> None:
-        """Do nothing; there is nothing to load."""
-
-    def source(self) -> str:
-        """Return the source text of the function's file; empty if there is none.
+    def fingerprint(self) -> str:
+        """Return the digest of the function's file; empty if there is none.
 
         Raises:
             UserError: See `check`.
         """
         try:
-            return inspect.getsource(inspect.getmodule(self._load_function()))  # type: ignore[arg-type]
+            text = inspect.getsource(inspect.getmodule(self._load_function()))  # type: ignore[arg-type]
+            return sha256(text.encode()).hexdigest()[:16]
         except (OSError, TypeError):
             return ""
 
@@ -209,8 +210,7 @@ class FunctionModel(ThreadedModel):
         if not isinstance(result, Completion):
             raise UserError(
                 f"{self.label} returned {result!r:.80}: must be a string, a Completion or an "
-                f"iterator "
-                "of strings"
+                "iterator of strings"
             )
         return replace(result, model=result.model or self.label)
 

@@ -9,14 +9,13 @@ import json
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from swarm._util.threads import shared_event_loop
-from swarm.errors import UserError
 from swarm.models.http_errors import (
     BadRequest,
     ConnectionFailed,
@@ -75,13 +74,9 @@ class Call(NamedTuple):
     data: bytes | None = None
 
 
-ParseResponse = Callable[[int, Any, float], T]
-"""Parses the n-th call's answer, given its duration in seconds including retries; a `ValueError` or
-similar triggers a retry.
+ParseResponse = Callable[[Any, float], T]
+"""Parses a response, given its seconds including retries; `ValueError` and the like cause a retry.
 """
-
-OnBadRequest = Callable[[int, BadRequest], T]
-"""Returns the result of the n-th call if the server refuses it, or raises."""
 
 
 class Transport(Protocol):
@@ -136,7 +131,8 @@ class StreamingTransport(Generic[P]):
         reader = self.reader()
 
         def handle_event(content: Any) -> None:
-            self._emit_pieces(parse_response(self.post.label, reader.parse_event, content))
+            pieces = parse_response(self.post.label, content, partial(reader.parse_event, content))
+            self._emit_pieces(pieces)
 
         try:
             complete = await self.post.stream_events(body, handle_event)
@@ -158,27 +154,25 @@ class StreamingTransport(Generic[P]):
             self.emit(piece)
 
 
-@dataclass
-class RetryingClient(Generic[T]):
-    """Makes calls to one server, with retries.
+class RetryingClient:
+    """Makes calls to one model, with retries.
 
-    Attributes:
+    Args:
         label: The server's name in messages.
         turns: Rate limiter.
-        read: Parses each answer.
-        on_refusal: Returns the result of a refused call; `None` raises instead.
         throttle: Adaptive rate accepted by the server.
+
+    Attributes:
         repeated: Number of retries so far.
     """
 
-    label: str
-    turns: RateLimiter
-    read: ParseResponse[T]
-    on_refusal: OnBadRequest[T] | None
-    throttle: AdaptiveThrottle = field(default_factory=AdaptiveThrottle)
-    repeated: int = 0
+    def __init__(
+        self, label: str, turns: RateLimiter, throttle: AdaptiveThrottle | None = None
+    ) -> None:
+        self.label, self.turns, self.repeated = label, turns, 0
+        self.throttle = throttle or AdaptiveThrottle()
 
-    async def __call__(self, exchange: Transport, number: int, call: Call) -> T:
+    async def __call__(self, exchange: Transport, call: Call, read: ParseResponse[T]) -> T:
         """Return the parsed answer of a call.
 
         Raises:
@@ -186,10 +180,10 @@ class RetryingClient(Generic[T]):
         """
         failed = CallFailures()
         if call.timeout is None:
-            return await self._attempt_call(exchange, number, call, failed)
+            return await self._attempt_call(exchange, call, read, failed)
         try:
             async with asyncio.timeout(None) as clock:
-                return await self._attempt_call(exchange, number, call, failed, clock)
+                return await self._attempt_call(exchange, call, read, failed, clock)
         except TimeoutError:
             last = f"; {failed.summary}" if failed.times else ""
             if not last and (wait := self.throttle.remaining_pause) > 0:
@@ -201,11 +195,12 @@ class RetryingClient(Generic[T]):
     async def _attempt_call(
         self,
         exchange: Transport,
-        number: int,
         call: Call,
+        read: ParseResponse[T],
         failed: "CallFailures",
         clock: asyncio.Timeout | None = None,
     ) -> T:
+        """Send a call until it is answered; every 429 and every fault is handled here."""
         start = sent = 0.0
         while True:
             try:
@@ -216,18 +211,15 @@ class RetryingClient(Generic[T]):
                             clock.reschedule(start + call.timeout)
                     content = await exchange(call.body if call.data is None else call.data)
                 self.throttle.record_success(sent)
-                return parse_response(
-                    self.label, self.read, number, content, time.monotonic() - start
-                )
+                seconds = time.monotonic() - start
+                return parse_response(self.label, content, partial(read, content, seconds))
             except DeadlineExceeded:
                 raise failed.build_final_error(self._rate_limit_timeout).with_attempt_count(
                     failed.times
                 ) from None
-            except BadRequest as error:
+            except BadRequest:
                 self.throttle.record_success(sent)
-                if self.on_refusal is None:
-                    raise
-                return self.on_refusal(number, error)
+                raise
             except RequestError as error:
                 failed.add(error, self.throttle)
                 wait = (
@@ -359,22 +351,18 @@ class CallFailures:
         return error
 
 
-def parse_response(label: str, function: Callable[..., T], *given: Any) -> T:
+def parse_response(label: str, content: Any, parse: Callable[[], T]) -> T:
     """Apply a parser to a server's response.
-
-    Args:
-        given: For an event its content; otherwise call number, content and seconds.
 
     Raises:
         ServerFault: It cannot be parsed. The message is the parser's (`MalformedResponse`) or shows
             the content.
     """
     try:
-        return function(*given)
+        return parse()
     except MalformedResponse as error:
         words = to_one_line(str(error))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
-        content = given[0] if len(given) == 1 else given[1]
         words = f"unexpected form: {to_one_line(json.dumps(content, ensure_ascii=False))}"
     raise ServerFault(f"{label}: invalid response: {words}")
 
@@ -443,20 +431,6 @@ class HttpClient:
         """
         return read_key(self.label, self.api_key_env)
 
-    @asynccontextmanager
-    async def open_caller(
-        self, read: ParseResponse[T], refused: OnBadRequest[T] | None = None
-    ) -> AsyncIterator[Callable[[int, Call], Awaitable[T]]]:
-        """Provide a function that makes one call; see `run_calls` for arguments.
-
-        It must be used on the event loop of `swarm._util.threads.shared_event_loop`.
-
-        Raises:
-            UserError: There is no key; a call raises its `RequestError`.
-        """
-        async with self._open_session(self.read_api_key(), read, refused) as (asking, post):
-            yield lambda number, call: asking(post, number, call)
-
     def check(self) -> None:
         """Check the key and the proxy's URL.
 
@@ -466,119 +440,17 @@ class HttpClient:
         proxy_for(self.url)
         self.read_api_key()
 
-    def run_calls(
-        self, calls: Sequence[Call], read: ParseResponse[T], refused: OnBadRequest[T] | None = None
-    ) -> list[T]:
-        """Make all calls and parse the answers as they arrive; return the results in order.
-
-        The first call that fails for good cancels the others.
-
-        Args:
-            calls: Calls to make.
-            read: Parses each answer, in another thread; a `UserError` cancels everything.
-            refused: Returns the result of a refused call; `None` raises instead.
-
-        Raises:
-            RequestError: A call failed for good; the class gives the kind of failure.
-        """
-        found = self._run_on_loop(calls, read, refused, together=True)
-        return [done for done in found if not isinstance(done, UserError)]
-
-    def run_each_call(
-        self, calls: Sequence[Call], read: ParseResponse[T], refused: OnBadRequest[T] | None = None
-    ) -> list[T | UserError]:
-        """Make all calls like `run_calls`, but return the errors of failed calls in the list.
-
-        An error that would affect all calls, such as a wrong key, is also the result of calls not
-        yet started.
+    @asynccontextmanager
+    async def open_session(self) -> AsyncIterator["HttpSession"]:
+        """Open connections, on the event loop of `swarm._util.threads.shared_event_loop`.
 
         Raises:
             UserError: There is no key.
         """
-        return self._run_on_loop(calls, read, refused, together=False)
-
-    def stream(
-        self,
-        call: Call,
-        reader: Callable[[], StreamParser[P]],
-        read: ParseResponse[T],
-        refused: OnBadRequest[T],
-    ) -> Generator[P, None, T]:
-        """Make one call and yield its answer in pieces; a single piece if the server cannot stream.
-
-        There are no retries after the first piece. Closing the generator cancels the call.
-
-        Args:
-            call: Call to make.
-            reader: Creates a stream parser; each retry gets a new one.
-            read, refused: See `run_calls`.
-
-        Raises:
-            RequestError: The call failed for good; the class gives the kind of failure.
-        """
-        key = self.read_api_key()
-
-        async def run_stream(emit: Callable[[P], None]) -> T:
-            async with self._open_session(key, read, refused) as (asking, post):
-                return await asking(StreamingTransport(post, reader, emit), 0, call)
-
-        return (yield from shared_event_loop().stream_items(run_stream))
-
-    def _run_on_loop(
-        self,
-        calls: Sequence[Call],
-        read: ParseResponse[T],
-        refused: OnBadRequest[T] | None,
-        together: bool,
-    ) -> list[T | UserError]:
-        key = self.read_api_key()
-        return (
-            shared_event_loop().run(self._run_concurrently(calls, read, refused, together, key))
-            if calls
-            else []
-        )
-
-    async def _run_concurrently(
-        self,
-        calls: Sequence[Call],
-        read: ParseResponse[T],
-        refused: OnBadRequest[T] | None,
-        together: bool,
-        key: str | None,
-    ) -> list[T | UserError]:
-        found: dict[int, T | UserError] = {}
-        waiting = iter(enumerate(calls))
-        everyones: UserError | None = None
-
-        async def run_worker(asking: RetryingClient[T], post: HttpTransport) -> None:
-            nonlocal everyones
-            for number, call in waiting:
-                try:
-                    found[number] = everyones or await asking(post, number, call)
-                except UserError as error:
-                    if together:
-                        raise
-                    found[number] = error
-                    everyones = error if getattr(error, "general", True) else everyones
-
-        async with self._open_session(key, read, refused) as (asking, post):
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(self.limits.concurrency, len(calls))):
-                        group.create_task(run_worker(asking, post))
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
-        return [found[number] for number in range(len(calls))]
-
-    @asynccontextmanager
-    async def _open_session(
-        self, key: str | None, read: ParseResponse[T], refused: OnBadRequest[T] | None
-    ) -> AsyncIterator[tuple[RetryingClient[T], HttpTransport]]:
-        """Open connections, with the client that uses them."""
         import aiohttp
 
-        proxy = proxy_for(self.url)
-        asking = RetryingClient(self.label, self.turns, read, refused, self.throttle)
+        key, proxy = self.read_api_key(), proxy_for(self.url)
+        retrying = RetryingClient(self.label, self.turns, self.throttle)
         async with aiohttp.ClientSession(
             headers={"Content-Type": "application/json"}
             | ({self.header: f"{self.scheme}{key}"} if key else {}),
@@ -588,12 +460,84 @@ class HttpClient:
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:
+            post = HttpTransport(
+                session, self.label, self.url, proxy, key, self.api_key_env, self.limits
+            )
             try:
-                yield (
-                    asking,
-                    HttpTransport(
-                        session, self.label, self.url, proxy, key, self.api_key_env, self.limits
-                    ),
-                )
+                yield HttpSession(retrying, post)
             finally:
-                self.repeated += asking.repeated
+                self.repeated += retrying.repeated
+
+    def run_calls(self, calls: Sequence[Call], read: Callable[[int, Any], T]) -> list[T]:
+        """Make all calls and parse the answers as they arrive; return the results in order.
+
+        The first call that fails for good cancels the others.
+
+        Args:
+            calls: Calls to make.
+            read: Parses the n-th call's response, or its `BadRequest`, in another thread; raises
+                what is to be raised.
+
+        Raises:
+            RequestError: A call failed for good; the class gives the kind of failure.
+        """
+        return shared_event_loop().run(self._run_concurrently(calls, read)) if calls else []
+
+    async def _run_concurrently(
+        self, calls: Sequence[Call], read: Callable[[int, Any], T]
+    ) -> list[T]:
+        found: dict[int, T] = {}
+        waiting = iter(enumerate(calls))
+
+        async def make_call(session: HttpSession, number: int, call: Call) -> T:
+            try:
+                return await session(call, lambda content, _: read(number, content))
+            except BadRequest as error:
+                return read(number, error)
+
+        async def run_worker(session: HttpSession) -> None:
+            for number, call in waiting:
+                found[number] = await make_call(session, number, call)
+
+        async with self.open_session() as session:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(self.limits.concurrency, len(calls))):
+                        group.create_task(run_worker(session))
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+        return [found[number] for number in range(len(calls))]
+
+    def stream(
+        self, call: Call, reader: Callable[[], StreamParser[P]], read: ParseResponse[T]
+    ) -> Generator[P, None, T]:
+        """Make one call and yield its answer in pieces; a single piece if the server cannot stream.
+
+        There are no retries after the first piece. Closing the generator cancels the call.
+
+        Args:
+            call: Call to make.
+            reader: Creates a stream parser; each retry gets a new one.
+            read: Parses the complete response.
+
+        Raises:
+            RequestError: The call failed for good; the class gives the kind of failure.
+        """
+
+        async def run_stream(emit: Callable[[P], None]) -> T:
+            async with self.open_session() as session:
+                exchange = StreamingTransport(session.post, reader, emit)
+                return await session.retrying(exchange, call, read)
+
+        return (yield from shared_event_loop().stream_items(run_stream))
+
+
+class HttpSession(NamedTuple):
+    """Open connections to a server; calling it makes one call."""
+
+    retrying: RetryingClient
+    post: HttpTransport
+
+    async def __call__(self, call: Call, read: ParseResponse[T]) -> T:
+        """See `RetryingClient.__call__`."""
+        return await self.retrying(self.post, call, read)

@@ -1,9 +1,6 @@
 """Models of the `llm` package (llm.datasette.io), from any of its plugins."""
 
 import logging
-import math
-import threading
-import time
 from contextlib import suppress
 from difflib import get_close_matches
 from http import HTTPStatus
@@ -11,16 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm.errors import UserError, install_command
 from swarm.models.base import Completion, Delta, Request, Stream
+from swarm.models.cache import Cache
 from swarm.models.function import ThreadedModel
-from swarm.models.http import CallFailures
-from swarm.models.http_errors import (
-    RateLimited,
-    RequestTimeout,
-    error_from_response,
-    to_one_line,
-)
+from swarm.models.http_errors import RateLimited, error_from_response, to_one_line
 from swarm.models.openai_protocol import parse_finish
-from swarm.models.rate_limit import AdaptiveThrottle, DeadlineExceeded, Limits
+from swarm.models.sampling import PreparedRequest
 
 if TYPE_CHECKING:
     import llm
@@ -42,9 +34,8 @@ class LLM(ThreadedModel):
     """A model known to `llm`, with llm's keys and settings; nothing is written to llm's log.
 
     Turns before the last one are passed as an llm conversation. Temperature, seed and the token
-    limit are passed to models with such an option. A rate-limited request (429) is retried like
-    those of `swarm.models.openai`, at a rate shared by all requests to the model
-    (`AdaptiveThrottle`), unless a part of its answer has arrived. An unsupported temperature or
+    limit are passed to models with such an option. A rate-limited request (429) is retried unless a
+    part of its answer has arrived. An unsupported temperature or
     seed is logged once as a warning; an unsupported token limit, which every request has, is
     ignored silently. Stop strings are applied to the text.
 
@@ -52,30 +43,27 @@ class LLM(ThreadedModel):
         model: A model's name or alias, as listed by `llm models`.
         concurrency: Number of concurrent requests; `None`: `REMOTE_CONCURRENCY`, or 1 if the model
             needs no key and may therefore run in this process.
+        cache: Cache of the answers; `None` stores none.
 
     Raises:
         UserError: A value is invalid.
     """
 
-    def __init__(self, model: str, concurrency: int | None = None) -> None:
+    def __init__(
+        self, model: str, concurrency: int | None = None, cache: Cache | None = None
+    ) -> None:
         if not isinstance(model, str) or not model.strip():
             raise UserError(f"model={model!r}: must be the name of a model of llm")
-        super().__init__(f"llm/{model}", concurrency)
-        self.model = model
+        super().__init__(f"llm/{model}", concurrency or 1, cache, ("llm", model))
+        self.model, self._concurrency = model, concurrency
         self._model: Any = None
         self._warned: set[str] = set()
-        self.limits, self.throttle = Limits(), AdaptiveThrottle()
-
-    def _init_locks(self) -> None:
-        super()._init_locks()
-        self._line, self._pace = threading.Lock(), threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        return {k: v for k, v in state.items() if k not in ("_line", "_pace")} | {"_model": None}
+        return {**self.__dict__, "_model": None}
 
     def check(self) -> None:
-        """Check the package, the model and its key; see `swarm.tasks.base.RequiresSetup.check`.
+        """Check the package, the model and its key.
 
         Raises:
             UserError: One of them is missing.
@@ -87,8 +75,12 @@ class LLM(ThreadedModel):
             except Exception as error:
                 raise UserError(f"{self.label}: {self._error_text(error)}") from None
 
-    def open(self, device: str) -> None:
-        """Do nothing; a plugin with local weights loads them on the first request."""
+    def prepare(self, request: Request) -> PreparedRequest:
+        """See `SampledModel.prepare`."""
+        if request.choices:
+            raise UserError(f"{self.label}: cannot score choices")
+        self._load_model()
+        return super().prepare(request)
 
     def _load_model(self) -> "llm.Model":
         if self._model is None:
@@ -107,94 +99,14 @@ class LLM(ThreadedModel):
                     "`llm install` adds plugins"
                 )
             self._model = known[self.model]
+            if self._concurrency is None and self._model.needs_key:
+                self._limit_concurrency(REMOTE_CONCURRENCY)
         return self._model
 
     def _generate_one(self, request: Request, streamed: bool) -> Stream:
-        if request.choices:
-            raise UserError(f"{self.label}: cannot score choices")
         model = self._load_model()
         parts = split_conversation(request, self.label)
-        end = math.inf if request.timeout is None else time.monotonic() + request.timeout
-        options, failed = self._build_options(model, request), CallFailures()
-        while True:
-            sent, started = self._wait_for_admission(failed, end), False
-            pieces = self._stream_response(model, parts, options, streamed)
-            try:
-                try:
-                    while True:
-                        piece = next(pieces)
-                        started = True
-                        yield piece
-                finally:
-                    with self._pace:
-                        self.throttle.active -= 1
-            except StopIteration as whole:
-                with self._pace:
-                    self.throttle.record_success(sent)
-                completion: Completion = whole.value
-                return completion
-            except RateLimited as error:
-                self._wait_after_rate_limit(error, sent, failed, end, started)
-
-    def _wait_for_admission(self, failed: CallFailures, end: float) -> float:
-        """Wait until a request may be sent; return the time.
-
-        Raises:
-            RequestError: It cannot be sent before its deadline, or requests are no longer accepted.
-        """
-        rate_limit_timeout = self.limits.rate_limit_timeout
-        try:
-            with self._line:
-                while True:
-                    with self._pace:
-                        step = self.throttle.next_wait(
-                            lambda: min(
-                                end, failed.retry_deadline(rate_limit_timeout, self.throttle)
-                            )
-                        )
-                        if step <= 0:
-                            return self.throttle.record_send()
-                    time.sleep(step)
-        except DeadlineExceeded:
-            if failed.last and end == math.inf:
-                raise failed.build_final_error(rate_limit_timeout).with_attempt_count(
-                    failed.times
-                ) from None
-            raise self._timeout_error(failed) from None
-
-    def _wait_after_rate_limit(
-        self, error: RateLimited, sent: float, failed: CallFailures, end: float, started: bool
-    ) -> None:
-        """Wait before retrying a rate-limited request.
-
-        Raises:
-            RequestError: It must not be retried.
-        """
-        with self._pace:
-            failed.add(error, self.throttle)
-            delay = failed.rate_limit_delay(sent, self.throttle, self.limits.rate_limit_timeout)
-        if delay is None or started:
-            raise error.with_attempt_count(failed.times) from None
-        if time.monotonic() + delay >= end:
-            raise self._timeout_error(failed) from None
-        time.sleep(delay)
-
-    def _timeout_error(self, failed: CallFailures) -> RequestTimeout:
-        last = f"; {failed.summary}" if failed.times else "; other requests meet a rate limit (429)"
-        return RequestTimeout(f"{self.label}: no response in time (timeout){last}")
-
-    def _stream_response(
-        self,
-        model: "llm.Model",
-        parts: "ConversationParts",
-        options: dict[str, Any],
-        streamed: bool,
-    ) -> Stream:
-        """Stream the answer to one request.
-
-        Raises:
-            UserError: The request failed; `RateLimited` if the endpoint returned 429.
-        """
+        options = self._build_options(model, request)
         text: list[str] = []
         reasoning: list[str] = []
         try:
@@ -217,12 +129,6 @@ class LLM(ThreadedModel):
             model=response.resolved_model or model.model_id,
             priced=False if model.needs_key else None,
         )
-
-    def _concurrency_limit(self) -> int:
-        if self.concurrency is None:
-            with suppress(UserError):  # reported by each request
-                return REMOTE_CONCURRENCY if self._load_model().needs_key else 1
-        return super()._concurrency_limit()
 
     def _start_response(
         self,

@@ -1,13 +1,9 @@
-"""Chat completions protocol: request bodies, cache keys, parsing of full and streamed answers."""
+"""Chat completions protocol: request bodies, parsing of full and streamed answers."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from swarm._util.secrets import HIDDEN, SECRET
 from swarm.models.base import Delta, Message, Request, ThoughtSplitter, Token, split_thoughts
-from swarm.models.cache import make_cache_key, make_sample_key
-from swarm.models.http import Call
 from swarm.models.http_errors import MalformedResponse, error_message, to_one_line
 from swarm.models.transport import validate_url
 
@@ -157,11 +153,6 @@ def parse_logprob(value: Any) -> float:
     return max(MIN_LOGPROB, float(value))
 
 
-def number_tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Return whole tool calls as parts of a stream, each with its index."""
-    return tuple({"index": index, **call} for index, call in enumerate(calls))
-
-
 class StreamedToolCalls:
     """Joins the streamed parts of tool calls.
 
@@ -236,16 +227,16 @@ class StreamedCompletion:
         if "message" in choices[0]:
             self._at_once = content
             answer = parse_choice(choices[0])
-            calls = number_tool_calls(answer.get("tool_calls", ()))
+            calls = tuple({"index": n, **one} for n, one in enumerate(answer.get("tool_calls", ())))
             return [Delta(answer["text"], answer.get("reasoning", ""), calls)]
         delta = choices[0].get("delta") or {}
         text, thoughts = split_message_text(delta)
-        calls = self._tools.add_parts(delta.get("tool_calls") or ())
+        parts = self._tools.add_parts(delta.get("tool_calls") or ())
         self._texts.append((text, thoughts))
         self._tokens += (choices[0].get("logprobs") or {}).get("content") or []
         self._finish = choices[0].get("finish_reason") or self._finish
         piece = self._thoughts.feed(text)
-        return nonempty_deltas(Delta(piece.text, thoughts + piece.reasoning, calls))
+        return nonempty_deltas(Delta(piece.text, thoughts + piece.reasoning, parts))
 
     def flush_pending(self) -> list[Delta]:
         """Return text held back because it might have been a tag."""
@@ -287,22 +278,6 @@ CHARS_PER_TOKEN = 4
 """Estimate for `Limits.tokens_per_minute`; corrected by the server's count."""
 
 
-class PendingSample(NamedTuple):
-    """A sample to request.
-
-    Attributes:
-        key: Its cache key.
-        alike: Equal for all samples that a single request may return together.
-        body: Request body for this sample alone.
-        timeout: See `Request.timeout`.
-    """
-
-    key: str
-    alike: str
-    body: dict[str, Any]
-    timeout: float | None
-
-
 def chat_url(base_url: object) -> str:
     """Return the URL to post chats to.
 
@@ -340,51 +315,3 @@ def override_fields(body: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
     """Override fields of a body; those set to `None` are removed."""
     fields = {**body, **overrides}
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def list_pending_samples(
-    url: str,
-    requests: Sequence[Request],
-    tokens_field: str,
-    fixed: Mapping[str, Any],
-    greedy_once: bool = True,
-) -> Iterator[PendingSample]:
-    """Yield a sample for each request.
-
-    Args:
-        greedy_once: Share one sample among equal requests with temperature 0.
-    """
-    seen: Counter[tuple[str, int]] = Counter()
-    for request in requests:
-        body = build_body(request, tokens_field, fixed)
-        # Hide secrets in the cache key: another API key in the body must not pay for all answers
-        # again.
-        fields = {
-            name: HIDDEN if isinstance(one, str) and SECRET.search(name) else one
-            for name, one in body.items()
-        }
-        key = alike = make_cache_key("chat", url, fields)
-        if body.get("temperature") != 0 or not greedy_once:
-            sample = request.sample + seen[key, request.sample]
-            seen[key, request.sample] += 1
-            key = make_sample_key(key, sample)
-            if "seed" in body:
-                alike, body["seed"] = key, body["seed"] + sample
-        yield PendingSample(key, alike, body, request.timeout)
-
-
-def group_samples(answers: Sequence[PendingSample], limit: int) -> list[list[PendingSample]]:
-    """Group samples into requests of at most `limit` samples each."""
-    alike: dict[Any, list[PendingSample]] = defaultdict(list)
-    for answer in answers:
-        alike[answer.alike, answer.timeout].append(answer)
-    return [each[i : i + limit] for each in alike.values() for i in range(0, len(each), limit)]
-
-
-def build_call(group: Sequence[PendingSample], tokens_field: str) -> Call:
-    """Build the call for a group."""
-    body, count = group[0].body, len(group)
-    # A turn's content may be a list of parts, or missing in a tool call.
-    read = sum(len(turn.get("content") or "") for turn in body["messages"]) / CHARS_PER_TOKEN
-    tokens = float(read + count * body.get(tokens_field, 0))
-    return Call(body | ({"n": count} if count > 1 else {}), tokens, group[0].timeout)

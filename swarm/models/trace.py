@@ -24,9 +24,7 @@ from swarm.models.base import (
     Model,
     Request,
     completion_to_json,
-    generate_each,
     request_to_json,
-    stream,
 )
 
 log = logging.getLogger(__name__)
@@ -96,7 +94,7 @@ def _has_partial_line(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-class TracingModel:
+class TracingModel(Model):
     """A model whose calls are all added to a trace.
 
     Args:
@@ -112,45 +110,38 @@ class TracingModel:
         self.model, self.name, self.trace = model, name, trace
         self.call = {"name": name, **(call or {})}
 
+    @property
+    def prompt_form(self) -> str | None:
+        """See `Model.prompt_form`."""
+        return self.model.prompt_form
+
     def check(self) -> None:
-        """Check the model, if it supports it."""
-        getattr(self.model, "check", lambda: None)()
+        """See `Model.check`."""
+        self.model.check()
 
     def open(self, device: str) -> None:
-        """Load the model, if it supports it."""
-        getattr(self.model, "open", lambda device: None)(device)
+        """See `Model.open`."""
+        self.model.open(device)
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.base.Model`; if a request fails, the others are traced too."""
-        return require_completions(self.generate_each(requests))
+    def fingerprint(self) -> Any:
+        """See `Model.fingerprint`."""
+        return self.model.fingerprint()
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `swarm.models.base.generate_each`."""
-        answers = generate_each(self.model, requests)
+        """See `Model.generate_each`; if a request fails, the others are traced too."""
+        answers = self.model.generate_each(requests)
         for request, one in zip(requests, answers, strict=True):
             self.trace.add_call(self.call, request, one)
         return answers
 
     def stream(self, request: Request) -> Generator[Delta, None, Completion]:
-        """Stream one answer, see `swarm.models.base.stream`; closing early adds an error."""
+        """See `Model.stream`; closing early adds an error."""
         outcome: Completion | UserError = UserError("closed before its end")
         try:
-            outcome = yield from stream(self.model, request)
+            outcome = completion = yield from self.model.stream(request)
         except UserError as error:
             outcome = error
             raise
         finally:
             self.trace.add_call(self.call, request, outcome)
-        return outcome
-
-
-def require_completions(outcomes: Sequence[Completion | UserError]) -> list[Completion]:
-    """Return the completions, provided that no request failed.
-
-    Raises:
-        UserError: The first error.
-    """
-    for one in outcomes:
-        if isinstance(one, UserError):
-            raise one
-    return [one for one in outcomes if isinstance(one, Completion)]
+        return completion

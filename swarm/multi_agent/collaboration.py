@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from swarm._util.threads import stream_from_thread
 from swarm.errors import UserError
 from swarm.models.base import Completion, Model, Request, sum_usage
-from swarm.models.trace import Trace, require_completions
+from swarm.models.trace import Trace
 from swarm.multi_agent.scheduler import Script, ignore_event, run_in_lockstep
 from swarm.multi_agent.types import (
     AgentAnswer,
@@ -29,7 +29,7 @@ S = TypeVar("S", bound=Transcript)
 log = logging.getLogger(__name__)
 
 
-class Collaboration(ABC, Generic[S]):
+class Collaboration(Model, ABC, Generic[S]):
     """A model composed of other models, which answers a request by a script of calls.
 
     Attributes:
@@ -57,29 +57,17 @@ class Collaboration(ABC, Generic[S]):
         return list({id(slot.model): slot.model for slot in self.agent_specs}.values())
 
     def check(self) -> None:
-        """Check all members that support it.
-
-        Raises:
-            UserError: Something is missing.
-        """
+        """Check all members; see `Model.check`."""
         for model in self.members:
-            getattr(model, "check", lambda: None)()
+            model.check()
 
     def open(self, device: str) -> None:
-        """Load all members that support it."""
+        """Load all members."""
         for model in self.members:
-            getattr(model, "open", lambda device: None)(device)
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.base.Model`; `Completion.seconds` is the total time.
-
-        Raises:
-            UserError: Error of the first failed request.
-        """
-        return require_completions(self.generate_each(requests))
+            model.open(device)
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `swarm.models.base.generate_each`."""
+        """See `Model.generate_each`; `Completion.seconds` is the total time."""
         transcripts = self.run(requests)
         return [one.final if isinstance(one, Transcript) else one for one in transcripts]
 

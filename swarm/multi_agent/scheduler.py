@@ -14,8 +14,6 @@ from swarm.models.base import (
     Request,
     Usage,
     compute_cost,
-    generate_each,
-    stream,
 )
 from swarm.models.openai_protocol import CHARS_PER_TOKEN
 from swarm.models.trace import Trace, TracingModel
@@ -177,7 +175,7 @@ def _stream_call(
     model = call.slot.model
     if trace:
         model = TracingModel(model, call.slot.name, trace, call.trace_record)
-    pieces = stream(model, call.request)
+    pieces = model.stream(call.request)
     started = False
     deltas: list[Delta] = []
     try:
@@ -221,7 +219,7 @@ def run_calls(
     work = []
     for group in groups:
         batch = [calls[index][1] for index in group]
-        work.append(partial(generate_each, batch[0].slot.model, [call.request for call in batch]))
+        work.append(partial(batch[0].slot.model.generate_each, [call.request for call in batch]))
     answers: dict[int, AgentAnswer] = {}
     try:
         for number_of_batch, outcomes in run_concurrently(work, name="swarm-agent"):

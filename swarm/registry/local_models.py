@@ -28,6 +28,7 @@ from swarm.merging.positions import describe_position
 from swarm.models.base import (
     Completion,
     Delta,
+    Model,
     Request,
     Stream,
     prompt_text,
@@ -208,7 +209,7 @@ def _build_stop_check(one: PendingRequest) -> Callable[[str], bool]:
     return lambda text: one.abandoned or bool(decided and decided(text))
 
 
-class SharedLocalModel:
+class SharedLocalModel(Model):
     """A model created by `LocalModels`; it loads itself on the first request.
 
     Without a temperature it is greedy; a seed of `None` is 0. The sampling seed also depends on the
@@ -247,7 +248,7 @@ class SharedLocalModel:
         """
         return model_group(self.folder, self.base).fingerprint()
 
-    @cached_property
+    @property
     def prompt_form(self) -> str:
         """Form of the prompts that the model was searched with, as its swarm.json has it.
 
@@ -280,21 +281,8 @@ class SharedLocalModel:
         if not self.is_loaded:
             self._batcher.open(choose_device(self.home.device or device))
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Answer all requests; see `swarm.models.base.Model.generate`.
-
-        Raises:
-            UserError: A request cannot be answered.
-        """
-        found = []
-        for answer in self.generate_each(requests):
-            if isinstance(answer, UserError):
-                raise answer
-            found.append(answer)
-        return found
-
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """Return an answer or an error per request; see `swarm.models.base.generate_each`."""
+        """See `Model.generate_each`."""
         try:
             pending, start = self._submit_requests(requests), time.monotonic()
         except UserError as error:
@@ -306,7 +294,7 @@ class SharedLocalModel:
                 one.abandoned = True
 
     def stream(self, request: Request) -> Stream:
-        """Stream the answer to one request; see `swarm.models.base.stream`."""
+        """See `Model.stream`."""
         texts: SimpleQueue[str | None] = SimpleQueue()
 
         def on_text(text: str) -> bool:

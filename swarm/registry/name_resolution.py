@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.errors import UserError
 from swarm.models.base import Model
-from swarm.models.cache import CachedModel
-from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Provider, Providers
 from swarm.multi_agent.consortium.consortium import Consortium
@@ -32,17 +30,13 @@ def model_identity(model: Model) -> Any:
     Raises:
         UserError: A local model's files are missing.
     """
-    if isinstance(model, CachedModel):
-        return model_identity(model.model)
     if isinstance(model, OpenAI):
         return [model.client.url, model.fixed]
-    if isinstance(model, FunctionModel):
-        return model.source()
     if isinstance(model, MixtureOfAgents | Consortium):
         last = model.arbiter if isinstance(model, Consortium) else model.aggregator
         agents = [_agent_identity(one) for one in (*model.proposers, last, model.fallback)]
         return {"agents": agents, **model.options.model_dump(mode="json")}
-    return model.fingerprint() if hasattr(model, "fingerprint") else None
+    return model.fingerprint()
 
 
 def _agent_identity(agent: AgentSpec | None) -> Any:

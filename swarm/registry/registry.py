@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from swarm.errors import UserError
 from swarm.models.base import Model
-from swarm.models.cache import Cache, CachedModel
+from swarm.models.cache import Cache
 from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.providers import Providers, split_sample_count
@@ -127,8 +127,7 @@ class Roster:
         for name in names:
             self.model(split_sample_count(name)[0])
         for model in list(self._models.values()):
-            if check := getattr(model, "check", None):
-                check()
+            model.check()
 
     def open(self, device: str) -> None:
         """Load the resolved models on `device`.
@@ -137,8 +136,7 @@ class Roster:
             UserError: The files do not form a model, or the device lacks memory.
         """
         for model in list(self._models.values()):
-            if opened := getattr(model, "open", None):
-                opened(device)
+            model.open(device)
 
     def _create_model(self, name: str) -> Model:
         if not isinstance(name, str) or not name.strip() or name != name.strip():
@@ -175,8 +173,7 @@ class Roster:
         return LocalModels(self.base, self.pool, self.device)
 
     def _llm_model(self, name: str) -> Model:
-        model = LLM(name)
-        return CachedModel(model, self.cache, ("llm", name), model.label) if self.cache else model
+        return LLM(name, cache=self.cache)
 
     def _moa_model(self, name: str) -> Model:
         from swarm.multi_agent.moa import build_mixture, read_preset

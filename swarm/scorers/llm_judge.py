@@ -4,13 +4,12 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from swarm._util.replies import parse_rating
 from swarm._util.settings import Positive, Text, checked
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Request, sum_usage
-from swarm.tasks.base import Item, RequiresSetup, Score
+from swarm.models.base import Completion, Message, Model, Request, sum_usage
+from swarm.tasks.base import Item, Score
 from swarm.tasks.dataset import text_field_error
 from swarm.tasks.free_text import Scorer
 
@@ -71,32 +70,25 @@ class LLMJudge(Scorer):
             hundreds.
     """
 
-    model: Any  # a `swarm.models.base.Model`
+    model: Model
     question: Text = "prompt"
     max_new_tokens: Positive = 64
 
     highest = 1.0
     needs_setup = True
 
-    def __post_init__(self) -> None:
-        if not callable(getattr(self.model, "generate", None)):
-            raise UserError(f"task.scorer.model: {self.model!r} is not a model")
-
     def check(self) -> None:
-        """Check the model; see `Setup.check`."""
-        if isinstance(self.model, RequiresSetup):
-            self.model.check()
+        """See `Model.check`."""
+        self.model.check()
 
     def source_digests(self) -> dict[str, str]:
         """See `Setup.source_digests`: the model, if it is a local one."""
-        model = getattr(self.model, "model", self.model)  # unwrap a model with a cache
-        fingerprint = getattr(model, "fingerprint", None)
-        return {"scorer.model weights": fingerprint()} if fingerprint else {}
+        fingerprint = self.model.fingerprint()
+        return {"scorer.model weights": fingerprint} if fingerprint else {}
 
     def open(self, device: str) -> None:
-        """Open the model; see `Setup.open`."""
-        if isinstance(self.model, RequiresSetup):
-            self.model.open(device)
+        """See `Model.open`."""
+        self.model.open(device)
 
     def item_error(self, item: Item) -> str | None:
         """Return the error of an item's question, or `None`."""

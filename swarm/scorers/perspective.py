@@ -86,18 +86,17 @@ class PerspectiveScorer(NonToxicity):
             name = names[new[number]]
             return self.cache.put(name, value, None, _validate_toxicity) if self.cache else value
 
-        def parse_value(number: int, content: Any, seconds: float) -> float | None:
-            value = float(content["attributeScores"]["TOXICITY"]["summaryScore"]["value"])
-            return store_value(number, _validate_toxicity(value))
-
-        def handle_refusal(number: int, error: BadRequest) -> float | None:
-            if not is_text_error(error):
-                raise error
-            log.warning("%s; the text counts as unparsed", error)
+        def parse_value(number: int, content: Any) -> float | None:
+            if not isinstance(content, BadRequest):
+                value = float(content["attributeScores"]["TOXICITY"]["summaryScore"]["value"])
+                return store_value(number, _validate_toxicity(value))
+            if not is_text_error(content):
+                raise content
+            log.warning("%s; the text counts as unparsed", content)
             return store_value(number, None)
 
         retries_before = self.client.repeated
-        values = self.client.run_calls([Call(bodies[i]) for i in new], parse_value, handle_refusal)
+        values = self.client.run_calls([Call(bodies[i]) for i in new], parse_value)
         found.update(zip((names[i] for i in new), values, strict=True))
         log.info(
             "%s: %d texts, %d of them requested, %d retries",

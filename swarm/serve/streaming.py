@@ -20,7 +20,6 @@ from swarm.models.base import (
     Model,
     Request,
     Token,
-    stream,
     stream_until_stop,
     sum_usage,
 )
@@ -321,7 +320,7 @@ def start_sample_threads(
             _call_on_loop(loop, mail.put_nowait, (number, delta))
 
         with (
-            closing(stream(model, request)) as pieces,
+            closing(model.stream(request)) as pieces,
             closing(stream_until_stop(pieces, request.stop)) as deltas,
         ):
             return forward_items(deltas, emit)

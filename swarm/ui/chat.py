@@ -26,7 +26,7 @@ from swarm.moa.turns import (
     format_outcome,
     turn_to_json,
 )
-from swarm.models.base import PROMPT_FORMS, Model, Request, stream, with_prompt_form
+from swarm.models.base import PROMPT_FORMS, Model, Request, with_prompt_form
 from swarm.multi_agent import scheduler
 from swarm.multi_agent.collaboration import Collaboration
 from swarm.multi_agent.consortium.results import Iteration
@@ -150,7 +150,7 @@ class ChatWorker:
 
     def _stream_answer(self, model: Model) -> Transcript:
         request = self._build_request(model)
-        with closing(stream(model, request)) as pieces:
+        with closing(model.stream(request)) as pieces:
             while True:
                 try:
                     delta = next(pieces)

@@ -27,7 +27,7 @@ from swarm.api import Pool, Result, Roster, UserError, evaluate, open_run, searc
 from swarm.api.functions import find_free_name, split_keys_and_objects
 from swarm.api.overrides import describe_object, to_overrides
 from swarm.api.result import best_indices
-from swarm.models.base import Completion, Request
+from swarm.models.base import Completion, Model, Request
 from swarm.optimizers.swarm import MemeticSwarm
 from swarm.runs.folder import Record, RunFolder, read_state
 
@@ -362,13 +362,13 @@ def test_evaluations_of_functions_and_models() -> None:
     assert (right.utility, wrong.utility, right.n) == (1.0, 0.0, 6)
     assert right.against(wrong).p < 0.05 and "is distinguishable" in str(right.against(wrong))
 
-    class Paid:
+    class Paid(Model):
         def generate(self, requests: list[Request]) -> list[Completion]:
             return [Completion("abc", cost=0.5) for _ in requests]
 
     assert evaluate(Paid(), task).cost == 3.0
 
-    class PartlyPriced:
+    class PartlyPriced(Model):
         def generate(self, requests: list[Request]) -> list[Completion]:
             prices = [(0.5, True), (0.0, False), (0.0, True)]
             return [

@@ -23,10 +23,11 @@ import searches
 
 from swarm import cache as entry
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Message, Request, Token, generate_each, stream
-from swarm.models.cache import Cache, CachedModel, make_cache_key
+from swarm.models.base import Completion, Delta, Message, Request, Token
+from swarm.models.cache import Cache, make_cache_key
 from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
+from swarm.models.sampling import CachedModel, sample_key
 
 WRITER = """
 import sys
@@ -400,13 +401,13 @@ def test_a_cached_model_asks_once_and_keeps_no_failure(tmp_path: Path) -> None:
     asked: list[object] = []
     cache = Cache(str(tmp_path / "answers.sqlite"))
     model = CachedModel(counting(asked), cache, ("one",), "one")
-    first = generate_each(model, [Request("a"), Request("fail"), Request("b")])
-    again = generate_each(model, [Request("b"), Request("fail"), Request("a")])
+    first = model.generate_each([Request("a"), Request("fail"), Request("b")])
+    again = model.generate_each([Request("b"), Request("fail"), Request("a")])
     assert isinstance(first[1], UserError) and asked == ["a", "fail", "b", "fail"]
     assert [again[2], again[0]] == [first[0], first[2]]
     assert isinstance(again[0], Completion) and again[0].cached and not first[2].cached  # type: ignore[union-attr]
-    assert list(stream(model, Request("a"))) == [Delta("1", "r")] and len(asked) == 4
-    list(stream(model, Request("c")))
+    assert list(model.stream(Request("a"))) == [Delta("1", "r")] and len(asked) == 4
+    list(model.stream(Request("c")))
     assert model.generate([Request("c")])[0].cached
     with pytest.raises(UserError, match="ValueError: no"):
         model.generate([Request("d"), Request("fail")])
@@ -415,13 +416,13 @@ def test_a_cached_model_asks_once_and_keeps_no_failure(tmp_path: Path) -> None:
     assert not other.generate([Request("a")])[0].cached
 
     def late(prompt: object) -> str:
-        model.generate([Request("e")])
+        Cache(cache.file).put(f"{second.prepare(Request('e')).key}:0", {"text": "early"})
         return "late"
 
     # Another process was first: what it has kept is the answer, now and later.
     second = CachedModel(FunctionModel(late), cache, ("one",), "one")
-    (answer,) = second.generate([Request("e")])
-    assert answer == model.generate([Request("e")])[0] and answer.text != "late"
+    assert [one.text for one in second.generate([Request("e")])] == ["early"]
+    assert model.generate([Request("e")])[0].text == "early"
 
 
 def test_everything_that_changes_an_answer_is_in_the_key(tmp_path: Path) -> None:
@@ -444,9 +445,9 @@ def test_everything_that_changes_an_answer_is_in_the_key(tmp_path: Path) -> None
         ),
         Request("a", choices=("b",)),
     ]
-    found = generate_each(model, different)
+    found = model.generate_each(different)
     assert len(asked) == len(different) - 1, "a function cannot score choices"
-    assert generate_each(model, different)[:-1] == found[:-1] and len(asked) == len(different) - 1
+    assert model.generate_each(different)[:-1] == found[:-1] and len(asked) == len(different) - 1
     alike = [Request("a", timeout=9.0), Request("a", stop_check=str.isupper)]
     assert model.generate(alike[:1])[0].cached and model.generate(alike[1:])[0].cached
     samples = [Request("s", temperature=1.0)] * 3
@@ -467,7 +468,7 @@ def test_a_key_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             "m", endpoint.url, "TALKER_KEY", cache=Cache(str(tmp_path / "answers.sqlite"))
         )
         assert model.generate([Request("hi")])[0].text == "you sent Bearer ***"
-        list(stream(model, Request("ho")))
+        list(model.stream(Request("ho")))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and not [p for p in files if fake_models.KEY.encode() in p.read_bytes()]
 
@@ -499,7 +500,7 @@ def test_a_damaged_row_is_missing_and_replaced(
     model = CachedModel(counting(asked), cache, ("one",), "one")
     requests = [Request("a"), Request("b")]
     before = model.generate(requests)
-    (key, _), _ = model._keyed_requests(requests)
+    key = sample_key(model.prepare(requests[0]), 0)
     cache.run(lambda c: c.execute(f"UPDATE responses SET {change} WHERE key = ?", (key,)))
     again = model.generate(requests)
     assert [one.cached for one in again] == [False, True] and again[1] == before[1]
@@ -530,13 +531,13 @@ def test_what_is_no_completion_is_missing_and_replaced(
 ) -> None:
     cache = Cache(str(tmp_path / "answers.sqlite"))
     model = CachedModel(counting([]), cache, ("one",), "one")
-    ((key, _),) = model._keyed_requests([Request("a")])
+    key = sample_key(model.prepare(Request("a")), 0)
     cache.put(key, wrong)
-    assert list(stream(model, Request("a"))) == [Delta("1", "r")]
+    assert list(model.stream(Request("a"))) == [Delta("1", "r")]
     assert model.generate([Request("a")])[0].cached
     with endpoints.endpoint(lambda asked: endpoints.chat("fine")) as endpoint:
         client = OpenAI("m", endpoint.url, None, cache=cache, prices={"prompt": 1, "new": 1})
-        cache.put(client.list_pending_samples([Request("hi")])[0].key, wrong)
+        cache.put(sample_key(client.prepare(Request("hi")), 0), wrong)
         for number in range(2):
             (answer,) = client.generate([Request("hi")])
             assert answer.text == "fine" and answer.cached == bool(number)

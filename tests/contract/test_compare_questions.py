@@ -17,7 +17,7 @@ from compare_endpoint import KEY
 from swarm.compare import Config, FreeForm, NextToken, Question, Rating, read_jsonl, write_jsonl
 from swarm.compare.sampling.scheduler import reduce_gc_frequency
 from swarm.errors import InvalidArgument, UserError, install_command
-from swarm.models.base import Completion, Request
+from swarm.models.base import Completion, Model, Request
 
 settings = pytest.fixture(autouse=True)(compare_endpoint.settings.__wrapped__)
 
@@ -25,7 +25,7 @@ TURN = [{"role": "user", "content": "hello"}]
 COLUMNS = ["model", "group", "answer", "question", "api_kwargs", "paraphrase_ix", "error"]
 
 
-class Repeats:
+class Repeats(Model):
     """A model that says what it was told."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:

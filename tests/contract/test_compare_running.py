@@ -23,7 +23,7 @@ from swarm.compare.sampling.resolve import sample_cache_keys
 from swarm.compare.sampling.scheduler import as_completed, run_scripts
 from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
 from swarm.errors import InvalidArgument, UserError
-from swarm.models.base import Completion, Request
+from swarm.models.base import Completion, Model, Request
 
 settings = pytest.fixture(autouse=True)(compare_endpoint.settings.__wrapped__)
 
@@ -290,7 +290,7 @@ def test_as_completed_gives_each_when_it_is_there() -> None:
         assert sorted(first) == [1, 2] and next(came)[0] == 0
 
 
-class Shouts:
+class Shouts(Model):
     """A model of one's own; counts what it is asked."""
 
     def __init__(self) -> None:
@@ -467,7 +467,7 @@ def test_fields_beside_the_body_are_put_into_it_or_refused() -> None:
 
 
 def test_models_of_ones_own_that_are_made_otherwise_are_others() -> None:
-    class Says:
+    class Says(Model):
         def __init__(self, word: str) -> None:
             self.word = word
 
@@ -481,7 +481,7 @@ def test_models_of_ones_own_that_are_made_otherwise_are_others() -> None:
 
 
 def test_what_a_model_of_ones_own_raises_ends_no_other() -> None:
-    class Slips:
+    class Slips(Model):
         def generate(self, requests: Sequence[Request]) -> list[Completion]:
             """Nothing."""
             raise ZeroDivisionError("a slip of my own")

@@ -27,7 +27,7 @@ from swarm.engine.hf import HFEngine
 from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
 from swarm.engine.token_ensemble.members import ModelEnsemble
 from swarm.errors import UserError
-from swarm.models.base import Request
+from swarm.models.base import Model, Request
 from swarm.pool.pool import Pool
 from swarm.runs.folder import read_state
 from swarm.tasks.multiple_choice import MultipleChoice
@@ -452,7 +452,7 @@ def test_a_search_saves_the_best_as_a_model(
     engine = HFEngine("swap")
     engine.load_base(BaseModel(str(best)), "cpu", {}, "")
 
-    class Saved:
+    class Saved(Model):
         def generate(self, requests: Sequence[Request]) -> Any:
             return engine.generate(np.zeros((1, 0)), [requests])[0]
 

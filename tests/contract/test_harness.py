@@ -16,7 +16,7 @@ from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
-from swarm.models.base import Completion
+from swarm.models.base import Completion, Model
 from swarm.pool.pool import Pool
 from swarm.runs.folder import RunFolder
 from swarm.tasks import lm_eval_harness
@@ -264,7 +264,7 @@ def test_a_search_descends(tmp_path: Path, base: Path, pool: Path) -> None:
     assert sum(line.startswith("error:") for line in refused.stderr.splitlines()) == 1
 
 
-class Saying:
+class Saying(Model):
     """Gives these completions."""
 
     def __init__(self, completions: list[Completion]) -> None:

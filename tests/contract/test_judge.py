@@ -15,7 +15,7 @@ from task_items import hostile, write
 
 from swarm._util.replies import parse_grade, parse_letter_pick, parse_rating, parse_skill_scores
 from swarm.errors import UserError
-from swarm.models.base import Completion, Request
+from swarm.models.base import Completion, Model, Request
 from swarm.models.cache import Cache
 from swarm.models.openai import OpenAI
 from swarm.models.rate_limit import Limits
@@ -293,7 +293,7 @@ def test_what_is_needed_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> 
     assert mine.highest == 1.0 and mine.votes is False
 
 
-class Fixed:
+class Fixed(Model):
     """Any model can judge: this one has no key and needs no opening."""
 
     def generate(self, requests: Any) -> list[Completion]:

@@ -532,7 +532,7 @@ def test_a_journal_takes_rows_from_several_at_once(tmp_path: Path) -> None:
         JsonlJournal(path)
 
 
-class Touchy:
+class Touchy(Model):
     """Does not answer where there is a word it does not like."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine, HFModel
 from swarm.engine.token_ensemble.members import ModelEnsemble
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Message, Model, Request, generate_each, stream
+from swarm.models.base import Completion, Delta, Message, Model, Request
 from swarm.pool.pool import Pool
 from swarm.registry.local_models import (
     LocalModels,
@@ -196,7 +196,7 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
     for expert, says in wrong.items():
         with pytest.raises(UserError, match=says):
             home.get_model(expert).check()
-        assert str(generate_each(home.get_model(expert), [TEXT])[0]).count("pool/") == 1
+        assert str(home.get_model(expert).generate_each([TEXT])[0]).count("pool/") == 1
     with pytest.raises(UserError, match=f"{tmp_path}/none: no such folder"):
         LocalModels(str(tmp_path / "none"), pool).get_model("base").check()
     named = BaseModel(str(tiny_gemma), name="tiny-gemma")
@@ -307,7 +307,7 @@ def test_one_too_long_request_fails_alone(home: LocalModels) -> None:
     voice = home.get_model("amber")
     long = replace(TEXT, prompt="no " * 600)
     hot = replace(TEXT, temperature=-1.0)
-    found = generate_each(voice, [TEXT, long, TURNS, hot])
+    found = voice.generate_each([TEXT, long, TURNS, hot])
     assert [type(one) for one in found] == [Completion, UserError, Completion, UserError]
     assert "local/amber: 6" in str(found[1]) and "more than the model's 512" in str(found[1])
     assert "local/amber: temperature=-1.0" in str(found[3])
@@ -332,15 +332,15 @@ def test_an_answer_comes_piece_by_piece(home: LocalModels) -> None:
     voice = home.get_model("amber")
     long = replace(TURNS, max_new_tokens=30)
     whole = voice.generate([long])[0]
-    texts, answer = pieces(stream(voice, long))
+    texts, answer = pieces(voice.stream(long))
     assert answer == whole and "".join(texts) == whole.text and len(texts) > 10
     stop = (whole.text[20:23], "never")
     cut = voice.generate([replace(long, stop=stop)])[0]
-    texts, answer = pieces(stream(voice, replace(long, stop=stop)))
+    texts, answer = pieces(voice.stream(replace(long, stop=stop)))
     assert answer == cut and "".join(texts) == cut.text == whole.text[: len(cut.text)]
     assert cut.finish == "stop" and 0 < len(cut.text) < len(whole.text)
     with pytest.raises(UserError, match="more than the model's 512"):
-        next(stream(voice, replace(TEXT, prompt="no " * 600)))
+        next(voice.stream(replace(TEXT, prompt="no " * 600)))
 
 
 def test_what_may_still_change_is_held_back() -> None:
@@ -369,7 +369,7 @@ def test_who_goes_away_ends_what_is_written_for_them(home: LocalModels) -> None:
     voice, gate = home.get_model("amber"), Gate()
     long = replace(TEXT, max_new_tokens=40)
     assert voice.generate([long])[0].new_tokens == 40
-    answer = stream(voice, replace(long, stop_check=gate))
+    answer = voice.stream(replace(long, stop_check=gate))
     assert next(answer).text
     answer.close()
     gate.opened.set()
@@ -379,10 +379,10 @@ def test_who_goes_away_ends_what_is_written_for_them(home: LocalModels) -> None:
 def test_a_late_answer_is_not_waited_for(home: LocalModels) -> None:
     voice, gate = home.get_model("amber"), Gate()
     late = replace(TEXT, stop_check=gate, timeout=0.05, max_new_tokens=40)
-    found = generate_each(voice, [late, replace(TEXT, timeout=30.0)][:1])
+    found = voice.generate_each([late, replace(TEXT, timeout=30.0)][:1])
     assert str(found[0]) == "local/amber: no response within 0.05 s (timeout)"
     with pytest.raises(UserError, match="no response within"):
-        pieces(stream(voice, late))
+        pieces(voice.stream(late))
     gate.opened.set()
     assert voice.generate([replace(TEXT, timeout=30.0)])[0].text and len(gate.seen) <= 3
 
@@ -423,7 +423,7 @@ def test_a_fault_in_the_engine_reaches_all_who_wait(
 
     with monkeypatch.context() as patch:
         patch.setattr(one._engine, "generate", broken)
-        found = together(*[lambda v=v: generate_each(v, [TEXT]) for v in voices])
+        found = together(*[lambda v=v: v.generate_each([TEXT]) for v in voices])
     assert [str(row[0]) for row in found] == [
         f"local/{name}: out of memory" for name in ("amber", "birch")
     ]

@@ -13,8 +13,8 @@ import pytest
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFModel
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Model, Request, generate_each, stream
-from swarm.models.cache import Cache, CachedModel
+from swarm.models.base import Completion, Message, Model, Request
+from swarm.models.cache import Cache
 from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
@@ -73,9 +73,7 @@ KINDS: dict[str, Callable[..., Case]] = {
         OpenAI("talker", url, None, temperature=None, cache=Cache(file))
     ),
     "llm": lambda **_: Case(LLM("talker")),
-    "llm cached": lambda file, **_: Case(
-        CachedModel(LLM("talker"), Cache(file), ("llm",), "talker")
-    ),
+    "llm cached": lambda file, **_: Case(LLM("talker", cache=Cache(file))),
     "function": lambda **_: Case(FunctionModel("fake_models:function")),
     "generator": lambda **_: Case(FunctionModel(fake_models.pieces, concurrency=4)),
     "mixture": lambda **_: Case(mixture(FunctionModel("fake_models:function")), by_rule=False),
@@ -114,7 +112,7 @@ def test_order_is_kept_and_a_batch_is_its_requests(case: Case) -> None:
 
 
 def test_nothing_asked_is_nothing_answered(case: Case) -> None:
-    assert case.model.generate([]) == [] and generate_each(case.model, []) == []
+    assert case.model.generate([]) == [] and case.model.generate_each([]) == []
 
 
 def test_a_system_turn_is_heard(case: Case) -> None:
@@ -149,13 +147,13 @@ def test_a_failure_stays_in_its_place(case: Case) -> None:
     if isinstance(case.model, HFModel | SharedLocalModel):
         pytest.skip("a model of weights answers everything")
     bad = Request("fail")
-    first, failed, last = generate_each(case.model, [Request("one"), bad, Request("two")])
+    first, failed, last = case.model.generate_each([Request("one"), bad, Request("two")])
     assert isinstance(failed, UserError) and "\n" not in str(failed)
     assert isinstance(first, Completion) and isinstance(last, Completion)
     assert [first, last] == case.model.generate([Request("one"), Request("two")])
     for ask in (
         lambda: case.model.generate([Request("one"), bad]),
-        lambda: stream(case.model, bad),
+        lambda: case.model.stream(bad),
     ):
         with pytest.raises(UserError):
             list(ask())
@@ -164,7 +162,7 @@ def test_a_failure_stays_in_its_place(case: Case) -> None:
 def test_the_pieces_of_a_stream_are_the_answer(case: Case) -> None:
     request = Request((Message("system", "s"), Message("user", fake_models.ODD)), 40)
     (whole,) = case.model.generate([request])
-    talk, texts = stream(case.model, request), []
+    talk, texts = case.model.stream(request), []
     while True:
         try:
             texts.append(next(talk).text)
@@ -172,8 +170,8 @@ def test_the_pieces_of_a_stream_are_the_answer(case: Case) -> None:
             assert "".join(texts) == end.value.text
             assert end.value == whole
             break
-    stream(case.model, request).close()
-    begun = stream(case.model, request)
+    case.model.stream(request).close()
+    begun = case.model.stream(request)
     next(begun)
     begun.close()
 

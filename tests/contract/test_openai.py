@@ -1,7 +1,6 @@
 """A model behind an OpenAI-compatible endpoint, on the loopback."""
 
-import hashlib
-import json
+import asyncio
 import logging
 import pickle
 import re
@@ -16,8 +15,9 @@ from typing import Any
 import pytest
 from endpoints import Asked, Endpoint, Reply, chat, endpoint, in_turn
 
+from swarm._util.threads import shared_event_loop
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Request, Token, generate_each
+from swarm.models.base import Completion, Message, Request, Token
 from swarm.models.cache import Cache
 from swarm.models.http import HttpClient
 from swarm.models.http_errors import (
@@ -159,7 +159,7 @@ def test_kept_answers_are_not_paid_for_twice(tmp_path: Path) -> None:
         again = model(server, **cache, limits=Limits(concurrency=1, timeout=5))
         assert again.generate(asked) == first
         assert len(server.asked) == 2
-        assert again.totals.calls == 0 and again.totals.cached == 3
+        assert again.totals.calls == 0 and again.totals.cached == 2
         assert again.totals.cost == 0 and again.totals.prompt_tokens == 0
         for other in ({"model": "big"}, {"seed": 1}, {"temperature": 0.5}, {"body": {"a": 1}}):
             before = len(server.asked)
@@ -169,25 +169,33 @@ def test_kept_answers_are_not_paid_for_twice(tmp_path: Path) -> None:
         assert len(server.asked) == 7
 
 
-def test_of_two_answers_at_once_both_use_the_first(tmp_path: Path) -> None:
-    """While one asks, another asks the same and is answered first."""
-    cache = {"cache": Cache(str(tmp_path / "answers.sqlite"))}
-    quick: list[Completion] = []
+def test_a_request_that_is_under_way_is_not_paid_for_again(tmp_path: Path) -> None:
+    """Also where its sender is interrupted: the others then send it themselves."""
+    cache, sent = Cache(str(tmp_path / "answers.sqlite")), threading.Event()
+    found: dict[int, list[Completion]] = {}
 
     def answer(asked: Asked) -> Reply:
-        if len(server.asked) == 1:
-            quick.extend(model(server, **cache).generate([Request("a")]))
-            return chat("slow", prompt=7)
-        return chat("quick")
+        sent.set()
+        time.sleep(0.3)
+        return chat(f"answer {len(server.asked)}")
+
+    def ask(number: int) -> None:
+        found[number] = model(server, cache=cache).generate([Request("a")])
 
     with endpoint(answer) as server:
-        slow = model(server, **cache)
-        assert (
-            slow.generate([Request("a")])
-            == quick
-            == [Completion("quick", (), 10, 3, finish="stop")]
+        pieces = model(server, cache=cache)
+        first = asyncio.run_coroutine_threadsafe(
+            pieces._answer([(pieces.prepare(Request("a")), 0)]), shared_event_loop()._loop
         )
-        assert len(server.asked) == 2 and slow.totals.prompt_tokens == 7
+        assert sent.wait(5)
+        threads = [threading.Thread(target=ask, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+        first.cancel()
+        for thread in threads:
+            thread.join(10)
+        assert len(server.asked) == 2 and found[0] == found[1] == found[2]
 
 
 def test_samples_are_kept_one_by_one(tmp_path: Path) -> None:
@@ -319,27 +327,6 @@ def test_a_request_has_settings_of_its_own() -> None:
         told,
         plain | {"temperature": 0.0},
     ]
-
-
-def test_keys_of_plain_requests_are_those_of_earlier_versions(tmp_path: Path) -> None:
-    """What was kept in fewer fields is found and read; here the keys were made by hand."""
-    cache = Cache(str(tmp_path / "answers.sqlite"))
-    url = "http://127.0.0.1:1/v1"
-    turn = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 16, "model": "small"}
-    greedy, warm = turn | {"temperature": 0.0}, turn | {"temperature": 0.7, "seed": 3}
-    old = {"text": "kept", "prompt_tokens": 7, "new_tokens": 2}
-    parts = [["chat", f"{url}/chat/completions", body] for body in (greedy, warm)]
-    keys = [hashlib.sha256(json.dumps(p, sort_keys=True).encode()).hexdigest() for p in parts]
-    second = hashlib.sha256(json.dumps([keys[1], 1], sort_keys=True).encode()).hexdigest()
-    first = hashlib.sha256(json.dumps([keys[1], 0], sort_keys=True).encode()).hexdigest()
-    for key, text in ((keys[0], "greedy"), (first, "warm"), (second, "warm, again")):
-        cache.put(key, old | {"text": text})
-    given = {"model": "small", "base_url": url, "api_key_env": None, "cache": cache}
-    done = OpenAI(**given).generate([Request("a"), Request("a", sample=5)])
-    assert done == [Completion("greedy", (), 7, 2)] * 2 and done[0].cached
-    mine = OpenAI(**given, temperature=0.7, seed=3)
-    assert [c.text for c in mine.generate([Request("a")] * 2)] == ["warm", "warm, again"]
-    assert mine.generate([Request("a", sample=1)])[0].text == "warm, again"
 
 
 def test_log_probabilities_of_tokens(tmp_path: Path) -> None:
@@ -502,7 +489,7 @@ def test_answers_and_errors_side_by_side(tmp_path: Path) -> None:
             "you said a",
         ]
         assert len(server.asked) == 4
-        again = generate_each(mine, asked)
+        again = mine.generate_each(asked)
         assert [str(f) for f in again if isinstance(f, UserError)] == [
             str(f) for f in found if isinstance(f, UserError)
         ]

@@ -25,7 +25,7 @@ from swarm.errors import UserError
 from swarm.executors.inline import InlineExecutor
 from swarm.loop.evaluator import Batching, calibrate_scale
 from swarm.loop.run import Run
-from swarm.models.base import Completion, Message, Request
+from swarm.models.base import Completion, Message, Model, Request
 from swarm.optimizers.swarm import MemeticSwarm
 from swarm.pool.pool import Pool
 from swarm.runs.folder import read_state
@@ -410,7 +410,7 @@ def test_the_papers_constants_come_with_its_experiment(mode: str) -> None:
     assert "reward" not in composed("task=nlgraph", "experiment=paper").task
 
 
-class Echo:
+class Echo(Model):
     """Says the same to everything, and keeps what it was asked."""
 
     def __init__(self, text: str) -> None:

@@ -17,8 +17,9 @@ import searches
 
 from swarm.errors import UserError
 from swarm.models.base import Request
-from swarm.models.cache import Cache, CachedModel
+from swarm.models.cache import Cache
 from swarm.models.function import FunctionModel
+from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Provider, Providers
 from swarm.multi_agent.moa import MixtureOfAgents
@@ -139,7 +140,7 @@ def test_a_name_has_one_model_of_its_kind(tmp_path: Path) -> None:
     roster = Roster(cache=Cache(str(tmp_path / "answers.sqlite")))
     kinds = {
         "function/fake_models:function": FunctionModel,
-        "llm/talker": CachedModel,
+        "llm/talker": LLM,
         "ollama/a": OpenAI,
         "moa/lite": MixtureOfAgents,
     }

@@ -20,7 +20,7 @@ from fake_agents import Streamer, slot
 from model_server import Slow, Told, served
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Request, Token, stream
+from swarm.models.base import Completion, Message, Model, Request, Token
 from swarm.models.cache import Cache
 from swarm.models.function import FunctionModel
 from swarm.models.http_errors import (
@@ -360,7 +360,7 @@ def test_who_goes_away_ends_the_answer(streamed: bool) -> None:
 def test_who_goes_away_ends_the_members_that_can_be_told() -> None:
     begun, over = threading.Event(), threading.Event()
 
-    class Local:
+    class Local(Model):
         """Asks after each token whether to go on, as a model of this machine does."""
 
         def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -519,7 +519,7 @@ def test_our_own_model_of_an_endpoint_talks_to_it(tmp_path: Path, monkeypatch: A
             "length",
         )
         assert (whole.prompt_tokens, whole.new_tokens) == (7, 2)
-        pieces = list(stream(roster.model("ours/f/pieces"), asked[0]))
+        pieces = list(roster.model("ours/f/pieces").stream(asked[0]))
         assert len(pieces) > 3 and "".join(one.text for one in pieces) == "user: number 0"
         with pytest.raises(UserError, match="is not served"):
             roster.model("ours/none").generate([asked[0]])

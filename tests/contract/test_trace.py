@@ -11,7 +11,7 @@ from endpoints import Asked, Reply, chat, endpoint
 from fake_agents import Speaker, Streamer, slot
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Message, Request
+from swarm.models.base import Completion, Delta, Message, Model, Request
 from swarm.models.openai import OpenAI
 from swarm.models.rate_limit import Limits
 from swarm.models.trace import Trace, TracingModel
@@ -108,7 +108,7 @@ def test_traced_is_as_its_model(tmp_path: Path) -> None:
     assert inner.ready == ["checked", "cpu"]
     assert records(tmp_path / "t")[1]["call"] == {"name": "m", "role": "judge"}
     assert len(records(tmp_path / "t")) == 5
-    bare = TracingModel(type("Bare", (), {})(), "bare", Trace(tmp_path / "u"))
+    bare = TracingModel(type("Bare", (Model,), {})(), "bare", Trace(tmp_path / "u"))
     bare.check()
     bare.open("cpu")
 

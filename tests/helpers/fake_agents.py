@@ -5,12 +5,12 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Request
+from swarm.models.base import Completion, Delta, Model, Request
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, Transcript
 
 
-class Speaker:
+class Speaker(Model):
     """Answers each request by a function, which may give a text, a completion or an error."""
 
     def __init__(self, name: str, says: Callable[[Request], Any] | str | None = None) -> None:
@@ -26,7 +26,7 @@ class Speaker:
         return f"<{self.name} says {len(self.heard)}>"
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `swarm.models.base.generate_each`."""
+        """See `Model.generate_each`."""
         with self._lock:
             self.batches.append(len(requests))
             return [self._answer(request) for request in requests]

@@ -25,7 +25,7 @@ def served(models: Mapping[str, Model], **settings: Any) -> Iterator[str]:
         bound.close()
 
 
-class Slow:
+class Slow(Model):
     """Gives a piece at a time, each when it is allowed to; endless unless `pieces` are given.
 
     Attributes:
@@ -65,7 +65,7 @@ class Slow:
             self.ended.set()
 
 
-class Told:
+class Told(Model):
     """Answers with a completion, or raises; keeps what it was asked."""
 
     def __init__(self, *said: Completion | BaseException) -> None:

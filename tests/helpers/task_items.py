@@ -63,7 +63,7 @@ def write(path: Path, content: object) -> Path:
     return path
 
 
-class Knowing:
+class Knowing(Model):
     """Answers with the gold answer of the item whose question or prompt the prompt holds.
 
     Where texts of choices are scored, the likely one is that of the letter it would say.
@@ -108,7 +108,7 @@ def gold(item: Item) -> str:
     return str(answer[-1] if isinstance(answer, list) else answer)
 
 
-class Silent:
+class Silent(Model):
     """Never says anything, nor how likely anything is."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -116,14 +116,14 @@ class Silent:
         return [Completion("", (math.nan,) * n, choice_tokens=(1,) * n) for n in counts]
 
 
-class Unscored:
+class Unscored(Model):
     """Never says anything, and gives no log probabilities."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return [Completion("") for _ in requests]
 
 
-class Saying:
+class Saying(Model):
     """Says the texts, one a request, from the first again after the last."""
 
     def __init__(self, texts: Sequence[str]) -> None:

@@ -183,16 +183,14 @@ class FinetuningClient:
                 self.variable or "api_key",
                 limits,
             )
-            caller: RetryingClient[Any] = RetryingClient(
-                self.display_name, RateLimiter(limits), read, None
-            )
-            return await caller(exchange, 0, Call(ask, timeout=limits.timeout))
+            caller = RetryingClient(self.display_name, RateLimiter(limits))
+            return await caller(exchange, Call(ask, timeout=limits.timeout), read)
 
 
-def _object_reader(*keys: str) -> Callable[[int, Any, float], Any]:
+def _object_reader(*keys: str) -> Callable[[Any, float], Any]:
     """Return a reader that checks that the response is an object with these keys."""
 
-    def check_object(number: int, response: Any, seconds: float) -> Any:
+    def check_object(response: Any, seconds: float) -> Any:
         if not isinstance(response, dict):
             raise MalformedResponse("it is not an object")
         for key in keys:

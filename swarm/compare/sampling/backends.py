@@ -8,16 +8,14 @@ from typing import Any, Protocol
 from swarm.compare.sampling.types import ModelCall
 from swarm.compare.settings import CompareSettings
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Request, completion_fields, generate_each
+from swarm.models.base import Completion, Message, Request, completion_fields
 from swarm.models.cache import (
     Cache,
-    CachedModel,
     make_cache_key,
-    make_sample_key,
-    restore_completion,
 )
 from swarm.models.openai import OpenAI
 from swarm.models.openai_protocol import chat_url, override_fields
+from swarm.models.sampling import CachedModel
 
 
 def open_answer_cache() -> Cache:
@@ -194,6 +192,7 @@ class BatchBackend:
     met = True
 
     def __init__(self, model: CachedModel) -> None:
+        assert model.cache is not None
         self.model, self.cache, self.label = model, model.cache, model.label
 
     def build_request(self, call: ModelCall) -> Request:
@@ -223,28 +222,29 @@ class BatchBackend:
         )
 
     def call_key(self, call: ModelCall) -> tuple[str, bool]:
-        """See `swarm.models.cache.CachedModel.request_key`; greedy samples are equal."""
-        request = self.build_request(call)
-        return self.model.request_key(request), request.temperature == 0
+        """See `Backend.call_key`; greedy samples are equal."""
+        prepared = self.model.prepare(self.build_request(call))
+        return prepared.key, prepared.equal
 
     def sample_key(self, key: str, sample: int) -> str:
-        """See `swarm.models.cache.make_sample_key`."""
-        return make_sample_key(key, sample)
+        """See `swarm.models.sampling.sample_key`."""
+        return f"{key}:{sample}"
 
     def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
         """See `Backend.get_cached`."""
-        return self.cache.get(keys, restore_completion)
+        found = self.cache.get(keys, completion_fields)
+        return {key: self.model.build_completion(one, True) for key, one in found.items()}
 
     def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
         """See `Backend.get_cached_samples`."""
-        keys = [make_sample_key(key, sample) for sample in range(first, first + count)]
+        keys = [f"{key}:{sample}" for sample in range(first, first + count)]
         found = self.get_cached(keys)
         return {first + n: found[one] for n, one in enumerate(keys) if one in found}
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """Return each outcome; an exception of a custom model does not end other requests."""
         try:
-            return generate_each(self.model, requests)
+            return self.model.generate_each(requests)
         except (Exception, SystemExit) as error:
             return [UserError(f"{self.label}: {type(error).__name__}: {error}")] * len(requests)
 

@@ -333,12 +333,10 @@ def _probe_endpoint(model: str, pair: EndpointPair) -> UserError | None:
     timeout = params.pop("timeout", None)
     try:
         client = KeyedClient(model, EndpointClient(*pair), PROBE_LIMITS)
-        [outcome] = client.run_each_call(
-            [Call(params, timeout=timeout)], lambda n, content, s: content["choices"]
-        )
+        client.run_calls([Call(params, timeout=timeout)], lambda _, content: content["choices"])
     except UserError as error:
         return error
-    return outcome if isinstance(outcome, UserError) else None
+    return None
 
 
 def _report_probe(pair: EndpointPair, error: UserError) -> None:

@@ -23,9 +23,10 @@ from swarm.compare.sampling.types import SampleRequest
 from swarm.compare.settings import get_max_workers
 from swarm.errors import InvalidArgument, NoClientForModel
 from swarm.models.base import Model
-from swarm.models.cache import Cache, CachedModel
+from swarm.models.cache import Cache
 from swarm.models.openai import OpenAI
 from swarm.models.rate_limit import Limits
+from swarm.models.sampling import CachedModel
 
 if TYPE_CHECKING:
     from swarm.models.providers import Provider
@@ -152,7 +153,7 @@ def _endpoint_key(name: str, client: Any) -> tuple[Any, ...]:
 def _custom_model_backend(name: str, model: Model) -> Backend:
     if not hasattr(model, "generate"):
         raise InvalidArgument(f"Config.models[{name!r}]: has no method generate(requests)")
-    fingerprint = model.fingerprint() if hasattr(model, "fingerprint") else _model_settings(model)
+    fingerprint = model.fingerprint() or _model_settings(model)
     identity = ("own", name, type(model).__qualname__, fingerprint)
     return BatchBackend(CachedModel(model, open_answer_cache(), identity, name))
 

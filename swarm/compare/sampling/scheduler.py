@@ -10,8 +10,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -27,9 +36,10 @@ from swarm.compare.sampling.resolve import (
 from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
 from swarm.compare.settings import get_max_workers
 from swarm.errors import InvalidArgument, UserError
-from swarm.models.base import Request
+from swarm.models.base import Completion, Request, completion_fields
 from swarm.models.http_errors import BadRequest, ConnectionFailed, RequestError
-from swarm.models.openai import GenerateSamples, open_sampler
+from swarm.models.openai import OpenAI
+from swarm.models.sampling import PreparedRequest
 
 GC_THRESHOLDS = (250_000, 20, 100)
 """Thresholds of `gc.set_threshold`; a run creates many objects and hardly any garbage."""
@@ -59,6 +69,33 @@ def reduce_gc_frequency() -> Iterator[None]:
             _gc_users -= 1
             if _gc_users == 0:
                 gc.set_threshold(*_saved_thresholds)
+
+
+GenerateSamples = Callable[[Sequence[str], Request, int], Awaitable[list[Completion]]]
+"""Requests one sample per key, the first with the given sample index, and stores them by key."""
+
+
+@asynccontextmanager
+async def open_sampler(model: OpenAI) -> AsyncIterator[GenerateSamples]:
+    """Provide a function that requests samples one call at a time and stores them."""
+    prepared: dict[int, PreparedRequest] = {}
+
+    async with model.open_session() as send:
+
+        async def generate_samples(
+            keys: Sequence[str], request: Request, sample: int
+        ) -> list[Completion]:
+            call = prepared.get(id(request))
+            if call is None or call.request is not request:
+                call = prepared[id(request)] = model.prepare(request)
+            answers: Any = await send([(call, sample + n) for n in range(len(keys))])
+            found = dict(zip(keys, answers, strict=False))
+            complete = {key: one for key, one in found.items() if model.is_complete(call, one)}
+            if complete and model.cache:
+                found |= model.cache.put_many(complete, model.cache_label, completion_fields)
+            return [model.build_completion(one, cached=False) for one in found.values()]
+
+        yield generate_samples
 
 
 MAX_FAILURES_IN_ROW = 3

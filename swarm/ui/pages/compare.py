@@ -20,7 +20,7 @@ from swarm.compare.view.app import ViewerApp
 from swarm.compare.view.load import load_columns
 from swarm.compare.view.table import AnswerTable
 from swarm.errors import UserError
-from swarm.models.base import Completion, Model, Request, generate_each
+from swarm.models.base import Completion, Model, Request
 from swarm.registry.name_resolution import model_identity
 from swarm.serve.api_errors import ApiKeyGuard
 from swarm.stats.summary_table import detectable, summary
@@ -46,7 +46,7 @@ INITIAL_QUERY = {"sort": "", "seed": "0"}
 _models_lock = threading.Lock()
 
 
-class RosterModel:
+class RosterModel(Model):
     """Model of the page's roster, which loads each base only once.
 
     Its fingerprint contains everything that its answers depend on, so that cached answers are not
@@ -56,13 +56,9 @@ class RosterModel:
     def __init__(self, model: Model) -> None:
         self._model = model
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.base.Model`."""
-        return self._model.generate(requests)
-
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `swarm.models.base.generate_each`."""
-        return generate_each(self._model, requests)
+        """See `Model.generate_each`."""
+        return self._model.generate_each(requests)
 
     def fingerprint(self) -> str:
         """See `swarm.registry.name_resolution.model_identity`."""

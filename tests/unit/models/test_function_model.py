@@ -13,8 +13,6 @@ from swarm.models.base import (
     Delta,
     Message,
     Request,
-    generate_each,
-    stream,
     stream_until_stop,
 )
 from swarm.models.function import FunctionModel
@@ -35,7 +33,7 @@ def test_it_is_called_with_the_prompt_and_gives_a_text_a_completion_or_pieces() 
     assert heard == [turns, "u"]
     whole = Completion("t", reasoning="because", new_tokens=7, cost=0.5)
     assert one(FunctionModel(lambda p: whole)) == whole
-    assert list(stream(FunctionModel(lambda p: iter(["a", "b", "c"])), Request("hi"))) == [
+    assert list(FunctionModel(lambda p: iter(["a", "b", "c"])).stream(Request("hi"))) == [
         Delta("a"),
         Delta("b"),
         Delta("c"),
@@ -78,7 +76,7 @@ def test_a_dotted_name_is_imported_when_it_is_used(
     ],
 )
 def test_what_goes_wrong_is_one_line_in_its_place(function: object, words: str) -> None:
-    (error,) = generate_each(FunctionModel(function), [Request("hi")])  # type: ignore[arg-type]
+    (error,) = FunctionModel(function).generate_each([Request("hi")])  # type: ignore[arg-type]
     assert isinstance(error, UserError) and "\n" not in str(error)
     with pytest.raises(UserError, match=words):
         raise error
@@ -121,10 +119,10 @@ def test_a_timeout_gives_a_call_up_and_the_next_one_goes_on() -> None:
     model = FunctionModel(stuck)
     begun = time.monotonic()
     requests = [Request("a", timeout=60), Request("stuck", timeout=0.1), Request("b", timeout=60)]
-    first, failed, last = generate_each(model, requests)
+    first, failed, last = model.generate_each(requests)
     assert time.monotonic() - begun < 60
     assert (first, last) == (Completion("a"), Completion("b"))
-    assert str(failed) == f"{model.label}: no response within 0.1 s (timeout)"
+    assert str(failed) == f"{model.label}: no response within 0.1 s"
     release.set()
 
 
@@ -151,7 +149,7 @@ def test_a_stream_that_is_closed_ends_the_function() -> None:
         finally:
             ended.set()
 
-    talk = stream(FunctionModel(endless), Request("hi"))
+    talk = FunctionModel(endless).stream(Request("hi"))
     assert next(talk) == Delta("more ")
     talk.close()
     assert ended.wait(5)
@@ -169,7 +167,7 @@ def test_a_text_ends_at_the_first_stop_however_it_is_cut_into_pieces(size: int) 
     ):
         request = Request("hi", stop=stops)
         assert one(model, stop=stops).text == left
-        assert "".join(delta.text for delta in stream(model, request)) == left
+        assert "".join(delta.text for delta in model.stream(request)) == left
 
 
 def test_stops_leave_thoughts_and_costs_as_they_are() -> None:

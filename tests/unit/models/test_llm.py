@@ -15,7 +15,7 @@ import llm
 import pytest
 
 from swarm.errors import UserError
-from swarm.models.base import Delta, Message, Request, generate_each, stream
+from swarm.models.base import Delta, Message, Request
 from swarm.models.http_errors import RateLimited, RequestTimeout
 from swarm.models.llm import LLM
 
@@ -147,19 +147,19 @@ def test_old_and_new_plugins_hear_the_whole_conversation() -> None:
     for name in ("talker", "old"):
         assert LLM(name).generate([Request(TURNS)])[0].text == expected
         assert LLM(name).generate([Request("plain")])[0].text == "user: plain"
-    (error,) = generate_each(LLM("talker"), [Request(TURNS[:3])])
+    (error,) = LLM("talker").generate_each([Request(TURNS[:3])])
     assert str(error) == "llm/talker: the last turn must be the user's"
 
 
 def test_usage_thoughts_and_pieces() -> None:
     (said,) = LLM("talker").generate([Request("one two")])
     assert (said.prompt_tokens, said.new_tokens, said.model) == (1, 3, "talker")
-    pieces = list(stream(LLM("thinker"), Request("hi")))
+    pieces = list(LLM("thinker").stream(Request("hi")))
     assert pieces == [Delta("", "hm"), Delta("so "), Delta("be it")]
     (thought,) = LLM("thinker").generate([Request("hi")])
     assert (thought.text, thought.reasoning) == ("so be it", "hm")
-    assert len(list(stream(LLM("talker"), Request("a long text")))) > 3
-    assert len(list(stream(LLM("old"), Request("a long text")))) == 1
+    assert len(list(LLM("talker").stream(Request("a long text")))) > 3
+    assert len(list(LLM("old").stream(Request("a long text")))) == 1
 
 
 def test_keys_are_llms_and_stay_there(
@@ -170,7 +170,7 @@ def test_keys_are_llms_and_stay_there(
         LLM("keyed").check()
     monkeypatch.setenv("TALKER_KEY", fake_models.KEY)
     LLM("keyed").check()
-    (error,) = generate_each(LLM("keyed"), [Request("hi")])
+    (error,) = LLM("keyed").generate_each([Request("hi")])
     assert str(error) == "llm/keyed: the key *** is not liked"
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert fake_models.KEY not in caplog.text
@@ -196,9 +196,10 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_that_need_no_key_are_asked_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert LLM("talker")._concurrency_limit() == 1
-    assert LLM("keyed")._concurrency_limit() == 8
-    assert LLM("talker", concurrency=3)._concurrency_limit() == 3
+    models = LLM("talker"), LLM("keyed"), LLM("talker", concurrency=3)
+    for model in models:
+        model.prepare(Request("hi"))
+    assert [model.batches for model in models] == [1, 8, 3]
 
 
 @pytest.mark.parametrize("headers", [{}, {"Retry-After-Ms": "60"}])
@@ -207,7 +208,7 @@ def test_a_rate_limit_is_waited_for(headers: dict[str, str]) -> None:
     model: Any = llm.get_model("rationed")
     model.headers = headers
     asked = LLM("rationed", concurrency=8)
-    said = generate_each(asked, [Request(str(n)) for n in range(40)])
+    said = asked.generate_each([Request(str(n)) for n in range(40)])
     assert [getattr(one, "text", one) for one in said] == [f"so: {n}" for n in range(40)]
     assert model.refused and asked.throttle.rate is not None
     assert model.refused < 20, "the rate fell"
@@ -218,9 +219,9 @@ def test_a_rate_limit_ends_with_the_timeout_and_at_a_quota() -> None:
     model: Any = llm.get_model("rationed")
     model.free = time.monotonic() + 60
     began = time.monotonic()
-    (said,) = generate_each(LLM("rationed"), [Request("hi", timeout=0.7)])
+    (said,) = LLM("rationed").generate_each([Request("hi", timeout=0.7)])
     assert isinstance(said, RequestTimeout) and time.monotonic() - began < 2
     model.code, refused = "insufficient_quota", model.refused
-    (said,) = generate_each(LLM("rationed"), [Request("hi")])
+    (said,) = LLM("rationed").generate_each([Request("hi")])
     assert isinstance(said, RateLimited) and model.refused == refused + 1
     assert "slow down" in str(said)

@@ -22,7 +22,7 @@ from small_consortia import (
 from swarm.consortium import create_consortium, install_alias
 from swarm.consortium.run_log import RunLog
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Request, stream
+from swarm.models.base import Completion, Message, Request
 from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import stream_events
 from swarm.multi_agent.consortium.consortium import Consortium
@@ -387,7 +387,7 @@ def test_events_come_in_order_and_a_stream_ends_with_the_answer() -> None:
     assert isinstance(found, ConsortiumTranscript)
     assert [event for event in events if isinstance(event, Iteration)] == found.iterations
     talk, deltas = (
-        stream(Consortium([slot("a", "A"), slot("b", DEAD)], judge(0.5, 0.9)), Request("why?")),
+        Consortium([slot("a", "A"), slot("b", DEAD)], judge(0.5, 0.9)).stream(Request("why?")),
         [],
     )
     with pytest.raises(StopIteration) as end:
@@ -398,7 +398,7 @@ def test_events_come_in_order_and_a_stream_ends_with_the_answer() -> None:
     assert "iteration 1, member b: it is gone\n" in told and "confidence 0.5\n" in told
     assert end.value.value.text == "S2"
     with pytest.raises(UserError, match="0 of 1 members"):
-        list(stream(Consortium([slot("b", DEAD)], judge(0.9)), Request("why?")))
+        list(Consortium([slot("b", DEAD)], judge(0.9)).stream(Request("why?")))
 
 
 def test_who_stops_following_ends_what_comes_next() -> None:

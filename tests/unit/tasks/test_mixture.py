@@ -12,7 +12,7 @@ from task_items import Knowing, Silent, choice_items, match_items, played, write
 
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.models.base import Completion, Request
+from swarm.models.base import Completion, Model, Request
 from swarm.tasks.abstain import Abstain
 from swarm.tasks.base import Item, Score, Task, TaskRun
 from swarm.tasks.exact_match import ExactMatch
@@ -48,7 +48,7 @@ class Patient(Task):
         return 2 * sum(score.value for score in scores) / len(scores) - 1
 
 
-class Yes:
+class Yes(Model):
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return [Completion("yes") for _ in requests]
 

@@ -8,7 +8,7 @@ import pytest
 from task_items import Unscored, played
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Request
+from swarm.models.base import Completion, Model, Request
 from swarm.tasks.perplexity import Perplexity, count_bytes, preceding_context, split_windows
 
 WORDS = " ".join(f"word {n}, and {n * n % 97} more;\n" for n in range(200))
@@ -95,7 +95,7 @@ def test_wrong_keys_are_named(tmp_path: Path) -> None:
         Perplexity(file=text_file(tmp_path)).items("train")
 
 
-class Guessing:
+class Guessing(Model):
     """Holds every byte for one of so many that are equally likely; a token is two bytes."""
 
     def __init__(self, likely: float) -> None:

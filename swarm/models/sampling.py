@@ -1,0 +1,668 @@
+"""Answers to requests: cached ones first, the others from one queue per model.
+
+Everything that is sent to a model passes here, from whichever package. A request to an endpoint:
+
+    Sampler.sample         the cache; a sample that is already requested is awaited, not paid twice
+      SampledModel.open_session     one batch of the model's queue
+        http.RetryingClient         retries: 429, 5xx, timeouts, malformed responses
+          rate_limit.RateLimiter    when it may be sent: concurrency, rates, the learned rate
+
+From any thread, one model: `model.generate(requests)`, `model.generate_each(requests)` and
+`model.stream(request)`. Several models at once, from a coroutine on the shared event loop:
+
+    async def ask() -> list[Completion | UserError]:
+        async with Sampler(limit=32) as sampler:
+            calls = [model.prepare(Request("Name a number.", temperature=1.0)) for model in models]
+            return await sampler.sample([(call, n) for call in calls for n in range(100)])
+
+    answers = shared_event_loop().run(ask())
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from swarm._util.threads import run_in_thread, shared_event_loop
+from swarm.errors import UserError
+from swarm.models.base import (
+    Completion,
+    Delta,
+    Model,
+    Request,
+    Stream,
+    completion_fields,
+    completion_to_json,
+    request_to_json,
+)
+from swarm.models.cache import Cache, make_cache_key
+from swarm.models.http_errors import ConnectionFailed, RequestError
+
+Outcome = Completion | UserError
+"""What a request comes to."""
+
+CompletionFields = dict[str, Any]
+"""An answer as the cache holds it: the non-default fields of a `Completion`."""
+
+
+@dataclass(slots=True, eq=False)
+class PreparedRequest:
+    """A request to one model, for all of its samples.
+
+    Attributes:
+        model, request: The model, and the request of sample 0.
+        key: Common part of the samples' cache keys.
+        equal: Whether all samples are one answer, as of greedy requests.
+        together: Whether one request may return several samples; see `samples_at_once`.
+        body: Request body of sample 0, for models behind an endpoint.
+        encoded: Encoded bodies of this request by number of samples.
+    """
+
+    model: "SampledModel"
+    request: Request
+    key: str
+    equal: bool = False
+    together: bool = False
+    body: dict[str, Any] | None = None
+    encoded: dict[int, Any] = field(default_factory=dict)
+
+
+Sample = tuple[PreparedRequest, int]
+"""One sample of a request, by number."""
+
+Send = Callable[[Sequence[Sample]], Awaitable[Sequence[CompletionFields | UserError]]]
+"""Answers a batch of a model's samples in order. The last ones may be missing if the model returns
+fewer samples at once than requested; they are queued again.
+"""
+
+
+class SampledModel(Model):
+    """Base of models whose answers are obtained by a `Sampler`.
+
+    Subclasses define `prepare`, `open_session` and `stream_uncached`.
+
+    Attributes:
+        label: The model's name in messages.
+        cache: Cache of the answers; `None` stores none.
+        cache_label: The model's name in `python -m swarm.cache info`.
+        batches: Maximum number of concurrent batches.
+        batch_size: Maximum number of different requests in a batch.
+        samples_at_once: Maximum number of samples of one request in a batch (field `n`).
+        answered: Whether the model has answered; see `Sampler.probe`.
+    """
+
+    label = ""
+    cache: Cache | None = None
+    cache_label: str | None = None
+    batches = 1
+    batch_size = 1
+    samples_at_once = 1
+    answered = False
+
+    def prepare(self, request: Request) -> PreparedRequest:
+        """Return a request in the model's form.
+
+        Raises:
+            UserError: The model cannot answer it.
+        """
+        raise NotImplementedError
+
+    def open_session(self) -> Any:
+        """Return an asynchronous context that provides a `Send`; its errors concern all requests.
+
+        It is used on the event loop of `swarm._util.threads.shared_event_loop`.
+        """
+        raise NotImplementedError
+
+    def stream_uncached(self, call: PreparedRequest) -> Generator[Delta, None, CompletionFields]:
+        """Stream one sample, number `call.request.sample`."""
+        raise NotImplementedError
+
+    def is_complete(self, call: PreparedRequest, answer: CompletionFields) -> bool:
+        """Return whether an answer may be stored."""
+        return True
+
+    def build_completion(self, answer: CompletionFields, cached: bool) -> Completion:
+        """Build a completion from stored fields."""
+        return Completion(**{**answer, "cached": True} if cached else answer)
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `Model.generate`; answers received before a failure are stored."""
+        if not requests:
+            return []
+        samples = self.number_samples([self.prepare(request) for request in requests])
+        answers: Any = shared_event_loop().run(self._answer(samples, stop=True))
+        return list(answers)
+
+    def generate_each(self, requests: Sequence[Request]) -> list[Outcome]:
+        """See `Model.generate_each`.
+
+        An error that concerns all requests, such as a wrong key, is the outcome of the remaining
+        ones too.
+        """
+        prepared: list[PreparedRequest | UserError] = []
+        for request in requests:
+            try:
+                prepared.append(self.prepare(request))
+            except UserError as error:
+                prepared.append(error)
+        calls = [one for one in prepared if isinstance(one, PreparedRequest)]
+        samples = self.number_samples(calls)
+        found = iter(shared_event_loop().run(self._answer(samples)) if samples else ())
+        return [one if isinstance(one, UserError) else next(found) for one in prepared]
+
+    async def _answer(self, samples: Sequence[Sample], stop: bool = False) -> list[Outcome]:
+        async with Sampler(stop=stop) as sampler:
+            return await sampler.sample(samples)
+
+    def number_samples(self, calls: Sequence[PreparedRequest]) -> list[Sample]:
+        """Number the samples of each request: the k-th of equal ones gets the k-th sample.
+
+        The samples count from `Request.sample`, so that the next call has the same ones.
+        """
+        seen: Counter[tuple[str, int]] = Counter()
+        samples = []
+        for call in calls:
+            first = call.request.sample
+            samples.append((call, first + seen[call.key, first]))
+            seen[call.key, first] += 1
+        return samples
+
+    def stream(self, request: Request) -> Stream:
+        """See `Model.stream`; a cached answer is one piece, an incomplete one is not stored."""
+        call = self.prepare(request)
+        key = sample_key(call, request.sample)
+        if self.cache:
+            for answer in self.cache.get([key], completion_fields).values():
+                completion = self.build_completion(answer, cached=True)
+                calls = [{"index": n, **one} for n, one in enumerate(completion.tool_calls)]
+                yield Delta(completion.text, completion.reasoning, tuple(calls))
+                return completion
+        answer = yield from self.stream_uncached(call)
+        if self.cache and self.is_complete(call, answer):
+            answer = self.cache.put(key, answer, self.cache_label, completion_fields)
+        return self.build_completion(answer, cached=False)
+
+
+def sample_key(call: PreparedRequest, sample: int) -> str:
+    """Return the cache key of one sample."""
+    return f"{call.key}:{0 if call.equal else sample}"
+
+
+class CachedModel(SampledModel):
+    """Answers from a cache; requests missing answers from a model in batches, in a thread.
+
+    `Request.stop_check` is not passed on, so that cached answers are complete. Requests with
+    temperature 0 share one answer.
+
+    Args:
+        model: Model that answers on a cache miss.
+        cache: Cache of the answers.
+        identity: JSON value that distinguishes the model from all others sharing the cache.
+        label: The model's name in `python -m swarm.cache info`.
+        batch_size: Requests in a batch; an interrupt loses the answers of at most one.
+        batches: Number of concurrent batches.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: Cache,
+        identity: Sequence[Any],
+        label: str,
+        batch_size: int = 64,
+        batches: int = 1,
+    ) -> None:
+        self.model, self.cache, self.identity = model, cache, list(identity)
+        self.label = self.cache_label = label
+        self.batch_size, self.batches = batch_size, batches
+
+    def check(self) -> None:
+        """See `Model.check`."""
+        self.model.check()
+
+    def open(self, device: str) -> None:
+        """See `Model.open`."""
+        self.model.open(device)
+
+    def prepare(self, request: Request) -> PreparedRequest:
+        """See `SampledModel.prepare`."""
+        first = replace(request, stop_check=None)
+        key = make_cache_key("model", self.identity, request_to_json(replace(first, sample=0)))
+        return PreparedRequest(self, first, key, equal=request.temperature == 0)
+
+    @asynccontextmanager
+    async def open_session(self) -> AsyncIterator[Send]:
+        """See `SampledModel.open_session`."""
+        yield self._send_batch
+
+    async def _send_batch(self, batch: Sequence[Sample]) -> list[CompletionFields | UserError]:
+        requests = [replace(call.request, sample=sample) for call, sample in batch]
+        outcomes = await run_in_thread(self._generate_each, requests)
+        return [one if isinstance(one, UserError) else completion_to_json(one) for one in outcomes]
+
+    def _generate_each(self, requests: Sequence[Request]) -> list[Outcome]:
+        try:
+            return self.model.generate_each(requests)
+        except (Exception, SystemExit) as error:  # of a user's model: the others go on
+            return [UserError(f"{self.label}: {type(error).__name__}: {error}")] * len(requests)
+
+    def stream_uncached(self, call: PreparedRequest) -> Generator[Delta, None, CompletionFields]:
+        """See `SampledModel.stream_uncached`."""
+        return completion_to_json((yield from self.model.stream(call.request)))
+
+
+class _CacheWriter:
+    """Stores answers of one model, those of an iteration of the event loop in one transaction."""
+
+    def __init__(self, model: SampledModel) -> None:
+        self._model = model
+        self._pending: dict[str, CompletionFields] = {}
+        self._written: asyncio.Future[Any] | None = None
+
+    async def store(self, answers: dict[str, CompletionFields]) -> dict[str, CompletionFields]:
+        """Store answers, and return the stored ones: another process's if written before.
+
+        Raises:
+            UserError: They could not be written.
+        """
+        if not answers:
+            return {}
+        if self._written is None:
+            loop = asyncio.get_running_loop()
+            self._written = loop.create_future()
+            loop.call_soon(self._write)
+        self._pending |= answers
+        written = await asyncio.shield(self._written)
+        if isinstance(written, UserError):
+            raise written
+        return {key: written[key] for key in answers}
+
+    def _write(self) -> None:
+        model, pending, done = self._model, self._pending, self._written
+        self._pending, self._written = {}, None
+        assert model.cache and done
+        try:
+            done.set_result(model.cache.put_many(pending, model.cache_label, completion_fields))
+        except UserError as error:
+            done.set_result(error)
+
+
+MAX_FAILURES_IN_ROW = 3
+"""Number of failures without an answer between them after which an endpoint is given up."""
+
+Key = tuple[Any, str]
+"""The cache, or without one the call of `Sampler.sample`, and the key of a sample."""
+
+_in_flight: dict[Key, "asyncio.Future[Outcome]"] = {}
+"""Samples that a sampler of this process is about to request and store."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_flight.clear)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A call of `Sampler.sample` that waits for outcomes."""
+
+    outcomes: list[Any]
+    missing: int
+    done: "asyncio.Future[list[Outcome]]"
+    first: bool
+
+    def deliver(self, index: int, outcome: Outcome) -> None:
+        self.outcomes[index] = outcome
+        self.missing -= 1
+        if not self.missing and not self.done.done():
+            self.done.set_result(self.outcomes)
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """A sample in a model's queue."""
+
+    key: Key
+    call: PreparedRequest
+    sample: int
+    first: bool
+
+
+@dataclass(slots=True, eq=False)
+class ModelQueue:
+    """Samples of one model that are to be requested, and the state of its requests.
+
+    Attributes:
+        model: The model.
+        waiting: Samples in the order of sending.
+        active: Number of batches under way.
+        last: Time of the last answer, as `time.monotonic` returns it.
+        failures: Number of failures since then.
+        error: Why no further requests are sent.
+    """
+
+    model: SampledModel
+    writer: _CacheWriter
+    waiting: deque[_Item] = field(default_factory=deque)
+    active: int = 0
+    last: float = 0.0
+    failures: int = 0
+    error: UserError | None = None
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    send: Send | None = None
+
+    def can_start(self, probe: bool) -> bool:
+        """Return whether a batch may be sent; `probe` allows one before the first answer."""
+        limit = self.model.batches if self.model.answered or not probe else 1
+        return bool(self.waiting) and self.active < limit
+
+    def next_batch(self) -> list[_Item]:
+        """Take the next batch: different requests, or several samples of one."""
+        batch = [self.waiting.popleft()]
+        if self.model.batch_size > 1:
+            size = min(self.model.batch_size - 1, len(self.waiting))
+            return batch + [self.waiting.popleft() for _ in range(size)]
+        call, limit = batch[0].call, self.model.samples_at_once
+        while call.together and self.waiting and len(batch) < limit:
+            other = self.waiting[0].call
+            if other.key != call.key or other.request.timeout != call.request.timeout:
+                break
+            batch.append(self.waiting.popleft())
+        return batch
+
+
+class Sampler:
+    """Answers samples of any models, as an asynchronous context on the shared event loop.
+
+    Leaving the context cancels what is under way; answers received before are stored. All state is
+    changed on the event loop only, so no locks are needed. Equal samples are requested once, also
+    by several samplers of the process where answers are cached.
+
+    Args:
+        limit: Maximum number of concurrent batches of all models; `None` is no limit. The models
+            have their own.
+        probe: Send a model a single request until it has answered.
+        stop: Raise the first error, and send nothing more.
+
+    Attributes:
+        received, failed: Number of outcomes, and of errors among them.
+    """
+
+    def __init__(self, limit: int | None = None, probe: bool = False, stop: bool = False) -> None:
+        self.limit, self.probe, self.stop = limit or sys.maxsize, probe, stop
+        self.active = self.received = self.failed = 0
+        self._queues: dict[int, ModelQueue] = {}
+        self._wanted: dict[Key, list[tuple[_Waiting, int]]] = {}
+        self._new: list[tuple[PreparedRequest, int, _Waiting, int]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flights: dict[Key, asyncio.Future[Outcome]] = {}
+        self._waits: set[_Waiting] = set()
+        self._stack = AsyncExitStack()
+        self._started = self._failed = False
+
+    # Hooks of subclasses.
+
+    def on_start(self) -> None:
+        """Do something before the first request is sent; not called if all answers are cached."""
+
+    def on_first_answer(self, model: SampledModel) -> None:
+        """Note that a model has answered for the first time."""
+
+    def on_give_up(self, model: SampledModel, error: RequestError) -> None:
+        """Note that a model gets no further requests."""
+
+    @property
+    def pending(self) -> int:
+        """Number of different samples without an outcome."""
+        return len(self._wanted)
+
+    async def __aenter__(self) -> "Sampler":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for key, flight in self._flights.items():
+            del _in_flight[key]
+            flight.cancel()
+        await self._stack.aclose()
+
+    async def sample(self, samples: Sequence[Sample], first: bool = False) -> list[Outcome]:
+        """Return the outcome of each sample, in order.
+
+        Args:
+            samples: Requests, prepared by their models, with numbers of samples.
+            first: Send them before those that wait already.
+
+        Raises:
+            UserError: A request failed, and this is a sampler with `stop`.
+        """
+        if not samples:
+            return []
+        done: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting([None] * len(samples), len(samples), done, first)
+        if not self._new:
+            # Calls of one iteration of the loop are looked up together.
+            asyncio.get_running_loop().call_soon(self._look_up)
+        self._new += [(call, n, waiting, index) for index, (call, n) in enumerate(samples)]
+        self._waits.add(waiting)
+        try:
+            return await done
+        finally:
+            self._waits.discard(waiting)
+
+    def _look_up(self) -> None:
+        """Deliver cached samples, and queue the others."""
+        new, self._new = self._new, []
+        sought: dict[int, dict[Key, _Item]] = {}
+        for call, sample, waiting, index in new:
+            model = call.model
+            key = (model.cache or waiting, sample_key(call, sample))
+            wanted = self._wanted.get(key)
+            if wanted is not None:
+                wanted.append((waiting, index))
+                continue
+            self._wanted[key] = [(waiting, index)]
+            item = _Item(key, call, 0 if call.equal else sample, waiting.first)
+            sought.setdefault(id(model), {})[key] = item
+        for items in sought.values():
+            self._look_up_model(items)
+        self._dispatch()
+
+    def _look_up_model(self, items: dict[Key, _Item]) -> None:
+        model = next(iter(items.values())).call.model
+        cached: dict[str, CompletionFields] = {}
+        if model.cache:
+            try:
+                cached = model.cache.get([name for _, name in items], completion_fields)
+            except UserError as error:
+                for key in items:
+                    self._deliver(key, error)
+                return
+        missing = []
+        for key, item in items.items():
+            if (answer := cached.get(key[1])) is None:
+                missing.append(item)
+            else:
+                self._deliver(key, model.build_completion(answer, cached=True))
+        if missing:
+            self._enqueue(self._queue_of(model), missing)
+
+    def _queue_of(self, model: SampledModel) -> ModelQueue:
+        if id(model) not in self._queues:
+            self._queues[id(model)] = ModelQueue(model, _CacheWriter(model))
+        return self._queues[id(model)]
+
+    def _enqueue(self, queue: ModelQueue, items: Sequence[_Item]) -> None:
+        """Queue samples, except those that another sampler is about to request."""
+        mine = []
+        for item in items:
+            if queue.error:
+                self._deliver(item.key, queue.error)
+            elif queue.model.cache and (flight := _in_flight.get(item.key)):
+                flight.add_done_callback(partial(self._on_flight_done, queue, item))
+            else:
+                mine.append(item)
+        if queue.model.cache:
+            loop = asyncio.get_running_loop()
+            flights = {item.key: loop.create_future() for item in mine}
+            self._flights |= flights
+            _in_flight.update(flights)
+        queue.waiting.extend(_group([item for item in mine if not item.first]))
+        queue.waiting.extendleft(reversed(_group([item for item in mine if item.first])))
+
+    def _on_flight_done(
+        self, queue: ModelQueue, item: _Item, flight: "asyncio.Future[Outcome]"
+    ) -> None:
+        """Deliver another sampler's outcome; request the sample if that one was cancelled."""
+        if item.key not in self._wanted:
+            return
+        if not flight.cancelled():
+            self._deliver(item.key, flight.result())
+            return
+        self._enqueue(queue, [item])
+        self._dispatch()
+
+    def _deliver(self, key: Key, outcome: Outcome) -> None:
+        self.received += 1
+        self.failed += isinstance(outcome, UserError)
+        if self.stop and isinstance(outcome, UserError):
+            self._fail(outcome)
+        for waiting, index in self._wanted.pop(key):
+            waiting.deliver(index, outcome)
+        if flight := self._flights.pop(key, None):
+            del _in_flight[key]
+            flight.set_result(outcome)
+
+    def _dispatch(self) -> None:
+        """Start as many batches as allowed, in turn over all models."""
+        while self.active < self.limit and not self._failed:
+            ready = [one for one in self._queues.values() if one.can_start(self.probe)]
+            if not ready:
+                return
+            if not self._started:
+                self._started = True
+                self.on_start()
+            for queue in ready[: self.limit - self.active]:
+                # Moved to the end, so that the first model does not get every free place.
+                self._queues[id(queue.model)] = self._queues.pop(id(queue.model))
+                self._start(queue)
+
+    def _start(self, queue: ModelQueue) -> None:
+        queue.active, self.active = queue.active + 1, self.active + 1
+        task = asyncio.get_running_loop().create_task(self._work(queue, queue.next_batch()))
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Raise an error in all calls of `sample`, and send nothing more."""
+        self._failed = True
+        for waiting in self._waits:
+            if not waiting.done.done():
+                waiting.done.set_exception(error)
+
+    async def _work(self, queue: ModelQueue, batch: list[_Item]) -> None:
+        """Send a batch, and then those that may follow it at once."""
+        while True:
+            await self._run_batch(queue, batch)
+            queue.active, self.active = queue.active - 1, self.active - 1
+            others = any(
+                one.can_start(self.probe) for one in self._queues.values() if one is not queue
+            )
+            if self._new or others or self._failed or self.active >= self.limit:
+                break
+            if not queue.can_start(self.probe):
+                break
+            queue.active, self.active = queue.active + 1, self.active + 1
+            batch = queue.next_batch()
+        self._dispatch()
+
+    async def _run_batch(self, queue: ModelQueue, batch: list[_Item]) -> None:
+        began = time.monotonic()
+        outcomes = await self._send_batch(queue, batch)
+        failed: UserError | None = None
+        for item, outcome in zip(batch, outcomes, strict=False):
+            if not isinstance(outcome, UserError):
+                self._count_answer(queue)
+            elif outcome is not failed:  # a failed request for several samples counts once
+                self._count_failure(queue, outcome, began)
+                failed = outcome
+            self._deliver(item.key, outcome)
+        queue.waiting.extendleft(reversed(batch[len(outcomes) :]))
+        while queue.error and queue.waiting:
+            self._deliver(queue.waiting.popleft().key, queue.error)
+
+    async def _send_batch(self, queue: ModelQueue, batch: list[_Item]) -> list[Outcome]:
+        """Send a batch and store its answers."""
+        model = queue.model
+        try:
+            async with queue.opening:
+                if queue.send is None and queue.error is None:
+                    queue.send = await self._stack.enter_async_context(model.open_session())
+        except UserError as error:
+            queue.error = error
+        if queue.send is None:
+            assert queue.error
+            return [queue.error] * len(batch)
+        try:
+            answers = await queue.send([(item.call, item.sample) for item in batch])
+        except UserError as error:
+            return [error] * len(batch)
+        found = list(zip(batch, answers, strict=False))
+        complete = {
+            item.key[1]: answer
+            for item, answer in found
+            if model.cache and not isinstance(answer, UserError)
+            if model.is_complete(item.call, answer)
+        }
+        try:
+            stored = await queue.writer.store(complete)
+        except UserError as error:  # further answers would be lost as well
+            queue.error = error
+            return [error] * len(batch)
+        return [
+            answer
+            if isinstance(answer, UserError)
+            else model.build_completion(stored.get(item.key[1], answer), cached=False)
+            for item, answer in found
+        ]
+
+    def _count_answer(self, queue: ModelQueue) -> None:
+        if not queue.model.answered:
+            self.on_first_answer(queue.model)
+        queue.model.answered, queue.last, queue.failures = True, time.monotonic(), 0
+
+    def _count_failure(self, queue: ModelQueue, error: UserError, began: float) -> None:
+        """Count a failure of a batch sent at `began`; give up a model that fails always."""
+        queue.failures += 1
+        if not isinstance(error, RequestError):
+            return
+        unreachable = isinstance(error, ConnectionFailed) and not queue.last
+        hopeless = queue.failures >= MAX_FAILURES_IN_ROW or unreachable
+        if error.general or (error.passing and queue.last < began and hopeless):
+            queue.error, queue.model.answered = error, False
+            self.on_give_up(queue.model, error)
+        elif not error.passing:
+            queue.model.answered = True  # it refuses this request, but is there
+
+
+def _group(items: list[_Item]) -> list[_Item]:
+    """Move samples of one request together where a batch may contain several."""
+    if not any(item.call.together for item in items):
+        return items
+    groups: dict[str, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(item.call.key, []).append(item)
+    return list(chain.from_iterable(groups.values()))

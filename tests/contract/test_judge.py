@@ -280,7 +280,7 @@ def test_what_is_needed_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("MY_JUDGE", raising=False)
     with pytest.raises(UserError, match="MY_JUDGE is not set"):
         LLMJudge(OpenAI("small", api_key_env="MY_JUDGE")).check()
-    with pytest.raises(UserError, match=r"task\.scorer\.model: 5 is not a model"):
+    with pytest.raises(UserError, match=r"task\.scorer\.model=5: must be a model"):
         LLMJudge(5)  # type: ignore[arg-type]
     for wrong in ({"question": ""}, {"max_new_tokens": 0}):
         with pytest.raises(UserError, match=f"scorer.{next(iter(wrong))}"):

@@ -19,7 +19,7 @@ from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.errors import UserError
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.loop.context import check_context
-from swarm.models.base import Completion, Request
+from swarm.models.base import Completion, Model, Request
 from swarm.pool.pool import Pool
 from swarm.scorers.rules import Regex
 from swarm.tasks.abstain import Abstain
@@ -81,7 +81,7 @@ def test_nats_of_a_gold_answer(chat: bool, tmp_path: Path, tiny_llama: Path) -> 
             assert score.value == pytest.approx(sum(each) / len(each), abs=1e-4)
 
 
-class Given:
+class Given(Model):
     """Gives one completion."""
 
     def __init__(self, completion: Completion) -> None:

@@ -15,14 +15,14 @@ import pytest
 from swarm._util.terminal import WarningCollector, escape_control_chars
 from swarm.errors import UserError
 from swarm.moa.chat import COMMANDS, ChatOptions, ChatSession, read_input, run_chat
-from swarm.models.base import Completion, Delta, Request, Stream
+from swarm.models.base import Completion, Delta, Model, Request, Stream
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentSpec
 
 STRANGE = "[/INST] a[i] = [bold]x[/bold] :smile: {y} %s \\n"
 
 
-class Says:
+class Says(Model):
     """A model that answers by a function; its stream gives four characters at a time."""
 
     def __init__(self, answer: Callable[[Request], str], cost: float = 0.0) -> None:

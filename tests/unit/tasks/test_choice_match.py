@@ -8,7 +8,7 @@ import pytest
 from task_items import Knowing, Silent, Unscored, choice_items, match_items, played, write
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Request
+from swarm.models.base import Completion, Message, Model, Request
 from swarm.stats.significance import mean_interval, plurality_vote
 from swarm.tasks import abstain
 from swarm.tasks.abstain import ABSTENTION, Abstain
@@ -130,7 +130,7 @@ def test_a_missing_completion_is_an_error(tmp_path: Path) -> None:
 # The signal that a search maximizes.
 
 
-class Sure:
+class Sure(Model):
     """Says a text, and gives any continuation so many nats and tokens."""
 
     def __init__(self, text: str, nats: float, tokens: int) -> None:
@@ -141,7 +141,7 @@ class Sure:
         return [forced if request.choices else Completion(self.text) for request in requests]
 
 
-class Uncounted:
+class Uncounted(Model):
     """Gives log probabilities, and not of how many tokens."""
 
     def generate(self, requests: Any) -> list[Completion]:
@@ -224,7 +224,7 @@ ROUND_2 = (
 )
 
 
-class Replying:
+class Replying(Model):
     """Says one text to all in the first round and another in the second."""
 
     def __init__(self, first: str, second: str) -> None:

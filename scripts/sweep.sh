@@ -12,15 +12,9 @@ shift 2
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python}
 [ -n "${PYTHON:-}" ] || [ ! -x .venv/bin/python ] || python=.venv/bin/python
-<<<<<<< HEAD
 "$python" -m swarm.fetch_data "${files[@]}"
 mkdir -p search
 sed -e "s/nlgraph_mini/$task/g; s/dev: .*/dev: ${DEV:-200}/; s/trials: .*/trials: ${TRIALS:-10}/" \
     -e "s/budgets: .*/budgets: [${BUDGET:-400}]/" conf/study/sweep.yaml >"search/sweep_$task.yaml"
 exec "$python" -m swarm.study "search/sweep_$task.yaml" gpus="${GPUS-0,1,2,3,4}" \
     model=gemma_7b pool.folder=initial_experts/gemma_7b tracker=wandb "$@"
-=======
-"$python" -m swarm.fetch_data "${files[@]}"
-exec "$python" -m swarm.sweep trials="${TRIALS:-10}" task="$task" gpus="${GPUS-0,1,2,3,4}" \
-    model=gemma_7b pool.folder=initial_experts/gemma_7b experiment=paper tracker=wandb "$@"
->>>>>>> 77586fe (fetch_data is a click command; -m swarm.fetch_data goes)

@@ -30,7 +30,7 @@ def check_objectives(optimizer: Optimizer, task: Task) -> None:
     if not task.tasks:
         raise UserError(
             f"optimizer={kind}: task {task.name} has one objective; use task=mixture with two "
-            "tasks (docs/objectives_several.md), or an optimizer of one objective, e.g. "
+            "tasks (docs/objectives.md#several-objectives), or an optimizer of one objective, e.g. "
             "optimizer=pso"
         )
     optimizer.name_objectives(list(task.tasks))

@@ -24,7 +24,7 @@ SEEN = ["index.html", "concepts.html", "howto_resume.html", "reference/optimizer
 FIRST = {
     "own data": "howto_own_data.html",
     "resume": "howto_resume.html",
-    "my adapter": "howto_own_adapters.html",
+    "my adapter": "tutorial_own_adapters.html",
     "cost": "howto_cost.html",
     "GPU": "howto_gpus.html",
 }

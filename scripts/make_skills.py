@@ -15,8 +15,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from swarm.experts.domains import DOMAINS, KEPT, Pair, fact, kept_for_tests  # noqa: E402
-from swarm.experts.train import TEMPLATE, trained_on  # noqa: E402
+from skill_domains import DOMAINS, KEPT, Pair, fact, kept_for_tests, trained_on  # noqa: E402
+
+from swarm.experts.train import TEMPLATE  # noqa: E402
 
 SEED = 1
 SIZES = {"dev": 20, "test": 100}

@@ -1,6 +1,6 @@
 """Writes data/worked_examples.jsonl: short texts of questions and answers of the nine domains.
 
-Each text is four questions of one domain of initial_experts/domains.py with their answers, drawn by
+Each text is four questions of one domain of skill_domains.py with their answers, drawn by
 a generator of its own, so the file is the same on every machine. Run it from anywhere: it takes no
 arguments. The task `perplexity` divides the texts into dev and test.
 """
@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 def build() -> list[dict[str, str]]:
     """The texts, domain by domain; none occurs twice."""
-    from swarm.experts.domains import DOMAINS
+    from skill_domains import DOMAINS
 
     found: dict[str, str] = {}
     for name, make in DOMAINS.items():

@@ -401,8 +401,6 @@ COMMAND_EXAMPLES = {
     "judge flask generate": ("--model moa/lite --output outputs/moa.jsonl",),
     "judge flask judge": ("--answers outputs/moa.jsonl --judge gpt-4o --out outputs",),
     "judge flask show": ("--out outputs", "--out outputs --json"),
-    "pool": ("check initial_experts",),
-    "pool check": ("initial_experts", "my_adapters --matrix", "my_adapters --json"),
     "report": ("search/first", "page search/first search/second", "analyse search/first"),
     "report page": ("search/first",),
     "report analyse": ("search/first", "search/first search/second --plots pictures"),

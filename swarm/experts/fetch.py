@@ -1,14 +1,10 @@
 """Download LoRA experts from the Hugging Face hub: by default the paper's ten for Gemma-7B."""
 
-import argparse
-import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from swarm._util.cli import run_command, run_program
-from swarm._util.files import in_checkout, rename
+from swarm._util.files import rename
 from swarm.errors import UserError
 
 OWNER = "bunsenfeng"
@@ -108,30 +104,3 @@ def download(adapter: str, name: str, folder: Path) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{adapter}/{name} cannot be downloaded: {reason}") from None
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; a user's mistake is reported in one line."""
-    parser = argparse.ArgumentParser(prog="python -m swarm.experts fetch", description=__doc__)
-    parser.add_argument(
-        "adapters", nargs="*", metavar="OWNER/NAME", help="adapters (default: the ten of the paper)"
-    )
-    parser.add_argument(
-        "--to",
-        type=Path,
-        default=in_checkout("initial_experts/gemma_7b"),
-        help="parent folder of the downloaded experts (default: %(default)s)",
-    )
-    options = parser.parse_args(arguments)
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-
-    def command() -> None:
-        for adapter in options.adapters or PAPER:
-            downloaded = fetch(adapter, options.to)
-            print(f"{adapter}: {'fetched' if downloaded else 'already there'}")
-
-    return run_command(command, "stopped; the same command resumes")
-
-
-if __name__ == "__main__":
-    run_program(main)

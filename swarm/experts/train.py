@@ -1,27 +1,52 @@
-"""Train small LoRA experts on prompts and responses: a domain, a JSONL file, or gym tasks."""
+"""Training of small LoRA experts on prompts and responses: a JSONL file, or reasoning-gym."""
 
-import argparse
 import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swarm._util.cli import run_command, run_program
-from swarm._util.files import find_path, in_checkout, parse_json
+from pydantic import Field
+
+from swarm._util.files import parse_json
+from swarm._util.settings import Count, Positive, PositiveNumber, Settings, Text
 from swarm.errors import UserError, install_command
-from swarm.experts.domains import DOMAINS, Pair, examples
 
 TEMPLATE = "{prompt}\nAnswer:"
 """Prompt template; the response follows after a space and ends with the end token."""
 CHUNK = 256
 """Number of examples sorted by length together; more reduces padding, fewer mixes better."""
 
+Pair = tuple[str, str]
+"""A prompt and its response."""
+
 Encoded = tuple[list[int], list[int]]
 """Token ids of a prompt and of its response."""
+
+
+class Recipe(Settings):
+    """Training settings of an expert; the included experts differ only in data and steps."""
+
+    steps: Positive = Field(40, description="optimizer steps; default: 40")
+    tokens: Positive = Field(256, description="tokens of a batch, including padding; default: 256")
+    rate: PositiveNumber = Field(3e-3, description="learning rate of AdamW; default: 0.003")
+    seed: Count = Field(
+        0, description="random seed, the same for all experts of a pool; default: 0"
+    )
+    rank: Positive = Field(4, description="rank of the adapter; default: 4")
+    alpha: PositiveNumber = Field(16, description="its alpha; default: 16")
+    targets: list[Text] = Field(
+        ["q_proj", "v_proj"],
+        min_length=1,
+        description="linear layer to adapt, may be repeated; default: q_proj and v_proj",
+    )
+
+    @property
+    def examples(self) -> int:
+        """Number of examples to generate: an upper bound of what the steps can use."""
+        return self.steps * self.tokens // 8
 
 
 def read_jsonl(path: Path) -> list[Pair]:
@@ -106,45 +131,6 @@ CONFIG = (
 """Entries of PEFT's configuration that are saved: those needed to apply the expert."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Training settings of an expert; the included experts differ only in data and steps."""
-
-    steps: int = 40
-    tokens: int = 256
-    """Tokens per batch, including padding."""
-    rate: float = 3e-3
-    """Adam's learning rate, with a short warm-up and a linear decay to zero."""
-    seed: int = 0
-    """Seed of the adapter's initial A matrices, of the examples and of their order."""
-    rank: int = 4
-    alpha: int = 16
-    targets: tuple[str, ...] = ("q_proj", "v_proj")
-    """Names of the linear layers that are adapted."""
-
-
-STEPS = {
-    "calendar": 60,
-    "counting": 50,
-    "opposites": 80,
-    "roads": 100,
-    "rooms": 100,
-    "spelling": 60,
-}
-"""Included experts that need more steps than the default."""
-
-
-def example_count(steps: int, tokens: int = Recipe.tokens) -> int:
-    """Return the number of examples to generate: an upper bound of what the steps can use."""
-    return steps * tokens // 8
-
-
-def trained_on(name: str) -> list[Pair]:
-    """Return the training pairs of the included expert of a domain."""
-    steps = STEPS.get(name, Recipe.steps)
-    return examples(name, example_count(steps), Recipe.seed)
-
-
 def check_targets(model: Any, targets: Sequence[str]) -> None:
     """Check that every target is a linear layer; PEFT ignores unknown names beside a known one."""
     import torch
@@ -177,7 +163,7 @@ def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str)
     config = LoraConfig(
         r=recipe.rank,
         lora_alpha=recipe.alpha,
-        target_modules=list(recipe.targets),
+        target_modules=recipe.targets,
         task_type="CAUSAL_LM",
     )
     with quiet_transformers():
@@ -230,187 +216,3 @@ def load_base(given: str | None, dtype: str, name: str | None = None) -> Any:
             | ({"name": name} if name else {})
         )
     )
-
-
-def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse and check the command line."""
-    default = Recipe()
-    parser = argparse.ArgumentParser(
-        prog="python -m swarm.experts train",
-        description=__doc__,
-        epilog=f"Included domains: {', '.join(DOMAINS)}.",
-    )
-    parser.add_argument(
-        "name", nargs="?", help="name of the expert; without --jsonl and --gym a domain"
-    )
-    parser.add_argument("--all", action="store_true", help="train all included experts")
-    parser.add_argument(
-        "--jsonl", type=Path, help='file with lines of {"prompt": ..., "response": ...}'
-    )
-    parser.add_argument("--gym", nargs="+", metavar="CATEGORY", help="categories of reasoning-gym")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        help=f"optimizer steps (default {default.steps}; "
-        + ", ".join(f"{name} {steps}" for name, steps in STEPS.items())
-        + ")",
-    )
-    for key, meaning in (
-        ("tokens", "tokens per step"),
-        ("rate", "learning rate"),
-        ("seed", "random seed, the same for all experts of a pool"),
-        ("rank", "rank of the adapter"),
-        ("alpha", "its alpha"),
-    ):
-        usual = getattr(default, key)
-        parser.add_argument(
-            f"--{key}", type=type(usual), default=usual, help=f"{meaning} (default %(default)s)"
-        )
-    parser.add_argument(
-        "--targets",
-        nargs="+",
-        metavar="LAYER",
-        default=list(default.targets),
-        help=f"linear layers to adapt (default {' '.join(default.targets)})",
-    )
-    parser.add_argument(
-        "--base", help="folder of the base model (default: as conf/model/smollm2.yaml)"
-    )
-    parser.add_argument(
-        "--base_name", help="name of the base in the expert's config (default: its hub id)"
-    )
-    parser.add_argument(
-        "--to",
-        type=Path,
-        default=in_checkout("initial_experts"),
-        help="parent folder of the expert (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        help="data type of the base: auto, float32, bfloat16 (fast on recent CPUs)",
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
-    parser.add_argument(
-        "--merged",
-        metavar="EXPERT",
-        nargs="+",
-        help="train one adapter on the data of these experts: FOLDER/train.jsonl of an expert's "
-        "folder, or a domain's; with the sum of their steps (data merge)",
-    )
-    return parser.parse_args(words)
-
-
-def gather(options: argparse.Namespace, name: str, steps: int) -> list[Pair]:
-    """Return the pairs that the command line requests, as many as the steps can use."""
-    if options.merged:
-        return merged_data(options.merged)
-    if options.jsonl:
-        return read_jsonl(options.jsonl)
-    count = example_count(steps, options.tokens)
-    if options.gym:
-        return read_gym(options.gym, count, options.seed)
-    if name not in DOMAINS:
-        raise UserError(
-            f"{name} is not an included domain ({', '.join(DOMAINS)}); "
-            "for other data give --jsonl FILE or --gym CATEGORY"
-        )
-    return examples(name, count, options.seed)
-
-
-def merged_data(experts: Sequence[str]) -> list[Pair]:
-    """Return the training data of all these experts in one list.
-
-    Args:
-        experts: Folders of experts, or names of included domains.
-
-    Raises:
-        UserError: The data of an expert is not available.
-    """
-    found: list[Pair] = []
-    for expert in experts:
-        data, name = find_path(expert) / "train.jsonl", Path(expert).name
-        if data.is_file():
-            found += read_jsonl(data)
-        elif (
-            name in DOMAINS
-            and find_path(expert).resolve().parent == find_path("initial_experts").resolve()
-        ):
-            found += trained_on(name)
-        elif expert in DOMAINS:
-            found += trained_on(expert)
-        else:
-            raise UserError(
-                f"--merged {expert}: its training data are missing; put them into {data}, one "
-                '{"prompt": ..., "response": ...} per line'
-            )
-    return found
-
-
-def merged_steps(experts: Sequence[str]) -> int:
-    """Return the optimizer steps of a data merge: the sum over its experts."""
-    return sum(STEPS.get(Path(expert).name, Recipe.steps) for expert in experts)
-
-
-def checked(options: argparse.Namespace) -> list[str]:
-    """Check the options, and return the names of the experts to train."""
-    if options.all == bool(options.name):
-        raise UserError("give the name of one expert, or --all")
-    if options.all and (options.jsonl or options.gym):
-        raise UserError("--all trains the included experts; --jsonl and --gym need a name")
-    if options.merged and (options.all or options.jsonl or options.gym):
-        raise UserError("--merged needs a name and excludes --all, --jsonl and --gym")
-    if options.jsonl and options.gym:
-        raise UserError("give --jsonl or --gym, not both")
-    for key in ("steps", "tokens", "rate", "rank", "alpha"):
-        if getattr(options, key) is not None and getattr(options, key) <= 0:
-            raise UserError(f"--{key} must be above 0")
-    return sorted(DOMAINS) if options.all else [options.name]
-
-
-def run(options: argparse.Namespace) -> None:
-    """Train and save every requested expert."""
-    names = checked(options)
-    chosen_device = device(options.device)
-    base = load_base(options.base, options.dtype, options.base_name)
-    for name in names:
-        default_steps = (
-            merged_steps(options.merged) if options.merged else STEPS.get(name, Recipe().steps)
-        )
-        steps = options.steps or default_steps
-        recipe = Recipe(
-            steps,
-            tokens=options.tokens,
-            rate=options.rate,
-            seed=options.seed,
-            rank=options.rank,
-            alpha=options.alpha,
-            targets=tuple(options.targets),
-        )
-        pairs = gather(options, name, steps)
-        expert = train(pairs, base, chosen_device, recipe, name)
-        save(expert, base.name, options.to / name)
-        print(f"{name}: saved to {options.to / name}")
-
-
-def device(given: str) -> str:
-    """Return `given`, or for "auto" the GPU if there is one."""
-    import torch
-
-    if given == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=given)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"--device {given} cannot be used: {reason}") from None
-    return given
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; a user's mistake is reported in one line."""
-    return run_command(lambda: run(arguments(words)))
-
-
-if __name__ == "__main__":
-    run_program(main)

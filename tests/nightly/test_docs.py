@@ -63,8 +63,6 @@ NOT_HERE = {
     "git": "takes the network",
     "python examples/own_folder.py": "the fixture own_folder",
     "python -m swarm.pool check ADAPTERS": "a stand-in for the reader's folder",
-    "python initial_experts/train.py": "test_initial_experts.py trains a small one",
-    "python initial_experts/fetch.py": "test_initial_experts.py fetches from loopback",
 }
 
 

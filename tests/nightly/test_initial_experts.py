@@ -16,9 +16,13 @@ from types import ModuleType
 import pytest
 from file_servers import environment, hub, serving
 
-from swarm.experts import domains
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import skill_domains as domains  # noqa: E402
+
+from swarm.experts import train  # noqa: E402
+
 EXPERTS = ROOT / "initial_experts"
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -34,11 +38,11 @@ def script(path: Path) -> ModuleType:
     return module
 
 
-def call(name: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of initial_experts/ to its end."""
-    command = [sys.executable, str(EXPERTS / name), *map(str, words)]
+def call(action: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run an action of swarm.experts to its end."""
+    command = [sys.executable, "-m", "swarm.experts", action, *map(str, words)]
     given = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=given, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=given, cwd=ROOT, check=False)
 
 
 @pytest.mark.parametrize("name", sorted(domains.DOMAINS))
@@ -121,7 +125,6 @@ def test_skills_are_new_to_the_experts() -> None:
     data = json.loads((ROOT / "data" / "skills.json").read_text())
     questions = [item["question"] for split in ("dev", "test") for item in data[split]]
     assert len(set(questions)) == len(questions) == 1080
-    train = script(ROOT / "swarm" / "experts" / "train.py")
     for name in domains.DOMAINS:
         mine = {
             split: [
@@ -133,7 +136,7 @@ def test_skills_are_new_to_the_experts() -> None:
         }
         assert (len(mine["dev"]), len(mine["test"])) == (20, 100)
         facts = [{domains.fact(name, pair) for pair in mine[split]} for split in mine]
-        trained = {domains.fact(name, pair) for pair in train.trained_on(name)}
+        trained = {domains.fact(name, pair) for pair in domains.trained_on(name)}
         assert trained and not facts[0] & facts[1] and not trained & (facts[0] | facts[1])
 
 
@@ -208,7 +211,7 @@ def test_training_learns_saves_and_repeats(tiny_llama: Path, tmp_path: Path) -> 
     file = write_jsonl(tmp_path / "numbers.jsonl")
     common = ("--jsonl", file, "--base", tiny_llama, "--steps", 20, "--device", "cpu")
     for folder in ("first", "second"):
-        done = call("train.py", "numbers", *common, "--to", tmp_path / folder)
+        done = call("train", "numbers", *common, "--to", tmp_path / folder)
         assert done.returncode == 0, done.stderr
     first, second = (
         load_file(tmp_path / folder / "numbers" / FILES[1]) for folder in ("first", "second")
@@ -226,8 +229,8 @@ def test_training_of_another_rank_and_other_layers(tiny_llama: Path, tmp_path: P
 
     file = write_jsonl(tmp_path / "numbers.jsonl")
     common = ("--jsonl", file, "--base", tiny_llama, "--steps", 2, "--device", "cpu")
-    shape = ("--rank", 2, "--alpha", 6, "--targets", "o_proj", "up_proj")
-    done = call("train.py", "numbers", *common, *shape, "--to", tmp_path)
+    shape = ("--rank", 2, "--alpha", 6, "--targets", "o_proj", "--targets", "up_proj")
+    done = call("train", "numbers", *common, *shape, "--to", tmp_path)
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "numbers" / FILES[0]).read_text())
     assert (config["r"], config["lora_alpha"]) == (2, 6)
@@ -235,31 +238,31 @@ def test_training_of_another_rank_and_other_layers(tiny_llama: Path, tmp_path: P
     tensors = load_file(tmp_path / "numbers" / FILES[1])
     assert {key.split(".")[-3] for key in tensors} == {"o_proj", "up_proj"}
     assert {min(weight.shape) for weight in tensors.values()} == {2}
-    done = call("train.py", "numbers", *common, "--targets", "o_proj", "abacus", "--to", tmp_path)
+    done = call(
+        "train", "numbers", *common, "--targets", "o_proj", "--targets", "abacus", "--to", tmp_path
+    )
     assert done.returncode == 1 and "--targets abacus: not a linear layer" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "give the name of one expert"),
-        (("nonsense",), "not an included domain"),
-        (("--all", "--gym", "chain_sum"), "need a name"),
+        ((), "Missing argument"),
+        (("mine",), "give the examples"),
+        (("mine", "--jsonl", "x", "--gym", "chain_sum"), "give the examples"),
         (("mine", "--jsonl", "nowhere.jsonl"), "cannot be read"),
-        (("rooms", "--steps", "0"), "--steps must be"),
-        (("rooms", "--rank", "0"), "--rank must be"),
-        (("rooms", "--device", "abacus"), "--device abacus"),
+        (("mine", "--gym", "x", "--steps", "0"), "must be an integer, at least 1"),
+        (("mine", "--gym", "x", "--device", "abacus"), "abacus"),
     ],
 )
 def test_training_mistakes_take_one_line(words: tuple[str, ...], says: str) -> None:
-    done = call("train.py", *words)
-    assert done.returncode == 1 and says in done.stderr
+    done = call("train", *words)
+    assert done.returncode in (1, 2) and says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_gym_pairs() -> None:
     pytest.importorskip("reasoning_gym")
-    train = script(ROOT / "swarm" / "experts" / "train.py")
     found = train.read_gym(["chain_sum", "letter_counting"], 10, seed=0)
     assert len(found) == 10 and found == train.read_gym(["chain_sum", "letter_counting"], 10, 0)
     with pytest.raises(Exception, match="not a category"):
@@ -267,13 +270,12 @@ def test_gym_pairs() -> None:
 
 
 def test_batches_keep_to_the_budget() -> None:
-    train = script(ROOT / "swarm" / "experts" / "train.py")
     generator = random.Random(0)
-    data = [([0] * generator.randint(3, 30), [0] * 2) for _ in range(600)]
-    stream = train.batches(data, 128, seed=0)
+    lengths = [generator.randint(5, 32) for _ in range(600)]
+    stream = train.token_batches(lengths, 128, seed=0)
     for _ in range(200):
         batch = next(stream)
-        assert len(batch) * max(len(asked) + len(answered) for asked, answered in batch) <= 128
+        assert len(batch) * max(lengths[index] for index in batch) <= 128
 
 
 ADAPTERS: dict[str, dict[str, bytes] | str] = {
@@ -288,9 +290,9 @@ def test_fetching_takes_two_files_and_skips(tmp_path: Path) -> None:
     asked: list[str] = []
     with serving(hub(ADAPTERS, asked)) as address:
         given = environment(address, tmp_path / "cache")
-        done = call("fetch.py", "owner/good", "owner/other", "--to", tmp_path, **given)
+        done = call("fetch", "owner/good", "owner/other", "--to", tmp_path, **given)
         count = len(asked)
-        again = call("fetch.py", "owner/good", "--to", tmp_path, **given)
+        again = call("fetch", "owner/good", "--to", tmp_path, **given)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "other"]
     assert sorted(path.name for path in (tmp_path / "good").iterdir()) == [*FILES]
@@ -311,32 +313,16 @@ def test_fetching_takes_two_files_and_skips(tmp_path: Path) -> None:
 def test_fetching_mistakes_take_one_line(tmp_path: Path, adapter: str, says: str) -> None:
     with serving(hub(ADAPTERS, [])) as address:
         given = environment(address, tmp_path / "cache")
-        done = call("fetch.py", adapter, "--to", tmp_path / "pool", **given)
+        done = call("fetch", adapter, "--to", tmp_path / "pool", **given)
     assert done.returncode == 1 and says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.rglob("*.json"))
 
 
 def test_fetching_offline(tmp_path: Path) -> None:
-    done = call("fetch.py", "--to", tmp_path, HF_HUB_OFFLINE="1")
+    done = call("fetch", "--to", tmp_path, HF_HUB_OFFLINE="1")
     assert done.returncode == 1 and "HF_HUB_OFFLINE is set" in done.stderr
     silent = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
-    done = call("fetch.py", "--to", tmp_path, **silent)
+    done = call("fetch", "--to", tmp_path, **silent)
     assert done.returncode == 1 and "cannot be reached" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_the_data_of_a_merge(tmp_path: Path) -> None:
-    """An expert's own file, or what an expert that ships was trained on; else it is refused."""
-    from swarm.errors import UserError
-    from swarm.experts import train
-
-    (tmp_path / "poems").mkdir()
-    line = {"prompt": "Roses are", "response": "red"}
-    (tmp_path / "poems" / "train.jsonl").write_text(json.dumps(line) + "\n")
-    found = train.merged_data([str(tmp_path / "poems"), str(EXPERTS / "rooms")])
-    assert found == [("Roses are", "red"), *train.trained_on("rooms")]
-    assert train.merged_steps(["x/poems", "rooms"]) == 140
-    (tmp_path / "rooms").mkdir()
-    with pytest.raises(UserError, match="its training data are missing"):
-        train.merged_data([str(tmp_path / "rooms")])

@@ -91,13 +91,13 @@ def test_an_empty_folder_and_the_wheel_are_enough(
     """The experts that ship, the hashes of the data, and the commands around a search."""
     assert "local/rooms" in call(python, "-m", "swarm.moa", "--list", cwd=tmp_path)
     assert "gsm8k  absent" in call(python, "-m", "swarm.fetch_data", "--list", cwd=tmp_path)
-    assert "--merged" in call(python, "-m", "swarm.experts", "train", "--help", cwd=tmp_path)
+    assert "--jsonl" in call(python, "-m", "swarm.experts", "train", "--help", cwd=tmp_path)
     default = call(python, "-m", "swarm.experts", "fetch", "--help", cwd=tmp_path)
     assert "initial_experts/gemma_7b" in default
     where = call(
         python,
         "-c",
-        "from swarm.experts.train import find_path; print(find_path('initial_experts/rooms'))",
+        "from swarm._util.files import find_path; print(find_path('initial_experts/rooms'))",
         cwd=tmp_path,
     ).strip()
     assert (Path(where) / "adapter_model.safetensors").is_file()

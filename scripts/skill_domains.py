@@ -1,13 +1,20 @@
-"""Nine small synthetic domains, each a seeded generator of short prompts and responses."""
+"""Nine small synthetic domains, each a seeded generator of short prompts and responses.
+
+The included experts were trained on them: python scripts/skill_domains.py trains all nine again, or
+those named; --help lists the options.
+"""
 
 import itertools
 import random
 import re
+import sys
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
-Pair = tuple[str, str]
-"""A prompt and its response."""
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from swarm.experts.train import Pair, Recipe
 
 
 def split(words: str) -> list[str]:
@@ -30,11 +37,6 @@ KINDS = split(
 DAYS = split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MONTHS = split(
     "January February March April May June July August September October November December"
-)
-WORDS = split(
-    "apple river stone cloud bread chair light green house plant music water horse table paper "
-    "train beach smile dream night glass tiger lemon candle winter garden silver planet rabbit "
-    "forest bridge castle flower market pencil orange summer doctor window school"
 )
 SPELLED = split(
     "cat dog sun hat pen cup bed box bag map car bus key egg arm leg ear eye jam tea ice sea sky "
@@ -271,3 +273,48 @@ def examples(name: str, count: int, seed: int) -> list[Pair]:
         if not kept_for_tests(name, (prompt, response)):
             found.setdefault(prompt, response)
     return list(found.items())
+
+
+STEPS = {
+    "calendar": 60,
+    "counting": 50,
+    "opposites": 80,
+    "roads": 100,
+    "rooms": 100,
+    "spelling": 60,
+}
+"""Included experts that need more steps than the default."""
+
+
+def recipe_of(name: str) -> Recipe:
+    """Return the training settings of an included expert."""
+    return Recipe(steps=STEPS.get(name, Recipe().steps))
+
+
+def trained_on(name: str) -> list[Pair]:
+    """Return the training pairs of the included expert of a domain."""
+    recipe = recipe_of(name)
+    return examples(name, recipe.examples, recipe.seed)
+
+
+def main() -> None:
+    """Train the experts that are named, or all."""
+    import argparse
+
+    from swarm.experts.train import load_base, save, train
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=sorted(DOMAINS))
+    parser.add_argument("--base", help="folder of the base; default: as conf/model/smollm2.yaml")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--to", type=Path, default=Path("initial_experts"))
+    given = parser.parse_args()
+    base = load_base(given.base, given.dtype)
+    for name in given.names:
+        expert = train(trained_on(name), base, given.device, recipe_of(name), name)
+        save(expert, base.name, given.to / name)
+
+
+if __name__ == "__main__":
+    main()

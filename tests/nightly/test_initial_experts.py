@@ -239,7 +239,8 @@ def test_training_of_another_rank_and_other_layers(tiny_llama: Path, tmp_path: P
     assert {key.split(".")[-3] for key in tensors} == {"o_proj", "up_proj"}
     assert {min(weight.shape) for weight in tensors.values()} == {2}
     done = call(
-        "train", "numbers", *common, "--targets", "o_proj", "--targets", "abacus", "--to", tmp_path
+        *("train", "numbers", *common),
+        *("--targets", "o_proj", "--targets", "abacus", "--to", tmp_path),
     )
     assert done.returncode == 1 and "--targets abacus: not a linear layer" in done.stderr
 

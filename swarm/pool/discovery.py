@@ -228,7 +228,7 @@ def find_experts(folder: Path, experts: Sequence[str] | None) -> list[str]:
         if list(experts).count(name) > 1:
             raise UserError(f"pool.experts names {name!r} of {folder} more than once")
     if len(experts) < 2:
-        raise UserError(f"pool.experts={list(experts)}: must name at least two experts; {has}")
+        raise UserError(f"pool.experts: must name at least two experts of {folder}; {has}")
     return list(experts)
 
 

@@ -12,16 +12,14 @@ ALL_MODULES = "all"
 AUTO = "auto"
 """One group, or one per module in searches with gradients (`Pool.divide`)."""
 
-GroupKind = Literal[
-    1, "1", "auto", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module"
-]
+GroupKind = Literal["auto", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module"]
 """Values of pool.groups."""
 
 
 def divide_modules(modules: Sequence[str], kind: GroupKind) -> tuple[list[str], dict[str, int]]:
     """Divide modules into G groups.
 
-    - 1 (`global`): one group.
+    - `global`: one group.
     - `attention_mlp`: the projections of attention, and all others.
     - `kind`: the last part of a module's name, such as q_proj and v_proj.
     - `thirds`: the first, middle and last third of the adapted layers.
@@ -41,7 +39,7 @@ def divide_modules(modules: Sequence[str], kind: GroupKind) -> tuple[list[str], 
     Raises:
         UserError: Layers are divided, and a module's name has no layer number.
     """
-    if kind in (1, "1", "global", AUTO):
+    if kind in ("global", AUTO):
         return [ALL_MODULES], dict.fromkeys(modules, 0)
     ordered, group = _DIVIDERS[str(kind)](modules)
     group_names = {module: group(module) for module in modules}

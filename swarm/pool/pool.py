@@ -183,7 +183,7 @@ class Pool:
         experts: Sequence[str] | None = None,
         space: Literal["factor", "delta"] = "factor",
         export_rank: Positive | None = None,
-        groups: GroupKind = 1,
+        groups: GroupKind = "global",
         base_row: bool = False,
         noise_rows: Annotated[int, Field(ge=0, le=1000)] = 0,
         noise_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0,
@@ -259,7 +259,7 @@ class Pool:
                 of each module, while a black box of so many dimensions could not be searched.
         """
         if self._division == AUTO:
-            self._division = "per_module" if gradients else 1
+            self._division = "per_module" if gradients else "global"
 
     def route(self, prompts: Sequence[str], routed: bool) -> None:
         """Resolve pool.routes by dev prompts; must be called before `open`.

@@ -88,11 +88,13 @@ def test_the_base_takes_what_the_others_leave(space: str, mixed_pool: Path, tmp_
     )
 
 
-def test_a_base_row_keeps_the_experts_own_rank_and_bits(tiny_pool: Path, tmp_path: Path) -> None:
+def test_a_base_row_keeps_the_experts_own_rank(tiny_pool: Path, tmp_path: Path) -> None:
     pool = Pool(tiny_pool, base_row=True).open()
     pool.save(unit(pool, "birch"), tmp_path / "birch")
     saved, given = (load_file(folder / "birch" / WEIGHTS_FILE) for folder in (tmp_path, tiny_pool))
-    assert all(torch.equal(saved[key], given[key]) for key in given)
+    for key in given:
+        scale = 2 if "lora_B" in key else 1  # alpha 8 at rank 4 is in B
+        assert torch.equal(saved[key], scale * given[key])
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -299,7 +301,7 @@ def test_the_fingerprint_follows_every_row(tiny_pool: Path, earlier: Path) -> No
         ({"elites": ["search/one"]}, "pool.elites"),
         ({"elite_count": 0}, "pool.elite_count"),
         ({"recipes": "ties"}, "pool.recipes"),
-        ({"recipes": ["soup"]}, "ties, dare_linear, dare_ties"),
+        ({"recipes": ["soup"]}, "ties, dare_linear or dare_ties"),
         ({"recipes": ["ties", "ties"]}, "more than once"),
         ({"density": 0}, "pool.density"),
         ({"density": 1.1}, "pool.density"),

@@ -56,7 +56,7 @@ def arguments(folder: Path, base: Path, pool: Path, name: str = "run", **more: A
         "task.file": task,
         "task.scoring": "logits",
         "pool.space": "factor",
-        "pool.groups": 1,
+        "pool.groups": "global",
         **(PLAIN if more.get("optimizer", "pso") == "pso" and "experiment" not in more else {}),
         "optimizer.particles": 6,
         "optimizer.max_iterations": 4,

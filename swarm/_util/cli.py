@@ -23,6 +23,7 @@ from swarm._version import __version__
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
+    import click
     from omegaconf import DictConfig
 
 
@@ -348,28 +349,6 @@ def _check_flags(arguments: Sequence[str]) -> None:
 
 COMMAND_EXAMPLES = {
     "cache info": ("", "--file answers.sqlite"),
-    "compare": (
-        "run questions.yaml models=local/base,local/rooms",
-        "run questions.yaml samples=9 'models={small: [o4-mini], large: [o3, o1]}'",
-        "view compare/questions/songs/data.jsonl",
-    ),
-    "compare run": ("questions.yaml models=local/base,local/rooms", "questions.yaml dry_run=true"),
-    "compare view": ("answers.jsonl", "answers.csv --sort-by quality --descending"),
-    "compare.view": ("answers.jsonl", "answers.csv --sort-by quality --descending"),
-    "compare update-jobs": ("", "llmcomp_models"),
-    "compare validate-file": ("chats.jsonl",),
-    "compare finetune": ("validate chats.jsonl", "create chats.jsonl --local --epochs 3"),
-    "compare finetune update": ("",),
-    "compare finetune validate": ("chats.jsonl",),
-    "compare finetune cost": ("chats.jsonl --epochs 3 --price gpt-4o-mini=3",),
-    "compare finetune models": ("", "base_model=gpt-4o-mini"),
-    "compare finetune jobs": ("", "state=running"),
-    "compare finetune create": (
-        "chats.jsonl --base-model gpt-4o-mini-2024-07-18 --suffix birds",
-        "chats.jsonl --local --epochs 3 --lora-rank 8",
-    ),
-    "compare finetune cancel": ("ftjob-abc",),
-    "compare finetune delete": ("ftjob-abc",),
     "judge": (
         "mt_bench generate --model moa/lite --output outputs/moa.jsonl",
         "mt_bench judge --answers outputs/moa.jsonl --judge gpt-4o --out outputs",
@@ -467,6 +446,36 @@ def run_command(command: Callable[[], int | None], stopped: str = "") -> int:
         if stopped:
             print(stopped, file=sys.stderr)
         return 130
+
+
+def run_click(
+    command: "click.Command", name: str, words: Sequence[str] | None = None, stopped: str = ""
+) -> int:
+    """Run a command of click, and return its exit code; errors are one line.
+
+    Args:
+        command: The command; it may return an exit code.
+        name: Its name in the help.
+        words: Arguments; `None` is those of this process.
+        stopped: See `run_command`.
+    """
+    import click
+
+    def run() -> int | None:
+        try:
+            code: int | None = command.main(words, name, standalone_mode=False)
+            return code
+        except click.Abort:  # click's form of an interrupt
+            raise KeyboardInterrupt from None
+        except click.ClickException as error:
+            path = (
+                error.ctx.command_path
+                if isinstance(error, click.UsageError) and error.ctx
+                else name
+            )
+            raise UserError(f"{error.format_message()} See {path} --help.", 2) from None
+
+    return run_command(run, stopped)
 
 
 def normalize_option(word: str, old: str = "-", new: str = "_") -> str:

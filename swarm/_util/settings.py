@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import annotated_types
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, validate_call
 
-from swarm.errors import UserError
+from swarm.errors import InvalidArgument
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -92,8 +92,8 @@ def parse_settings(model: type[M], values: object, key: str = "") -> M:
         raise explain(error, field_types(model), key) from None
 
 
-def explain(error: ValidationError, fields: Mapping[str, Any], key: str = "") -> UserError:
-    """Return the first complaint of pydantic as a `UserError` that names the key and what it takes.
+def explain(error: ValidationError, fields: Mapping[str, Any], key: str = "") -> InvalidArgument:
+    """Return the first complaint of pydantic as an error that names the key and what it takes.
 
     Args:
         fields: Name -> annotation of the settings that were checked.
@@ -117,16 +117,16 @@ def explain(error: ValidationError, fields: Mapping[str, Any], key: str = "") ->
     name = str(place[-1]) if place else ""
     kind = first["type"]
     if kind == "value_error":  # raised by a validator of ours, in our words
-        return UserError(f"{where}: {first['ctx']['error']}" if where else first["msg"])
+        return InvalidArgument(f"{where}: {first['ctx']['error']}" if where else first["msg"])
     if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return UserError(f"{where}: is missing; it must be {describe_type(annotation)}")
+        return InvalidArgument(f"{where}: is missing; it must be {describe_type(annotation)}")
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         known = [one for one in fields if one != "return"]
         matches = get_close_matches(name, known, 1)
         hint = f"did you mean {matches[0]}? " if matches else ""
-        return UserError(f"{where}: no such key; {hint}allowed: {', '.join(known)}")
+        return InvalidArgument(f"{where}: no such key; {hint}allowed: {', '.join(known)}")
     wanted = describe_type(annotation) if name else "a mapping"
-    return UserError(f"{where}={format_value(first['input'])}: must be {wanted or first['msg']}")
+    return InvalidArgument(f"{where}={format_value(first['input'])}: must be {wanted or first['msg']}")
 
 
 def field_types(model: type[BaseModel]) -> dict[str, Any]:

@@ -1,25 +1,66 @@
-"""Public settings of all experiments in this process."""
+"""Settings of all experiments in this process, and the discovery of endpoints.
 
-from collections.abc import Iterator
+Only endpoints that may have a model are probed. The one found is stored beside the cached answers,
+for later processes.
+"""
+
+import json
+import os
+import re
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from difflib import get_close_matches
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+from urllib.parse import urlsplit
 
-from swarm.compare.sampling.discovery import ENDPOINT_INDEX, EndpointClient
-from swarm.compare.settings import DEFAULTS, CompareSettings, SettingsProxy
-from swarm.errors import InvalidArgument, NoClientForModel
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, WrapValidator
+
+from swarm._util.files import cache_folder
+from swarm._util.settings import Positive, PositiveNumber, Text, explain
+from swarm.errors import InvalidArgument, NoClientForModel, UserError
+from swarm.models.cache import Cache
+from swarm.models.http import Call, HttpClient
+from swarm.models.http_errors import BadRequest, ConnectionFailed, RequestTimeout
+from swarm.models.openai_protocol import chat_url
+from swarm.models.rate_limit import Limits
+
+EndpointPair = tuple[str, str, str]
+"""An endpoint: base_url, key, and name of the environment variable of the key."""
+
+ENDPOINT_URLS = {
+    "ANTHROPIC_API_KEY": "https://api.anthropic.com/v1",
+    "OPENAI_API_KEY": "https://api.openai.com/v1",
+    "OPENROUTER_API_KEY": "https://openrouter.ai/api/v1",
+    "TINKER_API_KEY": "https://tinker.thinkingmachines.dev/services/tinker-prod/oai/api/v1",
+}
+"""Endpoint by name of the key's variable; NAME_ANYTHING belongs to the same endpoint."""
+
+BASE_URL_VARIABLE = "OPENAI_BASE_URL"
+"""If set, OpenAI's models are requested from this URL, as everywhere in this toolkit."""
 
 
-class _ConfigMeta(SettingsProxy):
-    """Metaclass that adds discovered endpoints to the settings."""
-
-    @property
-    def client_cache(cls) -> dict[str, EndpointClient | NoClientForModel]:
-        """Endpoint of each model looked up in this process, or the reason why it has none."""
-        return ENDPOINT_INDEX.found
+def _keep_given(value: Any, check: Any) -> Any:
+    check(value)
+    return value
 
 
-class Config(CompareSettings, metaclass=_ConfigMeta):
-    """Settings as class attributes; they apply to the entire process.
+AS_GIVEN = WrapValidator(_keep_given)
+"""Keeps a valid value as it is: a request with temperature 1 differs from one with 1.0."""
+
+EXACT = ConfigDict(
+    strict=True, validate_assignment=True, extra="forbid", arbitrary_types_allowed=True
+)
+
+
+class CompareConfig(BaseModel):
+    """Settings, set as attributes of `Config`; they apply to the entire process.
 
     Attributes:
         timeout: Seconds for one request; a request may be retried a few times.
@@ -27,28 +68,87 @@ class Config(CompareSettings, metaclass=_ConfigMeta):
         max_workers: Maximum number of concurrent requests over all models.
         requests_per_minute: Rate limit of each pair of endpoint and key, spaced evenly; with
             `None`, only the endpoint's own limit (status 429) applies, to which the pace adapts.
-        cache_dir: Folder of the answer cache (answers.sqlite); by default the one shared by all of
-            this toolkit.
         yaml_dir: Folder of `Question.from_yaml`.
-        verbose: Whether to log why an endpoint does not have a model.
-        url_key_pairs: Endpoints searched for models, as (base_url, key, name of the key's
-            environment variable); `None`: those of the environment.
-        client_cache: Discovered endpoints by model.
+        verbose: Whether to print why an endpoint does not have a model.
         base, pool: For local/ names: the base model, `None` for the one the experts name, and the
             folder of the experts.
-        models: Custom models by name: any object with `generate` (`swarm.models.base.Model`).
+        models: Custom models by name: any `swarm.models.base.Model`.
     """
 
-    @classmethod
-    def reset(cls) -> None:
+    model_config = EXACT
+
+    timeout: Annotated[PositiveNumber, AS_GIVEN] = 60
+    reasoning_effort: str = "none"
+    max_workers: Positive = 100
+    requests_per_minute: PositiveNumber | None = None
+    yaml_dir: str | Path = "questions"
+    verbose: bool = False
+    base: Text | None = None
+    pool: Text = "initial_experts"
+    models: dict[str, Any] = {}
+
+    _pairs: list[EndpointPair] | None = PrivateAttr(None)
+    _folder: str | None = PrivateAttr(None)
+
+    @property
+    def url_key_pairs(self) -> list[EndpointPair]:
+        """Endpoints searched for models, as (base_url, key, variable); `None` reads them again.
+
+        By default those whose keys are in the environment.
+        """
+        if self._pairs is None:
+            self._pairs = read_environment_pairs()
+        return self._pairs
+
+    @url_key_pairs.setter
+    def url_key_pairs(self, pairs: Any) -> None:
+        self._pairs = None if pairs is None else validate_pairs(pairs)
+
+    @property
+    def cache_dir(self) -> str:
+        """Folder of the answer cache (answers.sqlite); by default that of all of this toolkit."""
+        return self._folder or str(cache_folder())
+
+    @cache_dir.setter
+    def cache_dir(self, folder: str | Path | None) -> None:
+        self._folder = str(folder) if folder else None
+
+    @property
+    def client_cache(self) -> dict[str, "EndpointClient | NoClientForModel"]:
+        """Endpoint of each model looked up in this process, or the reason why it has none."""
+        return ENDPOINT_INDEX.found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Change a setting.
+
+        Raises:
+            UserError: It does not exist, or the value is invalid.
+        """
+        if name[0] != "_":
+            self._require(name)
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            hints = get_type_hints(type(self), include_extras=True)
+            raise explain(error, {key: hints[key] for key in FIELDS}, "Config") from None
+
+    def _require(self, name: str) -> None:
+        known = [*FIELDS, "url_key_pairs", "cache_dir"]
+        if name not in known:
+            matches = get_close_matches(name, known, 1)
+            suggestion = f"did you mean {matches[0]}? " if matches else ""
+            raise InvalidArgument(
+                f"Config.{name}: no such setting; {suggestion}there are {', '.join(known)}"
+            )
+
+    def reset(self) -> None:
         """Restore all defaults and read the environment again."""
-        for key, value in DEFAULTS.items():
-            setattr(cls, key, value)
-        cls.models, cls.url_key_pairs, cls.cache_dir = {}, None, None  # type: ignore[assignment]
+        for name, field in FIELDS.items():
+            setattr(self, name, {} if name == "models" else field.default)
+        self.url_key_pairs, self.cache_dir = None, None  # type: ignore[assignment]
         ENDPOINT_INDEX.clear_all()
 
-    @classmethod
-    def client_for_model(cls, model: str) -> EndpointClient:
+    def client_for_model(self, model: str) -> "EndpointClient":
         """Return the endpoint of a model.
 
         An endpoint that was found before is remembered across processes. Otherwise a single token
@@ -60,24 +160,321 @@ class Config(CompareSettings, metaclass=_ConfigMeta):
         """
         return ENDPOINT_INDEX.find_client(model, certain=True)
 
-    @classmethod
     @contextmanager
-    def override(cls, **values: Any) -> Iterator[None]:
+    def override(self, **values: Any) -> Iterator[None]:
         """Override settings inside a `with` block, for all threads.
 
         Raises:
-            InvalidArgument: A setting does not exist.
+            UserError: A setting does not exist, or its value is invalid.
         """
-        known = [*DEFAULTS, "cache_dir", "url_key_pairs", "models"]
-        if strange := [key for key in values if key not in known]:
-            raise InvalidArgument(
-                f"Config.override: unknown setting {strange[0]}; there are {', '.join(known)}"
-            )
-        previous = {key: getattr(cls, key) for key in values}
+        for name in values:
+            self._require(name)
+        previous = {name: getattr(self, name) for name in values}
         try:
-            for key, value in values.items():
-                setattr(cls, key, value)
+            for name, value in values.items():
+                setattr(self, name, value)
             yield
         finally:
-            for key, value in previous.items():
-                setattr(cls, key, value)
+            for name, value in previous.items():
+                setattr(self, name, value)
+
+
+FIELDS = CompareConfig.model_fields
+
+Config = CompareConfig()
+"""The settings of this process."""
+
+
+def read_environment_pairs() -> list[EndpointPair]:
+    """Return the endpoints whose keys are in the environment, sorted by variable name.
+
+    If OPENAI_BASE_URL is set, OPENAI_API_KEY belongs to that server, which may need no key.
+    """
+    found = []
+    base_url = os.environ.get(BASE_URL_VARIABLE, "").strip()
+    if base_url:
+        found.append((base_url, os.environ.get("OPENAI_API_KEY", "").strip(), BASE_URL_VARIABLE))
+    for variable in sorted(os.environ):
+        for prefix, url in ENDPOINT_URLS.items():
+            key = os.environ[variable].strip()
+            overridden = base_url and variable == "OPENAI_API_KEY"
+            if key and not overridden and (variable == prefix or variable.startswith(f"{prefix}_")):
+                found.append((url, key, variable))
+    return found
+
+
+def validate_pairs(pairs: Any) -> list[EndpointPair]:
+    """Return a list of endpoints.
+
+    Raises:
+        InvalidArgument: They are malformed; the message does not contain keys.
+    """
+    form = "a list of (base_url, key, name of the key's variable)"
+    if not isinstance(pairs, list | tuple):
+        raise InvalidArgument(f"Config.url_key_pairs: must be {form}")
+    found = []
+    for number, pair in enumerate(pairs):
+        texts = isinstance(pair, tuple | list) and all(isinstance(part, str) for part in pair)
+        if not texts or len(pair) not in (2, 3):
+            raise InvalidArgument(f"Config.url_key_pairs[{number}]: must be one of {form}")
+        found.append((pair[0], pair[1], pair[2] if len(pair) == 3 else f"KEY_{number}"))
+    return found
+
+
+def open_answer_cache() -> Cache:
+    """Open the cache file in the current `Config.cache_dir`."""
+    return _open_cache_file(str(Path(Config.cache_dir).expanduser() / "answers.sqlite"))
+
+
+@lru_cache(maxsize=16)
+def _open_cache_file(file: str) -> Cache:
+    return Cache(file)
+
+
+class EndpointClient:
+    """An endpoint with a key, as `Config.client_for_model` returns it.
+
+    If the `openai` package is installed, all other attributes, such as `chat`, are those of its
+    client.
+
+    Args:
+        base_url: URL without /chat/completions.
+        api_key: Key of the endpoint; no string of this object contains it.
+        variable: Name of the environment variable of the key.
+    """
+
+    def __init__(self, base_url: str, api_key: str, variable: str | None = None) -> None:
+        self.base_url, self.api_key, self.variable = str(base_url), api_key, variable
+
+    def __repr__(self) -> str:
+        return f"Client({self.base_url!r}, key of {self.variable})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._sdk, name)
+
+    @cached_property
+    def _sdk(self) -> Any:
+        try:
+            from openai import OpenAI
+        except ImportError:
+            raise UserError("this requires the openai package: pip install openai") from None
+        return OpenAI(base_url=self.base_url, api_key=self.api_key)
+
+
+class KeyedClient(HttpClient):
+    """Chat client with a given key instead of one from the environment."""
+
+    def __init__(self, name: str, client: EndpointClient, limits: Limits) -> None:
+        super().__init__(name, chat_url(client.base_url), None, limits)
+        # Used in messages only; it need not be the name of a variable.
+        self.api_key_env = client.variable or None
+        self._key: str | None = client.api_key or None
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a client with a key in memory cannot be stored")
+
+    def read_api_key(self) -> str | None:
+        """Return the given key."""
+        return self._key
+
+
+CREATE_ENDPOINT_TABLE = (
+    "CREATE TABLE IF NOT EXISTS places "
+    "(model TEXT, among TEXT, url TEXT, variable TEXT, time REAL, PRIMARY KEY (model, among))"
+)
+
+
+def _run_statement(statement: str, values: tuple[Any, ...]) -> list[Any]:
+    """Run a statement on the table of endpoints, and return its rows."""
+
+    def work(connection: sqlite3.Connection) -> list[Any]:
+        connection.execute(CREATE_ENDPOINT_TABLE)
+        return connection.execute(statement, values).fetchall()
+
+    return open_answer_cache().run(work)
+
+
+def _endpoints_as_json(endpoints: Sequence[EndpointPair]) -> str:
+    """Return the endpoints without their keys."""
+    return json.dumps([(url, variable) for url, _, variable in endpoints])
+
+
+MODEL_NAME_PATTERNS = {
+    "api.openai.com": re.compile(r"(?!tinker:)[^/]+"),
+    "api.anthropic.com": re.compile(r"claude[^/]*"),
+    "openrouter.ai": re.compile(r"(?!tinker:)[^/]+/.+"),
+    "tinker.thinkingmachines.dev": re.compile(r"tinker:.+|[^/]+/.+"),
+}
+"""Pattern of the model names of a host; any other host may have any model."""
+
+LOCAL_PREFIXES = ("local", "llm", "function", "moa", "consortium")
+"""Prefixes of names that belong to no endpoint."""
+
+FOLDER_PREFIXES = {"search": "local/search", "initial_experts": "local"}
+"""Folders whose models are named by their path."""
+
+PROBE_LIMITS = Limits(connect_timeout=10.0, timeout=30.0, retries=1)
+"""Limits of probes: an unreachable endpoint must fail within seconds."""
+
+
+def may_host_model(base_url: str, model: str) -> bool:
+    """Return whether an endpoint can have a model of this name."""
+    form = MODEL_NAME_PATTERNS.get(urlsplit(base_url).hostname or "")
+    return form is None or form.fullmatch(model) is not None
+
+
+class EndpointIndex:
+    """Index of discovered endpoints.
+
+    Attributes:
+        found: By model: its endpoint, or the error that it has none; valid for the current pairs.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, EndpointClient | NoClientForModel] = {}
+        self._certain: set[str] = set()
+        self._seen: list[EndpointPair] | None = None
+        self._lock, self._locks = threading.Lock(), dict[str, threading.Lock]()
+
+    def clear_all(self) -> None:
+        """Clear the index of this process; endpoints stored by earlier processes remain."""
+        self._seen = None
+        self.found.clear()
+        self._certain.clear()
+
+    def find_client(self, model: str, certain: bool = False) -> EndpointClient:
+        """Return the endpoint of a model.
+
+        Args:
+            model: Name of the model.
+            certain: Probe even a single candidate; otherwise its first request decides.
+
+        Raises:
+            NoClientForModel: No endpoint has the model.
+        """
+        if model.partition("/")[0] in (*LOCAL_PREFIXES, *FOLDER_PREFIXES):
+            raise NoClientForModel(f"{model}: runs in this process, not at an endpoint")
+        with self._lock:
+            lock = self._locks.setdefault(model, threading.Lock())
+        with lock:  # several threads may look for one model
+            pairs = self._refresh_pairs()
+            previous = self.found.get(model)
+            failed = isinstance(previous, NoClientForModel) and not previous.lasting
+            if previous is None or failed or (certain and model not in self._certain):
+                self.found[model] = self._search_model(model, pairs, certain)
+            found = self.found[model]
+        if isinstance(found, NoClientForModel):
+            raise found
+        return found
+
+    def mark_confirmed(self, model: str) -> None:
+        """Store that the model has answered at its endpoint."""
+        found = self.found.get(model)
+        if model not in self._certain and isinstance(found, EndpointClient):
+            pairs = self._refresh_pairs()
+            self._save(model, [p for p in pairs if may_host_model(p[0], model)], found)
+
+    def mark_missing(self, model: str) -> None:
+        """Forget the endpoint of a model, so that it is searched again."""
+        self.found.pop(model, None)
+        self._certain.discard(model)
+        _run_statement("DELETE FROM places WHERE model = ?", (model,))
+
+    def _save(self, model: str, endpoints: Sequence[EndpointPair], client: EndpointClient) -> None:
+        self._certain.add(model)
+        among = _endpoints_as_json(endpoints)
+        row = (model, among, client.base_url, client.variable, time.time())
+        _run_statement("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", row)
+
+    def _refresh_pairs(self) -> list[EndpointPair]:
+        """Return the pairs sorted by variable; the index is cleared if they have changed."""
+        pairs = sorted(Config.url_key_pairs, key=lambda pair: pair[2])
+        with self._lock:
+            if pairs != self._seen:
+                self.clear_all()
+                self._seen = pairs
+        return pairs
+
+    def _search_model(
+        self, model: str, pairs: list[EndpointPair], certain: bool
+    ) -> EndpointClient | NoClientForModel:
+        endpoints = [pair for pair in pairs if may_host_model(pair[0], model)]
+        if not endpoints:
+            return NoClientForModel(f"{model}: {_no_endpoint_message(pairs)}")
+        query = "SELECT url, variable FROM places WHERE model = ? AND among = ?"
+        rows = _run_statement(query, (model, _endpoints_as_json(endpoints)))
+        known = next((pair for pair in endpoints if (pair[0], pair[2]) in rows), None)
+        if known is not None:
+            self._certain.add(model)
+            return EndpointClient(*known)
+        if len(endpoints) == 1 and not certain:
+            return EndpointClient(*endpoints[0])
+        with ThreadPoolExecutor(len(endpoints)) as threads:
+            errors = list(threads.map(lambda pair: _probe_endpoint(model, pair), endpoints))
+        for pair, error in zip(endpoints, errors, strict=True):
+            if error is None:
+                self._save(model, endpoints, client := EndpointClient(*pair))
+                return client
+            if Config.verbose:
+                print(f"{pair[0]}, key of {pair[2]}: {error}", file=sys.stderr)
+        missing = NoClientForModel(
+            f"{model}: none of {len(endpoints)} endpoints has it; error of the first: {errors[0]}"
+        )
+        missing.lasting = any(isinstance(one, ConnectionFailed | RequestTimeout) for one in errors)
+        return missing
+
+
+ENDPOINT_INDEX = EndpointIndex()
+"""Index of this process."""
+
+
+REASONING_MODEL_PATTERN = re.compile(r"o1|o3|o4|gpt-5")
+"""Prefix of the names of OpenAI's reasoning models, after a vendor's name if any."""
+
+
+def is_reasoning_model(model: str) -> bool:
+    """Return whether this is one of OpenAI's reasoning models, at any router."""
+    return bool(REASONING_MODEL_PATTERN.match(model.rsplit("/", 1)[-1]))
+
+
+def build_probe(model: str) -> dict[str, Any]:
+    """Return the parameters of the request that probes whether an endpoint has a model."""
+    params = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "timeout": 30}
+    if not is_reasoning_model(model):
+        return {**params, "max_tokens": 1}
+    effort = "none" if model.rsplit("/", 1)[-1].startswith("gpt-5.") else "low"
+    return {**params, "max_completion_tokens": 32, "reasoning_effort": effort}
+
+
+def _probe_endpoint(model: str, pair: EndpointPair) -> UserError | None:
+    """Return why an endpoint does not have a model; `None` if it has."""
+    params = build_probe(model)
+    timeout = params.pop("timeout", None)
+
+    def read(_: int, content: Any) -> Any:
+        if isinstance(content, BadRequest):
+            raise content
+        return content["choices"]
+
+    try:
+        client = KeyedClient(model, EndpointClient(*pair), PROBE_LIMITS)
+        client.run_calls([Call(params, timeout=timeout)], read)
+    except UserError as error:
+        return error
+    return None
+
+
+def _no_endpoint_message(pairs: Sequence[EndpointPair]) -> str:
+    """Explain why no endpoint can have a model."""
+    if pairs:
+        hosts = ", ".join(dict.fromkeys(urlsplit(pair[0]).netloc for pair in pairs))
+        return (
+            f"no model at {hosts} can have this name; add a prefix, as in local/rooms or "
+            "PROVIDER/MODEL, or add an endpoint to Config.url_key_pairs"
+        )
+    return (
+        f"the model's location is unknown: set one of {', '.join(ENDPOINT_URLS)}, or "
+        "Config.url_key_pairs; or add a prefix, as in local/rooms, ollama/NAME or PROVIDER/MODEL"
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swarm.compare.sampling.types import SampleOutcome
+from swarm.compare.sampling import SampleOutcome
 from swarm.errors import InvalidArgument
 from swarm.models.base import Completion, sum_usage
 

@@ -1,24 +1,13 @@
 """Model-specific request parameters, added before a request is sent."""
 
-import re
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
-from swarm.compare.settings import CompareSettings
+from swarm.compare.config import Config, build_probe, is_reasoning_model
 from swarm.errors import InvalidArgument
 
 Selector = Callable[[str], bool]
 PrepareFunction = Callable[[dict[str, Any], str], dict[str, Any]]
-
-REASONING_MODEL_PATTERN = re.compile(r"(o1|o3|o4|gpt-5)")
-"""Prefix of the names of OpenAI's reasoning models, after a vendor's name if any."""
-
-
-@lru_cache(maxsize=1024)
-def is_reasoning_model(model: str) -> bool:
-    """Return whether this is one of OpenAI's reasoning models, at any router."""
-    return bool(REASONING_MODEL_PATTERN.match(model.rsplit("/", 1)[-1]))
 
 
 def _add_model_name(params: dict[str, Any], model: str) -> dict[str, Any]:
@@ -26,7 +15,7 @@ def _add_model_name(params: dict[str, Any], model: str) -> dict[str, Any]:
 
 
 def _add_reasoning_effort(params: dict[str, Any], model: str) -> dict[str, Any]:
-    return {"reasoning_effort": CompareSettings.reasoning_effort, **params}
+    return {"reasoning_effort": Config.reasoning_effort, **params}
 
 
 def _use_completion_tokens(params: dict[str, Any], model: str) -> dict[str, Any]:
@@ -38,31 +27,33 @@ def _use_completion_tokens(params: dict[str, Any], model: str) -> dict[str, Any]
     return {**others, "max_completion_tokens": params["max_tokens"]}
 
 
-def _builtin_handlers() -> list[tuple[Selector, PrepareFunction]]:
-    return [
-        (lambda model: True, _add_model_name),
-        (is_reasoning_model, _add_reasoning_effort),
-        (is_reasoning_model, _use_completion_tokens),
-    ]
+BUILTIN_HANDLERS: tuple[tuple[Selector, PrepareFunction], ...] = (
+    (lambda model: True, _add_model_name),
+    (is_reasoning_model, _add_reasoning_effort),
+    (is_reasoning_model, _use_completion_tokens),
+)
 
 
-def validate_params(params: dict[str, Any], model: str) -> dict[str, Any]:
+def validate_params(params: Any, model: str) -> dict[str, Any]:
     """Return the parameters if they are well-formed; the endpoint may still reject them.
 
     Raises:
         InvalidArgument: "messages" is not a list of turns, or a token limit is not an integer.
     """
-    turns = params.get("messages")
+    turns = params.get("messages") if isinstance(params, dict) else None
     valid = isinstance(turns, list) and all(
         isinstance(turn, dict) and isinstance(turn.get("content"), str | list | None)
         for turn in turns
     )
     if not valid:
-        raise InvalidArgument(f"{model}: messages={turns!r:.60} is not a list of turns")
+        raise InvalidArgument(
+            f"{model}: {params!r:.60} is not a dict with "
+            '"messages": [{"role": ..., "content": ...}]'
+        )
     for key in ("max_tokens", "max_completion_tokens"):
         if not isinstance(params.get(key), int | None):
             raise InvalidArgument(f"{model}: {key}={params[key]!r:.60}: must be an integer")
-    return params
+    return dict(params)
 
 
 class ModelAdapter:
@@ -72,7 +63,7 @@ class ModelAdapter:
     changes the parameters changes the cache key.
     """
 
-    _handlers = _builtin_handlers()
+    _handlers: ClassVar[list[tuple[Selector, PrepareFunction]]] = [*BUILTIN_HANDLERS]
 
     @classmethod
     def register(cls, model_selector: Selector, prepare_function: PrepareFunction) -> None:
@@ -82,41 +73,27 @@ class ModelAdapter:
             model_selector: Called with a model's name; returns whether the handler applies.
             prepare_function: Called with the parameters and the model's name; returns the
                 parameters, and may modify them in place.
-
-        Raises:
-            InvalidArgument: An argument is not callable.
         """
-        if not (callable(model_selector) and callable(prepare_function)):
-            raise InvalidArgument("ModelAdapter.register: must be given two functions")
         cls._handlers.append((model_selector, prepare_function))
 
     @classmethod
     def reset(cls) -> None:
         """Remove all registered handlers."""
-        cls._handlers = _builtin_handlers()
+        cls._handlers[:] = BUILTIN_HANDLERS
 
     @classmethod
     def prepare(cls, params: dict[str, Any], model: str) -> dict[str, Any]:
         """Return the parameters after all matching handlers.
 
         Raises:
-            InvalidArgument: A handler does not return a dict.
+            InvalidArgument: The result is not well-formed.
         """
         for selects, prepared in cls._handlers:
             if selects(model):
-                params = prepared(params, model)
-                if not isinstance(params, dict):
-                    name = getattr(prepared, "__name__", "a handler")
-                    raise InvalidArgument(
-                        f"ModelAdapter: {name} gave {params!r:.60} in place of a dict"
-                    )
+                params = validate_params(prepared(params, model), model)
         return params
 
     @classmethod
     def test_request_params(cls, model: str) -> dict[str, Any]:
         """Return the parameters of the request that probes whether an endpoint has a model."""
-        params = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "timeout": 30}
-        if not is_reasoning_model(model):
-            return {**params, "max_tokens": 1}
-        effort = "none" if model.rsplit("/", 1)[-1].startswith("gpt-5.") else "low"
-        return {**params, "max_completion_tokens": 32, "reasoning_effort": effort}
+        return build_probe(model)

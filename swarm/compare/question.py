@@ -1,23 +1,29 @@
 """Questions: requests to models, the number of samples, and the data frame of the answers.
 
-Contains the base class `Question`, its `plot` and `view`, and the run of several questions over
-several groups of models in one pool.
+Contains the base class `Question`, the run of several questions over several groups of models in
+one pool, and questions in YAML.
 """
 
 import copy
 import json
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from itertools import chain, cycle, islice
+from itertools import chain, count, cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, get_type_hints
 
-from swarm.compare import validation, yaml_loader
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator
+
+from swarm._util.files import read_yaml
+from swarm._util.settings import Positive, explain
+from swarm.compare.config import EXACT, Config, open_answer_cache
 from swarm.compare.dataframe import (
     ColumnLayout,
     ParaphraseBlock,
@@ -26,164 +32,96 @@ from swarm.compare.dataframe import (
     copy_request,
     print_failures,
 )
-from swarm.compare.judge_cache import CacheOnlyReplay, content_as_text, replay_from_cache
-from swarm.compare.sampling.backends import open_answer_cache
-from swarm.compare.sampling.scheduler import reduce_gc_frequency, run_scripts
-from swarm.compare.sampling.types import ModelCall, SampleRequest, Script
+from swarm.compare.sampling import (
+    ModelCall,
+    SampleRequest,
+    Script,
+    reduce_gc_frequency,
+    replay_scripts,
+    run_scripts,
+)
+from swarm.compare.view import require_frame, view
 from swarm.errors import InvalidArgument, UserError, missing_extra_error
 
 if TYPE_CHECKING:
     import pandas as pd
 
+QUESTION_TYPES = ("free_form", "next_token", "rating", "free_form_judge", "rating_judge")
+"""Types of questions; the class of free_form is `swarm.compare.question_types.FreeForm`."""
 
-class PlotDescriptor:
-    """`Question.plot(df, ...)` and `question.plot(models or df, ...)`; see `swarm.compare.plots`.
+NAME_PATTERN = re.compile(r"[a-zA-Z0-9_\-\[\].()]+")
+UNNAMED_QUESTION = "__unnamed"
 
-    The keys are those of `swarm.compare.plots.plot`. For a question that gives ratings the column
-    "probs" is plotted, and groups are in the given order.
+Content = str | list[dict[str, Any]]
+"""Content of a turn: a text, or a list of parts in the chat format."""
+
+
+def check_conversation(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Check that each turn has a role, and the last one has content."""
+    content = turns[-1].get("content") if turns else None
+    if not all(isinstance(turn.get("role"), str) for turn in turns) or not content:
+        raise ValueError('a conversation is [{"role": "user", "content": "..."}, ...]')
+    return turns
+
+
+Conversation = Annotated[list[dict[str, Any]], AfterValidator(check_conversation)]
+
+
+class FrameMethod:
+    """A method that takes a data frame on the class, and models or a data frame on an instance.
+
+    Args:
+        function: Called with the question or `None`, and the arguments.
     """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
 
     def __get__(self, question: "Question | None", kind: type) -> Any:
-        return plot_frame if question is None else partial(plot_question, question)
+        return partial(self.function, question)
 
 
-class ViewDescriptor:
-    """`Question.view(df, ...)` and `question.view(models or df, ...)`; see `swarm.compare.view`."""
+def load_frame(question: "Question | None", data: Any, method: str) -> "pd.DataFrame":
+    """Return a data frame, or that of the answers of models to a question.
 
-    def __get__(self, question: "Question | None", kind: type) -> Any:
-        return view_frame if question is None else partial(view_question, question)
-
-
-FRAME_PLOT_ARGUMENTS = (
-    "selected_categories",
-    "selected_answers",
-    "min_fraction",
-    "colors",
-    "title",
-    "filename",
-)
-"""Further positional arguments of `Question.plot`, in llmcomp's order."""
-
-QUESTION_PLOT_ARGUMENTS = FRAME_PLOT_ARGUMENTS[1:]
-"""Those of `plot` on an instance."""
+    Raises:
+        InvalidArgument: The data is neither.
+    """
+    if question is not None and isinstance(data, Mapping):
+        return question.df(data)
+    return require_frame(method, data, "a mapping of models or " if question else "")  # type: ignore[no-any-return]
 
 
-def plot_frame(
-    df: Any,
+def plot_answers(
+    question: "Question | None",
+    data: Any,
     category_column: str = "group",
     answer_column: str | None = None,
-    *further: Any,
     **more: Any,
 ) -> Any:
-    """Plot a data frame.
+    """Plot answers; see `swarm.compare.plots.plot`.
 
-    Raises:
-        InvalidArgument: `df` is not a data frame.
-    """
-    plot = _import_plot()
-    more |= _name_arguments(FRAME_PLOT_ARGUMENTS, further)
-    return plot(require_frame("plot", df), answer_column, category_column, **more)
-
-
-def _name_arguments(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
-    """Map positional arguments to their names.
-
-    Raises:
-        TypeError: There are too many.
-    """
-    if len(values) > len(names):
-        raise TypeError(f"plot takes at most {3 + len(names)} positional arguments")
-    return dict(zip(names, values, strict=False))
-
-
-def plot_question(
-    question: "Question",
-    models_or_df: Any,
-    category_column: str = "group",
-    answer_column: str | None = None,
-    *further: Any,
-    **more: Any,
-) -> Any:
-    """Plot the answers of models to a question."""
-    plot = _import_plot()
-    more |= _name_arguments(QUESTION_PLOT_ARGUMENTS, further)
-
-    if isinstance(models_or_df, Mapping):
-        df = question.df(models_or_df)
-        if category_column in ("group", "model"):
-            more.setdefault("selected_categories", list(dict.fromkeys(df[category_column])))
-    else:
-        df = require_frame("plot", models_or_df, "a mapping of models or ")
-    if answer_column is None:
-        answer_column = "probs" if question.type() == "rating" else "answer"
-    return plot(df, category_column=category_column, answer_column=answer_column, **more)
-
-
-def view_frame(df: Any, **more: Any) -> Any:
-    """View a data frame.
-
-    Raises:
-        InvalidArgument: `df` is not a data frame.
-    """
-    from swarm.compare.view import view
-
-    return view(require_frame("view", df), **more)
-
-
-def view_question(question: "Question", models_or_df: Any, **more: Any) -> Any:
-    """View the answers of models to a question."""
-    from swarm.compare.view import view
-
-    if isinstance(models_or_df, Mapping):
-        return view(question.df(models_or_df), **more)
-    return view(require_frame("view", models_or_df, "a mapping of models or "), **more)
-
-
-def require_frame(method: str, value: Any, also: str = "") -> Any:
-    """Return the value if it is a data frame.
-
-    Raises:
-        InvalidArgument: It is not.
-    """
-    import pandas as pd
-
-    if not isinstance(value, pd.DataFrame):
-        raise InvalidArgument(
-            f"{method} takes {also}a data frame, not {type(value).__name__}; "
-            f"models are shown by a question: question.{method}(models)"
-        )
-    return value
-
-
-def _import_plot() -> Any:
-    """Import the plot function.
-
-    Raises:
-        UserError: A library of the extra is missing.
+    For a question that gives ratings the column "probs" is plotted, and groups of models are in
+    the given order.
     """
     try:
         from swarm.compare.plots import plot
     except ImportError as error:
         raise missing_extra_error(error, "compare") from None
-    return plot
+    df = load_frame(question, data, "plot")
+    if isinstance(data, Mapping) and category_column in ("group", "model"):
+        more.setdefault("selected_categories", list(dict.fromkeys(df[category_column])))
+    if question is not None and answer_column is None:
+        answer_column = "probs" if question.type() == "rating" else "answer"
+    return plot(df, answer_column, category_column, **more)
 
 
-QUESTION_TYPES = {
-    "free_form": "swarm.compare.question_types.FreeForm",
-    "next_token": "swarm.compare.question_types.NextToken",
-    "rating": "swarm.compare.question_types.Rating",
-    "free_form_judge": "swarm.compare.judges.FreeFormJudge",
-    "rating_judge": "swarm.compare.judges.RatingJudge",
-}
-"""Class of each type of question."""
-
-
-class Question(ABC):
+class Question(BaseModel, ABC):
     """A prompt in several wordings, each sampled several times; `create` builds the type given.
 
     A custom type is a subclass with `row`, and `params` and `layout` where needed.
 
-    Args:
+    Attributes:
         name: Name for plots, reports and YAML; only letters, digits and _ - [ ] ( ) . are allowed.
         paraphrases: User turns, one per wording.
         messages: Instead of paraphrases: complete conversations in the chat format.
@@ -196,41 +134,66 @@ class Question(ABC):
         InvalidArgument: An argument is unknown or has an invalid value.
     """
 
-    judges_answers = False
-    """True for judges."""
+    model_config = EXACT
 
-    requests_per_row = 1
-    """Number of samples of the model's answer in one row."""
+    name: str = UNNAMED_QUESTION
+    paraphrases: Annotated[Sequence[Content], Field(min_length=1)] | None = None
+    messages: Annotated[Sequence[Conversation], Field(min_length=1)] | None = None
+    logit_bias: dict[int | str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    samples_per_paraphrase: Positive = 1
+    system: str | None = None
+    metadata: Sequence[dict[str, Any]] | None = None
 
-    def __init__(
-        self,
-        name: str | None = validation.UNNAMED_QUESTION,
-        paraphrases: Sequence[Any] | None = None,
-        messages: Sequence[Sequence[Mapping[str, Any]]] | None = None,
-        logit_bias: Mapping[int, float] | None = None,
-        samples_per_paraphrase: int = 1,
-        system: str | None = None,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
-        **unknown: Any,
-    ) -> None:
-        validation.refuse_unknown(self.type(), list(unknown), validation.list_arguments(type(self)))
-        self.name = validation.validate_name(name)
-        validated = validation.validate_conversations(paraphrases, messages, system)
-        self.paraphrases, self.messages = validated
-        self.system, self.logit_bias = system, validation.validate_logit_bias(logit_bias)
-        key = "samples_per_paraphrase"
-        self.samples_per_paraphrase = validation.validate_int(key, samples_per_paraphrase)
-        self.metadata = metadata
-        number = len(self.paraphrases or self.messages or ())
-        self.facts, self.fact_names = validation.parse_metadata(
-            metadata, number, self.layout.list_columns()
-        )
+    def __init__(self, **given: Any) -> None:
+        with self._explained():
+            super().__init__(**given)
+        if (self.paraphrases is None) == (self.messages is None):
+            raise InvalidArgument("a question needs either paraphrases=[...] or messages=[[...]]")
+        if self.system is not None and self.messages is not None:
+            raise InvalidArgument("system requires paraphrases; add it to messages as a first turn")
+        if self.metadata is not None:
+            number = len(self.as_messages())
+            if len(self.metadata) != number:
+                raise InvalidArgument(
+                    f"metadata must have one mapping for each of the {number} paraphrases; "
+                    f"there are {len(self.metadata)}"
+                )
+            taken = self.layout._replace(metadata=()).list_columns()
+            for name in self.layout.metadata:
+                if not isinstance(name, str) or not name or name in taken:
+                    raise InvalidArgument(
+                        f"metadata: {name!r} cannot be the name of a column; taken are "
+                        f"{', '.join(taken)}"
+                    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        with self._explained():
+            super().__setattr__(name, value)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except ValidationError as error:
+            hints = get_type_hints(type(self), include_extras=True)
+            fields = {name: hints[name] for name in type(self).model_fields}
+            raise explain(error, fields, "") from None
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _check_name(cls, name: Any) -> Any:
+        if name is None:
+            return UNNAMED_QUESTION
+        if isinstance(name, str) and not (NAME_PATTERN.fullmatch(name) and name.strip(".")):
+            raise ValueError(
+                f"{name!r} may contain only letters, digits and _ - [ ] ( ) . and not only dots"
+            )
+        return name
 
     @classmethod
     def type(cls) -> str:
         """Return the name of the type, as `create` takes it."""
-        name = cls.__name__
-        return "".join("_" * bool(n) * c.isupper() + c.lower() for n, c in enumerate(name))
+        return re.sub(r"(?<=.)([A-Z])", r"_\1", cls.__name__).lower()
 
     @staticmethod
     def create(**given: Any) -> Any:
@@ -240,10 +203,11 @@ class Question(ABC):
             InvalidArgument: The type does not exist, or it rejects an argument.
         """
         kind = given.pop("type", None)
-        if not isinstance(kind, str) or kind not in QUESTION_TYPES:
+        if kind not in QUESTION_TYPES:
             raise InvalidArgument(f"type={kind!r}: must be one of {', '.join(QUESTION_TYPES)}")
-        module, _, name = QUESTION_TYPES[kind].rpartition(".")
-        return getattr(import_module(module), name)(**given)
+        module = import_module("swarm.compare.question_types")
+        name = "".join(word.title() for word in kind.split("_"))
+        return getattr(module, name)(**given)
 
     @staticmethod
     def load_dict(name: str, file: str | Path | None = None) -> dict[str, Any]:
@@ -256,20 +220,22 @@ class Question(ABC):
         Raises:
             InvalidArgument: No question or several have this name, or it is malformed.
         """
-        return dict(yaml_loader.find_entry(name, file).fields)
+        return dict(find_entry(name, file).fields)
 
     @staticmethod
     def from_yaml(name: str, file: str | Path | None = None) -> Any:
         """Build the question of this name in YAML; see `load_dict` and `create`."""
-        return build_question(yaml_loader.find_entry(name, file))
+        return build_question(find_entry(name, file))
 
-    view = ViewDescriptor()
-    plot = PlotDescriptor()
+    plot: ClassVar[Any] = FrameMethod(plot_answers)
+    view: ClassVar[Any] = FrameMethod(
+        lambda question, data, **more: view(load_frame(question, data, "view"), **more)
+    )
 
     def as_messages(self) -> list[list[dict[str, Any]]]:
         """Return a copy of each paraphrase's conversation, in the chat format."""
         if self.messages is not None:
-            return copy.deepcopy(self.messages)
+            return [copy.deepcopy(turns) for turns in self.messages]
         return [self.turns(copy.deepcopy(one)) for one in self.paraphrases or ()]
 
     def turns(self, said: Any) -> list[dict[str, Any]]:
@@ -302,7 +268,8 @@ class Question(ABC):
     @property
     def layout(self) -> ColumnLayout:
         """Columns of the data frame that are specific to this type and question."""
-        return ColumnLayout(metadata=getattr(self, "fact_names", ()))
+        names = dict.fromkeys(name for one in self.metadata or () for name in one)
+        return ColumnLayout(metadata=tuple(names))
 
     @abstractmethod
     def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
@@ -310,8 +277,8 @@ class Question(ABC):
 
         Args:
             call: Request of one paraphrase to one model.
-            sample: Index of the row among those of `call`, from 0; it uses the samples from
-                `sample * requests_per_row` up to the next row's first.
+            sample: Index of the row among those of `call`, from 0. A row of n samples uses those
+                from `sample * n` up to the next row's first.
         """
 
     def scripts(
@@ -324,6 +291,10 @@ class Question(ABC):
             during: Closed after the last script has ended.
         """
         return (self.row(call, sample) for call, sample in rows)
+
+    def judge_scripts(self, question: Any, answers: Iterable[str]) -> list[Script[Any]]:
+        """Return the scripts of the verdicts of the question's judges on some answers."""
+        return []
 
     def df(
         self, model_groups: Mapping[str, Sequence[str]], details: bool = False
@@ -341,24 +312,36 @@ class Question(ABC):
         Raises:
             InvalidArgument: The models are not a mapping of lists.
         """
-        return self.many([self], [model_groups], details)[0]
+        return self.many([self], model_groups, details)[0]
 
     @staticmethod
     def many(
-        questions: "Sequence[Question]", model_groups: Any, details: bool = False
+        questions: "Sequence[Question]",
+        model_groups: Mapping[str, Sequence[str]],
+        details: bool = False,
     ) -> "list[pd.DataFrame]":
         """Run several questions at once and return the data frame of each.
 
         Args:
             questions: Questions, which share the workers of `Config.max_workers`.
-            model_groups: Groups of all questions, or a list with those of each.
+            model_groups: Groups of all questions.
             details: See `df`.
 
         Raises:
-            InvalidArgument: As `df`; or the number of groups differs from that of questions.
+            InvalidArgument: As `df`.
         """
-
-        return ask_questions(questions, model_groups, details)
+        plans = [QuestionPlan(one, parse_model_groups(model_groups)) for one in questions]
+        try:
+            import pandas  # noqa: F401
+        except ImportError as error:
+            raise missing_extra_error(error, "compare") from None
+        for plan in plans:
+            plan.question.layout.list_columns(details)
+        with reduce_gc_frequency():
+            return [
+                build_frame(plan.question.layout, plan.groups, blocks, details)
+                for plan, blocks in zip(plans, ask_plans(plans), strict=True)
+            ]
 
     def get_results(self, models: Sequence[str]) -> "list[Result]":
         """Query the models, or read their cached answers, without a data frame.
@@ -371,8 +354,8 @@ class Question(ABC):
         """
         if not isinstance(models, str) and not models:
             return []
-        plans = build_plans([self], {"all": models})
-        if len(plans[0].models) < len(models):
+        plan = QuestionPlan(self, parse_model_groups({"all": models}))
+        if len(plan.models) < len(models):
             raise InvalidArgument("get_results: each model may be named once")
         return [
             Result(
@@ -390,7 +373,7 @@ class Question(ABC):
                     for row in block.rows
                 ],
             )
-            for model, blocks in ask_plans(plans)[0].items()
+            for model, blocks in ask_plans([plan])[0].items()
         ]
 
     def many_models_execute(self, models: Sequence[str]) -> "list[Result]":
@@ -409,7 +392,24 @@ class Question(ABC):
         Returns:
             Whether anything was deleted.
         """
-        return forget_answers(self, model, judges)
+        calls = [ModelCall(model, self.params(messages)) for messages in self.as_messages()]
+        number = self.samples_per_paraphrase
+        deleted = 0
+        for first in count(0, number):
+            keys = []
+            for call in calls:
+                samples = range(first, first + number)
+                rows, used = replay_scripts(self.row(call, sample) for sample in samples)
+                keys += used
+                if judges:
+                    answers = {row.columns["answer"] for row in rows if row}
+                    question = call.params["messages"][-1]["content"]
+                    keys += replay_scripts(self.judge_scripts(question, sorted(answers)))[1]
+            found = open_answer_cache().delete(list(dict.fromkeys(keys)))
+            deleted += found
+            if first and not found:  # earlier runs may have had more samples than there are now
+                break
+        return deleted > 0
 
 
 class Result(NamedTuple):
@@ -425,14 +425,17 @@ class Result(NamedTuple):
     data: list[dict[str, Any]]
 
 
+# Runs
+
+
 class QuestionPlan:
     """One question of an experiment with its groups of models."""
 
-    def __init__(self, question: "Question", groups: Mapping[str, list[str]]) -> None:
+    def __init__(self, question: Question, groups: Mapping[str, list[str]]) -> None:
         self.question, self.groups = question, groups
         self.models = list(dict.fromkeys(chain.from_iterable(groups.values())))
         self.messages = question.as_messages()
-        self.facts = validation.parse_metadata(question.metadata, len(self.messages), ())[0]
+        self.facts = question.metadata or [{}] * len(self.messages)
         self.calls = [
             ModelCall(model, question.params(messages))
             for model in self.models
@@ -474,92 +477,153 @@ class QuestionPlan:
         }
 
 
-def ask_questions(
-    questions: "Sequence[Question]", model_groups: Any, details: bool = False
-) -> "list[pd.DataFrame]":
-    """Return the data frame of each question; see `Question.many`."""
-    parts = build_plans(questions, model_groups)
-    try:
-        import pandas  # noqa: F401
-    except ImportError as error:
-        raise missing_extra_error(error, "compare") from None
-    for part in parts:
-        part.question.layout.list_columns(details)
-    with reduce_gc_frequency():
-        return [
-            build_frame(part.question.layout, part.groups, blocks, details)
-            for part, blocks in zip(parts, ask_plans(parts), strict=True)
-        ]
-
-
-def ask_plans(parts: Sequence[QuestionPlan]) -> list[dict[str, list[ParaphraseBlock]]]:
+def ask_plans(plans: Sequence[QuestionPlan]) -> list[dict[str, list[ParaphraseBlock]]]:
     """Return the answers to each question by model; print how many failed."""
-    title = parts[0].question.name if len(parts) == 1 else f"{len(parts)} questions"
+    title = plans[0].question.name if len(plans) == 1 else f"{len(plans)} questions"
     found = []
     with reduce_gc_frequency():
         with ExitStack() as during:
-            rows = iter(run_all(parts, during, title))
-        for part in parts:
-            found.append(part.take_blocks(rows))
-            print_failures(part.question.name, found[-1])
+            scripts = (plan.question.scripts(plan.iter_requests(), during) for plan in plans)
+            results = run_scripts(
+                chain.from_iterable(scripts), title, partial(print_detectable, plans)
+            )
+        rows = chain.from_iterable(one if isinstance(one, list) else [one] for one in results)
+        for plan in plans:
+            found.append(plan.take_blocks(rows))
+            print_failures(plan.question.name, found[-1])
     return found
 
 
-def run_all(parts: Sequence[QuestionPlan], during: ExitStack, title: str) -> list[SampleRow]:
-    """Return the rows of all questions, one question after the other."""
-    scripts = (part.question.scripts(part.iter_requests(), during) for part in parts)
-    frames = run_scripts(chain.from_iterable(scripts), title, lambda: print_detectable(parts))
-    return list(chain.from_iterable(one if isinstance(one, list) else [one] for one in frames))
-
-
-def print_detectable(parts: Sequence[QuestionPlan]) -> None:
+def print_detectable(plans: Sequence[QuestionPlan]) -> None:
     """Print to stderr which differences between the groups of each question are detectable."""
     from swarm.stats.summary_table import detectable
 
-    lines: dict[str, None] = {}
-    for part in parts:
-        if len(part.groups) > 1:
-            each = part.question.samples_per_paraphrase
-            lines[detectable(part.groups, len(part.messages), each)] = None
-    for line in lines:
+    lines = (
+        detectable(plan.groups, len(plan.messages), plan.question.samples_per_paraphrase)
+        for plan in plans
+        if len(plan.groups) > 1
+    )
+    for line in dict.fromkeys(lines):
         print(line, file=sys.stderr)
 
 
-def build_plans(questions: "Sequence[Question]", model_groups: Any) -> list[QuestionPlan]:
-    """Pair each question with its models.
+def parse_model_groups(groups: Any) -> dict[str, list[str]]:
+    """Return the models by group, without duplicates within a group.
 
     Raises:
-        InvalidArgument: They do not fit together.
+        InvalidArgument: The groups are malformed.
     """
-
-    if isinstance(questions, str | Question) or not isinstance(questions, Iterable):
-        raise InvalidArgument("many takes a list of questions")
-    questions = list(questions)
-    for one in questions:
-        if not isinstance(one, Question):
+    form = 'models are given as {"a group": ["a model", "another"], ...}'
+    if not isinstance(groups, Mapping) or not groups:
+        raise InvalidArgument(f"{form}, not as {groups!r:.80}")
+    found: dict[str, list[str]] = {}
+    for group, models in groups.items():
+        if not isinstance(group, str):
+            raise InvalidArgument(f"group {group!r}: its name must be a string; {form}")
+        # Any iterable, such as a column of a data frame, but no text.
+        listed = [] if isinstance(models, str) or not isinstance(models, Iterable) else [*models]
+        if not listed or not all(isinstance(one, str) and one.strip() for one in listed):
             raise InvalidArgument(
-                f"many takes a list of questions; {validation.shorten_repr(one)} is none"
+                f"group {group!r}: {models!r:.80} is not a list of models' names; {form}"
             )
-    if not isinstance(model_groups, list | tuple):
-        groups = [validation.parse_model_groups(model_groups)] * len(questions)
-    elif len(model_groups) != len(questions):
+        ordered = sorted(listed) if isinstance(models, set | frozenset) else listed
+        found[group] = list(dict.fromkeys(ordered))
+    return found
+
+
+# YAML
+
+EXPECTED_FORM = "a list of mappings, each with name, type and the type's arguments"
+
+
+class QuestionEntry(NamedTuple):
+    """One question of a file: its arguments, and its location for errors."""
+
+    file: Path
+    number: int
+    fields: Mapping[str, Any]
+
+    @property
+    def location(self) -> str:
+        """File and item, for errors."""
+        return f"{self.file}: item {self.number} ({self.fields['name']})"
+
+
+def load_entries(place: str | Path | None) -> tuple[list[QuestionEntry], list[InvalidArgument]]:
+    """Return the items of a file or of a folder's files, and the errors of malformed ones.
+
+    Args:
+        place: Folder or file; `None` is `Config.yaml_dir`.
+
+    Raises:
+        InvalidArgument: It does not exist.
+    """
+    path = Path(Config.yaml_dir if place is None else place).expanduser()
+    if not path.exists():
+        hint = "; set Config.yaml_dir to the folder of your questions" if place is None else ""
+        raise InvalidArgument(f"{path}: no such file or folder of questions in YAML{hint}")
+    yaml = (".yaml", ".yml")
+    files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix in yaml)
+    found: list[QuestionEntry] = []
+    wrong: list[InvalidArgument] = []
+    for file in files:
+        try:
+            content = read_yaml(file, "the questions") or []
+        except UserError as error:
+            wrong.append(InvalidArgument(str(error)))
+            continue
+        for number, fields in enumerate(content if isinstance(content, list) else [content], 1):
+            if isinstance(fields, dict) and isinstance(fields.get("name"), str):
+                found.append(QuestionEntry(file, number, fields))
+            else:
+                wrong.append(
+                    InvalidArgument(
+                        f"{file}: item {number} has no name; the file must be {EXPECTED_FORM}"
+                    )
+                )
+    return found, wrong
+
+
+def find_entry(name: str, place: str | Path | None = None) -> QuestionEntry:
+    """Return the item of this name; errors in other items are ignored.
+
+    Raises:
+        InvalidArgument: No item or several have this name.
+    """
+    found, wrong = load_entries(place)
+    named = [item for item in found if item.fields["name"] == name]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        locations = " and ".join(item.location for item in named)
         raise InvalidArgument(
-            "many takes the models of all questions, or a list with those of each: there are "
-            f"{len(questions)} questions and {len(model_groups)} mappings of models"
+            f"question {name!r} exists {len(named)} times: {locations}; rename one"
         )
-    else:
-        groups = [validation.parse_model_groups(one) for one in model_groups]
-    return [QuestionPlan(question, one) for question, one in zip(questions, groups, strict=True)]
+    names = [item.fields["name"] for item in found]
+    matches = get_close_matches(str(name), names, 1)
+    suggestion = f"did you mean {matches[0]}? There" if matches else "there"
+    broken = "".join(f"; also, {error}" for error in wrong)
+    raise InvalidArgument(
+        f"no question {name!r} in {Config.yaml_dir if place is None else place}; {suggestion} are: "
+        f"{', '.join(names) or 'none'}{broken}"
+    )
 
 
-def build_question(item: yaml_loader.QuestionEntry) -> Any:
-    """Build the question of an item.
+def build_question(item: QuestionEntry) -> Any:
+    """Build the question of an item; judges given by name are first looked up in the same file.
 
     Raises:
         InvalidArgument: It is invalid; the error names the file and the item.
     """
+    fields = dict(item.fields)
+    if isinstance(judges := fields.get("judges"), dict):
+        local = {one.fields["name"]: one.fields for one in load_entries(item.file)[0]}
+        fields["judges"] = {
+            column: local.get(one, one) if isinstance(one, str) else one
+            for column, one in judges.items()
+        }
     try:
-        return Question.create(**yaml_loader.resolve_local_judges(item))
+        return Question.create(**fields)
     except UserError as error:
         raise InvalidArgument(f"{item.location}: {error}") from None
     except TypeError:
@@ -572,63 +636,13 @@ def load_questions(place: str | Path) -> list[Question]:
     Raises:
         InvalidArgument: A question is invalid, two have one name, or there is none.
     """
-    found, wrong = yaml_loader.load_entries(place)
+    found, wrong = load_entries(place)
     if wrong:
         raise wrong[0]
-    first: dict[str, yaml_loader.QuestionEntry] = {}
-    for item in found:
-        if (other := first.setdefault(item.fields["name"], item)) is not item:
-            raise InvalidArgument(
-                f"{other.location} and {item.location} have the same name; rename one"
-            )
+    for name, number in Counter(item.fields["name"] for item in found).items():
+        if number > 1:
+            find_entry(name, place)
     questions = [item for item in found if not str(item.fields.get("type")).endswith("_judge")]
     if not questions:
-        raise InvalidArgument(
-            f"{place}: contains no questions; it must be {yaml_loader.EXPECTED_FORM}"
-        )
+        raise InvalidArgument(f"{place}: contains no questions; it must be {EXPECTED_FORM}")
     return [build_question(item) for item in questions]
-
-
-def forget_answers(question: Question, model: str, judges: bool = False) -> bool:
-    """Delete a model's cached answers to a question; see `Question.clear_cache`."""
-    calls = [ModelCall(model, question.params(messages)) for messages in question.as_messages()]
-    first, number = 0, question.samples_per_paraphrase
-    dropped = 0
-    while True:
-        # Earlier runs may have had more samples than this question has now.
-        rows = [
-            (
-                one,
-                replay_from_cache(
-                    question.row(one, sample) for sample in range(first, first + number)
-                ),
-            )
-            for one in calls
-        ]
-        keys = [key for _, replays in rows for one in replays for key in one.keys]
-        if judges:
-            keys += [
-                key for one, replays in rows for key in _judgement_keys(question, one, replays)
-            ]
-        found = open_answer_cache().delete(list(dict.fromkeys(keys)))
-        dropped += found
-        if first and not found:
-            return dropped > 0
-        first, number = first + number, max(number, first)
-
-
-def _judgement_keys(
-    question: Question, call: ModelCall, rows: Sequence[CacheOnlyReplay[Any]]
-) -> list[str]:
-    """Return the cache keys of the verdicts of the question's judges on these answers."""
-    question_text = content_as_text(call.params["messages"][-1]["content"])
-    answers = {row.result.columns["answer"] for row in rows if row.result}
-    judges = (getattr(question, "judges", None) or {}).values()
-    prompts = [
-        (judge, judge.template.fill(question_text, a)) for judge in judges for a in sorted(answers)
-    ]
-    return [
-        key
-        for one in replay_from_cache(j.judge(prompt) for j, prompt in prompts)
-        for key in one.keys
-    ]

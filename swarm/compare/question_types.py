@@ -1,72 +1,63 @@
-"""The types of questions: free text with optional judges, next-token probabilities, and ratings."""
+"""The types of questions: free text with optional judges, next tokens, ratings, and judges."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from swarm.compare import validation
+from pydantic import Field, field_validator
+
+from swarm._util.settings import Number, Positive
+from swarm.compare.config import AS_GIVEN
 from swarm.compare.dataframe import LEADING_COLUMNS, MIDDLE_COLUMNS, ColumnLayout, SampleRow
-from swarm.compare.judge_cache import Judge, JudgeRun, run_together
+from swarm.compare.judging import BaseJudge, JudgeRun, content_as_text, run_together
 from swarm.compare.question import Question
-from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.compare.ratings import RatingBounds, RatingResult, build_rating_params, read_rating
+from swarm.compare.sampling import ModelCall, SampleOutcome, SampleRequest, Script
 from swarm.compare.token_probs import (
+    MAX_TOP_LOGPROBS,
     count_answers,
     read_next_token,
-    resolve_sample_count,
-    validate_top_logprobs,
+    sample_count,
     with_logprobs,
     with_sampling,
 )
-from swarm.compare.token_probs.numbers import RatingBounds, build_rating_params, read_rating
 from swarm.errors import InvalidArgument, UserError
 
 RESERVED_COLUMNS = (*LEADING_COLUMNS, *MIDDLE_COLUMNS, "raw_answer", "probs", "error")
 RESERVED_SUFFIXES = ("_question", "_raw_answer", "_probs")
 """Reserved suffixes of judges' column names; see also `RESERVED_COLUMNS`."""
 
+TopLogprobs = Annotated[int, Field(ge=1, le=MAX_TOP_LOGPROBS)]
+"""Number of tokens that the endpoint reports at each position."""
 
-def resolve_judges(judges: Any) -> dict[str, Any] | None:
-    """Resolve the judges of a question.
+
+def resolve_judge(name: Any, setting: Any) -> BaseJudge:
+    """Return the judge of a column.
 
     Args:
-        judges: By column: a judge, its arguments, or its name in YAML; or `None`.
+        name: Column of the verdicts.
+        setting: A judge, its arguments, or its name in YAML.
 
     Raises:
-        InvalidArgument: A column is reserved, or a value does not define a judge.
+        InvalidArgument: The column is reserved, or the setting does not define a judge.
     """
-    if judges is None:
-        return None
-    if not isinstance(judges, Mapping):
-        raise InvalidArgument("judges must be a mapping: the column of each, and the judge")
-    for name in judges:
-        wrong = (
-            name in RESERVED_COLUMNS
-            or not isinstance(name, str)
-            or not name
-            or name.startswith("_")
+    text = name if isinstance(name, str) else ""
+    if not text or text[0] == "_" or text in RESERVED_COLUMNS or text.endswith(RESERVED_SUFFIXES):
+        raise InvalidArgument(
+            f"{name!r} cannot be a judge's column: not {', '.join(RESERVED_COLUMNS)}, and none "
+            f"that starts with _ or ends with {', '.join(RESERVED_SUFFIXES)}"
         )
-        if wrong or name.endswith(RESERVED_SUFFIXES):
-            raise InvalidArgument(
-                f"judges: {name!r} cannot be a judge's column: not {', '.join(RESERVED_COLUMNS)}, "
-                "and none "
-                f"that starts with _ or ends with {', '.join(RESERVED_SUFFIXES)}"
-            )
-    return {name: resolve_judge(name, given) for name, given in judges.items()}
-
-
-def resolve_judge(name: str, setting: Any) -> Any:
-    """Resolve one judge; see `resolve_judges`."""
     judge = setting
-    if isinstance(setting, str):
-        judge = Question.from_yaml(setting)
-    elif isinstance(setting, Mapping):
-        try:
+    try:
+        if isinstance(setting, str):
+            judge = Question.from_yaml(setting)
+        elif isinstance(setting, Mapping):
             judge = Question.create(**setting)
-        except InvalidArgument as error:
-            raise InvalidArgument(f"judge {name}: {error}") from None
-    if not getattr(judge, "judges_answers", False):
+    except InvalidArgument as error:
+        raise InvalidArgument(f"judge {name}: {error}") from None
+    if not isinstance(judge, BaseJudge):
         kind = judge.type() if isinstance(judge, Question) else type(judge).__name__
         raise InvalidArgument(
             f"judge {name}: must be a free_form_judge or a rating_judge, its arguments or its "
@@ -78,41 +69,24 @@ def resolve_judge(name: str, setting: Any) -> Any:
 class FreeForm(Question):
     """A question answered in free text; the column "answer" contains the text.
 
-    Args:
+    Attributes:
         temperature: Sampling temperature; `None` is the model's default.
         max_tokens: Maximum tokens of an answer; `None` is the model's default.
         judges: By column: a judge, its arguments as `Question.create` takes them, or its name in
             YAML.
-        base: See `Question`.
 
     Raises:
         InvalidArgument: See `Question`; or a judge or its name is invalid.
     """
 
-    def __init__(
-        self,
-        *,
-        temperature: float | None = 1,
-        max_tokens: int | None = 1024,
-        judges: Mapping[str, str | dict[str, Any] | Judge] | None = None,
-        **base: Any,
-    ) -> None:
-        self.temperature, self.max_tokens = temperature, max_tokens
-        if temperature is not None:
-            validation.validate_number("temperature", temperature, 0)
-        if max_tokens is not None:
-            validation.validate_int("max_tokens", max_tokens)
-        self.judges = judges
-        super().__init__(**base)
+    temperature: Annotated[Number, AS_GIVEN] | None = 1
+    max_tokens: Positive | None = 1024
+    judges: dict[Any, Any] | None = None
 
-    @property
-    def judges(self) -> dict[str, Judge] | None:
-        """Judges by column; the setter takes the same values as the argument."""
-        return self._judges
-
-    @judges.setter
-    def judges(self, judges: Any) -> None:
-        self._judges = resolve_judges(judges)
+    @field_validator("judges")
+    @classmethod
+    def _resolve_judges(cls, judges: dict[Any, Any] | None) -> dict[str, BaseJudge] | None:
+        return judges and {name: resolve_judge(name, given) for name, given in judges.items()}
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """See `Question.params`."""
@@ -123,9 +97,9 @@ class FreeForm(Question):
     @property
     def layout(self) -> ColumnLayout:
         """See `Question.layout`."""
-        judges = (self.judges or {}).items()
-        far = [name + suffix for name, judge in judges for suffix in judge.suffixes]
-        return super().layout._replace(near=tuple(self.judges or ()), far=tuple(far))
+        judges = self.judges or {}
+        far = [name + suffix for name, judge in judges.items() for suffix in judge.suffixes]
+        return super().layout._replace(near=tuple(judges), far=tuple(far))
 
     def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
         """Return the script of one answer, without judges."""
@@ -143,6 +117,12 @@ class FreeForm(Question):
             during.enter_context(JudgeRun(name, judge)) for name, judge in self.judges.items()
         ]
         return (self._judge_row(call, sample, judging) for call, sample in rows)
+
+    def judge_scripts(self, question: Any, answers: Iterable[str]) -> list[Script[Any]]:
+        """See `Question.judge_scripts`."""
+        text = content_as_text(question)
+        judges = [*(self.judges or {}).values()]
+        return [judge.judge(judge.template.fill(text, one)) for judge in judges for one in answers]
 
     def _answer_rows(self, wants: list[SampleRequest]) -> Script[list[SampleRow]]:
         return [answer_row(outcome) for outcome in (yield wants)]
@@ -175,40 +155,18 @@ class NextToken(Question):
     The column "unseen" is the probability of all tokens that the endpoint does not report. With
     sampling, "low" and "high" are dictionaries of the bounds of 95 % intervals.
 
-    Args:
+    Attributes:
         top_logprobs: Number of tokens the endpoint reports, from 1 to 20.
         convert_to_probs: Whether to return probabilities instead of natural logarithms.
         num_samples: Number of requests averaged in a row.
         estimate_by_sampling: For endpoints without log probabilities: count this many one-token
             answers (True: 100) at temperature 1, instead of `num_samples` requests.
-        base: See `Question`.
-
-    Raises:
-        InvalidArgument: See `Question`.
     """
 
-    def __init__(
-        self,
-        *,
-        top_logprobs: int = 20,
-        convert_to_probs: bool = True,
-        num_samples: int = 1,
-        estimate_by_sampling: int | bool = False,
-        **base: Any,
-    ) -> None:
-        if not isinstance(convert_to_probs, bool):
-            raise InvalidArgument(f"convert_to_probs={convert_to_probs!r}: must be True or False")
-        self.top_logprobs = validate_top_logprobs(top_logprobs)
-        self.convert_to_probs = convert_to_probs
-        self.num_samples = validation.validate_int("num_samples", num_samples)
-        self.estimate_by_sampling = estimate_by_sampling
-        assert self.requests_per_row
-        super().__init__(**base)
-
-    @property
-    def requests_per_row(self) -> int:  # type: ignore[override]
-        """See `Question.requests_per_row`."""
-        return resolve_sample_count(self.estimate_by_sampling) or self.num_samples
+    top_logprobs: TopLogprobs = MAX_TOP_LOGPROBS
+    convert_to_probs: bool = True
+    num_samples: Positive = 1
+    estimate_by_sampling: bool | Positive = False
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """See `Question.params`."""
@@ -220,7 +178,7 @@ class NextToken(Question):
     def settings(self) -> dict[str, Any]:
         """See `Question.settings`."""
         if self.estimate_by_sampling:
-            return {"num_samples": self.requests_per_row}
+            return {"num_samples": sample_count(self.estimate_by_sampling)}
         return {"convert_to_probs": self.convert_to_probs, "num_samples": self.num_samples}
 
     @property
@@ -231,16 +189,14 @@ class NextToken(Question):
 
     def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
         """See `Question.row`."""
-        number = self.requests_per_row
+        number = sample_count(self.estimate_by_sampling) or self.num_samples
         samples = range(sample * number, (sample + 1) * number)
-        if not self.estimate_by_sampling:
-            found = yield from read_next_token(call, samples)
-        else:
-            found = yield from count_answers(call, samples)
-        if not self.convert_to_probs:
-            found = found.to_logprobs()
+        read = count_answers if self.estimate_by_sampling else read_next_token
+        found = yield from read(call, samples)
         if found.error:
             return SampleRow({"answer": None}, str(found.error), found.answers)
+        if not self.convert_to_probs:
+            found = found.to_logprobs()
         columns = ("answer", "unseen", "low", "high")
         return SampleRow({name: getattr(found, name) for name in columns}, None, found.answers)
 
@@ -248,12 +204,12 @@ class NextToken(Question):
 class Rating(Question):
     """A request for a number; an answer is the mean of the model's distribution, `None` a refusal.
 
-    The columns are those of `swarm.compare.token_probs.numbers`. The bounds and the threshold are
+    The columns are those of `swarm.compare.ratings.RatingResult`. The bounds and the threshold are
     not part of a request: after a change, cached answers are evaluated again. Numbers of more than
     five characters request longer answers. Where a tokenizer splits numbers, a wider range may need
     a few additional answers.
 
-    Args:
+    Attributes:
         min_rating: Lowest number, an integer.
         max_rating: Highest number, an integer.
         refusal_threshold: An answer is a refusal if no number was seen, or if tokens that are not
@@ -261,43 +217,40 @@ class Rating(Question):
         top_logprobs: Number of tokens the endpoint reports, from 1 to 20.
         estimate_by_sampling: For endpoints without log probabilities: count this many answers
             (True: 100) at temperature 1.
-        base: See `Question`.
-
-    Raises:
-        InvalidArgument: See `Question`.
     """
 
-    def __init__(
-        self,
-        *,
-        min_rating: int = 0,
-        max_rating: int = 100,
-        refusal_threshold: float = 0.75,
-        top_logprobs: int = 20,
-        estimate_by_sampling: int | bool = False,
-        **base: Any,
-    ) -> None:
-        self.min_rating, self.max_rating = min_rating, max_rating
-        self.refusal_threshold, self.top_logprobs = refusal_threshold, top_logprobs
-        self.estimate_by_sampling = estimate_by_sampling
-        assert self.bounds and self.requests_per_row
-        super().__init__(**base)
+    min_rating: int = 0
+    max_rating: int = 100
+    refusal_threshold: Annotated[float, Field(gt=0, le=1)] = 0.75
+    top_logprobs: TopLogprobs = MAX_TOP_LOGPROBS
+    estimate_by_sampling: bool | Positive = False
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.bounds  # noqa: B018  (checks them)
 
     @property
     def bounds(self) -> RatingBounds:
-        """Current bounds: they may be changed, and cached answers are then evaluated again."""
-        return RatingBounds(
-            self.min_rating, self.max_rating, self.refusal_threshold, self.top_logprobs
-        )
+        """Current bounds: they may be changed, and cached answers are then evaluated again.
 
-    @property
-    def requests_per_row(self) -> int:  # type: ignore[override]
-        """See `Question.requests_per_row`."""
-        return resolve_sample_count(self.estimate_by_sampling) or 1
+        Raises:
+            InvalidArgument: The range is empty.
+        """
+        if self.min_rating >= self.max_rating:
+            raise InvalidArgument(
+                f"min_rating={self.min_rating}: must be below max_rating={self.max_rating}"
+            )
+        return RatingBounds(
+            self.min_rating,
+            self.max_rating,
+            self.refusal_threshold,
+            self.top_logprobs,
+            sample_count(self.estimate_by_sampling),
+        )
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """See `Question.params`."""
-        return build_rating_params(super().params(messages), self.bounds, self.estimate_by_sampling)
+        return build_rating_params(super().params(messages), self.bounds)
 
     @property
     def layout(self) -> ColumnLayout:
@@ -307,10 +260,61 @@ class Rating(Question):
             near=("raw_answer", "probs"), far=("refused", "unseen", *ends)
         )
 
-    def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
+    def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
         """See `Question.row`."""
-        found = yield from read_rating(asked, self.bounds, sample, self.estimate_by_sampling)
+        found = yield from read_rating(call, self.bounds, sample)
         if found.error:
             return SampleRow({"answer": None}, str(found.error), found.answers)
         columns = ("answer", "raw_answer", "probs", "refused", "unseen", "low", "high")
         return SampleRow({name: getattr(found, name) for name in columns}, None, found.answers)
+
+
+class FreeFormJudge(BaseJudge, FreeForm):
+    """A judge that answers in text.
+
+    Attributes:
+        model: Name of the judging model.
+        temperature: Sampling temperature.
+
+    Raises:
+        InvalidArgument: See `FreeForm`; or this cannot be a judge. It has one paraphrase, the
+            template, with {answer} and optionally {question}.
+    """
+
+    temperature: Annotated[Number, AS_GIVEN] | None = 0
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        if self.judges:
+            raise InvalidArgument("free_form_judge: a judge has no judges")
+
+    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
+        """See `BaseJudge.judge`."""
+        call = ModelCall(self.model, self.params(self.turns(prompt)))
+        (reply,) = yield (SampleRequest(call, 0),)
+        if isinstance(reply, UserError):
+            return {"": None}, reply
+        return {"": reply.text}, None
+
+
+class RatingJudge(BaseJudge, Rating):
+    """A judge that gives a number, read from its tokens' probabilities.
+
+    Attributes:
+        model: Name of the judging model.
+
+    Raises:
+        InvalidArgument: See `Rating`; or this cannot be a judge. It has one paraphrase, the
+            template, with {answer} and optionally {question}.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = RESERVED_SUFFIXES
+    beside: ClassVar[tuple[str, ...]] = ("timeout", "max_tokens", "max_completion_tokens")
+
+    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
+        """See `BaseJudge.judge`."""
+        call = ModelCall(self.model, self.params(self.turns(prompt)))
+        rating: RatingResult = yield from read_rating(call, self.bounds)
+        if rating.error:
+            return {"": None, "_raw_answer": None, "_probs": None}, rating.error
+        return {"": rating.answer, "_raw_answer": rating.raw_answer, "_probs": rating.probs}, None

@@ -12,7 +12,6 @@ from swarm._util.files import write_atomic
 from swarm._util.jsonl import to_json_value
 from swarm._util.terminal import csv_cell, format_number, format_p_value, format_table, pluralize
 from swarm.errors import InvalidArgument
-from swarm.report.markdown import escape_markdown
 from swarm.stats.answer_values import infer_kind, to_hashable_column
 
 if TYPE_CHECKING:
@@ -24,6 +23,14 @@ MAX_HEATMAP_CATEGORIES = 60
 
 MIN_HEATMAP_SHARE = 0.05
 """Minimum share of an answer for which a heat map is drawn."""
+
+
+MARKDOWN_SIGNS = re.compile(r"([\\`*_\[\]<>|#~$])")
+
+
+def escape_markdown(text: str) -> str:
+    """Return a text as one line in which no character is a sign of Markdown."""
+    return MARKDOWN_SIGNS.sub(r"\\\1", " ".join(text.split()))
 
 
 def column_file_stem(column: str) -> str:
@@ -46,8 +53,7 @@ def save_figures(place: Path, df: "pd.DataFrame", column: str, by: str) -> list[
     Raises:
         UserError: They cannot be saved there.
     """
-    from swarm.compare.plots import heatmap, plot
-    from swarm.compare.plots.style import save_figure
+    from swarm.compare.plots import heatmap, plot, save_figure
 
     drawn = "probs" if column == "answer" and "probs" in df else column
     figures = {
@@ -71,18 +77,17 @@ def save_figures(place: Path, df: "pd.DataFrame", column: str, by: str) -> list[
 
 
 def _needs_heatmap(df: "pd.DataFrame", column: str) -> bool:
+    """Return whether there are several models and paraphrases, and not only rare answers."""
     from swarm.stats.answer_values import read_answers
 
-    if not {"model", "paraphrase_ix"} <= set(df.columns):
-        return False
-    if not all(
-        1 < df[name].nunique() <= MAX_HEATMAP_CATEGORIES for name in ("model", "paraphrase_ix")
-    ):
+    axes = ("model", "paraphrase_ix")
+    if not all(name in df and 1 < df[name].nunique() <= MAX_HEATMAP_CATEGORIES for name in axes):
         return False
     values = read_answers(df, column, "model")
-    if values.kind == "mean":
-        return len(values.matrix) > 0
-    return values.matrix.size > 0 and float(values.matrix[:, 0].mean()) >= MIN_HEATMAP_SHARE
+    common = values.kind == "mean" or values.matrix[:, :1].sum() >= (
+        MIN_HEATMAP_SHARE * len(values.matrix)
+    )
+    return len(values.matrix) > 0 and bool(common)
 
 
 MAX_ROWS_SHOWN = 20

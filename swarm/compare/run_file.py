@@ -3,37 +3,35 @@
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm._util.terminal import pluralize
 from swarm.compare.config import Config
-from swarm.compare.settings import get_max_workers
+from swarm.compare.question import Question, load_questions
 from swarm.errors import InvalidArgument, UserError, missing_extra_error
 
-if TYPE_CHECKING:
-    import pandas as pd
 
-    from swarm.compare.question import Question
-
-OUTPUT_ROOT = "compare"
-"""Default parent of output folders."""
-
-CONFIG_SETTINGS = {
-    "workers": "max_workers",
-    **{key: key for key in ("requests_per_minute", "timeout", "cache_dir", "base", "pool")},
-}
-"""Keys that are settings of `Config`, and their names there."""
-
-
-def run_file(file: Path, settings: Mapping[str, Any]) -> int:
+def run_file(
+    file: Path,
+    groups: Mapping[str, Sequence[str]],
+    folder: Path,
+    names: Sequence[str] | None = None,
+    samples: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+) -> int:
     """Run the questions of a file and write the results.
 
     Args:
         file: File of questions, or a folder of such files.
-        settings: See `swarm.compare.cli.RUN_KEYS`.
+        groups: Models by group.
+        folder: Output folder.
+        names: Names of the questions; `None` runs all.
+        samples: Samples per paraphrase; `None` is that of the file.
+        settings: Settings of `Config` for this run.
+        dry_run: Only print what would be requested.
 
     Returns:
         1 if an answer failed, else 0.
@@ -41,23 +39,29 @@ def run_file(file: Path, settings: Mapping[str, Any]) -> int:
     Raises:
         UserError: The file, a question or a setting is invalid; no request was sent.
     """
-    groups = parse_models(settings.get("models"))
-    questions = select_questions(file, settings.get("questions"), settings.get("samples"))
-    folder = Path(settings.get("folder") or Path(OUTPUT_ROOT) / file.resolve().stem).expanduser()
-    dry = settings.get("dry_run", False)
-    if not isinstance(dry, bool):
-        raise InvalidArgument(f"dry_run={dry}: must be true or false")
-    with ExitStack() as stack:
-        values = {CONFIG_SETTINGS[key]: settings[key] for key in CONFIG_SETTINGS if key in settings}
-        stack.enter_context(Config.override(**values))
-        stack.enter_context(Config.override(yaml_dir=str(file if file.is_dir() else file.parent)))
-        get_max_workers()
-        if dry:
+    questions = select_questions(file, names)
+    for question in questions:
+        question.samples_per_paraphrase = samples or question.samples_per_paraphrase
+    yaml_dir = file if file.is_dir() else file.parent
+    with Config.override(**(settings or {}), yaml_dir=yaml_dir):
+        if dry_run:
             print("\n".join(describe_plan(questions, groups)))
             return 0
         _check_writable(folder)
-        frames = _ask_and_report(questions, groups, folder)
-        return int(any(frame["error"].notna().any() for frame in frames.values()))
+        frames = Question.many(questions, groups, details=True)
+    if all((frame["answer"].isna() & frame["error"].notna()).all() for frame in frames):
+        raise UserError(f"there are no answers, so {folder} is unchanged")
+    from swarm.compare.report import write_report
+
+    by_name = dict(zip((question.name for question in questions), frames, strict=True))
+    if found := write_report(folder, by_name, groups):
+        print(found)
+    failed = sum(int(frame["error"].notna().sum()) for frame in frames)
+    rows = pluralize(sum(map(len, frames)), "row")
+    print(f"{rows}, {failed} with an error: {folder / 'report.md'}")
+    first = shlex.quote(str(folder / questions[0].name / "data.jsonl"))
+    print(f"browse them with: python -m swarm.compare view {first}", file=sys.stderr)
+    return int(failed > 0)
 
 
 def _check_writable(folder: Path) -> None:
@@ -76,87 +80,41 @@ def _check_writable(folder: Path) -> None:
         ) from None
 
 
-def _ask_and_report(
-    questions: "Sequence[Question]", groups: Mapping[str, Sequence[str]], folder: Path
-) -> "dict[str, pd.DataFrame]":
-    from swarm.compare.question import Question
-    from swarm.compare.report import write_report
-
-    frames = Question.many(questions, groups, details=True)
-    by_name = dict(zip((question.name for question in questions), frames, strict=True))
-    failed = sum(int(frame["error"].notna().sum()) for frame in frames)
-    if all((frame["answer"].isna() & frame["error"].notna()).all() for frame in frames):
-        raise UserError(f"there are no answers, so {folder} is unchanged")
-    if found := write_report(folder, by_name, groups):
-        print(found)
-    rows = sum(map(len, frames))
-    print(f"{pluralize(rows, 'row')}, {failed} with an error: {folder / 'report.md'}")
-    first = shlex.quote(str(folder / questions[0].name / "data.jsonl"))
-    print(f"browse them with: python -m swarm.compare view {first}", file=sys.stderr)
-    return by_name
-
-
-def parse_models(models: Any) -> dict[str, list[str]]:
+def parse_groups(models: str | None, groups: Sequence[str]) -> dict[str, list[str]]:
     """Parse the models of the command line into groups.
 
-    Raises:
-        UserError: There are none.
-    """
-    if isinstance(models, str) and models.strip():
-        models = [one.strip() for one in models.split(",")]
-    if isinstance(models, list) and all(isinstance(one, str) and one for one in models) and models:
-        return {one: [one] for one in models}
-    if isinstance(models, dict) and models:
-        lists = {
-            str(group): [one] if isinstance(one, str) else one for group, one in models.items()
-        }
-        if all(
-            isinstance(one, list) and one and all(isinstance(name, str) and name for name in one)
-            for one in lists.values()
-        ):
-            return lists
-    raise InvalidArgument(
-        "models: must be a,b for a group each, or {group: [a, b], ...}; e.g. "
-        "models=local/base,local/rooms"
-    )
-
-
-def select_questions(file: Path, names: Any, samples: Any) -> "list[Question]":
-    """Return the questions of a file to run.
+    Args:
+        models: "a,b": each is a group.
+        groups: "NAME=a,b" for each group.
 
     Raises:
-        UserError: There are none, or one is invalid.
+        InvalidArgument: There are none, or a name is empty.
     """
-    from swarm.compare.judges import FreeFormJudge, RatingJudge
-    from swarm.compare.question import load_questions
-
-    found = [
-        question
-        for question in load_questions(file)
-        if not isinstance(question, FreeFormJudge | RatingJudge)
-    ]
-    if names is not None:
-        listed = names if isinstance(names, list) else str(names).split(",")
-        requested = list(dict.fromkeys(str(name).strip() for name in listed))
-        by_name = {question.name: question for question in found}
-        if missing := [name for name in requested if name not in by_name]:
-            raise InvalidArgument(
-                f"questions={missing[0]}: {file} has {', '.join(by_name) or 'none'}"
-            )
-        found = [by_name[name] for name in requested]
-    if not found:
-        raise InvalidArgument(f"{file}: contains no question for a model")
-    if samples is not None:
-        if type(samples) is not int or samples < 1:
-            raise InvalidArgument(f"samples={samples!r}: must be an integer, 1 or more")
-        for question in found:
-            question.samples_per_paraphrase = samples
+    found = {name.strip(): [name.strip()] for name in models.split(",")} if models else {}
+    for one in groups:
+        name, equals, members = one.partition("=")
+        found[name.strip() if equals else ""] = [part.strip() for part in members.split(",")]
+    if not found or not all(name and all(members) for name, members in found.items()):
+        raise InvalidArgument(
+            "name the models: --models a,b for a group each, or --group NAME=a,b; e.g. "
+            "--models local/base,local/rooms"
+        )
     return found
 
 
-def describe_plan(
-    questions: "Sequence[Question]", groups: Mapping[str, Sequence[str]]
-) -> list[str]:
+def select_questions(file: Path, names: Sequence[str] | None) -> list[Question]:
+    """Return the questions of a file that are to be run.
+
+    Raises:
+        UserError: There is none of a name, or one is invalid.
+    """
+    found = {question.name: question for question in load_questions(file)}
+    if missing := [name for name in names or () if name not in found]:
+        raise InvalidArgument(f"--questions {missing[0]}: {file} has {', '.join(found)}")
+    return [found[name] for name in dict.fromkeys(names or found)]
+
+
+def describe_plan(questions: Sequence[Question], groups: Mapping[str, Sequence[str]]) -> list[str]:
     """Describe the requests of a run, line by line."""
     from swarm.stats.summary_table import detectable
 
@@ -165,8 +123,8 @@ def describe_plan(
     for question in questions:
         wordings, each = len(question.as_messages()), question.samples_per_paraphrase
         rows = wordings * each
-        judges = getattr(question, "judges", None) or {}
-        judged = f", each judged by {', '.join(judges)}" if judges else ""
+        judges = ", ".join(question.layout.near) if question.type() == "free_form" else ""
+        judged = f", each judged by {judges}" if judges else ""
         lines.append(
             f"{question.name} ({question.type()}): {pluralize(len(models), 'model')} x "
             f"{pluralize(wordings, 'paraphrase')} x {pluralize(each, 'sample')} = "
@@ -174,4 +132,4 @@ def describe_plan(
         )
         if len(groups) > 1:
             lines.append(f"  {detectable(groups, wordings, each)}")
-    return [*lines, f"models: {', '.join(models)}", "no request was sent (dry_run)"]
+    return [*lines, f"models: {', '.join(models)}", "no request was sent (dry run)"]

@@ -2,17 +2,20 @@
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from typing import Any, TypeVar
+from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import as_completed as futures_as_completed
+from typing import Any
 
 from swarm.compare.config import Config
-from swarm.compare.sampling.scheduler import as_completed, run_scripts
-from swarm.compare.sampling.types import ModelCall, SampleRequest, Script
-from swarm.compare.settings import get_max_workers
-from swarm.compare.validation import validate_conversation, validate_int
-from swarm.errors import InvalidArgument, UserError
-
-T = TypeVar("T")
+from swarm.compare.model_adapter import validate_params
+from swarm.compare.sampling import ModelCall, SampleRequest, Script, as_completed, run_scripts
+from swarm.compare.token_probs import (
+    MAX_TOP_LOGPROBS,
+    count_answers,
+    read_next_token,
+    with_logprobs,
+)
+from swarm.errors import UserError
 
 RunnerResult = tuple[Any, dict[str, Any]]
 """A result, and the parameters that were sent."""
@@ -63,11 +66,7 @@ class Runner:
         Raises:
             UserError: The request failed, or the endpoint reports no probabilities.
         """
-        return self._run_one(
-            self._single_token_probs(
-                params, num_samples=num_samples, convert_to_probs=convert_to_probs
-            )
-        )
+        return self._run_one(self._single_token_probs(params, num_samples, convert_to_probs))
 
     def sample_probs(self, params: Mapping[str, Any], *, num_samples: int) -> RunnerResult:
         """Return the frequency of each answer.
@@ -82,7 +81,7 @@ class Runner:
         Raises:
             UserError: A sample failed.
         """
-        return self._run_one(self._sample_probs(params, num_samples=num_samples))
+        return self._run_one(self._sample_probs(params, num_samples))
 
     def get_many(
         self,
@@ -112,74 +111,61 @@ class Runner:
                 reason is printed to stderr.
         """
         arguments = [{k: v for k, v in one.items() if not k.startswith("_")} for one in kwargs_list]
-        workers = (
-            get_max_workers() if max_workers is None else validate_int("max_workers", max_workers)
-        )
-        owner = getattr(func, "__self__", None)
+        workers = max_workers or Config.max_workers
+        results: Iterator[tuple[int, Any]]
         if getattr(func, "__func__", None) in SCRIPTED_METHODS:
-            make = getattr(owner, f"_{func.__name__}")
+            make = getattr(func.__self__, f"_{func.__name__}")  # type: ignore[attr-defined]
             scripts = [_catch_user_errors(make(**one)) for one in arguments]
-            results: Iterator[tuple[int, Any]] = as_completed(
-                scripts, title or self.model, workers, silent
-            )
+            results = as_completed(scripts, title or self.model, workers, silent)
         else:
             results = _run_in_threads(func, arguments, workers, executor)
-        yield from _report_failures(kwargs_list, in_number_order(results) if in_order else results)
+        for number, one in in_number_order(results) if in_order else results:
+            if isinstance(one, Exception):
+                print(f"call {number} failed: {one}", file=sys.stderr)
+                one = (None, {})
+            yield kwargs_list[number], one
 
-    def _run_one(self, script: Script[RunnerResult | UserError]) -> RunnerResult:
-        [result] = run_scripts([script], self.model)
+    def _run_one(self, script: Script[RunnerResult]) -> RunnerResult:
+        [result] = run_scripts([_catch_user_errors(script)], self.model)
         if isinstance(result, UserError):
             raise result
         return result
 
-    def _get_text(self, params: Mapping[str, Any]) -> Script[RunnerResult | UserError]:
-        call = ModelCall(self.model, validate_params(params))
+    def _get_text(self, params: Mapping[str, Any]) -> Script[RunnerResult]:
+        call = ModelCall(self.model, validate_params(params, self.model))
         [outcome] = yield [SampleRequest(call)]
-        return outcome if isinstance(outcome, UserError) else (outcome.text, call.api_kwargs)
+        if isinstance(outcome, UserError):
+            raise outcome
+        return outcome.text, call.api_kwargs
 
     def _single_token_probs(
         self, params: Mapping[str, Any], num_samples: int = 1, convert_to_probs: bool = True
-    ) -> Script[RunnerResult | UserError]:
-        from swarm.compare.token_probs import MOST_TOP_LOGPROBS, read_next_token, with_logprobs
+    ) -> Script[RunnerResult]:
+        top = params.get("top_logprobs", MAX_TOP_LOGPROBS)
+        call = ModelCall(self.model, with_logprobs(validate_params(params, self.model), top))
+        found = yield from read_next_token(call, range(num_samples))
+        if found.error:
+            raise found.error
+        return (found if convert_to_probs else found.to_logprobs()).answer, call.api_kwargs
 
-        top = params.get("top_logprobs", MOST_TOP_LOGPROBS)
-        call = ModelCall(self.model, with_logprobs(validate_params(params), top))
-        found = yield from read_next_token(call, range(num_samples), convert_to_probs)
-        return found.error or (found.answer, call.api_kwargs)
-
-    def _sample_probs(
-        self, params: Mapping[str, Any], num_samples: int
-    ) -> Script[RunnerResult | UserError]:
-        from swarm.compare.token_probs import sample_answers
-
-        found = yield from sample_answers(validate_params(params), self.model, num_samples)
-        return found.error or (found.answer, found.api_kwargs)
+    def _sample_probs(self, params: Mapping[str, Any], num_samples: int) -> Script[RunnerResult]:
+        call = ModelCall(self.model, validate_params(params, self.model))
+        found = yield from count_answers(call, range(num_samples))
+        if found.error:
+            raise found.error
+        return found.answer, call.api_kwargs
 
 
 SCRIPTED_METHODS = (Runner.get_text, Runner.single_token_probs, Runner.sample_probs)
 """Methods whose calls share one pool; an override in a subclass is treated as any function."""
 
 
-def _catch_user_errors(script: Script[T]) -> Script[T | UserError]:
+def _catch_user_errors(script: Script[RunnerResult]) -> Script[RunnerResult | UserError]:
     """Return the error as the result, so that a failed call does not end the others."""
     try:
         return (yield from script)
     except UserError as error:
         return error
-
-
-def validate_params(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters if they contain a conversation.
-
-    Raises:
-        InvalidArgument: They do not.
-    """
-    if not isinstance(params, Mapping) or not params.get("messages"):
-        raise InvalidArgument(
-            'params: must be a dict with "messages": [{"role": ..., "content": ...}]'
-        )
-    validate_conversation(params["messages"])
-    return params
 
 
 def in_number_order(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None, None]:
@@ -193,26 +179,14 @@ def in_number_order(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any
             following += 1
 
 
-def _report_failures(
-    kwargs_list: Sequence[Mapping[str, Any]], results: Iterator[tuple[int, Any]]
-) -> Any:
-    for number, one in results:
-        if isinstance(one, Exception):
-            print(f"call {number} failed: {one}", file=sys.stderr)
-            one = (None, {})
-        yield kwargs_list[number], one
-
-
 def _run_in_threads(
     func: Callable[..., Any], arguments: Sequence[Any], workers: int, executor: Executor | None
 ) -> Generator[tuple[int, Any], None, None]:
     """Yield the index and the result or exception of each call as it completes."""
-    from concurrent.futures import ThreadPoolExecutor, as_completed
-
     pool = executor or ThreadPoolExecutor(workers)
     futures = {pool.submit(func, **one): number for number, one in enumerate(arguments)}
     try:
-        for future in as_completed(futures):
+        for future in futures_as_completed(futures):
             error = future.exception()
             yield futures[future], error if error else future.result()
     finally:

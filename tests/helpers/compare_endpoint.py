@@ -10,7 +10,7 @@ import endpoints
 import pytest
 
 from swarm.compare import Config, ModelAdapter
-from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.compare.sampling import ModelCall, SampleOutcome, SampleRequest, Script
 
 KEY = "sk-secret-0123456789"
 """A key that nothing may write."""

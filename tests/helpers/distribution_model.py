@@ -9,7 +9,7 @@ from typing import Any
 
 import endpoints
 
-from swarm.compare.sampling.types import SampleOutcome, SampleRequest, Script, T
+from swarm.compare.sampling import SampleOutcome, SampleRequest, Script, T
 from swarm.errors import UserError
 from swarm.models.base import Completion, completion_from_json
 from swarm.models.openai_protocol import parse_answers

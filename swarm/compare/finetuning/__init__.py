@@ -1,18 +1,12 @@
-"""Fine-tuned models: jobs at OpenAI-compatible servers and on this machine, in one database."""
+"""Fine-tuned models of OpenAI-compatible servers: jobs, their models, and training files."""
 
-from swarm.compare.finetuning.dataset import Finding, ValidationResult
-from swarm.compare.finetuning.manager import FinetuningManager
-from swarm.compare.finetuning.params import (
-    LocalTrainingParams,
-    OpenaiTrainingParams,
-    TinkerTrainingParams,
-)
+from swarm.compare.finetuning.dataset import Finding, ValidationResult, estimate_cost
+from swarm.compare.finetuning.manager import FinetuningManager, OpenaiTrainingParams
 
 __all__ = [
     "Finding",
     "FinetuningManager",
-    "LocalTrainingParams",
     "OpenaiTrainingParams",
-    "TinkerTrainingParams",
     "ValidationResult",
+    "estimate_cost",
 ]

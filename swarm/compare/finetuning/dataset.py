@@ -1,8 +1,9 @@
-"""Training files of chats (JSONL): validation line by line, and conversion to token ids."""
+"""Training files of chats (JSONL): validation line by line, and the cost of a training."""
 
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 from swarm._util.files import parse_json
 from swarm._util.terminal import pluralize
 from swarm.errors import InvalidArgument
-from swarm.models.base import Message
 
 MIN_EXAMPLES = 10
 """Minimum examples of a training file at OpenAI; a validation file needs one."""
@@ -235,99 +235,97 @@ def _find_warnings(example: Any) -> Iterator[str]:
         yield "no user message"
 
 
-class ChatExample(NamedTuple):
-    """An answer of the assistant with the preceding turns.
+TOKENS_PER_MESSAGE, TOKENS_PER_EXAMPLE = 4, 2
+"""Tokens that OpenAI's chat format adds to a message, and to an example."""
+
+CHARS_PER_TOKEN = 4
+"""Approximate characters per token of English."""
+
+ENCODING = "o200k_base"
+
+
+class TrainingCost(NamedTuple):
+    """Cost of a training.
 
     Attributes:
-        line: Line of the file, from 1.
-        turns: Preceding turns.
-        answer: Text that is trained on.
+        tokens: Tokens per epoch.
+        exact: Whether a tokenizer was used; else a token is counted as 4 characters.
+        epochs: Number of epochs.
+        prices: Price of a million tokens by model.
     """
 
-    line: int
-    turns: tuple[Message, ...]
-    answer: str
+    tokens: int
+    exact: bool
+    epochs: int
+    prices: Mapping[str, float]
+
+    def price_for(self, model: str) -> float:
+        """Return the cost of all epochs."""
+        return self.tokens * self.epochs * self.prices[model] / 1e6
+
+    def __str__(self) -> str:
+        method = f"by {ENCODING}" if self.exact else f"estimated at {CHARS_PER_TOKEN} characters"
+        lines = [f"{self.tokens:,} tokens an epoch ({method}); epochs: {self.epochs}"]
+        lines += [
+            f"  {model}: {price:g} a million tokens, {self.price_for(model):,.2f}"
+            for model, price in self.prices.items()
+        ]
+        note = "  no price known: give the price per million tokens, --price MODEL=PRICE"
+        return "\n".join(lines if self.prices else [*lines, note])
 
 
-def parse_examples(data: bytes) -> list[ChatExample]:
-    """Return all trained answers: the assistant's messages whose weight is not 0.
-
-    A chat with three answers gives three examples, each with all preceding turns.
+def estimate_cost(
+    file_name: str,
+    prices: Mapping[str, float] | None = None,
+    epochs: int = 1,
+    count: Callable[[str], int] | None = None,
+) -> TrainingCost:
+    """Estimate the cost of training on a file.
 
     Args:
-        data: File that `validate_dataset` has accepted.
+        file_name: JSONL file of chats; malformed lines are skipped.
+        prices: Price of a million trained tokens by model; there are no built-in prices, as they
+            change.
+        epochs: Number of epochs.
+        count: Counts the tokens of a text; `None` is tiktoken's o200k_base if it is installed, else
+            a quarter of the characters.
 
     Raises:
-        InvalidArgument: It contains images or tool calls, which cannot be trained on.
+        InvalidArgument: The file cannot be read, or a price is negative.
     """
-    found = []
-    for line, text in iter_lines(data):
-        turns: list[Message] = []
-        for message in parse_json(text)["messages"]:
-            role, content = message["role"], _message_text(line, message)
-            if role == "assistant" and message.get("weight", 1):
-                found.append(ChatExample(line, tuple(turns), content))
-            turns.append(Message(role, content))
-    return found
-
-
-def _message_text(line: int, message: dict[str, Any]) -> str:
-    content = message.get("content")
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if message["role"] == "tool" or message.get("tool_calls") or parts is None:
-        raise InvalidArgument(f"line {line}: tools cannot be trained on this machine, only text")
-    if any(part.get("type") != "text" for part in parts):
-        raise InvalidArgument(f"line {line}: images cannot be trained on this machine, only text")
-    return "".join(part["text"] for part in parts)
-
-
-def tokenize_examples(
-    found: Sequence[ChatExample], tokenizer: Any, context: float
-) -> list[tuple[Any, Any]]:
-    """Return the token ids of each prompt, and of its answer including the end token.
-
-    Args:
-        found: Examples.
-        tokenizer: Tokenizer with a chat template.
-        context: Maximum number of tokens of the model.
-
-    Raises:
-        UserError: There is no template, it rejects a chat, or an example is too long.
-    """
-    pairs = []
-    for example in found:
-        pair = _tokenize_example(example, tokenizer)
-        if (length := len(pair[0]) + len(pair[1])) > context:
-            raise InvalidArgument(
-                f"line {example.line}: {length}  tokens exceed the model's context of {context:g}; "
-                "shorten or remove it"
-            )
-        pairs.append(pair)
-    return pairs
-
-
-def _tokenize_example(example: ChatExample, tokenizer: Any) -> tuple[list[int], list[int]]:
-    from swarm.engine.tokenization import encode_choice, encode_prompt
-
-    prompt, end = encode_prompt(tokenizer, example.turns), tokenizer.eos_token_id
-    tokens = _apply_chat_template(tokenizer, (*example.turns, Message("assistant", example.answer)))
-    if tokens[: len(prompt)] == prompt and end in tokens[len(prompt) :]:
-        # Tokens that the template adds after the end token would never be generated.
-        last = len(tokens) - tokens[::-1].index(end)
-        return prompt, tokens[len(prompt) : last]
-    return prompt, [*encode_choice(tokenizer, example.turns, example.answer), end]
-
-
-def _apply_chat_template(tokenizer: Any, turns: Sequence[Message]) -> list[int]:
-    """Apply the chat template to a complete chat; return an empty list if it rejects the chat."""
-    from jinja2 import TemplateError
-
-    from swarm.engine.tokenization import merge_system_turn
-
-    for tried in (turns, merge_system_turn(turns)):
+    for model, price in (prices or {}).items():
+        if not price >= 0:
+            raise InvalidArgument(f"prices: {model} costs {price!r}; must be a number, 0 or more")
+    exact = count or _load_tiktoken()
+    counted = exact or (lambda text: -(-len(text) // CHARS_PER_TOKEN))
+    total = 0
+    for _, line in iter_lines(read_training_file(file_name)):
         try:
-            messages = [turn._asdict() for turn in tried]
-            return list(tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"])
-        except TemplateError:
+            messages = parse_json(line)["messages"]
+            total += TOKENS_PER_EXAMPLE + sum(
+                _count_message_tokens(message, counted) for message in messages
+            )
+        except (ValueError, TypeError, LookupError, AttributeError):
             continue
-    return []
+    return TrainingCost(total, exact is not None, epochs, prices or {})
+
+
+def _count_message_tokens(message: dict[str, Any], count: Callable[[str], int]) -> int:
+    texts = [value for value in message.values() if isinstance(value, str)]
+    if isinstance(parts := message.get("content"), list):
+        texts += [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    if isinstance(calls := message.get("tool_calls"), list):
+        texts += [json.dumps(call.get("function")) for call in calls]
+    # A name replaces the role in the format.
+    return TOKENS_PER_MESSAGE + sum(map(count, texts)) - ("name" in message)
+
+
+def _load_tiktoken() -> Callable[[str], int] | None:
+    """Return tiktoken's token counter, if it and its vocabulary can be had."""
+    try:
+        import tiktoken
+
+        encoding = tiktoken.get_encoding(ENCODING)
+    except Exception:  # not installed, or its vocabulary, a download, cannot be fetched
+        return None
+    return lambda text: len(encoding.encode(text, disallowed_special=()))

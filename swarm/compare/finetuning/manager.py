@@ -1,17 +1,28 @@
-"""Manager of fine-tuned models: create, track, list, cancel and delete jobs.
+"""Manager of fine-tuned models: create, follow, list and cancel jobs at OpenAI-compatible servers.
 
-Contains the polling of jobs at servers, the tables of models and jobs, and `FinetuningManager`.
+Each step of a job is recorded before it is taken, so that any of them may fail: no job is created
+twice, and none is lost. API keys are never stored; a job's key is identified by a salted hash and
+by the name of its environment variable.
 """
 
 import hashlib
+import json
+import os
+import re
+import secrets
 import time
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from pydantic import StringConstraints
+
+from swarm._util.files import acquire_lock, write_json
+from swarm._util.settings import Count, Positive, PositiveNumber, Text, checked
 from swarm._util.terminal import format_duration
-from swarm.compare.finetuning.client import ApiKeyRing, FinetuningClient, format_time
 from swarm.compare.finetuning.dataset import (
     MIN_EXAMPLES,
     Finding,
@@ -19,286 +30,315 @@ from swarm.compare.finetuning.dataset import (
     read_training_file,
     validate_dataset,
 )
-from swarm.compare.finetuning.local import LocalJobs
-from swarm.compare.finetuning.params import (
-    LocalTrainingParams,
-    OpenaiTrainingParams,
-    TinkerTrainingParams,
-)
-from swarm.compare.finetuning.remote import RemoteJobs, extract_job_fields, missing_key_error
-from swarm.compare.finetuning.store import FINAL_STATES, JobRow, JobStore, import_llmcomp_jobs
-from swarm.errors import InvalidArgument, UserError
-from swarm.models.http_errors import (
-    AccessDenied,
-    BadRequest,
-    NotFound,
-    RequestError,
-    to_one_line,
-)
+from swarm.errors import InvalidArgument, UserError, missing_extra_error
+from swarm.models.http_errors import to_one_line
+from swarm.models.transport import validate_url
 
 if TYPE_CHECKING:
+    from openai import OpenAI
     from pandas import DataFrame
 
+OPENAI_BASE_URL = "https://api.openai.com/v1"
+
+OPENAI_KEY_VARIABLE = re.compile(r"OPENAI_API_KEY(_.*)?")
+"""Environment variables that are searched for keys."""
+
+MAX_SUFFIX_CHARS = 64
+"""Maximum characters of a suffix at OpenAI."""
+
+FINAL_STATES = ("succeeded", "failed", "cancelled")
+"""States that never change."""
+
+JOB_ID_TAG = "model_swarms"
+"""Metadata key at the server with the job's id in this database."""
+
+SETTLE_S = 60.0
+"""Seconds after which a request without a response has either created a job or never will."""
+
+MAX_CLOCK_SKEW_S = 120.0
+"""Maximum seconds that a server's clock may be behind."""
+
+SECONDS_PER_DAY = 86400.0
 
 SAFETY_CHECK_S = 20 * 60
 """Approximate duration of OpenAI's safety checks after training, in seconds."""
 
-
-class JobPoller:
-    """Polls servers for jobs during one update; an unreachable server is requested only once."""
-
-    def __init__(self, remote: RemoteJobs) -> None:
-        self.remote, self.store = remote, remote.store
-        self._dead: dict[tuple[str, str], RequestError] = {}
-
-    def update_job(self, job: JobRow) -> tuple[JobRow, str]:
-        """Return the current job and a status line.
-
-        Raises:
-            UserError: No key is known, no key has access to the job, or the server is unreachable.
-        """
-        if job.get("job") is None:
-            with self.store.hold_lock("creating", wait=False) as free:
-                if free is None:
-                    return job, f"… {job['suffix']}: is being created by another process"
-                # The row read before the lock was acquired may be outdated.
-                current = self.store.get_row("jobs", job["id"]) or job
-                if current.get("job") is None and current["state"] == "creating":
-                    current = self.remote.submit_job(current)
-                    if current.get("job") is None:
-                        return current, f"… {job['suffix']}: waits for a slot"
-                return (
-                    current,
-                    f"… {current['suffix']} ({current['base_model']}): {current['state']}",
-                )
-        client, server_job = self.find_client(job)
-        changes = {"state": server_job["status"], **extract_job_fields(server_job)}
-        if server_job["status"] == "succeeded":
-            changes["models"] = self._list_models(client, job | changes, server_job)
-        job = self.store.update_row("jobs", job["id"], **changes)
-        return job, self._status_line(client, job, server_job)
-
-    def find_client(self, job: JobRow) -> tuple[FinetuningClient, Any]:
-        """Return the first client with access to a job, and the job's metadata."""
-        failed: RequestError | None = None
-        for key in self.remote.keys.access_keys(job):
-            endpoint = (job["base_url"], key.secret)
-            if endpoint in self._dead:
-                failed = self._dead[endpoint]
-                continue
-            client = self.remote.client_for_job(job, key)
-            try:
-                server_job = client.get_job(job["job"])
-            except (AccessDenied, NotFound, BadRequest) as error:
-                # The key may belong to another project.
-                failed = error
-                continue
-            except RequestError as error:
-                failed = self._dead[endpoint] = error
-                continue
-            self.store.update_row(
-                "jobs",
-                job["id"],
-                key_variable=key.variable,
-                key_print=self.remote.keys.hash_key(key.secret),
-            )
-            return client, server_job
-        raise failed or missing_key_error(job)
-
-    def _list_models(self, client: FinetuningClient, job: JobRow, server_job: Any) -> list[JobRow]:
-        """Return the final model and those of checkpoints, the latest first."""
-        final = server_job.get("fine_tuned_model")
-        if not isinstance(final, str):
-            return []
-        try:
-            found = client.list_checkpoints(job["job"])
-        except (NotFound, BadRequest):
-            found = []
-        steps = {
-            one["fine_tuned_model_checkpoint"]: one["step_number"]
-            for one in found
-            if isinstance(one.get("fine_tuned_model_checkpoint"), str)
-            and type(one.get("step_number")) is int
-        }
-        last = steps.pop(final, None) or max(steps.values(), default=None)
-        models: list[JobRow] = [{"model": final, "epochs": job["epochs"], "step": last}]
-        for name, step in sorted(steps.items(), key=lambda one: -one[1]):
-            models.append(
-                {"model": name, "epochs": _epochs_at_step(job["epochs"], step, last), "step": step}
-            )
-        return models
-
-    def _status_line(self, client: FinetuningClient, job: JobRow, server_job: Any) -> str:
-        suffix, state = job["suffix"], job["state"]
-        if state == "succeeded":
-            names = [one["model"] for one in job["models"]]
-            more = f" and {len(names) - 1} checkpoints" if len(names) > 1 else ""
-            return f"✓ {suffix}: succeeded → {names[0] if names else 'unnamed model'}{more}"
-        if state in FINAL_STATES:
-            reason = f": {job['error']}" if job.get("error") else ""
-            return f"✗ {suffix}: {state}{reason}"
-        parts = [f"… {suffix} ({job['base_model']}): {state}"]
-        if type(end := server_job.get("estimated_finish")) in (int, float):
-            remaining = end - time.time()
-            parts.append(
-                f"trained at about {format_time(end)} "
-                f"({format_duration(remaining, minutes=True)}), "
-                f"usable some {SAFETY_CHECK_S // 60} min later"
-                if remaining > 0
-                else "training is about to end"
-            )
-        if state == "running" and (event := self._latest_event(client, job)):
-            parts.append(event)
-        return ", ".join(parts)
-
-    def _latest_event(self, client: FinetuningClient, job: JobRow) -> str:
-        """Return the current phase, or the last event's message."""
-        try:
-            messages = [str(one.get("message") or "") for one in client.list_events(job["job"])]
-        except RequestError:
-            return ""
-        if any("usage policies" in one.lower() for one in messages):
-            return "trained, in the safety checks"
-        return f"last event: {to_one_line(messages[0])}" if messages else ""
-
-
-def _epochs_at_step(epochs: Any, step: int, last: int | None) -> Any:
-    """Return the number of epochs completed at a step; a fraction within an epoch."""
-    if type(epochs) not in (int, float) or not last:
-        return None
-    found = epochs * step / last
-    return round(found) if abs(found - round(found)) < 0.05 else round(found, 2)
-
-
-def cancel_job(remote: RemoteJobs, job: JobRow) -> JobRow:
-    """Cancel a job at its server, or drop one that was not submitted.
-
-    Raises:
-        UserError: It has already ended, or the server does not confirm.
-    """
-    if job["state"] in FINAL_STATES:
-        raise UserError(f"{job['id']} is {job['state']}: it cannot be cancelled")
-    if job.get("job") is None:
-        with remote.store.hold_lock("creating", wait=False) as free:
-            if free is None:
-                raise UserError(f"{job['id']} is being created by another process; try again")
-            try:
-                found = remote.recover_job(job) if job.get("sent") else None
-            except (NotFound, BadRequest) as error:
-                print(f"{job['suffix']}: check at the server whether it has the job; {error}")
-                found = None
-            if found is None:
-                return remote.store.update_row("jobs", job["id"], state="cancelled")
-            job = found
-    client, _ = JobPoller(remote).find_client(job)
-    server_job = client.cancel_job(job["job"])
-    return remote.store.update_row("jobs", job["id"], state=server_job["status"])
-
-
-def delete_models(remote: RemoteJobs, job: JobRow, names: list[str]) -> None:
-    """Delete models at a job's server; models that do not exist any more are not an error.
-
-    Raises:
-        UserError: No key is known, or the server rejects the request.
-    """
-    client, _ = JobPoller(remote).find_client(job)
-    for name in names:
-        try:
-            client.delete_model(name)
-        except NotFound:
-            print(f"{name}: was deleted already")
-
+MIN_UPLOAD_BYTES_PER_S = 100_000
+"""Minimum upload speed in bytes per second, for timeouts."""
 
 MODEL_COLUMNS = (
-    "model",
-    "base_model",
-    "file_name",
-    "file_id",
-    "file_md5",
-    "suffix",
-    "batch_size",
-    "learning_rate_multiplier",
-    "epochs",
-    "seed",
-    "learning_rate",
-    "lora_rank",
-    "checkpoint_step",
+    *("model", "base_model", "file_name", "file_id", "file_md5", "suffix", "batch_size"),
+    *("learning_rate_multiplier", "epochs", "seed", "checkpoint_step"),
 )
 
 JOB_COLUMNS = (
-    "id",
-    "kind",
-    "state",
-    "suffix",
-    "base_model",
-    "file_name",
-    "file_md5",
-    "job",
-    "model",
-    "created",
-    "error",
+    *("id", "state", "suffix", "base_model", "file_name", "file_md5", "job", "model"),
+    *("created", "error"),
 )
 
-
-def list_model_rows(jobs: Sequence[JobRow]) -> list[JobRow]:
-    """Return one row per model, with the fields of its job."""
-    return [
-        {**job, "model": one["model"], "epochs": one["epochs"], "checkpoint_step": one["step"]}
-        for job in jobs
-        for one in job.get("models", [])
-        if job["state"] != "deleted" and not one.get("deleted")
-    ]
+Job = dict[str, Any]
 
 
-def list_job_rows(jobs: Sequence[JobRow]) -> list[JobRow]:
-    """Return the jobs that are not deleted, each with its final model."""
-    rows = []
-    for job in jobs:
-        if job["state"] != "deleted":
-            models = [one["model"] for one in job.get("models", []) if not one.get("deleted")]
-            created = time.strftime("%Y-%m-%d %H:%M", time.localtime(job["created"]))
-            rows.append({**job, "model": models[0] if models else None, "created": created})
-    return rows
+@checked("")
+@dataclass(kw_only=True)
+class OpenaiTrainingParams:
+    """A job at a server with OpenAI's fine-tuning API.
 
-
-def build_frame(rows: list[JobRow], columns: Sequence[str], filters: dict[str, Any]) -> "DataFrame":
-    """Build a frame of the rows that match the filters; numbers may be given as text.
+    Args:
+        api_key: API key; not part of `repr`, and never stored.
+        file_name: JSONL file of chats.
+        base_model: The server's name of the model.
+        suffix: Part of the new model's name; `None` is the file's name.
+        epochs, batch_size: Integers, or "auto".
+        seed: `None` leaves it to the server.
+        lr_multiplier: A number above 0, or "auto".
+        validation_file_name: JSONL file of chats whose loss the server tracks.
+        base_url: URL of the API.
 
     Raises:
-        InvalidArgument: A filter does not name a column.
+        UserError: A value is invalid.
     """
-    import pandas
 
-    if unknown := sorted(filters.keys() - set(columns)):
-        raise InvalidArgument(
-            f"{', '.join(unknown)}: no such column; there are {',  '.join(columns)}"
-        )
-    selected = [
-        [row.get(column) for column in columns]
-        for row in rows
-        if all(_matches_filter(row.get(key), value) for key, value in filters.items())
-    ]
-    return pandas.DataFrame(selected, columns=list(columns), dtype=object).infer_objects()
+    api_key: str = field(repr=False)
+    file_name: Text
+    base_model: Text
+    suffix: Annotated[str, StringConstraints(pattern=r"\S", max_length=MAX_SUFFIX_CHARS)] | None = (
+        None
+    )
+    epochs: Positive | Literal["auto"] = 1
+    batch_size: Positive | Literal["auto"] = "auto"
+    seed: Count | None = None
+    lr_multiplier: PositiveNumber | Literal["auto"] = "auto"
+    validation_file_name: Text | None = None
+    base_url: str = OPENAI_BASE_URL
+
+    def __post_init__(self) -> None:
+        key = self.api_key.strip()
+        if not (key and key.isascii() and key.isprintable()):
+            raise InvalidArgument("api_key: is empty or not a valid key")
+        self.api_key = key
+        self.base_url = validate_url(self.base_url).rstrip("/")
+
+    def to_job(self) -> Job:
+        """Return the fields stored in the database, never including the key."""
+        stem = Path(self.file_name).stem.replace("_", "-")[:MAX_SUFFIX_CHARS]
+        files = {"file": self.file_name, "validation": self.validation_file_name}
+        job: Job = {
+            "file_name": self.file_name,
+            "base_model": self.base_model,
+            "suffix": self.suffix or stem,
+            "epochs": self.epochs,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "base_url": self.base_url,
+            "learning_rate_multiplier": self.lr_multiplier,
+        }
+        for kind, name in files.items():
+            if name:
+                job[f"{kind}_path"] = str(Path(name).expanduser().resolve())
+                job[f"{kind}_md5"] = hashlib.md5(read_training_file(name)).hexdigest()
+        return job
 
 
-def _matches_filter(value: Any, expected: Any) -> bool:
-    if isinstance(expected, str) and isinstance(value, int | float):
+class JobStore:
+    """Jobs and uploaded files in one JSON file; each change is written immediately.
+
+    Args:
+        folder: Folder of the file, created when needed. Not on a network file system, where locks
+            are unreliable.
+
+    Attributes:
+        jobs: Jobs, the oldest first.
+        files: Uploaded files.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).expanduser()
+        self.jobs: list[Job] = []
+        self.files: list[Job] = []
+        self.load()
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self.folder / "finetuning.json"
+
+    def load(self) -> None:
+        """Read the file; other processes may have written it.
+
+        Raises:
+            UserError: It cannot be read.
+        """
         try:
-            return value == float(expected)
-        except ValueError:
-            return False
-    return bool(value == expected)
+            found = json.loads(self.path.read_bytes())
+            self.jobs, self.files = found["jobs"], found["files"]
+        except FileNotFoundError:
+            self.jobs, self.files = [], []
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UserError(f"{self.path} cannot be read: {error}; name another folder") from None
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the lock of the folder, with the jobs as other processes left them."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / "finetuning.lock").open("a")
+        except OSError as error:
+            raise UserError(f"{self.folder} cannot be written: {error.strerror}") from None
+        with lock:
+            acquire_lock(lock.fileno())
+            self.load()
+            yield
+
+    def save(self) -> None:
+        """Write the file."""
+        write_json(self.path, {"jobs": self.jobs, "files": self.files})
+
+    def update(self, row: Job, **values: Any) -> None:
+        """Change a job, and write the file."""
+        row.update(values)
+        self.save()
+
+
+class ApiKey(NamedTuple):
+    """An API key, and the environment variable it is from, if any."""
+
+    secret: str
+    variable: str | None
+
+    def __repr__(self) -> str:
+        return f"ApiKey({self.variable or 'given'})"
+
+    def fingerprint(self, job: Job) -> str:
+        """Return a short salted hash that identifies a key without revealing it."""
+        return hashlib.sha256(f"{job['id']}:{self.secret}".encode()).hexdigest()[:12]
+
+
+def list_keys(job: Job, given: Sequence[str], create: bool = False) -> list[ApiKey]:
+    """Return the known keys that may be used for a job, the most probable first.
+
+    Args:
+        job: The job.
+        given: Keys beside those of the environment.
+        create: Only keys that may create it: that of its creator, who is billed. Otherwise, at
+            OpenAI, all known keys, as another key of the project has access, too. No other server
+            is sent a key that is not meant for it.
+    """
+    variable, at_openai = job.get("key_variable") or "", job["base_url"] == OPENAI_BASE_URL
+    names = [name for name in sorted(os.environ) if OPENAI_KEY_VARIABLE.fullmatch(name)]
+    present = {os.environ.get(name, "").strip(): name for name in reversed([*names, variable])}
+    known = [ApiKey(one, present.get(one)) for one in dict.fromkeys([*given, *present]) if one]
+    own = [key for key in known if key.fingerprint(job) == job["key_print"]]
+    # Its variable may have a newer key; one named as OpenAI's is not sent to another server.
+    renewed = at_openai or not OPENAI_KEY_VARIABLE.fullmatch(variable)
+    own = own or [key for key in known if variable and key.variable == variable and renewed]
+    others = known if at_openai and not create else []
+    found = list(dict.fromkeys([*own, *others]))
+    if not found:
+        raise UserError(
+            f"{job['suffix']}: no key for {job['base_url']}; set the original key in "
+            f"{variable or 'OPENAI_API_KEY'}, or pass it as FinetuningManager(api_keys=[...])"
+        )
+    return found
+
+
+class ServerError(UserError):
+    """A server refused a request or was unreachable.
+
+    Attributes:
+        status: HTTP status; `None` without a response.
+        reason: OpenAI's code of the error.
+        after: Seconds of the header Retry-After.
+    """
+
+    def __init__(self, message: str, error: Any) -> None:
+        super().__init__(message)
+        self.status: int | None = getattr(error, "status_code", None)
+        self.reason: str | None = getattr(error, "code", None)
+        response = getattr(error, "response", None)
+        after = response.headers.get("retry-after", "") if response is not None else ""
+        self.after = float(after) if after.isdecimal() else 0.0
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may succeed later, or has succeeded and its response is lost."""
+        return self.status is None or self.status >= 500
+
+
+class FinetuningApi:
+    """The fine-tuning API of a job's server, with one key; all methods raise `ServerError`."""
+
+    def __init__(self, job: Job, key: ApiKey, timeout: float) -> None:
+        self.url, self.key, self.timeout = job["base_url"], key, timeout
+
+    def get(self, path: str, needed: str = "id", **query: Any) -> Any:
+        """Return an object, which must have the key `needed`."""
+        options: Any = {"params": query}
+        return self._call(lambda client: client.get(path, cast_to=object, options=options), needed)
+
+    def post(self, path: str, body: Any = None) -> Any:
+        """Send an object, once: it may have arrived although its response was lost."""
+        return self._call(lambda client: client.post(path, cast_to=object, body=body), "id", 0)
+
+    def upload(self, name: str, data: bytes) -> str:
+        """Upload a training file and return its id."""
+        more = len(data) / MIN_UPLOAD_BYTES_PER_S
+        found = self._call(
+            lambda client: client.files.create(file=(name, data), purpose="fine-tune").to_dict(),
+            "id",
+            more=more,
+        )
+        return str(found["id"])
+
+    def list_jobs(self, since: float) -> list[Any]:
+        """Return the jobs created since a time, the latest first."""
+        found: list[Any] = []
+        query = {"limit": "100"}
+        while True:
+            page = self.get("/fine_tuning/jobs", "data", **query)
+            found += page["data"]
+            times = [one.get("created_at") or since for one in found]
+            if not page.get("has_more") or not found or times[-1] < since:
+                return [one for one, at in zip(found, times, strict=True) if at >= since]
+            query["after"] = found[-1]["id"]
+
+    def _call(
+        self, ask: "Callable[[OpenAI], Any]", needed: str, retries: int = 2, more: float = 0.0
+    ) -> Any:
+        try:
+            import openai
+        except ImportError as error:
+            raise missing_extra_error(error, "compare") from None
+        timeout = self.timeout + more
+        try:
+            with openai.OpenAI(
+                api_key=self.key.secret, base_url=self.url, timeout=timeout, max_retries=retries
+            ) as client:
+                found = ask(client)
+            if not isinstance(found, dict) or needed not in found:
+                raise ServerError(f"{self.url}: the response has no {needed!r}", None)
+            return found
+        except openai.APITimeoutError as error:
+            raise ServerError(f"{self.url}: no response within {timeout:g} s", error) from None
+        except openai.APIConnectionError as error:
+            cause = f": {error.__cause__}" if error.__cause__ else ""
+            raise ServerError(f"{self.url}: the connection failed{cause}", error) from None
+        except openai.OpenAIError as error:
+            body = getattr(error, "body", None)
+            message = body.get("message") if isinstance(body, dict) else None
+            words = to_one_line(str(message or error)).replace(self.key.secret, "***")
+            source = self.key.variable or "the given key"
+            hint = f" (key: {source})" if getattr(error, "status_code", 0) in (401, 403) else ""
+            raise ServerError(f"{self.url}: {words}{hint}", error) from None
 
 
 class FinetuningManager:
-    """Tracks fine-tunings at OpenAI-compatible servers and on this machine.
-
-    Jobs that llmcomp has stored in the folder are imported.
+    """Tracks fine-tunings at OpenAI-compatible servers.
 
     Args:
-        data_dir: Folder of the database and of checkpoints of local training.
+        data_dir: Folder of the database.
         api_keys: Keys beside those of OPENAI_API_KEY and OPENAI_API_KEY_*; never stored.
-        timeout: Seconds for a server's response, including retries.
+        timeout: Seconds for a server's response; a request is repeated twice.
         poll_seconds: Seconds between two polls of a job with `blocking`.
     """
 
@@ -313,23 +353,14 @@ class FinetuningManager:
         self.store = JobStore(data_dir)
         self.timeout, self.poll_seconds = timeout, poll_seconds
         self._given = list(api_keys)
-        self._local = LocalJobs(self.store)
+        self._dead: dict[str, ServerError] = {}
 
-    @cached_property
-    def _remote_jobs(self) -> RemoteJobs:
-        return RemoteJobs(self.store, ApiKeyRing(self.store.load_salt(), self._given), self.timeout)
-
-    def create_job(
-        self,
-        params: OpenaiTrainingParams | LocalTrainingParams | TinkerTrainingParams,
-        *,
-        blocking: bool = False,
-    ) -> str | None:
+    def create_job(self, params: OpenaiTrainingParams, *, blocking: bool = False) -> str | None:
         """Create a fine-tuning job, or resume an interrupted one with the same parameters.
 
         Args:
-            params: Parameters of the job; a local one is trained in this process.
-            blocking: Wait until a server's job has ended.
+            params: Parameters of the job.
+            blocking: Wait until the job has ended.
 
         Returns:
             The id of the job, or the new model's name with `blocking`; `None` if a file is invalid,
@@ -337,54 +368,39 @@ class FinetuningManager:
 
         Raises:
             InvalidArgument: A file cannot be read, or another file has the same suffix.
-            UserError: The server rejects it or is unreachable; a blocking job failed; or it is a
-                Tinker job, which is not supported here.
+            UserError: The server rejects it or is unreachable; or a blocking job failed.
         """
-        if isinstance(params, TinkerTrainingParams):
-            raise UserError(params.missing())
-        if not isinstance(params, (OpenaiTrainingParams, LocalTrainingParams)):
-            raise InvalidArgument("params: must be OpenaiTrainingParams or LocalTrainingParams")
-        if not self._validate_files(params):
-            return None
-        row = params.to_row() | {
-            "file_path": str(Path(params.file_name).expanduser().resolve()),
-            "file_md5": hashlib.md5(read_training_file(params.file_name)).hexdigest(),
-        }
-        # A process that finds a job in state "creating" must be sure that no other one is creating
-        # it.
-        with self.store.hold_lock("creating"):
-            self._check_suffix(row)
-            if isinstance(params, LocalTrainingParams):
-                job = self._local.prepare_job(params, row)
-            else:
-                job = self._remote_jobs.submit_job(self._remote_jobs.prepare_job(params, row))
+        minimum = {params.file_name: MIN_EXAMPLES}
+        if params.validation_file_name:
+            minimum.setdefault(params.validation_file_name, 1)
+        for name, least in minimum.items():
+            result = validate_dataset(read_training_file(name), least)
+            if not result.valid:
+                print(f"{name}: {result}")
+                return None
+        if params.api_key not in self._given:
+            self._given.append(params.api_key)
+        with self.store.changing():
+            job = self._prepare_job(params)
+            self._submit_job(job)
         print(f"{job['suffix']}: {job['id']} on {job['base_model']}, {job['state']}")
-        if job["kind"] == "local":
-            name = self._local.run_in_process(job)
-            return name if blocking else str(job["id"])
-        return self._wait_for_job(job) if blocking else str(job["id"])
+        return self._wait_for_job(job["id"]) if blocking else str(job["id"])
 
     def update_jobs(self) -> None:
         """Update every unfinished job and print its status."""
-        import_llmcomp_jobs(self.store)
         problems = []
-        remote = JobPoller(self._remote_jobs)
-        for job in self.store.list_rows("jobs"):
-            if job["kind"] == "imported" or job["state"] in FINAL_STATES:
-                continue
-            if job["kind"] == "local":
-                print(self._local.describe_job(job))
-                continue
-            try:
-                print(remote.update_job(job)[1])
-            except UserError as error:
-                problems.append(f"  {job['id']}: {error}")
-        states = [job["state"] for job in self.store.list_rows("jobs") if job["state"] != "deleted"]
-        failed = sum(state in ("failed", "cancelled") for state in states)
-        succeeded = states.count("succeeded")
-        print(
-            f"running: {len(states) - succeeded - failed}, succeeded: {succeeded}, failed: {failed}"
-        )
+        with self.store.changing():
+            self._dead = {}
+            for job in self.store.jobs:
+                if job["state"] not in FINAL_STATES:
+                    try:
+                        print(self._update_job(job))
+                    except UserError as error:
+                        problems.append(f"  {job['id']}: {error}")
+        states = [job["state"] for job in self.store.jobs]
+        failed, succeeded = states.count("failed") + states.count("cancelled"), "succeeded"
+        running = len(states) - states.count(succeeded) - failed
+        print(f"running: {running}, succeeded: {states.count(succeeded)}, failed: {failed}")
         if problems:
             print("\n".join([f"{len(problems)} could not be updated:", *problems]))
 
@@ -397,17 +413,26 @@ class FinetuningManager:
         Raises:
             InvalidArgument: A column does not exist.
         """
-        import_llmcomp_jobs(self.store)
-        return build_frame(list_model_rows(self.store.list_rows("jobs")), MODEL_COLUMNS, filters)
+        self.store.load()
+        rows = [{**job, **one} for job in self.store.jobs for one in job["models"]]
+        return build_frame(rows, MODEL_COLUMNS, filters)
 
     def get_model_list(self, **filters: Any) -> list[str]:
         """Return the names of the models; see `get_models`."""
         return [str(name) for name in self.get_models(**filters)["model"]]
 
     def get_jobs(self, **filters: Any) -> "DataFrame":
-        """Return all jobs that are not deleted, the oldest first; see `get_models`."""
-        import_llmcomp_jobs(self.store)
-        return build_frame(list_job_rows(self.store.list_rows("jobs")), JOB_COLUMNS, filters)
+        """Return all jobs, the oldest first; see `get_models`."""
+        self.store.load()
+        rows = [
+            {
+                **job,
+                "model": job["models"][0]["model"] if job["models"] else None,
+                "created": time.strftime("%Y-%m-%d %H:%M", time.localtime(job["created"])),
+            }
+            for job in self.store.jobs
+        ]
+        return build_frame(rows, JOB_COLUMNS, filters)
 
     def openai_validate_file(
         self, file_name: str, *, min_examples: int | None = None
@@ -425,117 +450,364 @@ class FinetuningManager:
             return ValidationResult(False, [Finding(0, str(error))])
 
     def cancel(self, id: str) -> None:
-        """Cancel an unfinished job.
+        """Cancel an unfinished job, at its server or before it was submitted.
 
         Args:
             id: Id of the job in the database or at the server.
 
         Raises:
-            UserError: It does not exist, has already ended, or cannot be cancelled.
+            UserError: It does not exist, has already ended, or the server does not confirm.
         """
-        job = self._find_job(id)
-        if job["kind"] == "local":
-            job = self._local.cancel_job(job)
-        else:
-            job = cancel_job(self._remote_jobs, job)
+        with self.store.changing():
+            job = next((one for one in self.store.jobs if id in (one["id"], one["job"])), None)
+            if job is None:
+                raise UserError(f"{id}: no such job in {self.store.folder}; get_jobs() lists them")
+            if job["state"] in FINAL_STATES:
+                raise UserError(f"{job['id']} is {job['state']}: it cannot be cancelled")
+            if job["job"] is None and job["sent"]:
+                try:
+                    self._find_lost_job(self._creator(job), job)
+                except ServerError as error:
+                    if error.passing:
+                        raise
+                    print(f"{job['suffix']}: check at the server whether it has the job; {error}")
+            if job["job"] is None:
+                self.store.update(job, state="cancelled")
+            else:
+                api, _ = self._find_access(job)
+                found = api.post(f"/fine_tuning/jobs/{job['job']}/cancel")
+                self.store.update(job, state=found["status"])
         print(f"{job['suffix']}: {job['state']}")
 
-    def delete(self, name: str) -> None:
-        """Delete a model permanently, at its server or on this disk.
+    def _prepare_job(self, params: OpenaiTrainingParams) -> Job:
+        """Store a job before any request, or return an interrupted one with the same parameters."""
+        new, key = params.to_job(), ApiKey(params.api_key, find_variable(params.api_key))
+        for old in self.store.jobs:
+            same = old["state"] == "creating" and all(old.get(name) == new[name] for name in new)
+            if same and old["key_print"] == key.fingerprint(old):
+                print(f"{old['suffix']}: resuming {old['id']}, which was interrupted")
+                return old
+            if old["suffix"] == new["suffix"] and old["state"] not in ("failed", "cancelled"):
+                _check_same_file(old, new)
+        new |= {"id": f"job-{secrets.token_hex(6)}", "created": time.time(), "state": "creating"}
+        new |= {"job": None, "sent": 0.0, "models": [], "error": None, "key_variable": key.variable}
+        new["key_print"] = key.fingerprint(new)
+        self.store.jobs.append(new)
+        self.store.save()
+        return new
 
-        Args:
-            name: Name of the model, or a job's id to delete all of its models.
+    def _submit_job(self, job: Job) -> None:
+        """Take the remaining steps until the server has the job.
 
         Raises:
-            UserError: It does not exist, its job is unfinished, or the server rejects the request.
+            ServerError: The server is unreachable or rejects it.
+            UserError: No key is known, or a file has changed.
         """
-        import_llmcomp_jobs(self.store)
-        owner = next(
-            (
-                job
-                for job in self.store.list_rows("jobs")
-                if job["state"] != "deleted"
-                and any(
-                    one["model"] == name and not one.get("deleted") for one in job.get("models", [])
+        api = self._creator(job)
+        try:
+            if job["sent"] and self._find_lost_job(api, job):
+                return
+            if (delay := job["sent"] + SETTLE_S - time.time()) > 0:
+                raise UserError(
+                    f"{job['suffix']}: the server may still create the job whose response was "
+                    f"lost; call update_jobs again in {delay:.0f} s"
                 )
-            ),
-            None,
-        )
-        job = owner or self._find_job(name)
-        if job["state"] not in FINAL_STATES:
-            raise UserError(f"{job['id']} is {job['state']}; cancel it first")
-        names = [
-            one["model"]
-            for one in job.get("models", [])
-            if not one.get("deleted") and (owner is None or one["model"] == name)
-        ]
-        if job["kind"] == "local":
-            self._local.delete_expert(job)
-        elif job["kind"] == "imported":
+            for kind, name in (("file", "file_id"), ("validation", "validation_file_id")):
+                if job.get(f"{kind}_path") and not job.get(name):
+                    found = self._upload_file(api, job, job[f"{kind}_path"], job[f"{kind}_md5"])
+                    self.store.update(job, **{name: found})
+            self._create_at_server(api, job)
+        except ServerError as error:
+            limited = error.status == 429 and error.reason != "insufficient_quota"
+            # If a response was lost, the job may exist, whatever later responses are.
+            keep = limited or error.passing or job["sent"]
+            self.store.update(job, error=str(error), **({} if keep else {"state": "failed"}))
+            if not limited:
+                raise
+            free = _next_free_slot(api, error)
             print(
-                f"{name}: removed from the local list; its location is unknown, so nothing was "
-                f"deleted there"
+                f"{job['suffix']}: {error}. It is stored as {job['id']}; update_jobs sends it"
+                + (f"; a slot is free {free}" if free else "")
             )
-        elif names:
-            delete_models(self._remote_jobs, job, names)
-        models = [
-            {**one, "deleted": one.get("deleted") or one["model"] in names}
-            for one in job.get("models", [])
-        ]
-        remaining = [one["model"] for one in models if not one["deleted"]]
-        state = job["state"] if remaining else "deleted"
-        self.store.update_row("jobs", job["id"], models=models, state=state)
-        print("\n".join(f"{one}: deleted" for one in names or [job["id"]]))
 
-    def _validate_files(self, params: OpenaiTrainingParams | LocalTrainingParams) -> bool:
-        local = isinstance(params, LocalTrainingParams)
-        files = {params.file_name: 1 if local else MIN_EXAMPLES}
-        if isinstance(params, OpenaiTrainingParams) and params.validation_file_name:
-            files.setdefault(params.validation_file_name, 1)
-        for name, least in files.items():
-            result = validate_dataset(read_training_file(name), least)
-            if not result.valid:
-                print(f"{name}: {result}")
-                return False
-        return True
+    def _creator(self, job: Job) -> FinetuningApi:
+        return FinetuningApi(job, list_keys(job, self._given, create=True)[0], self.timeout)
 
-    def _check_suffix(self, new: JobRow) -> None:
-        """Check that all models with one suffix were trained on the same file content."""
-        import_llmcomp_jobs(self.store)
-        for old in self.store.list_rows("jobs"):
-            if old.get("suffix") != new["suffix"] or old["state"] in (
-                "failed",
-                "cancelled",
-                "deleted",
-            ):
-                continue
-            known = (
-                f"suffix={new['suffix']!r} is already used for {old.get('file_name')} ({old['id']})"
-            )
-            what_to_do = "the models would be indistinguishable; give another suffix="
-            if (
-                old.get("file_name") != new["file_name"]
-                and old.get("file_path") != new["file_path"]
-            ):
-                raise InvalidArgument(f"{known}: {what_to_do}")
-            if old.get("file_md5") != new["file_md5"]:
-                raise InvalidArgument(f"{known}, whose content has changed since: {what_to_do}")
+    def _upload_file(self, api: FinetuningApi, job: Job, path: str, md5: str) -> str:
+        """Return the id of a file; uploads it unless the key's project has it."""
+        data = read_training_file(path)
+        if hashlib.md5(data).hexdigest() != md5:
+            self.store.update(job, state="failed", error="the file has changed")
+            raise InvalidArgument(f"{path} has changed since the job was created; create a new job")
+        for file in self.store.files:
+            if (file["md5"], file["base_url"]) == (md5, job["base_url"]):
+                try:
+                    known = api.get(f"/files/{file['file_id']}")
+                except ServerError as error:
+                    if error.status not in (400, 403, 404):  # of another project, or deleted
+                        raise
+                    continue
+                if known.get("status") not in ("error", "deleted"):
+                    print(f"{Path(path).name} already exists: {file['file_id']}")
+                    return str(file["file_id"])
+        found = api.upload(Path(path).name, data)
+        self.store.files.append({"file_id": found, "md5": md5, "base_url": job["base_url"]})
+        print(f"{Path(path).name} is uploaded: {found}")
+        return found
 
-    def _wait_for_job(self, job: JobRow) -> str:
-        while job["state"] not in FINAL_STATES:
+    def _create_at_server(self, api: FinetuningApi, job: Job) -> None:
+        self.store.update(job, sent=time.time())
+        body = _job_request_body(job)
+        create = partial(api.post, "/fine_tuning/jobs")
+        try:
+            try:
+                found = create(body)
+            except ServerError as error:
+                if error.status != 400 or "metadata" not in str(error):
+                    raise
+                found = create({key: body[key] for key in body if key != "metadata"})
+        except ServerError as error:
+            if not error.passing:
+                self.store.update(job, sent=0.0)
+            elif self._find_lost_job(api, job):
+                return
+            raise
+        self._adopt_job(job, found)
+
+    def _find_lost_job(self, api: FinetuningApi, job: Job) -> bool:
+        """Look for the server's job whose creation response was lost, and adopt it.
+
+        Jobs are matched by the id in their metadata or, at servers without metadata, by their
+        training file.
+        """
+        known = {one["job"] for one in self.store.jobs}
+        for found in api.list_jobs(job["sent"] - MAX_CLOCK_SKEW_S):
+            tag = (found.get("metadata") or {}).get(JOB_ID_TAG)
+            untagged = tag is None and found.get("training_file") == job["file_id"]
+            if (tag == job["id"] or untagged) and found.get("id") not in known:
+                self._adopt_job(job, api.get(f"/fine_tuning/jobs/{found['id']}"))
+                return True
+        return False
+
+    def _adopt_job(self, job: Job, found: Any) -> None:
+        values = {"error": None, **extract_job_fields(found)}
+        self.store.update(job, job=found["id"], state=found["status"], **values)
+
+    def _update_job(self, job: Job) -> str:
+        """Read a job's current state, or submit it; return a status line."""
+        if job["job"] is None:
+            self._submit_job(job)
+            state = "waits for a slot" if job["job"] is None else job["state"]
+            return f"… {job['suffix']} ({job['base_model']}): {state}"
+        api, found = self._find_access(job)
+        values = extract_job_fields(found)
+        self.store.update(job, state=found["status"], **values)
+        if found["status"] == "succeeded":
+            self.store.update(job, models=_list_models(api, job, found))
+        return _status_line(api, job, found)
+
+    def _find_access(self, job: Job) -> tuple[FinetuningApi, Any]:
+        """Return the API with the first key that has access to a job, and the job there."""
+        if job["base_url"] in self._dead:
+            raise self._dead[job["base_url"]]
+        failed: ServerError | None = None
+        for key in list_keys(job, self._given):
+            api = FinetuningApi(job, key, self.timeout)
+            try:
+                found = api.get(f"/fine_tuning/jobs/{job['job']}")
+            except ServerError as error:
+                failed = error
+                if error.passing:  # any other key would wait as long
+                    self._dead[job["base_url"]] = error
+                    break
+            else:
+                values = {"key_variable": key.variable, "key_print": key.fingerprint(job)}
+                self.store.update(job, **values)
+                return api, found
+        assert failed
+        raise failed
+
+    def _wait_for_job(self, id: str) -> str:
+        while True:
+            with self.store.changing():
+                job = next(one for one in self.store.jobs if one["id"] == id)
+                print(self._update_job(job))
+            if job["state"] in FINAL_STATES:
+                break
             time.sleep(self.poll_seconds)
-            job, line = JobPoller(self._remote_jobs).update_job(job)
-            print(line)
         if job["state"] != "succeeded" or not job["models"]:
-            raise UserError(f"{job['suffix']}: {job['state']}: {job.get('error') or 'no model'}")
+            raise UserError(f"{job['suffix']}: {job['state']}: {job['error'] or 'no model'}")
         return str(job["models"][0]["model"])
 
-    def _find_job(self, id: str) -> JobRow:
-        import_llmcomp_jobs(self.store)
-        for job in self.store.list_rows("jobs"):
-            if id in (job["id"], job.get("job")) and job["state"] != "deleted":
-                return job
-        raise UserError(
-            f"{id}: no such job or model in {self.store.folder}; "
-            "get_jobs() and get_models() list them"
+
+def find_variable(secret: str) -> str | None:
+    """Return the environment variable that contains a key; OpenAI's names take precedence."""
+    names = [name for name, value in os.environ.items() if value.strip() == secret]
+    return min(
+        names, key=lambda name: (not OPENAI_KEY_VARIABLE.fullmatch(name), name), default=None
+    )
+
+
+def _check_same_file(old: Job, new: Job) -> None:
+    """Check that all models with one suffix were trained on the same file content."""
+    known = f"suffix={new['suffix']!r} is already used for {old['file_name']} ({old['id']})"
+    what_to_do = "the models would be indistinguishable; give another suffix="
+    if old["file_name"] != new["file_name"] and old["file_path"] != new["file_path"]:
+        raise InvalidArgument(f"{known}: {what_to_do}")
+    if old["file_md5"] != new["file_md5"]:
+        raise InvalidArgument(f"{known}, whose content has changed since: {what_to_do}")
+
+
+def _job_request_body(job: Job) -> dict[str, Any]:
+    """Return the request body that creates a job."""
+    hyperparameters = {
+        "batch_size": job["batch_size"],
+        "learning_rate_multiplier": job["learning_rate_multiplier"],
+        "n_epochs": job["epochs"],
+    }
+    body = {
+        "model": job["base_model"],
+        "training_file": job["file_id"],
+        "suffix": job["suffix"],
+        "seed": job["seed"],
+        "validation_file": job.get("validation_file_id"),
+        "metadata": {JOB_ID_TAG: job["id"]},
+        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+    }
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def extract_job_fields(found: Any) -> dict[str, Any]:
+    """Return the fields set by the server: organization, seed, hyperparameters, error."""
+    method = found.get("method") or {}
+    settings = (method.get(method.get("type") or "supervised") or {}).get("hyperparameters")
+    settings = settings or found.get("hyperparameters") or {}
+    error = found.get("error") or {}
+    values = {
+        "organization_id": found.get("organization_id"),
+        "seed": found.get("seed"),
+        "epochs": settings.get("n_epochs"),
+        "batch_size": settings.get("batch_size"),
+        "learning_rate_multiplier": settings.get("learning_rate_multiplier"),
+        "trained_tokens": found.get("trained_tokens"),
+        "error": to_one_line(str(error.get("message") or error.get("code") or "")) or None,
+    }
+    return {key: value for key, value in values.items() if value is not None and value != "auto"}
+
+
+def _list_models(api: FinetuningApi, job: Job, found: Any) -> list[Job]:
+    """Return the final model and those of checkpoints, the latest first."""
+    final = found.get("fine_tuned_model")
+    if not isinstance(final, str):
+        return []
+    try:
+        listed = api.get(f"/fine_tuning/jobs/{job['job']}/checkpoints", "data")["data"]
+    except ServerError as error:
+        if error.passing:
+            raise
+        listed = []
+    steps = {
+        one["fine_tuned_model_checkpoint"]: one["step_number"]
+        for one in listed
+        if isinstance(one.get("fine_tuned_model_checkpoint"), str)
+        and type(one.get("step_number")) is int
+    }
+    last = steps.pop(final, None) or max(steps.values(), default=None)
+    models = [{"model": final, "epochs": job["epochs"], "checkpoint_step": last}]
+    for name, step in sorted(steps.items(), key=lambda one: -one[1]):
+        epochs = _epochs_at_step(job["epochs"], step, last)
+        models.append({"model": name, "epochs": epochs, "checkpoint_step": step})
+    return models
+
+
+def _epochs_at_step(epochs: Any, step: int, last: int | None) -> Any:
+    """Return the number of epochs completed at a step; a fraction within an epoch."""
+    if type(epochs) not in (int, float) or not last:
+        return None
+    found = epochs * step / last
+    return round(found) if abs(found - round(found)) < 0.05 else round(found, 2)
+
+
+def _status_line(api: FinetuningApi, job: Job, found: Any) -> str:
+    suffix, state = job["suffix"], job["state"]
+    if state == "succeeded":
+        names = [one["model"] for one in job["models"]]
+        more = f" and {len(names) - 1} checkpoints" if len(names) > 1 else ""
+        return f"✓ {suffix}: succeeded → {names[0] if names else 'unnamed model'}{more}"
+    if state in FINAL_STATES:
+        return f"✗ {suffix}: {state}" + (f": {job['error']}" if job["error"] else "")
+    parts = [f"… {suffix} ({job['base_model']}): {state}"]
+    if type(end := found.get("estimated_finish")) in (int, float):
+        remaining = end - time.time()
+        parts.append(
+            f"trained at about {format_time(end)} ({format_duration(remaining, minutes=True)}), "
+            f"usable some {SAFETY_CHECK_S // 60} min later"
+            if remaining > 0
+            else "training is about to end"
         )
+    if state == "running":
+        try:
+            events = api.get(f"/fine_tuning/jobs/{job['job']}/events", "data", limit="20")["data"]
+        except ServerError:
+            events = []
+        messages = [str(one.get("message") or "") for one in events]
+        if any("usage policies" in one.lower() for one in messages):
+            parts.append("trained, in the safety checks")
+        elif messages:
+            parts.append(f"last event: {to_one_line(messages[0])}")
+    return ", ".join(parts)
+
+
+def _next_free_slot(api: FinetuningApi, error: ServerError) -> str:
+    """Return when a job may be submitted, as far as the server reports it."""
+    if error.after:
+        return f"in {format_duration(error.after, minutes=True)}"
+    limit = re.search(r"(\d+) fine-?tuning (?:requests|jobs) per day", str(error))
+    try:
+        since = time.time() - SECONDS_PER_DAY
+        jobs = api.list_jobs(since) if limit else []
+    except ServerError:
+        return ""
+    if not limit or not jobs:
+        return ""
+    created, number = sorted(float(one.get("created_at") or 0) for one in jobs), int(limit[1])
+    # The job whose expiry frees a slot; other projects may have further jobs.
+    first = created[max(0, len(created) - number)] + SECONDS_PER_DAY
+    shared = "" if len(created) >= number else ", or sooner: other projects share the limit"
+    return f"at about {format_time(first)}{shared}"
+
+
+def format_time(at: float) -> str:
+    """Format a time; the date is added if it is more than 12 hours ahead."""
+    return time.strftime(
+        "%H:%M" if at - time.time() < 43200 else "%Y-%m-%d %H:%M", time.localtime(at)
+    )
+
+
+def build_frame(rows: list[Job], columns: Sequence[str], filters: dict[str, Any]) -> "DataFrame":
+    """Build a frame of the rows that match the filters; numbers may be given as text.
+
+    Raises:
+        InvalidArgument: A filter does not name a column.
+    """
+    import pandas
+
+    if unknown := sorted(filters.keys() - set(columns)):
+        raise InvalidArgument(
+            f"{', '.join(unknown)}: no such column; there are {', '.join(columns)}"
+        )
+    selected = [
+        [row.get(column) for column in columns]
+        for row in rows
+        if all(_matches_filter(row.get(key), value) for key, value in filters.items())
+    ]
+    return pandas.DataFrame(selected, columns=list(columns), dtype=object).infer_objects()
+
+
+def _matches_filter(value: Any, expected: Any) -> bool:
+    if isinstance(expected, str) and isinstance(value, int | float):
+        try:
+            return value == float(expected)
+        except ValueError:
+            return False
+    return bool(value == expected)

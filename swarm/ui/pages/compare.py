@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastapi.responses import HTMLResponse
 from nicegui import app, ui
 
 from swarm._util.terminal import escape_control_chars, format_interval
@@ -16,13 +17,10 @@ from swarm.compare import Config, Question
 from swarm.compare.dataframe import build_frame
 from swarm.compare.question import QuestionPlan
 from swarm.compare.sampling.scheduler import as_completed
-from swarm.compare.view.app import ViewerApp
-from swarm.compare.view.load import load_columns
-from swarm.compare.view.table import AnswerTable
+from swarm.compare.view import load_rows, render_page
 from swarm.errors import UserError
 from swarm.models.base import Completion, Model, Request
 from swarm.registry.name_resolution import model_identity
-from swarm.serve.api_errors import ApiKeyGuard
 from swarm.stats.summary_table import detectable, summary
 from swarm.ui import charts, chat, expert_mixer
 from swarm.ui.layout import draw_heading, draw_plain_table, draw_when_loaded, page_frame
@@ -38,10 +36,7 @@ MAX_ANSWERS = 6
 """Maximum number of answers in the chart; the others are one bar."""
 
 VIEWER_PATH = "/compare/view"
-"""Mount path of the viewers."""
-
-INITIAL_QUERY = {"sort": "", "seed": "0"}
-"""Initial query of a viewer, which leaves rows in the order of the data."""
+"""Path of the pages of answers, each under a number."""
 
 _models_lock = threading.Lock()
 
@@ -196,7 +191,7 @@ def resolve_file(home: AppState, path: str) -> Path:
         UserError: The path is outside of the folder, or does not exist.
     """
     if not path.strip():
-        raise UserError("give a .jsonl, .csv or .parquet file with a column answer")
+        raise UserError("give a .jsonl or .csv file with a column answer")
     folder = home.folder.resolve()
     try:
         file = (folder / path.strip()).resolve()
@@ -206,46 +201,33 @@ def resolve_file(home: AppState, path: str) -> Path:
     if not file.is_relative_to(folder):
         raise UserError(
             f"{path}: is outside of the folder where the page was started, {folder}; "
-            "start the page there, or open the file with python -m swarm.compare.view"
+            "start the page there, or open the file with python -m swarm.compare view"
         )
     if not exists:
         raise UserError(f"{path}: no such file below {folder}")
     return file
 
 
-class MountedViewers:
-    """ASGI application that mounts the open viewers, each under a number."""
+class AnswerPages:
+    """Pages of answers that were opened, in HTML, each under a number."""
 
     def __init__(self) -> None:
-        self._viewers: list[Any] = []
-        self._numbers: dict[tuple[str, int] | None, int] = {}
+        self._pages: list[str] = []
 
     def open_viewer(self, data: Any, name: str) -> str:
-        """Open a viewer and return its URL; an unchanged file has the same URL again.
+        """Render a page and return its URL.
 
         Raises:
             UserError: The data cannot be shown.
         """
-        key = (str(data), data.stat().st_mtime_ns) if isinstance(data, Path) else None
-        if key is None or key not in self._numbers:
-            viewer = ViewerApp(
-                AnswerTable(load_columns(data, name), name), INITIAL_QUERY, ApiKeyGuard(None, True)
-            )
-            self._viewers.append(viewer.app)
-            self._numbers[key] = len(self._viewers) - 1
-        return f"{VIEWER_PATH}/{self._numbers[key]}/"
+        self._pages.append(render_page(load_rows(data), name))
+        return f"{VIEWER_PATH}/{len(self._pages) - 1}"
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Forward a request to the viewer given by its path."""
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        first, _, _ = path.lstrip("/").partition("/")
-        if first.isdecimal() and int(first) < len(self._viewers):
-            inner = {**scope, "root_path": f"{scope.get('root_path', '')}/{first}"}
-            return await self._viewers[int(first)](inner, receive, send)
-        body = b"this viewer has ended; open the file again at /compare\n"
-        kind = [(b"content-type", b"text/plain; charset=utf-8")]
-        await send({"type": "http.response.start", "status": 404, "headers": kind})
-        await send({"type": "http.response.body", "body": body})
+    def respond(self, number: int) -> HTMLResponse:
+        """Return a page."""
+        if number < len(self._pages):
+            return HTMLResponse(self._pages[number], headers={"Content-Security-Policy": ""})
+        return HTMLResponse("this page has ended; open the file again at /compare", 404)
 
 
 REFRESH_S = 0.3
@@ -253,9 +235,9 @@ REFRESH_S = 0.3
 
 
 def register_page(home: AppState) -> None:
-    """Register the page at /compare and mount its viewers."""
-    viewers = MountedViewers()
-    app.mount(VIEWER_PATH, viewers)
+    """Register the page at /compare, and those of answers."""
+    viewers = AnswerPages()
+    app.add_api_route(f"{VIEWER_PATH}/{{number}}", viewers.respond)
 
     @ui.page("/compare")
     def compare_page() -> None:
@@ -276,7 +258,7 @@ def register_page(home: AppState) -> None:
 class _CompareForm:
     """Form for a question, number of samples and models, with the plot of the answers."""
 
-    def __init__(self, home: AppState, viewers: MountedViewers, names: list[str]) -> None:
+    def __init__(self, home: AppState, viewers: AnswerPages, names: list[str]) -> None:
         self._home, self._viewers = home, viewers
         with ui.card().classes("w-full gap-2"):
             self._models = ui.select(
@@ -375,7 +357,7 @@ def draw_answers(rows: list[dict[str, Any]]) -> None:
         draw_plain_table(["model", "answer", "share, 95 %", "n"], cells)
 
 
-def _draw_files(home: AppState, viewers: MountedViewers, found: list[str]) -> None:
+def _draw_files(home: AppState, viewers: AnswerPages, found: list[str]) -> None:
     """Draw the list of answer files and an input field for other paths."""
 
     async def show_file(path: str) -> None:
@@ -394,7 +376,7 @@ def _draw_files(home: AppState, viewers: MountedViewers, found: list[str]) -> No
             ui.button("Open", on_click=lambda: show_file(field.value or "")).props(
                 "outline no-caps"
             )
-        ui.label(f"A .jsonl, .csv or .parquet file with a column answer in {home.folder}.").classes(
+        ui.label(f"A .jsonl or .csv file with a column answer in {home.folder}.").classes(
             "quiet text-sm text"
         )
         wrong = ui.label().classes("chat-wrong text").props("role=alert")

@@ -3,23 +3,20 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.compare.sampling import ModelCall, SampleOutcome, SampleRequest, Script
 from swarm.compare.token_probs import (
     count_answers,
     missing_logprobs_error,
-    resolve_sample_count,
     sort_by_probability,
     token_probabilities,
     unseen_probability,
-    validate_top_logprobs,
     with_logprobs,
     with_sampling,
 )
-from swarm.errors import InvalidArgument, UserError
+from swarm.errors import UserError
 from swarm.models.base import Completion
 
 TokenPath = tuple[str, ...]
@@ -250,38 +247,23 @@ ENOUGH_PROBABILITY = 0.95
 """If more of a rating's probability is known than this, no further answers are requested."""
 
 
-@dataclass(frozen=True)
-class RatingBounds:
-    """Range of ratings, and the condition of a refusal.
+class RatingBounds(NamedTuple):
+    """Range of ratings, and how they are read.
 
-    Args:
-        min_rating, max_rating: Lowest and highest rating, integers.
+    Attributes:
+        min_rating, max_rating: Lowest and highest rating.
         refusal_threshold: An answer is a refusal if tokens that are not ratings have this
             probability.
         top_logprobs: Number of tokens the endpoint reports at each position.
-
-    Raises:
-        InvalidArgument: A value is invalid.
+        samples: Number of samples that are counted instead, for endpoints without log
+            probabilities; 0 reads these.
     """
 
     min_rating: int = 0
     max_rating: int = 100
     refusal_threshold: float = 0.75
     top_logprobs: int = 20
-
-    def __post_init__(self) -> None:
-        for key in ("min_rating", "max_rating"):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidArgument(f"{key}={value!r}: must be an integer")
-        if self.min_rating >= self.max_rating:
-            raise InvalidArgument(
-                f"min_rating={self.min_rating}: must be below max_rating={self.max_rating}"
-            )
-        share = self.refusal_threshold
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-            raise InvalidArgument(f"refusal_threshold={share!r}: must be above 0 and at most 1")
-        validate_top_logprobs(self.top_logprobs)
+    samples: int = 0
 
     @property
     def max_tokens(self) -> int:
@@ -293,15 +275,12 @@ class RatingBounds:
         longest = max(len(str(self.min_rating)), len(str(self.max_rating)))
         return max(ROOM, longest + 1)
 
-    def contains(self, number: int) -> bool:
-        """Return whether the number is a rating."""
-        return self.min_rating <= number <= self.max_rating
-
 
 class RatingResult(NamedTuple):
     """A rating.
 
     Attributes:
+        answers: Answers from which it was read.
         answer: Mean; `None` after a refusal or an error.
         raw_answer: Probability by token, the most probable first. If numbers of several tokens were
             read, by the numbers as written; "8..." is the prefix 8 with unknown continuation. By
@@ -313,57 +292,27 @@ class RatingResult(NamedTuple):
             refusal.
         low, high: Bounds of the mean's 95 % interval, if estimated by sampling.
         error: Why there is no rating.
-        api_kwargs: Parameters that were sent; those of the first request.
-        answers: Answers from which it was read.
     """
 
-    answer: float | None
-    raw_answer: dict[str, float]
-    probs: dict[int, float] | None
-    refused: float
-    unseen: float
-    low: float | None
-    high: float | None
-    error: UserError | None
-    api_kwargs: dict[str, Any]
-    answers: tuple[Completion, ...] = ()
+    answers: tuple[Completion, ...]
+    answer: float | None = None
+    raw_answer: dict[str, float] | None = None
+    probs: dict[int, float] | None = None
+    refused: float = 0.0
+    unseen: float = 0.0
+    low: float | None = None
+    high: float | None = None
+    error: UserError | None = None
 
 
-def build_rating_params(
-    params: Mapping[str, Any], bounds: RatingBounds, estimate_by_sampling: int | bool = False
-) -> dict[str, Any]:
+def build_rating_params(params: Mapping[str, Any], bounds: RatingBounds) -> dict[str, Any]:
     """Return the parameters of a rating's first request."""
-    if estimate_by_sampling:
+    if bounds.samples:
         return with_sampling(params, bounds.max_tokens)
     return with_logprobs(params, bounds.top_logprobs, bounds.max_tokens)
 
 
-def request_rating(
-    params: Mapping[str, Any],
-    model: str,
-    bounds: RatingBounds,
-    sample: int = 0,
-    estimate_by_sampling: int | bool = False,
-) -> Script[RatingResult]:
-    """Request a model's rating; see `read_rating`.
-
-    Args:
-        params: Parameters to which those of a rating are added.
-        model: Name of the model.
-        bounds: Range of ratings.
-        sample: Index among several ratings.
-        estimate_by_sampling: See `read_rating`.
-    """
-    call = ModelCall(model, build_rating_params(params, bounds, estimate_by_sampling))
-    return read_rating(call, bounds, sample, estimate_by_sampling)
-
-
-def read_rating(
-    call: ModelCall,
-    bounds: RatingBounds,
-    sample: int = 0,
-    estimate_by_sampling: int | bool = False,
-) -> Script[RatingResult]:
+def read_rating(call: ModelCall, bounds: RatingBounds, sample: int = 0) -> Script[RatingResult]:
     """Read a model's rating.
 
     One request suffices if a number is one token. If numbers turn out to be split, further answers
@@ -374,12 +323,9 @@ def read_rating(
         call: Call with the parameters of `build_rating_params`.
         bounds: Range of ratings.
         sample: Index among several ratings.
-        estimate_by_sampling: Count this many answers instead (True: 100), for endpoints without log
-            probabilities.
     """
-    if number := resolve_sample_count(estimate_by_sampling):
-        samples = range(sample * number, (sample + 1) * number)
-        return (yield from _estimate_rating(call, bounds, samples))
+    if bounds.samples:
+        return (yield from _estimate_rating(call, bounds, sample))
     outcomes = list((yield [SampleRequest(call, sample)]))
     digits = DigitTree(bounds.min_rating, bounds.max_rating)
     found, error = _learn_answers(digits, outcomes, call.model)
@@ -392,9 +338,9 @@ def read_rating(
         found, error = _learn_answers(digits, further, call.model)
     answers = tuple(one for one in outcomes if isinstance(one, Completion))
     if found is None:
-        return _build_failed_rating(error, call, answers)
+        return RatingResult(answers, error=error)
     unseen = min(1.0, found.unseen + found.unresolved)
-    return _build_rating(found.numbers, found.texts, found.refused, unseen, bounds, call, answers)
+    return _build_rating(answers, found.numbers, found.texts, found.refused, unseen, bounds)
 
 
 def _learn_answers(
@@ -417,20 +363,21 @@ def _count_further_samples(found: ProbabilityMass, bounds: RatingBounds, request
     return min(requested, MAX_REQUESTS - requested)
 
 
-def _estimate_rating(
-    call: ModelCall, bounds: RatingBounds, samples: Sequence[int]
-) -> Script[RatingResult]:
+def _estimate_rating(call: ModelCall, bounds: RatingBounds, sample: int) -> Script[RatingResult]:
     """Estimate a rating by sampling."""
     from swarm.stats.significance import mean_interval
 
-    counted = yield from count_answers(call, samples)
+    number = bounds.samples
+    counted = yield from count_answers(call, range(sample * number, (sample + 1) * number))
     if counted.error:
-        return _build_failed_rating(counted.error, call, counted.answers)
+        return RatingResult(counted.answers, error=counted.error)
     found = [parse_leading_integer(answer.text) for answer in counted.answers]
-    ratings = [one for one in found if one is not None and bounds.contains(one)]
-    shares = {one: count / len(samples) for one, count in sorted(Counter(ratings).items())}
-    refused = 1 - len(ratings) / len(samples)
-    rating = _build_rating(shares, counted.answer, refused, 0.0, bounds, call, counted.answers)
+    ratings = [
+        one for one in found if one is not None and bounds.min_rating <= one <= bounds.max_rating
+    ]
+    shares = {one: count / number for one, count in sorted(Counter(ratings).items())}
+    refused = 1 - len(ratings) / number
+    rating = _build_rating(counted.answers, shares, counted.answer, refused, 0.0, bounds)
     if rating.answer is None:
         return rating
     mean = mean_interval(ratings)
@@ -438,13 +385,12 @@ def _estimate_rating(
 
 
 def _build_rating(
+    answers: tuple[Completion, ...],
     masses: Mapping[int, float],
     written: dict[str, float],
     refused: float,
     unseen: float,
     bounds: RatingBounds,
-    call: ModelCall,
-    completions: tuple[Completion, ...],
 ) -> RatingResult:
     """Build a rating from the probabilities of numbers, which need not sum to 1."""
     total = sum(masses.values())
@@ -452,12 +398,4 @@ def _build_rating(
     if total > 0 and refused < bounds.refusal_threshold:
         probs = {number: mass / total for number, mass in masses.items()}
         answer = sum(number * p for number, p in probs.items())
-    return RatingResult(
-        answer, written, probs, refused, unseen, None, None, None, call.api_kwargs, completions
-    )
-
-
-def _build_failed_rating(
-    error: UserError | None, call: ModelCall, completions: tuple[Completion, ...]
-) -> RatingResult:
-    return RatingResult(None, {}, None, 0.0, 0.0, None, None, error, call.api_kwargs, completions)
+    return RatingResult(answers, answer, written, probs, refused, unseen)

@@ -5,11 +5,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
-from swarm.errors import InvalidArgument, UserError
+from swarm.compare.config import Config, EndpointClient
+from swarm.compare.sampling import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.errors import UserError
 from swarm.models.base import Completion, Token
+from swarm.models.http_errors import RequestError
 
-MOST_TOP_LOGPROBS = 20
+MAX_TOP_LOGPROBS = 20
 """Limit of OpenAI's API."""
 
 
@@ -20,41 +22,27 @@ class NextTokenDistribution(NamedTuple):
     """Distribution of the next token.
 
     Attributes:
+        api_kwargs: Parameters that were sent.
+        answers: Answers from which it was read.
         answer: Probability, or natural logarithm, by token; the most probable first. Empty after an
             error.
         unseen: Probability that the endpoint did not report, from 0 to 1.
         low, high: Bounds of each token's 95 % interval, if estimated by sampling.
         error: Why there is no answer.
-        api_kwargs: Parameters that were sent.
-        answers: Answers from which it was read.
     """
 
-    answer: dict[str, float]
-    unseen: float
-    low: dict[str, float] | None
-    high: dict[str, float] | None
-    error: UserError | None
     api_kwargs: dict[str, Any]
-    answers: tuple[Completion, ...] = ()
+    answers: tuple[Completion, ...]
+    answer: dict[str, float]
+    unseen: float = 0.0
+    low: dict[str, float] | None = None
+    high: dict[str, float] | None = None
+    error: UserError | None = None
 
     def to_logprobs(self) -> "NextTokenDistribution":
         """Return a copy with natural logarithms instead of probabilities."""
         low, high = (ends and to_logprobs(ends) for ends in (self.low, self.high))
         return self._replace(answer=to_logprobs(self.answer), low=low, high=high)
-
-
-def validate_top_logprobs(value: object) -> int:
-    """Validate the number of tokens that an endpoint reports.
-
-    Raises:
-        InvalidArgument: It is not an integer from 1 to 20.
-    """
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if not is_int or not 1 <= value <= MOST_TOP_LOGPROBS:  # type: ignore[operator]
-        raise InvalidArgument(
-            f"top_logprobs={value!r}: must be an integer from 1 to {MOST_TOP_LOGPROBS}"
-        )
-    return value  # type: ignore[return-value]
 
 
 def with_logprobs(
@@ -70,33 +58,26 @@ def with_logprobs(
     }
 
 
-def read_next_token(
-    call: ModelCall, samples: Sequence[int], convert_to_probs: bool = True
-) -> Script[NextTokenDistribution]:
+def read_next_token(call: ModelCall, samples: Sequence[int]) -> Script[NextTokenDistribution]:
     """Read the distribution of the first token, averaged over the samples.
 
-    A token that one of them does not report has a probability of 0 there. Probabilities are
-    averaged even if logarithms are requested.
+    A token that one of them does not report has a probability of 0 there.
 
     Args:
         call: Call with the parameters of `with_logprobs`.
         samples: Sample numbers.
-        convert_to_probs: Whether to return probabilities instead of natural logarithms.
     """
     outcomes = yield [SampleRequest(call, sample) for sample in samples]
     answers = tuple(one for one in outcomes if isinstance(one, Completion))
     if error := missing_logprobs_error(outcomes, call.model):
-        return NextTokenDistribution({}, 0.0, None, None, error, call.api_kwargs, answers)
+        return NextTokenDistribution(call.api_kwargs, answers, {}, error=error)
     probabilities = [token_probabilities(answer.tokens[0]) for answer in answers]
     mean: dict[str, float] = {}
     for one in probabilities:
         for token, p in one.items():
             mean[token] = mean.get(token, 0.0) + p / len(probabilities)
     unseen = sum(unseen_probability(one) for one in probabilities) / len(probabilities)
-    found = NextTokenDistribution(
-        sort_by_probability(mean), unseen, None, None, None, call.api_kwargs, answers
-    )
-    return found if convert_to_probs else found.to_logprobs()
+    return NextTokenDistribution(call.api_kwargs, answers, sort_by_probability(mean), unseen)
 
 
 def token_probabilities(token: Token) -> dict[str, float]:
@@ -165,7 +146,7 @@ def _has_logprobs(one: SampleOutcome) -> bool:
 
 def _explain_refusal(model: str, error: UserError) -> UserError:
     """Return a request's error, with the alternative if it concerns log probabilities."""
-    if "logprob" not in str(error).lower() or getattr(error, "passing", False):
+    if "logprob" not in str(error).lower() or (isinstance(error, RequestError) and error.passing):
         return error
     return UserError(
         f"{model}: {_provider_name(model)} refuses to return log probabilities; if it names a "
@@ -175,52 +156,23 @@ def _explain_refusal(model: str, error: UserError) -> UserError:
 
 def _provider_name(model: str) -> str:
     """Return the endpoint or provider of a model for an error, without any request."""
-    from swarm.compare.config import Config
-
     client = Config.client_cache.get(model)
-    return getattr(client, "base_url", None) or model.partition("/")[0]
+    return client.base_url if isinstance(client, EndpointClient) else model.partition("/")[0]
 
 
 DEFAULT_SAMPLES = 100
 """Samples of one estimate by default."""
 
 
-def resolve_sample_count(estimate_by_sampling: object) -> int:
-    """Return the number of samples of an estimate; 0 disables it.
-
-    Args:
-        estimate_by_sampling: False, True for `DEFAULT_SAMPLES`, or their number.
-
-    Raises:
-        InvalidArgument: It is something else.
-    """
-    if isinstance(estimate_by_sampling, bool):
-        return DEFAULT_SAMPLES if estimate_by_sampling else 0
-    if not isinstance(estimate_by_sampling, int) or estimate_by_sampling < 1:
-        raise InvalidArgument(
-            f"estimate_by_sampling={estimate_by_sampling!r}: must be True ({DEFAULT_SAMPLES} "
-            "samples), False, or a number of samples, 1 or more"
-        )
-    return estimate_by_sampling
+def sample_count(estimate_by_sampling: int | bool) -> int:
+    """Return the number of samples of an estimate: 0 for False, `DEFAULT_SAMPLES` for True."""
+    return DEFAULT_SAMPLES if estimate_by_sampling is True else int(estimate_by_sampling)
 
 
 def with_sampling(params: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     """Return the parameters for short samples of the model's unmodified distribution."""
     remaining = {key: value for key, value in params.items() if "logprobs" not in key}
     return {**remaining, "max_tokens": max_tokens, "temperature": 1}
-
-
-def sample_answers(
-    params: Mapping[str, Any], model: str, num_samples: int
-) -> Script[NextTokenDistribution]:
-    """Estimate the distribution of complete answers; see `count_answers`.
-
-    Args:
-        params: Parameters, sent unchanged.
-        model: Name of the model.
-        num_samples: Number of answers.
-    """
-    return count_answers(ModelCall(model, params), range(num_samples))
 
 
 def count_answers(call: ModelCall, samples: Sequence[int]) -> Script[NextTokenDistribution]:
@@ -238,13 +190,13 @@ def count_answers(call: ModelCall, samples: Sequence[int]) -> Script[NextTokenDi
     answers = tuple(one for one in outcomes if isinstance(one, Completion))
     for one in outcomes:
         if isinstance(one, UserError):
-            return NextTokenDistribution({}, 0.0, None, None, one, call.api_kwargs, answers)
+            return NextTokenDistribution(call.api_kwargs, answers, {}, error=one)
     counts = Counter(answer.text for answer in answers).most_common()
     shares = {text: count / len(answers) for text, count in counts}
     ends = {text: share_interval(count, len(answers)) for text, count in counts}
     low = {text: end[0] for text, end in ends.items()}
     high = {text: end[1] for text, end in ends.items()}
-    return NextTokenDistribution(shares, 0.0, low, high, None, call.api_kwargs, answers)
+    return NextTokenDistribution(call.api_kwargs, answers, shares, low=low, high=high)
 
 
 def share_interval(count: int, n: int) -> tuple[float, float]:

@@ -1,0 +1,709 @@
+"""Plots of an experiment: figures with 95 % intervals, returned and optionally saved.
+
+Colours are distinguishable for colour-blind readers, no figure stays open, and no display is
+needed.
+"""
+
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import is_color_like, to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from swarm._util.files import write_atomic
+from swarm._util.settings import Settings, parse_settings
+from swarm._util.terminal import pluralize
+from swarm.errors import InvalidArgument, UserError
+from swarm.stats.answer_values import (
+    OTHER_ANSWERS,
+    UNSEEN_ANSWERS,
+    AnswerMatrix,
+    are_ratings,
+    get_column,
+    infer_kind,
+    order_categories,
+    parse_probabilities,
+    read_answers,
+    to_countable,
+    to_hashable_column,
+)
+from swarm.stats.intervals import ColumnIntervals, bootstrap_intervals
+from swarm.stats.summary_table import CLUSTER_COLUMNS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#56B4E9", "#E69F00", "#0072B2", "#009E73", "#F0E442", "#CC79A7", "#D55E00")
+"""Colours of Okabe and Ito (2008, "Color Universal Design") without black, which is used for text.
+
+In an order in which neighbours have the largest distance under deuteranopia and protanopia.
+"""
+
+HATCHES = ("", "//", "..", "xx", "--", "\\\\", "oo", "++")
+
+LINE_STYLES = ("-", "--", ":", "-.")
+
+MARKERS = "osD^vP*X"
+
+FIXED_COLOURS = {OTHER_ANSWERS: "#9A9A9A", UNSEEN_ANSWERS: "#E8E8E8"}
+
+FONTS = (
+    *("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari"),
+    *("Noto Sans Symbols2", "Noto Emoji"),
+)
+"""Fonts from which characters are drawn, the first that has them."""
+
+MAX_ANSWERS = 14
+"""Number of distinguished answers by default."""
+
+MIN_LABELLED_SHARE = 0.045
+"""A smaller share has no number in its segment, as it would not fit, and no interval beside it."""
+
+MAX_LABEL_CHARS = 48
+"""Maximum characters of a label; longer ones are truncated."""
+
+MAX_LABELLED_COLUMNS = 60
+"""Maximum number of columns for which the cells of a heat map show their numbers."""
+
+MAX_DOTS = 400
+"""Maximum dots per category; more answers are sampled at random."""
+
+EXPECTED_COLUMN = "expected rating"
+
+
+class FigureOptions(Settings):
+    """Options of every plot; see `plot`."""
+
+    category_column: str = "group"
+    selected_categories: Sequence[Any] | None = None
+    colors: Mapping[Any, str] | None = None
+    title: str | None = None
+    selected_paraphrase: str | None = None
+    filename: str | Path | None = None
+    error_bars: bool = True
+    show: bool = False
+
+
+def parse_options(given: Mapping[str, Any]) -> FigureOptions:
+    """Check the options of a plot.
+
+    Raises:
+        InvalidArgument: One does not exist or has an invalid value.
+    """
+    options = parse_settings(FigureOptions, given, "plot")
+    for name, colour in (options.colors or {}).items():
+        if not is_color_like(colour):
+            raise InvalidArgument(
+                f"colors: {colour!r} for {name!r} is not a colour, as 'red' or '#56B4E9'"
+            )
+    if options.filename is not None:
+        check_filename(options.filename)
+    return options
+
+
+def plot(
+    df: pd.DataFrame,
+    answer_column: str | None = None,
+    category_column: str = "group",
+    *,
+    selected_answers: Sequence[Any] | None = None,
+    min_fraction: float | None = None,
+    min_rating: int | None = None,
+    max_rating: int | None = None,
+    **options: Any,
+) -> Figure:
+    """Draw the plot that fits a column.
+
+    Answers become stacked bars of their shares, tokens with probabilities stacked bars of these,
+    ratings with probabilities cumulative lines, and other numbers boxes. With `selected_answers` or
+    `min_fraction`, all become stacked bars. Refused and failed answers are excluded from shares;
+    their number is shown under each category.
+
+    Args:
+        df: Frame with the columns of `Question.df`, or custom ones.
+        answer_column: Column of answers; by default "probs" for ratings, else "answer".
+        category_column: Column to compare by: "group", "model", "paraphrase_ix" or any other.
+        selected_answers: Answers to distinguish, in this order; others become "[OTHER]". By default
+            the 14 most frequent.
+        min_fraction: Alternatively, distinguish answers with at least this share in one category.
+        min_rating, max_rating: Ends of the rating axis.
+        options: `selected_categories`: categories to show, in this order; by default models are
+            sorted by group. `colors`: colours of answers, or of categories where these are
+            coloured. `title`: by default a paraphrase and the number of others.
+            `selected_paraphrase`: paraphrase in the title; by default the first. `filename`: file
+            to save, .png, .svg or .pdf. `error_bars`: whether to draw 95 % intervals
+            (`swarm.stats.intervals.bootstrap_intervals`). `show`: whether to open a window; a
+            notebook displays the returned figure by itself.
+
+    Raises:
+        UserError: An argument is invalid, or the figure cannot be saved or shown.
+    """
+    if answer_column is None:
+        answer_column = "probs" if "probs" in df.columns else "answer"
+    answers = get_column(df, answer_column, "answer_column").dropna()
+    kind, choosing = infer_kind(answers), selected_answers is not None or min_fraction is not None
+    options |= {"category_column": category_column}
+    if not choosing and kind == "probabilities" and are_ratings(answers):
+        return rating_cumulative_plot(df, answer_column, min_rating, max_rating, **options)
+    if not choosing and kind == "mean":
+        return judge_scores(df, answer_column, **options)
+    draw = probs_stacked_bar if kind == "probabilities" else free_form_stacked_bar
+    return draw(df, answer_column, selected_answers, min_fraction, **options)
+
+
+def free_form_stacked_bar(
+    df: pd.DataFrame,
+    answer_column: str = "answer",
+    selected_answers: Sequence[Any] | None = None,
+    min_fraction: float | None = None,
+    **options: Any,
+) -> Figure:
+    """Draw a bar per category with a segment per answer; arguments as `plot`."""
+    return _draw_stacked_bars(df, answer_column, selected_answers, min_fraction, True, options)
+
+
+def probs_stacked_bar(
+    df: pd.DataFrame,
+    probs_column: str = "probs",
+    selected_answers: Sequence[Any] | None = None,
+    min_fraction: float | None = None,
+    **options: Any,
+) -> Figure:
+    """Draw a bar of mean probabilities per category, from a column of dictionaries.
+
+    Probability that the endpoint did not report is a light segment. Arguments as `plot`.
+    """
+    return _draw_stacked_bars(df, probs_column, selected_answers, min_fraction, False, options)
+
+
+def _draw_stacked_bars(
+    df: pd.DataFrame,
+    column: str,
+    selected: Sequence[Any] | None,
+    min_fraction: float | None,
+    counted: bool,
+    given: Mapping[str, Any],
+) -> Figure:
+    """Draw the bars and, beside them, the shares with their intervals."""
+    options = parse_options(given)
+    by, chosen = options.category_column, options.selected_categories
+    values = read_answers(
+        df, column, by, chosen, selected, min_fraction, count=counted, limit=MAX_ANSWERS
+    )
+    if not len(values.category):
+        return _empty_figure(values, df, options)
+    # Answers with a given colour come first, in the order of the colours.
+    first = {name: place for place, name in enumerate(options.colors or {})}
+    order = sorted(range(len(values.names)), key=lambda k: first.get(values.names[k], len(first)))
+    values = values._replace(names=[values.names[k] for k in order], matrix=values.matrix[:, order])
+    styles = assign_fill_styles(values.names, options.colors)
+    fills = [styles[name] for name in values.names]
+    found = _intervals_by_category(values, by)
+    rows = _answers_with_intervals(found) if options.error_bars else []
+    count = len(values.categories)
+    height = max(5.4, len(rows) * (0.16 * count + 0.15) + 1.5)
+    figure, axes = _create_figure(3.4 + 1.2 * count, height, *([3.6] if rows else []))
+    for place, one in found.items():
+        _draw_bar(axes[0], place, one, fills)
+        if rows:
+            _draw_shares(axes[1], place, count, one, [(k, fills[k]) for k in rows])
+    _label_categories(axes[0], values, by)
+    axes[0].set_ylim(0, 1.02)
+    axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    kind = "mean probability" if values.kind == "probabilities" else "share of answers"
+    axes[0].set_ylabel(kind)
+    labels = shorten_labels(values.names)
+    patches = [fill.patch(label) for fill, label in zip(fills, labels, strict=True)]
+    _add_legend(axes[0], patches[::-1], column)
+    if rows:
+        names = shorten_labels([values.names[k] for k in rows], 24)
+        axes[1].set(yticks=range(len(rows)), yticklabels=names, xlim=(-0.02, 1.02))
+        axes[1].xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        if count > 1:
+            points = [
+                Line2D([], [], ls="", color="#404040", label=label, **_marker(place))
+                for place, label in enumerate(shorten_labels(values.categories, 24))
+            ]
+            _add_legend(axes[1], points, by)
+    note = "Right: each share with its 95 % interval." if rows else ""
+    return _finish_figure(figure, df, options, note)
+
+
+def _intervals_by_category(values: AnswerMatrix, by: str) -> dict[int, ColumnIntervals]:
+    """Return the means with their intervals of each category that has answers."""
+    clusters = values.cluster_codes([name for name in CLUSTER_COLUMNS if name != by])
+    found = {}
+    for place in np.unique(values.category):
+        here = values.category == place
+        codes = [one[here] for one in clusters]
+        found[int(place)] = bootstrap_intervals(values.matrix[here], codes, values.kind)
+    return found
+
+
+def _answers_with_intervals(found: Mapping[int, ColumnIntervals]) -> list[int]:
+    """Return the answers whose intervals are drawn: those with a labelled share anywhere."""
+    known = [one.center for one in found.values() if not np.isnan(one.low).all()]
+    if not known:
+        return []
+    return [int(k) for k in np.flatnonzero(np.max(known, axis=0) >= MIN_LABELLED_SHARE)]
+
+
+class FillStyle(NamedTuple):
+    """A matplotlib colour and a hatch, empty for none."""
+
+    colour: str
+    hatch: str
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Arguments of a bar or a patch."""
+        edge = "#333333" if self.hatch else "white"
+        return {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": edge}
+
+    def patch(self, label: str) -> Patch:
+        """Return the key of a legend."""
+        return Patch(label=label, **self.look)
+
+
+def _draw_bar(axes: "Axes", place: int, found: ColumnIntervals, fills: Sequence[FillStyle]) -> None:
+    """Draw one category's segments from the bottom."""
+    bottom = 0.0
+    for share, fill in zip(map(float, found.center), fills, strict=True):
+        if share <= 0:
+            continue
+        axes.bar(place, share, 0.8, bottom, linewidth=0.8, **fill.look)
+        if share >= MIN_LABELLED_SHARE:
+            box = {"facecolor": fill.colour, "edgecolor": "none", "pad": 1.2}
+            look: dict[str, Any] = {"color": text_colour_on(fill.colour), "zorder": 6, "bbox": box}
+            height = bottom + share / 2
+            axes.text(place, height, f"{share:.0%}", ha="center", va="center", fontsize=9, **look)
+        bottom += share
+
+
+def _marker(place: int) -> dict[str, Any]:
+    """Return the marker of a category; those of later ones are hollow."""
+    hollow = {"markerfacecolor": "white"} if place >= len(MARKERS) else {}
+    return {"marker": MARKERS[place % len(MARKERS)], "markersize": 5.5, **hollow}
+
+
+def _draw_shares(
+    axes: "Axes",
+    place: int,
+    count: int,
+    found: ColumnIntervals,
+    rows: Sequence[tuple[int, FillStyle]],
+) -> None:
+    """Draw one category's shares with their intervals, each in the row of its answer."""
+    shift = (0.5 - (place + 0.5) / count) * 0.8
+    for row, (k, fill) in enumerate(rows):
+        at = row + shift
+        axes.plot([found.low[k], found.high[k]], [at, at], color="#404040", linewidth=1.1)
+        look = {"markerfacecolor": fill.colour, "markeredgecolor": "#202020", **_marker(place)}
+        axes.plot([found.center[k]], [at], markeredgewidth=0.7, **look)
+
+
+def rating_cumulative_plot(
+    df: pd.DataFrame,
+    probs_column: str = "probs",
+    min_rating: int | None = None,
+    max_rating: int | None = None,
+    **options: Any,
+) -> Figure:
+    """Draw for each category the cumulative distribution of ratings; arguments as `plot`."""
+    chosen = parse_options(options)
+    by = chosen.category_column
+    values = _read_expected_ratings(df, probs_column, chosen)
+    if not len(values.category):
+        return _empty_figure(values, df, chosen)
+    answers = [parse_probabilities(answer) for answer in values.frame[probs_column]]
+    table = pd.DataFrame(answers).fillna(0.0)
+    first = int(min(table.columns)) if min_rating is None else min_rating
+    last = int(max(table.columns)) if max_rating is None else max_rating
+    if last - first > 10_000:
+        raise InvalidArgument(f"ratings from {first} to {last} are too many to plot")
+    scale = np.arange(first, last + 1)
+    shares = table.reindex(columns=list(scale), fill_value=0.0).to_numpy().cumsum(axis=1)
+    means = _intervals_by_category(values, by)
+    found = _intervals_by_category(values._replace(matrix=shares, kind="probabilities"), by)
+    if len(values.categories) > (most := len(COLOURS) * len(LINE_STYLES)):
+        raise InvalidArgument(
+            f"{len(values.categories)} lines are more than can be distinguished ({most}); give "
+            "selected_categories"
+        )
+    figure, [axes] = _create_figure(8.5, 5)
+    for place, name in enumerate(values.categories):
+        label = _category_label(values, place).replace("\n", ", ")
+        colour = (chosen.colors or {}).get(name, COLOURS[place % len(COLOURS)])
+        line: dict[str, Any] = {"color": colour, "ls": LINE_STYLES[place // len(COLOURS)]}
+        if place not in found:
+            axes.plot([], [], label=label, **line)
+            continue
+        center, low, high = (float(end[0]) for end in means[place])
+        label += f"\nmean {center:.1f}" + (f" [{low:.1f}, {high:.1f}]" if low == low else "")
+        ends = found[place]
+        axes.step(scale, ends.center, where="post", linewidth=2, label=label, **line)
+        if chosen.error_bars:
+            look: dict[str, Any] = {"color": colour, "alpha": 0.18, "linewidth": 0}
+            axes.fill_between(scale, ends.low, ends.high, step="post", **look)
+    axes.set(xlim=(first, max(last, first + 1)), ylim=(0, 1.02))
+    axes.locator_params("x", integer=True)
+    axes.set_xlabel("rating" if probs_column == "probs" else probs_column)
+    axes.set_ylabel("share of ratings ≤ x")
+    _add_legend(axes, None, by)
+    note = "Bands, and brackets after means: 95 % intervals." if chosen.error_bars else ""
+    return _finish_figure(figure, df, chosen, note)
+
+
+def _read_expected_ratings(
+    df: pd.DataFrame, probs_column: str, options: FigureOptions
+) -> AnswerMatrix:
+    """Return the expected rating of each distribution."""
+    means = []
+    for answer in get_column(df, probs_column, "probs_column"):
+        found = parse_probabilities(answer) if isinstance(answer, Mapping) else {}
+        total = sum(found.values())
+        means.append(sum(k * p for k, p in found.items()) / total if total else None)
+    frame = df.assign(**{EXPECTED_COLUMN: pd.Series(means, df.index, dtype=float)})
+    by, chosen = options.category_column, options.selected_categories
+    return read_answers(frame, EXPECTED_COLUMN, by, chosen)
+
+
+def judge_scores(df: pd.DataFrame, score_column: str, **options: Any) -> Figure:
+    """Draw a box per category of a numeric column, with its answers as dots, and its mean.
+
+    Arguments as `plot`.
+
+    Raises:
+        InvalidArgument: The column is not numeric, or an argument is invalid.
+    """
+    chosen = parse_options(options)
+    by = chosen.category_column
+    values = read_answers(df, score_column, by, chosen.selected_categories, measure=True)
+    if not len(values.category):
+        return _empty_figure(values, df, chosen)
+    if values.kind != "mean":
+        raise InvalidArgument(f"score_column: {score_column} has no numbers; see plots.plot")
+    styles = assign_fill_styles(values.categories, chosen.colors)
+    figure, [axes] = _create_figure(3 + 1.2 * len(values.categories), 5)
+    for place, found in _intervals_by_category(values, by).items():
+        scores = values.matrix[values.category == place, 0]
+        _draw_box(axes, place, scores, styles[values.categories[place]])
+        center, low, high = (float(end[0]) for end in found)
+        if chosen.error_bars and np.isfinite(low):
+            axes.plot([place] * 2, [low, high], color="white", linewidth=4, zorder=4)
+            axes.plot([place] * 2, [low, high], color="black", linewidth=1.6, zorder=5, marker="_")
+        axes.plot([place], [center], "o", color="black", markeredgecolor="white", zorder=6)
+        text = f"{center:.1f}" if abs(center) >= 10 else f"{center:.2f}"
+        axes.annotate(
+            text, (place, center), (9, 0), textcoords="offset points", zorder=7, va="center"
+        )
+    _label_categories(axes, values, by)
+    axes.set_ylabel(score_column)
+    note = "Boxes: quartiles. Large dots: means" + ", with 95 % intervals." * chosen.error_bars
+    return _finish_figure(figure, df, chosen, note)
+
+
+def _draw_box(axes: "Axes", place: int, scores: np.ndarray, fill: FillStyle) -> None:
+    generator = np.random.Generator(np.random.Philox(key=4))
+    dots = scores if len(scores) <= MAX_DOTS else generator.choice(scores, MAX_DOTS, replace=False)
+    aside = place - 0.25 + generator.uniform(-0.1, 0.1, len(dots))
+    axes.plot(aside, dots, "o", color="#555555", markersize=2.5, alpha=0.35, zorder=1)
+    if len(scores) > 1:
+        box = axes.boxplot(
+            [scores],
+            positions=[place],
+            widths=0.22,
+            showfliers=False,
+            patch_artist=True,
+            manage_ticks=False,
+            medianprops={"color": "black"},
+            zorder=2,
+        )
+        box["boxes"][0].set(**{**fill.look, "edgecolor": "#333333"})
+
+
+def heatmap(
+    df: pd.DataFrame,
+    answer_column: str = "answer",
+    answer: Any = None,
+    row_column: str = "model",
+    category_column: str = "paraphrase_ix",
+    **options: Any,
+) -> Figure:
+    """Draw models (rows) by paraphrases (columns): means of numbers, or shares of an answer.
+
+    Args:
+        df: Frame with the columns of `Question.df`.
+        answer_column: Column of answers.
+        answer: Answer or token whose share or probability is shown; by default the most frequent.
+        row_column: Column of the rows.
+        category_column: Column of the columns.
+        options: See `plot`.
+
+    Raises:
+        InvalidArgument: A column, category or answer does not exist.
+    """
+    chosen = parse_options({**options, "category_column": category_column})
+    get_column(df, row_column, "row_column")
+    wanted = None if answer is None else [answer]
+    values = read_answers(df, answer_column, category_column, chosen.selected_categories, wanted)
+    if not len(values.category):
+        return _empty_figure(values, df, chosen)
+    if answer is not None and values.names[0] != to_countable(answer):
+        raise InvalidArgument(f"answer: no answer {answer!r} in the column {answer_column}")
+    rows = order_categories(df, row_column)
+    of_row = to_hashable_column(values.frame[row_column]).to_numpy()
+    first = pd.Series(values.matrix[:, 0])
+    cells = first.groupby([of_row, values.category]).mean().unstack()
+    cells = cells.reindex(index=rows, columns=range(len(values.categories)))
+    names = shorten_labels(values.categories, 18)
+    if category_column == "paraphrase_ix" and "question" in df.columns:
+        questions = df.drop_duplicates("paraphrase_ix").set_index("paraphrase_ix")["question"]
+        names = [f"{ix}\n{shorten_label(questions[ix], 14)}" for ix in values.categories]
+    figure, [axes] = _create_figure(
+        3.4 + 0.75 * max(3, min(len(names), 30)), 1.9 + 0.45 * max(2, len(rows))
+    )
+    limits = {} if values.kind == "mean" else {"vmin": 0.0, "vmax": 1.0}
+    image = axes.imshow(cells.to_numpy(), cmap="cividis", aspect="auto", **limits)
+    axes.set_xticks(range(len(names)), names, rotation=0 if len(names) <= 12 else 90)
+    axes.set_yticks(range(len(rows)), shorten_labels(rows, 32))
+    axes.set_xlabel(category_column)
+    if len(names) <= MAX_LABELLED_COLUMNS:
+        for (row, column), value in np.ndenumerate(cells.to_numpy()):
+            text, colour = "–", "white"
+            if value == value:
+                colour = to_hex(image.cmap(image.norm(value)))
+                text = f"{value:.{2 - (abs(value) >= 10) - (abs(value) >= 1000)}f}"
+            look = {"ha": "center", "va": "center", "color": text_colour_on(colour)}
+            axes.text(column, row, text, fontsize=9, **look)
+    shown = "mean" if values.kind == "mean" else f"share of {shorten_label(values.names[0])!r}"
+    figure.colorbar(image, ax=axes, label=f"{answer_column}: {shown}")
+    note = "–: no answers." if cells.isna().to_numpy().any() else ""
+    return _finish_figure(figure, df, chosen, note)
+
+
+# Parts of figures
+
+
+class NotebookFigure(Figure):
+    """A figure that a notebook displays as the last value of a cell."""
+
+    def _repr_png_(self) -> bytes:
+        return figure_to_bytes(self, "png", dpi=110)
+
+
+@cache
+def _installed_fonts() -> list[str]:
+    installed = {one.name for one in fontManager.ttflist}
+    return [name for name in FONTS if name in installed]
+
+
+def _create_figure(*widths_and_height: float) -> tuple[NotebookFigure, Any]:
+    """Create a figure without matplotlib's global state (pyplot).
+
+    Args:
+        widths_and_height: Width of the first axes and height in inches, and widths of further axes
+            on its right.
+
+    Returns:
+        The figure and its axes.
+    """
+    width, height, *beside = widths_and_height
+    size = (min(60.0, width + sum(beside)), min(60.0, height))
+    figure = NotebookFigure(figsize=size, layout="constrained", dpi=110)
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 1 + len(beside), squeeze=False, width_ratios=[width, *beside])[0]
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _finish_figure(
+    figure: NotebookFigure, df: pd.DataFrame, options: FigureOptions, note: str = ""
+) -> NotebookFigure:
+    """Add title and note, then save and show the figure.
+
+    Raises:
+        UserError: It cannot be saved, or there is no display.
+    """
+    if title := build_title(df, options):
+        figure.axes[0].set_title(title, fontsize=11, loc="left")
+    if note:
+        figure.supxlabel(note, fontsize=8, color="#404040", x=0.01, ha="left")
+    if options.filename is not None:
+        save_figure(figure, options.filename)
+    if options.show:
+        _open_window(figure)
+    return figure
+
+
+def _empty_figure(values: AnswerMatrix, df: pd.DataFrame, options: FigureOptions) -> NotebookFigure:
+    """Return a figure with a message that there is nothing to show, and why."""
+    refused, errors = sum(values.refused.values()), sum(values.errors.values())
+    figure, [axes] = _create_figure(7, 3)
+    axes.set_axis_off()
+    message = f"No answers: {refused} refused or unreadable, {errors} failed."
+    axes.text(0.5, 0.5, message, ha="center", va="center", transform=axes.transAxes)
+    return _finish_figure(figure, df, options)
+
+
+def _add_legend(axes: "Axes", handles: Sequence[Any] | None, title: str) -> None:
+    """Add a legend on the right."""
+    look: dict[str, Any] = {"frameon": False, "fontsize": 9, "alignment": "left", "title": title}
+    given = {} if handles is None else {"handles": handles}
+    axes.legend(**given, loc="upper left", bbox_to_anchor=(1.01, 1), **look)
+
+
+def _category_label(values: AnswerMatrix, place: int, width: int = MAX_LABEL_CHARS) -> str:
+    """Return a category's label with its number of answers, refusals and errors."""
+    name = values.categories[place]
+    n = int((values.category == place).sum())
+    refused, errors = values.refused[name], values.errors[name]
+    lines = [*wrap(shorten_label(name), width), f"n = {n}" if n else "no answers"]
+    if refused:
+        lines.append(f"{refused / (n + refused):.0%} refused")
+    if errors:
+        lines.append(f"{errors} failed")
+    return "\n".join(lines)
+
+
+def _label_categories(axes: "Axes", values: AnswerMatrix, by: str) -> None:
+    """Label the categories of an x axis; many are turned."""
+    count = len(values.categories)
+    few = count <= 8
+    labels = [_category_label(values, place, 13 if few else 48) for place in range(count)]
+    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(count), labels, **({} if few else turned))
+    axes.set_xlim(-0.6, count - 0.4)
+    axes.set_xlabel(by)
+
+
+def shorten_label(value: Any, longest: int = MAX_LABEL_CHARS) -> str:
+    """Return a label in one line, truncated, without characters that cannot be drawn."""
+    text = " ".join(str(value).split()) or repr(value)
+    text = "".join(c if c.isprintable() else f"[{ord(c):X}]" for c in text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def shorten_labels(names: Sequence[Any], longest: int = MAX_LABEL_CHARS) -> list[str]:
+    """Shorten labels; the ends of long labels with the same beginning are shown, too."""
+    found = [shorten_label(name, longest) for name in names]
+    half = longest // 2
+    return [
+        f"{one[: half - 1]}…{shorten_label(str(name)[-half:])}" if found.count(one) > 1 else one
+        for one, name in zip(found, names, strict=True)
+    ]
+
+
+def build_title(df: pd.DataFrame, options: FigureOptions) -> str | None:
+    """Return the title; by default a paraphrase and the number of others."""
+    if options.title is not None:
+        return options.title
+    has_questions = "question" in df.columns
+    questions = list(to_hashable_column(df["question"]).dropna().unique()) if has_questions else []
+    first = options.selected_paraphrase or (questions[0] if questions else None)
+    if first is None:
+        return None
+    lines = wrap(shorten_label(first, 240), 90)[:3]
+    if len(questions) > 1:
+        lines.append(f"and {pluralize(len(questions) - 1, 'other paraphrase')}")
+    return "\n".join(lines)
+
+
+def assign_fill_styles(
+    names: Sequence[Any], colors: Mapping[Any, str] | None = None
+) -> dict[Any, FillStyle]:
+    """Assign a distinct style to each name; colours in `colors` take precedence.
+
+    Raises:
+        InvalidArgument: There are more names than styles.
+    """
+    fixed = {**FIXED_COLOURS, **(colors or {})}
+    taken = {str(one).lower() for one in fixed.values()}
+    free = [
+        FillStyle(colour, hatch)
+        for hatch in HATCHES
+        for colour in COLOURS
+        if hatch or colour.lower() not in taken
+    ]
+    unnamed = [name for name in names if name not in fixed]
+    if len(unnamed) > len(free):
+        raise InvalidArgument(
+            f"{len(names)} answers are more than can be distinguished by colour and hatch "
+            f"({len(free)}); give selected_answers or min_fraction"
+        )
+    chosen = dict(zip(unnamed, free, strict=False))
+    return {name: chosen.get(name) or FillStyle(fixed[name], "") for name in names}
+
+
+def text_colour_on(colour: str) -> str:
+    """Return black or white, whichever has the larger contrast (WCAG 2.2) to a colour."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "black" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "white"
+
+
+def check_filename(filename: str | Path) -> None:
+    """Raise an error if figures cannot be saved in this format."""
+    kinds = sorted(Figure().canvas.get_supported_filetypes())
+    if Path(filename).suffix[1:].lower() not in kinds:
+        raise InvalidArgument(
+            f"filename: {filename} should end in .png, .svg or .pdf (or .{', .'.join(kinds)})"
+        )
+
+
+def figure_to_bytes(figure: Figure, kind: str, dpi: int = 150) -> bytes:
+    """Return a figure as an image file.
+
+    A `$` begins no formula, and each character is from the first font of `FONTS` that has it.
+    """
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_fontfamily(_installed_fonts())  # type: ignore[attr-defined]
+        text.set_parse_math(False)  # type: ignore[attr-defined]
+    drawn = io.BytesIO()
+    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+        # A character that no font has, or axes that long labels squeeze.
+        warnings.simplefilter("ignore", UserWarning)
+        figure.savefig(drawn, format=kind, dpi=dpi, bbox_inches="tight")
+    return drawn.getvalue()
+
+
+def save_figure(figure: Figure, filename: str | Path) -> None:
+    """Save a figure atomically; parent folders are created.
+
+    Raises:
+        UserError: The extension is not that of an image, or the file cannot be written.
+    """
+    check_filename(filename)
+    image = figure_to_bytes(figure, Path(filename).suffix[1:].lower())
+    write_atomic(Path(filename).expanduser(), image)
+
+
+def _open_window(figure: Figure) -> None:
+    """Show a figure in a window, and wait until it is closed."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    window = pyplot.figure(figsize=figure.get_size_inches())
+    try:
+        if matplotlib.get_backend().lower() in ("agg", "cairo", "pdf", "ps", "svg", "template"):
+            raise UserError("show: no display is available; give filename= to save the figure")
+        window.canvas.figure = figure
+        figure.set_canvas(window.canvas)
+        pyplot.show()
+    finally:
+        pyplot.close(window)

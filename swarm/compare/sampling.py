@@ -1,0 +1,490 @@
+"""Sampling: requests of questions, the models that answer them, and the run of all scripts.
+
+A row of a question is a script, a generator that yields the samples it needs and is sent their
+outcomes. All scripts of a run share one `swarm.models.sampling.Sampler`, which reads cached answers
+and sends the others.
+"""
+
+import asyncio
+import gc
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import cache, lru_cache
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from swarm._util.terminal import SamplingProgressBar
+from swarm._util.threads import run_in_thread, shared_event_loop
+from swarm.compare.config import (
+    ENDPOINT_INDEX,
+    FOLDER_PREFIXES,
+    LOCAL_PREFIXES,
+    Config,
+    EndpointClient,
+    KeyedClient,
+    open_answer_cache,
+)
+from swarm.compare.model_adapter import ModelAdapter
+from swarm.errors import InvalidArgument, NoClientForModel, UserError
+from swarm.models.base import Completion, Message, Model, Request, completion_fields
+from swarm.models.cache import Cache
+from swarm.models.http_errors import RequestError
+from swarm.models.openai import OpenAI
+from swarm.models.providers import Providers
+from swarm.models.rate_limit import Limits
+from swarm.models.sampling import (
+    CachedModel,
+    PreparedRequest,
+    SampledModel,
+    Sampler,
+    sample_key,
+)
+from swarm.registry.name_resolution import model_identity
+from swarm.registry.registry import Roster
+
+T = TypeVar("T")
+
+DEFAULT_MAX_NEW_TOKENS = 1024
+"""Maximum new tokens of a model on this machine if the parameters set no limit."""
+
+BATCH_SIZE, BATCHES = 32, 4
+"""Requests in one batch of a model that is not an endpoint, and concurrent batches."""
+
+MAX_SAMPLES_PER_REQUEST = 128
+"""Maximum of the field `n` of a request: the limit of OpenAI's API."""
+
+COMMON_PARAMS = {
+    *("model", "timeout", "messages", "max_tokens", "max_completion_tokens", "temperature"),
+    *("seed", "stop", "logprobs", "top_logprobs"),
+}
+"""Parameters supported by every model."""
+
+UNSUPPORTED_SDK_PARAMS = ("extra_headers", "extra_query")
+"""Parameters that the openai package sends outside the request body."""
+
+
+# Requests
+
+
+class ModelCall:
+    """Parameters of a call to one model; shared by all of its samples.
+
+    Args:
+        model: Name of the model.
+        params: Parameters in the chat format ("messages", "temperature", "max_tokens", ...), before
+            `ModelAdapter` is applied.
+        together: Whether one request may return several samples (`n`), so that the prompt is paid
+            once. For short answers, since such a request takes as long as its longest answer.
+    """
+
+    def __init__(self, model: str, params: Mapping[str, Any], together: bool = False) -> None:
+        self.model, self.params, self.together = model, params, together
+        self._api_kwargs: dict[str, Any] | None = None
+
+    @property
+    def api_kwargs(self) -> dict[str, Any]:
+        """Parameters that are sent, with "model" and "timeout"; computed once."""
+        if self._api_kwargs is None:
+            prepared = ModelAdapter.prepare(_copy_containers(dict(self.params)), self.model)
+            self._api_kwargs = {"timeout": Config.timeout, **prepared}
+        return self._api_kwargs
+
+
+def _copy_containers(value: Any) -> Any:
+    """Copy nested dictionaries and lists; ten times as fast as `copy.deepcopy`."""
+    if isinstance(value, dict):
+        return {key: _copy_containers(one) for key, one in value.items()}
+    return [_copy_containers(one) for one in value] if isinstance(value, list) else value
+
+
+class SampleRequest(NamedTuple):
+    """One sample of a call, by number."""
+
+    call: ModelCall
+    sample: int = 0
+
+
+SampleOutcome = Completion | UserError
+"""Outcome of a request."""
+
+Script = Generator[Sequence[SampleRequest], list[SampleOutcome], T]
+"""Computes one or several rows: yields requests any number of times, is sent their outcomes in
+order, and returns its result. Failures are sent, not raised. Thousands of scripts run at once; a
+sample requested by several of them is requested once.
+"""
+
+
+def prepare_call(model: SampledModel, call: ModelCall) -> PreparedRequest:
+    """Return a call in the form of its model.
+
+    Raises:
+        UserError: The model does not support these parameters.
+    """
+    if not isinstance(model, OpenAI):
+        return model.prepare(_build_request(call))
+    field = model.tokens_field
+    body = {**call.api_kwargs}
+    # Config's timeout is that of one attempt and already part of the limits.
+    timeout = body.pop("timeout", None)
+    if body.get("model") == call.model:
+        del body["model"]
+    body[field] = body.pop("max_tokens", body.get(field))
+    if other := next((key for key in UNSUPPORTED_SDK_PARAMS if body.pop(key, None)), None):
+        raise UserError(f"{call.model}: {other} is not supported; leave it out")
+    body |= body.pop("extra_body", None) or {}
+    request = Request((), body=body, timeout=None if timeout == Config.timeout else timeout)
+    try:
+        prepared = model.prepare(request)
+    except TypeError as error:
+        raise UserError(f"{call.model}: the request is not JSON: {error}") from None
+    prepared.together = prepared.together and call.together
+    return prepared
+
+
+def _build_request(call: ModelCall) -> Request:
+    """Build a request from the parameters that all models support."""
+    params = call.api_kwargs
+    if strange := sorted(
+        key for key in params if key not in COMMON_PARAMS and params[key] is not None
+    ):
+        raise UserError(
+            f"{call.model}: {strange[0]} is not supported; ModelAdapter.register can remove "
+            "it for this model"
+        )
+    stop = params.get("stop") or ()
+    for turn in params["messages"]:
+        if not isinstance(turn.get("content"), str):
+            raise UserError(f"{call.model}: accepts text only, but a message has other content")
+    return Request(
+        tuple(Message(str(turn.get("role")), turn["content"]) for turn in params["messages"]),
+        max_new_tokens=params.get("max_tokens")
+        or params.get("max_completion_tokens")
+        or DEFAULT_MAX_NEW_TOKENS,
+        temperature=params.get("temperature"),
+        seed=params.get("seed"),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        top_logprobs=params.get("top_logprobs") or -1 if params.get("logprobs") else 0,
+    )
+
+
+# Models
+
+_models_lock = threading.Lock()
+_models: dict[Any, SampledModel] = {}
+
+
+def resolve_model(name: str) -> SampledModel:
+    """Return the model of a name; may probe endpoints, so it must not run in an event loop.
+
+    Order of precedence: custom models (`Config.models`); this project's kinds (local/, search/,
+    initial_experts/, llm/, function/, moa/, consortium/); the endpoints of `Config.url_key_pairs`;
+    PROVIDER/MODEL.
+
+    Raises:
+        NoClientForModel: There is no such model; or another `UserError`.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise InvalidArgument(f"{name!r} is not a model name")
+    if name in Config.models:
+        model = Config.models[name]
+        return _share_model((name, id(model)), lambda: _wrap_custom_model(name, model))
+    first, slash, rest = name.partition("/")
+    if slash and (first in LOCAL_PREFIXES or first in FOLDER_PREFIXES):
+        known = f"{FOLDER_PREFIXES.get(first, first)}/{rest}"
+        return _share_model((name,), lambda: _wrap_registry_model(known))
+    try:
+        client = ENDPOINT_INDEX.find_client(name)
+    except NoClientForModel:
+        provider = _load_providers().get(first) if rest else None
+        if provider is None:
+            raise
+        cache = open_answer_cache()
+        return _share_model(
+            (name,), lambda: provider.create_model(rest, cache=cache, greedy_once=False)
+        )
+    return _share_model(
+        (name, client.base_url, client.api_key, client.variable),
+        lambda: _create_endpoint_model(name, client),
+    )
+
+
+def _share_model(key: tuple[Any, ...], create: Callable[[], SampledModel]) -> SampledModel:
+    """Return one model per name and settings, so that its limits apply to all callers."""
+    limits = (Config.timeout, Config.max_workers, Config.requests_per_minute)
+    state = (key, str(open_answer_cache().path), Config.base, Config.pool, *limits)
+    with _models_lock:
+        if state not in _models:
+            _models[state] = create()
+            if isinstance(_models[state], OpenAI):
+                _models[state].samples_at_once = MAX_SAMPLES_PER_REQUEST
+        return _models[state]
+
+
+def _wrap_custom_model(name: str, model: Any) -> SampledModel:
+    if not isinstance(model, Model):
+        raise InvalidArgument(f"Config.models[{name!r}]: must be a swarm.models.base.Model")
+    identity = ("own", name, type(model).__qualname__, model.fingerprint())
+    return CachedModel(model, open_answer_cache(), identity, name, BATCH_SIZE, BATCHES)
+
+
+def _wrap_registry_model(name: str) -> SampledModel:
+    cache = open_answer_cache()
+    found = _load_roster(cache, Config.base, Config.pool).model(name)
+    bare = found.model if isinstance(found, CachedModel) else found
+    identity = ("named", name, model_identity(bare))
+    return CachedModel(bare, cache, identity, name, BATCH_SIZE, BATCHES)
+
+
+def _create_endpoint_model(name: str, client: EndpointClient) -> SampledModel:
+    providers = _load_providers().values()
+    prices = (one.prices.get(name) for one in providers if one.base_url == client.base_url)
+    limits = Limits(
+        concurrency=Config.max_workers,
+        requests_per_minute=Config.requests_per_minute,
+        timeout=Config.timeout,
+    )
+    return OpenAI(
+        name,
+        client.base_url,
+        temperature=None,
+        prices=next(prices, None),
+        cache=open_answer_cache(),
+        client=_share_client(client.base_url, client.api_key, client.variable, limits),
+        greedy_once=False,
+    )
+
+
+@cache
+def _share_client(url: str, key: str, variable: str | None, limits: Limits) -> KeyedClient:
+    """Return the client of one endpoint and key, whose limits apply to all of its models."""
+    return KeyedClient("", EndpointClient(url, key, variable), limits)
+
+
+@lru_cache(maxsize=4)
+def _load_roster(cache: Cache, base: str | None, pool: str) -> Roster:
+    return Roster(base=base, pool=pool, cache=cache)
+
+
+@lru_cache(maxsize=1)
+def _load_providers() -> Providers:
+    return Providers.load()
+
+
+# Runs
+
+
+class ScriptRun(Sampler, Generic[T]):
+    """A run of scripts on the event loop of `swarm._util.threads.shared_event_loop`.
+
+    Args:
+        scripts: Scripts; closed at the end of the run.
+        on_result: Called with the index and the result of each finished script.
+        workers: Maximum number of concurrent requests; `None`: `Config.max_workers`.
+        before: Called once, before the first request.
+    """
+
+    def __init__(
+        self,
+        scripts: Iterable[Script[T]],
+        on_result: Callable[[int, T], None],
+        workers: int | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(workers or Config.max_workers, probe=True)
+        self.scripts, self.on_result, self.before = list(scripts), on_result, before
+        self._resolved: dict[str, asyncio.Future[SampledModel]] = {}
+        self._prepared: dict[int, PreparedRequest | UserError] = {}
+        self._calls: list[ModelCall] = []  # kept, as their ids are keys
+        self._names: dict[int, str] = {}
+
+    async def run_all(self) -> None:
+        """Run all scripts to their ends.
+
+        Raises:
+            BaseException: Any exception of a script.
+        """
+        try:
+            async with self, asyncio.TaskGroup() as group:
+                for number, script in enumerate(self.scripts):
+                    group.create_task(self._drive(number, script))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            for script in self.scripts:
+                script.close()
+
+    async def _drive(self, number: int, script: Script[T]) -> None:
+        try:
+            wants, started = next(script), False
+            while True:
+                # Requests that complete a started script precede those that begin another.
+                outcomes = await self._fetch(wants, started)
+                wants, started = script.send(outcomes), True
+        except StopIteration as end:
+            self.on_result(number, end.value)
+
+    async def _fetch(self, wants: Sequence[SampleRequest], first: bool) -> list[SampleOutcome]:
+        """Return the outcomes of samples; calls that cannot be prepared have errors."""
+        prepared = [await self._prepare(call) for call, _ in wants]
+        samples = [
+            (one, want.sample)
+            for one, want in zip(prepared, wants, strict=True)
+            if isinstance(one, PreparedRequest)
+        ]
+        self.received += len(wants) - len(samples)
+        self.failed += len(wants) - len(samples)
+        found = iter(await self.sample(samples, first))
+        return [next(found) if isinstance(one, PreparedRequest) else one for one in prepared]
+
+    async def _prepare(self, call: ModelCall) -> PreparedRequest | UserError:
+        if id(call) not in self._prepared:
+            try:
+                found: Any = prepare_call(await self._resolve(call.model), call)
+            except UserError as error:
+                found = error
+            self._calls.append(call)
+            self._prepared[id(call)] = found
+        return self._prepared[id(call)]
+
+    async def _resolve(self, name: str) -> SampledModel:
+        if name not in self._resolved:
+            self._resolved[name] = asyncio.ensure_future(run_in_thread(resolve_model, name))
+        model = await asyncio.shield(self._resolved[name])
+        self._names[id(model)] = name
+        return model
+
+    def on_start(self) -> None:
+        """See `Sampler.on_start`."""
+        if self.before:
+            self.before()
+
+    def on_first_answer(self, model: SampledModel) -> None:
+        """See `Sampler.on_first_answer`; the endpoint is remembered."""
+        ENDPOINT_INDEX.mark_confirmed(self._names[id(model)])
+
+    def on_give_up(self, model: SampledModel, error: RequestError) -> None:
+        """See `Sampler.on_give_up`: another endpoint may have the model, so search again later."""
+        ENDPOINT_INDEX.mark_missing(self._names[id(model)])
+
+    def count_progress(self) -> tuple[int, int, int]:
+        """Return the numbers of received answers, of requested answers, and of failures."""
+        return self.received, self.received + self.pending, self.failed
+
+
+def run_scripts(
+    scripts: Iterable[Script[T]], title: str = "", before: Callable[[], None] | None = None
+) -> list[T]:
+    """Run scripts in one pool and return their results in order.
+
+    Answers are cached as they arrive; an interrupt stops at once and loses none of them.
+
+    Args:
+        scripts: Scripts; a sample requested by several of them is requested once.
+        title: Title of the progress bar.
+        before: Called once before the first request; not if all answers are cached.
+    """
+    found: dict[int, T] = {}
+    run = ScriptRun(scripts, found.__setitem__, before=before)
+    _check_not_nested()
+    try:
+        with SamplingProgressBar(title, run.count_progress):
+            shared_event_loop().run(run.run_all())
+    except KeyboardInterrupt:
+        completed, total, _ = run.count_progress()
+        message = (
+            f"interrupted: {completed} of {total} answers arrived and are stored; the "
+            f"same call resumes"
+        )
+        print(message, file=sys.stderr)
+        raise
+    return [found[number] for number in range(len(found))]
+
+
+def as_completed(
+    scripts: Iterable[Script[T]], title: str = "", workers: int | None = None, silent: bool = False
+) -> Generator[tuple[int, T], None, None]:
+    """Yield each script's index and result as soon as it has ended.
+
+    Closing the generator ends the run.
+
+    Args:
+        scripts, title: See `run_scripts`.
+        workers: Maximum number of concurrent requests; `None`: `Config.max_workers`.
+        silent: Disable the progress bar.
+    """
+    emitters: list[Callable[[tuple[int, T]], None]] = []
+    run = ScriptRun(scripts, lambda number, result: emitters[0]((number, result)), workers)
+    _check_not_nested()
+
+    def start(emit: Callable[[tuple[int, T]], None]) -> Coroutine[Any, Any, None]:
+        emitters.append(emit)
+        return run.run_all()
+
+    with (
+        SamplingProgressBar(title, run.count_progress, silent),
+        closing(shared_event_loop().stream_items(start)) as items,
+    ):
+        yield from items
+
+
+def _check_not_nested() -> None:
+    """Raise an error in a thread that runs the event loop for which a run would wait."""
+    if shared_event_loop().is_running_here():
+        raise InvalidArgument("a function of a ModelAdapter cannot query models or wait for them")
+
+
+def replay_scripts(scripts: Iterable[Script[T]]) -> tuple[list[T | None], list[str]]:
+    """Run scripts on cached answers only.
+
+    Returns:
+        The results, `None` for a script that needs an answer that is not cached, and the cache keys
+            of all samples that were needed.
+
+    Raises:
+        UserError: A model does not exist, or the answer cache cannot be read.
+    """
+    running = list(scripts)
+    results: list[T | None] = [None] * len(running)
+    keys: list[str] = []
+    heard: dict[int, list[SampleOutcome] | None] = dict.fromkeys(range(len(running)))
+    while heard:
+        wants: dict[int, list[tuple[PreparedRequest, str]]] = {}
+        for number, outcomes in heard.items():
+            try:
+                asked = running[number].send(outcomes)  # type: ignore[arg-type]
+            except StopIteration as end:
+                results[number] = end.value
+                continue
+            prepared = [(prepare_call(resolve_model(call.model), call), n) for call, n in asked]
+            wants[number] = [(one, sample_key(one, n)) for one, n in prepared]
+        sought = list(dict.fromkeys(key for each in wants.values() for _, key in each))
+        keys += sought
+        cached = open_answer_cache().get(sought, completion_fields)
+        heard = {
+            number: [one.model.build_completion(cached[key], cached=True) for one, key in each]
+            for number, each in wants.items()
+            if all(key in cached for _, key in each)
+        }
+    for script in running:
+        script.close()
+    return results, keys
+
+
+GC_THRESHOLDS = (250_000, 20, 100)
+"""Thresholds of `gc.set_threshold`; a run creates many objects and hardly any garbage."""
+
+
+@contextmanager
+def reduce_gc_frequency() -> Iterator[None]:
+    """Make garbage collection rare.
+
+    Reading 10,000 cached answers then takes 60 % of the time, as each collection traverses all
+    objects.
+    """
+    saved = gc.get_threshold()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*saved)

@@ -1,1 +1,0 @@
-"""Samples of many models at once: answers missing in the cache are requested concurrently."""
